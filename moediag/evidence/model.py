@@ -1,0 +1,145 @@
+"""Evidence as the diagnosis sees it: plain frozen data, whatever file it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moediag.protocol import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective (or point-to-point) call of one rank.
+
+    ``index`` counts all calls of the rank, ``position`` those on its group, both from 0.
+    ``numel_in`` / ``numel_out`` in elements. ``parameters``: FQNs it carries, or None where that
+    is not known (which is different from carrying none). ``parameters_missing``: those of the
+    same FSDP group that are left out.
+    """
+
+    index: int
+    group: str
+    position: int
+    op: str
+    numel_in: int
+    numel_out: int
+    dtype: str
+    phase: str = "other"
+    module: str = ""
+    step: int = 0
+    splits_in: tuple[int, ...] | None = None
+    splits_out: tuple[int, ...] | None = None
+    peer: int | None = None
+    reduce: str | None = None
+    parameters: tuple[str, ...] | None = None
+    parameters_missing: tuple[str, ...] = ()
+    site: str = ""
+    completed: bool = False
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: ``ranks`` in group order, ``axis`` its mesh axis name if it has one."""
+
+    name: str
+    ranks: tuple[int, ...]
+    axis: str | None = None
+    desc: str = ""
+    backend: str = ""
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        return self.axis or self.desc or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """Tokens per expert that one forward of one MoE block routed on one rank."""
+
+    step: int
+    layer: str
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+    native: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One thread of one rank; innermost frame first. ``source``: py-spy, pystack, faulthandler."""
+
+    thread: str
+    source: str
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """``code`` >= 0: exit code; ``signal``: name such as SIGABRT when a signal ended it.
+    ``by_us`` when the launcher or watchdog sent that signal after another rank's failure."""
+
+    code: int | None = None
+    signal: str | None = None
+    by_us: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """The exception that ended a rank, from torchrun's error file, the recorder or its output."""
+
+    type: str
+    message: str
+    where: str = ""  # innermost user frame, "file.py:12 function"
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """Everything one rank left behind. ``alive_at_stall``: the watchdog saw it waiting."""
+
+    rank: int
+    collectives: tuple[Collective, ...] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    tokens: tuple[TokenCount, ...] = ()
+    no_gradient: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by step
+    stacks: tuple[Stack, ...] = ()
+    exit: ExitStatus | None = None
+    error: RankError | None = None
+    outcome: Outcome | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    last_phase: str = ""
+    finished: bool = False
+    not_seen: tuple[str, ...] = ()
+    last_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """What the watchdog saw: seconds from the launch to the last progress, the length of the
+    quiescence window, the ranks that waited inside a collective, those elsewhere."""
+
+    at: float
+    window: float
+    waiting: tuple[int, ...]
+    elsewhere: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen)."""
+
+    world_size: int
+    ranks: Mapping[int, RankEvidence]
+    backend: str = ""
+    stall: Stall | None = None
+    timed_out: bool = False
+    launch_error: str = ""
+    not_seen: tuple[str, ...] = ()

@@ -1,0 +1,338 @@
+"""What crosses from the control side to the ranks, and the files the ranks leave behind.
+
+The only module that both sides import, so: standard library only, Python >= 3.9.
+A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
+(one JSON object a line, written with a single ``write`` so that a killed rank loses
+nothing it had recorded) and keeps ``rank-N.heartbeat``, a small memory-mapped record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import struct
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Union
+
+SCHEMA_VERSION = 1
+
+# Environment variables through which a rank learns that it is watched.
+ENV_TRIAL = "MOEDIAG_TRIAL"  # path of trial.json
+ENV_EVIDENCE = "MOEDIAG_EVIDENCE"  # folder that receives the rank's files
+
+TRIAL_FILE = "trial.json"
+
+
+def events_file(rank: int) -> str:
+    """The recorder's log: JSON lines, one of EVENT_KINDS in field ``e``."""
+    return f"rank-{rank}.events.jsonl"
+
+
+def heartbeat_file(rank: int) -> str:
+    """The memory-mapped progress record, see :class:`Heartbeat`."""
+    return f"rank-{rank}.heartbeat"
+
+
+def output_file(rank: int) -> str:
+    """The rank's own standard output and error, together."""
+    return f"rank-{rank}.log"
+
+
+def stacks_file(rank: int) -> str:
+    """What ``faulthandler`` wrote (on a fatal signal, on SIGTERM, or when asked)."""
+    return f"rank-{rank}.stacks.txt"
+
+
+def error_file(rank: int) -> str:
+    """The exception that ended the rank, as torch elastic's error file (JSON)."""
+    return f"rank-{rank}.error.json"
+
+
+def outcome_file(rank: int) -> str:
+    """What the worker measured on this rank, see :class:`Outcome`; absent if it died."""
+    return f"rank-{rank}.outcome.json"
+
+
+def flight_file(rank: int) -> str:
+    """Flight Recorder dump of this rank (JSON, without stacks)."""
+    return f"rank-{rank}.flight.json"
+
+
+# A file that, once created by the control side, asks the rank's recorder thread to dump the
+# Flight Recorder into flight_file(rank).
+def dump_request_file(rank: int) -> str:
+    return f"rank-{rank}.dump-request"
+
+
+# --------------------------------------------------------------------------------------
+# Events, one JSON object a line. ``e`` is the kind, ``t`` the wall clock in seconds.
+#
+# start       rank world_size pid host python torch transformers accelerate backend
+# group       group(name) desc axis(mesh axis name or null) ranks backend
+# names       id fqns[]            interned list of parameter names; later events carry the id
+# collective  n(per-rank index, from 0)  group  k(index of this op within its group, from 0)
+#             op numel_in numel_out dtype splits_in|null splits_out|null peer|null reduce|null
+#             phase(forward|backward|recompute|optimizer|other) module(FQN or "")
+#             carries(names id|null: parameters on the wire)
+#             of(names id|null: all parameters of that FSDP group)  sizes(numel of each carried)
+#             site("file.py:12 function") step(int) async(bool)
+# done        n                    the collective was waited for and completed
+# tokens      step layer(FQN of the MoE block) counts[experts]   one line per forward of it
+# no_gradient step names(id)       parameters whose .grad is None when the optimizer steps
+# phase       name(free text: "step 1", "imports", …) step
+# not_seen    text                 something this rank's recorder cannot observe here
+# error       type message where   the exception that ends the rank
+# end
+# --------------------------------------------------------------------------------------
+EVENT_KINDS = (
+    "start", "group", "names", "collective", "done", "tokens", "no_gradient", "phase",
+    "not_seen", "error", "end",
+)  # fmt: skip
+
+OPS = (
+    "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter",
+    "all_to_all", "send", "recv", "barrier",
+)  # fmt: skip
+
+
+class Heartbeat:
+    """Layout of the memory-mapped progress record of one rank (64 bytes, little endian).
+
+    ``progress`` grows with every recorded event; ``collective`` is the index of the collective
+    the main thread is inside of, or -1; ``state`` is one of STATES; ``time`` is the wall clock
+    of the last change in seconds; ``step`` the training step, from 1.
+    """
+
+    MAGIC = b"MDHB0001"
+    STATES = ("starting", "running", "in-collective", "finished")
+    LAYOUT = struct.Struct("<8sQqQdq")  # magic, progress, collective, state, time, step
+    SIZE = 64
+
+    def __init__(
+        self, progress: int, collective: int, state: str, time: float, step: int
+    ) -> None:
+        self.progress = progress
+        self.collective = collective
+        self.state = state
+        self.time = time
+        self.step = step
+
+    @classmethod
+    def read(cls, path: Union[str, Path]) -> Optional["Heartbeat"]:
+        """The record at ``path``; None when it does not exist yet or is incomplete."""
+        try:
+            raw = Path(path).read_bytes()[: cls.LAYOUT.size]
+        except OSError:
+            return None
+        if len(raw) < cls.LAYOUT.size or not raw.startswith(cls.MAGIC):
+            return None
+        _, progress, collective, state, time, step = cls.LAYOUT.unpack(raw)
+        name = cls.STATES[state] if state < len(cls.STATES) else "running"
+        return cls(progress, collective, name, time, step)
+
+
+# --------------------------------------------------------------------------------------
+# The trial. Field names equal those of the scenario YAML (a test keeps them equal).
+# --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A tiny model built from a configuration; no weights are downloaded."""
+
+    family: str = "qwen3_moe"
+    layers: int = 2
+    hidden: int = 32
+    intermediate: int = 16  # width of one expert
+    experts: int = 8
+    top_k: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    vocab: int = 128
+    dtype: str = "float32"  # float32 | bfloat16: dtype of the parameters
+    config: Dict[str, Any] = field(default_factory=dict)  # passed to the config class as is
+
+
+@dataclass(frozen=True)
+class WrapperSpec:
+    """How parameters are sharded."""
+
+    kind: str = "fsdp2"  # fsdp2 | fsdp1 | ddp | zero2 | zero3
+    granularity: str = "layer"  # fsdp2/fsdp1: layer | expert | root
+    reshard_after_forward: bool = True
+    reduce_dtype: Optional[str] = None  # float32 | bfloat16 | null: same as the parameters
+    find_unused_parameters: bool = True  # ddp
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """The training step: forward, backward, clip, optimizer."""
+
+    steps: int = 2
+    batch: int = 1  # sequences per rank and micro-batch
+    seq_len: int = 16
+    accumulate: int = 1  # micro-batches per step
+    accumulate_sync: bool = True  # False: FSDP2 set_requires_gradient_sync / no_sync
+    checkpointing: str = "none"  # none | reentrant | non-reentrant
+    clip: Optional[float] = 1.0  # max gradient norm; null: no clipping
+    optimizer: str = "adamw"  # adamw | sgd
+    lr: float = 1e-3
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Starve:
+    """On ``rank`` (null: every rank) no token goes to ``expert`` of ``layer`` (null: every
+    layer), from training step ``from_step`` (1-based) on."""
+
+    expert: int
+    rank: Optional[int] = None
+    layer: Optional[int] = None
+    from_step: int = 1
+
+
+@dataclass(frozen=True)
+class SkewSpec:
+    """How routing is bent per rank."""
+
+    starve: List[Starve] = field(default_factory=list)  # through the router
+    batches: str = "distinct"  # distinct | identical | one-token (rank r: one repeated token)
+
+
+@dataclass(frozen=True)
+class CostSpec:
+    """The side-by-side timing of fixes on a mid-size healthy step."""
+
+    fixes: List[str] = field(default_factory=list)
+    rounds: int = 8
+    model: ModelSpec = field(default_factory=ModelSpec)
+    batch: int = 1
+    seq_len: int = 512
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One launch: what a rank needs to know. ``purpose``: ``step`` runs the training step under
+    test; ``reference`` runs the same step in one process in fp32 and writes ``reference_path``;
+    ``cost`` times the fixes side by side."""
+
+    name: str  # unique within the run; also its folder's name
+    scenario: str
+    variant: str
+    role: str = "unfixed"  # unfixed | fix | control
+    purpose: str = "step"  # step | reference | cost
+    world_size: int = 2
+    layout: Dict[str, int] = field(default_factory=dict)  # mesh axis -> size, outermost first
+    backend: str = "gloo"
+    launcher: str = "fork"
+    model: ModelSpec = field(default_factory=ModelSpec)
+    wrapper: WrapperSpec = field(default_factory=WrapperSpec)
+    step: StepSpec = field(default_factory=StepSpec)
+    skew: SkewSpec = field(default_factory=SkewSpec)
+    cost: Optional[CostSpec] = None
+    fix: Optional[str] = None  # name of a module in moediag.fixes, in kebab-case
+    reference_path: Optional[str] = None
+    record: bool = True  # install the recorder (benchmarks switch it off)
+    timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
+    schema_version: int = SCHEMA_VERSION
+
+    def write(self, folder: Union[str, Path]) -> Path:
+        """Writes ``trial.json`` atomically; returns its path."""
+        return write_json(Path(folder) / TRIAL_FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Union[str, Path]) -> "Trial":
+        """Raises ValueError when the file is of another schema version."""
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        if raw.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"{path}: schema_version {raw.get('schema_version')!r}, "
+                f"this moediag reads {SCHEMA_VERSION}"
+            )
+        return typing.cast("Trial", _build(cls, raw))
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """One parameter's gradient against the reference, over this rank's shard.
+
+    ``max_abs`` is max |gradient - reference|; ``scale`` max |reference| over the shard, inf or
+    nan are given as the strings JSON allows; ``missing`` when this rank has no gradient where
+    the reference has a non-zero one; ``wrong`` by the tolerance in worker.compare.
+    """
+
+    max_abs: float
+    scale: float
+    wrong: bool
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the worker measured on one rank; written only when the rank reached its end.
+
+    ``gradients``: by step (as a string, JSON) and FQN, only of steps that were compared.
+    ``losses``, ``gradient_norms``: one per step. ``applicable``: a reason when this trial cannot
+    be done on this stack (verdict not-applicable), else null. ``cost``: by fix name ("" is the
+    unfixed step), the seconds of each round. ``notes``: facts about how the trial was run that
+    a reader of the result must know (shims, look-alikes).
+    """
+
+    rank: int
+    gradients: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
+    losses: List[float] = field(default_factory=list)
+    gradient_norms: List[float] = field(default_factory=list)
+    steps_done: int = 0
+    step_seconds: List[float] = field(default_factory=list)
+    applicable: Optional[str] = None
+    cost: Dict[str, List[float]] = field(default_factory=dict)
+    notes: List[str] = field(default_factory=list)
+    versions: Dict[str, Optional[str]] = field(default_factory=dict)
+
+    def write(self, folder: Union[str, Path]) -> Path:
+        return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Union[str, Path]) -> "Outcome":
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        gradients = raw.pop("gradients", {})
+        built = {
+            step: {fqn: GradientError(**error) for fqn, error in by_fqn.items()}
+            for step, by_fqn in gradients.items()
+        }
+        return cls(gradients=built, **raw)
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Writes atomically: a reader sees the old file or the whole new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _build(cls: Any, raw: Any) -> Any:
+    """A dataclass of type ``cls`` from plain JSON, nested dataclasses included."""
+    hints = typing.get_type_hints(cls)
+    values: Dict[str, Any] = {}
+    for f in dataclasses.fields(cls):
+        if f.name in raw:
+            values[f.name] = _convert(hints[f.name], raw[f.name])
+    return cls(**values)
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Union:
+        return _convert(next(a for a in args if a is not type(None)), value)
+    if origin is list:
+        return [_convert(args[0], item) for item in value]
+    if dataclasses.is_dataclass(hint):
+        return _build(hint, value)
+    return value

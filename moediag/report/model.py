@@ -1,0 +1,144 @@
+"""result.json, schema_version 1: the one object that every view renders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moediag.protocol import write_json
+
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSide:
+    """One rank's side of the first divergence. ``numel``: elements on the wire."""
+
+    op: str
+    numel: int
+    dtype: str
+    parameters_missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDivergence:
+    """``index``: position in the group's schedule, counted from 0."""
+
+    index: int
+    axis: str
+    phase: str
+    module: str
+    ranks: dict[str, RankSide]  # keyed by the rank's number as a string
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Wall-clock seconds; null where the thing did not happen."""
+
+    environment: float | None = None
+    launch: float | None = None
+    stall_to_verdict: float | None = None
+    total: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    variant: str
+    role: str
+    stack: dict[str, str | None]
+    launcher: str
+    backend: str
+    world_size: int
+    verdict: str
+    expected: str
+    met: bool
+    signature: str
+    confidence: str
+    culprits: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    cause: str = ""
+    not_seen: tuple[str, ...] = ()
+    first_divergence: FirstDivergence | None = None
+    gradient_error: float | None = None
+    worst_parameter: str | None = None
+    step_time_ratio: float | None = None
+    seconds: Seconds = field(default_factory=Seconds)
+    evidence: str = ""
+    # Beyond the minimum of schema_version 1; readers ignore what they do not know.
+    repeat: int = 0
+    stacks: dict[str, list[str]] = field(default_factory=dict)  # rank -> frames, innermost first
+    wrong_parameters: tuple[str, ...] = ()
+    parameters_compared: int = 0
+    step_time_spread: tuple[float, float] | None = None  # quartiles of the per-round ratio
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FixJudgement:
+    variant: str
+    correct: bool
+    step_time_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    reproduced: bool | None
+    fixes: tuple[FixJudgement, ...] = ()
+    cheapest_correct_fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    scenario: str
+    started: str  # ISO 8601, UTC
+    moediag_version: str
+    machine: dict[str, Any]
+    trials: tuple[TrialResult, ...]
+    conclusion: Conclusion
+    overrides: tuple[str, ...] = ()  # every --set and --stack, as typed
+    schema_version: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def write(self, folder: Path) -> Path:
+        return write_json(folder / RESULT_FILE, self.to_json())
+
+
+def read_result(path: Path) -> RunResult:
+    """Reads ``result.json`` (or the run directory that holds it). Raises ValueError."""
+    if path.is_dir():
+        path = path / RESULT_FILE
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    if raw.get("schema_version") != 1:
+        raise ValueError(f"{path}: schema_version {raw.get('schema_version')!r}, expected 1")
+    trials = tuple(_trial(t) for t in raw.pop("trials"))
+    end = raw.pop("conclusion")
+    conclusion = Conclusion(
+        end["reproduced"],
+        tuple(FixJudgement(**f) for f in end["fixes"]),
+        end["cheapest_correct_fix"],
+    )
+    raw["overrides"] = tuple(raw.get("overrides", ()))
+    return RunResult(trials=trials, conclusion=conclusion, **raw)
+
+
+def _trial(raw: dict[str, Any]) -> TrialResult:
+    known = {f.name for f in dataclasses.fields(TrialResult)}
+    values = {k: v for k, v in raw.items() if k in known}
+    if values.get("first_divergence"):
+        d = values["first_divergence"]
+        sides = {
+            rank: RankSide(**{**s, "parameters_missing": tuple(s["parameters_missing"])})
+            for rank, s in d["ranks"].items()
+        }
+        values["first_divergence"] = FirstDivergence(**{**d, "ranks": sides})
+    values["seconds"] = Seconds(**values.get("seconds", {}))
+    for name in ("culprits", "victims", "not_seen", "wrong_parameters", "notes"):
+        values[name] = tuple(values.get(name) or ())
+    if values.get("step_time_spread"):
+        values["step_time_spread"] = tuple(values["step_time_spread"])
+    return TrialResult(**values)

@@ -1,0 +1,40 @@
+"""The words of a result: verdicts, roles, confidence. Shared by diagnosis, plan and report."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info >= (3, 11):
+    from enum import StrEnum
+else:  # pragma: no cover - Python 3.10
+    from enum import Enum
+
+    class StrEnum(str, Enum):
+        def __str__(self) -> str:
+            return str(self.value)
+
+
+class Verdict(StrEnum):
+    CLEAN = "clean"
+    HANG = "hang"
+    COLLECTIVE_MISMATCH = "collective-mismatch"
+    WRONG_GRADIENTS = "wrong-gradients"
+    WRONG_WEIGHTS = "wrong-weights"
+    REPLICA_DIVERGENCE = "replica-divergence"
+    NONFINITE = "nonfinite"
+    RESUME_DRIFT = "resume-drift"
+    CRASH = "crash"
+    NOT_APPLICABLE = "not-applicable"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Role(StrEnum):
+    UNFIXED = "unfixed"
+    FIX = "fix"
+    CONTROL = "control"
+
+
+class Confidence(StrEnum):
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"

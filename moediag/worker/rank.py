@@ -1,0 +1,87 @@
+"""What one rank executes: reads its trial, joins the process group, does its part, tells."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+from moediag.protocol import Outcome, Trial
+
+
+def main(trial_path: str) -> None:
+    """``trial_path``: trial.json; its folder receives this rank's files. RANK, LOCAL_RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch elastic's. Raises what the step raises."""
+    import torch
+
+    trial = Trial.read(trial_path)
+    folder = Path(trial_path).parent
+    torch.set_num_threads(1)
+    if trial.purpose == "reference":
+        _reference(trial, folder)
+    else:
+        _distributed(trial, folder)
+
+
+def _reference(trial: Trial, folder: Path) -> None:
+    from moediag.worker import reference
+    from moediag.worker.models import NotApplicable
+    from moediag.worker.versions import versions
+
+    try:
+        reference.run(trial)
+    except NotApplicable as reason:
+        Outcome(rank=0, applicable=str(reason), versions=versions()).write(folder)
+    else:
+        Outcome(rank=0, versions=versions()).write(folder)
+
+
+def _distributed(trial: Trial, folder: Path) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    recorder: Any = None
+    if trial.record:
+        from moediag.recorder import install
+
+        recorder = install(str(folder), rank, world_size)
+    try:
+        outcome = _steps(trial, rank, recorder)
+    except BaseException as error:
+        if recorder is not None:
+            recorder.error(error)
+        raise
+    outcome.write(folder)
+    if recorder is not None:
+        recorder.finish()
+
+
+def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
+    import torch
+    import torch.distributed as dist
+
+    from moediag.worker import cost, step
+    from moediag.worker.models import NotApplicable
+    from moediag.worker.versions import versions
+
+    device = torch.device("cpu")
+    if trial.backend == "nccl":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    # Longer than the launch's own bound: the watchdog judges a stall, not the library's timeout.
+    timeout = datetime.timedelta(seconds=2 * trial.timeout)
+    dist.init_process_group(trial.backend, timeout=timeout)
+    try:
+        work = cost.run if trial.purpose == "cost" else step.run
+        return work(trial, rank, recorder, device)
+    except NotApplicable as reason:
+        return Outcome(rank=rank, applicable=str(reason), versions=versions())
+    finally:
+        # Not reached by a rank that aborts; a raising rank must not wait for its peers here.
+        if not _raising():
+            dist.destroy_process_group()
+
+
+def _raising() -> bool:
+    import sys
+
+    return sys.exc_info()[0] is not None

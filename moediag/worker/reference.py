@@ -1,0 +1,60 @@
+"""The step under test in one process, in fp32: what right means.
+
+Every rank's batches run one after the other with that rank's routing skew, each loss divided by the
+number of ranks and micro-batches, then clip and optimizer as in the trial.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+from torch import nn
+
+from moediag.protocol import Trial
+from moediag.worker import data, models
+from moediag.worker.skew import RouterSkew
+from moediag.worker.wrap import Wrapped
+
+
+def run(trial: Trial) -> None:
+    """Writes ``trial.reference_path``: {"gradients": [per step {FQN: tensor or None}],
+    "losses": [per step, mean over ranks], "norms": [before clipping]}. Raises NotApplicable."""
+    model = models.build(trial.model, trial.step.seed, dtype="float32")
+    anatomy = models.anatomy(model, trial.model)
+    wrapped = Wrapped(model, anatomy, trial)
+    wrapped.make_optimizer()
+    skew = RouterSkew(trial.skew, anatomy.experts)
+    share = trial.world_size * trial.step.accumulate
+    gradients: List[Dict[str, Any]] = []
+    losses: List[float] = []
+    norms: List[float] = []
+    with skew.installed(anatomy):
+        for number in range(1, trial.step.steps + 1):
+            skew.set_step(number)
+            total = 0.0
+            for micro in range(trial.step.accumulate):
+                for rank in range(trial.world_size):
+                    skew.set_rank(rank)
+                    tokens = data.batch(trial.model, trial.step, trial.skew, rank, number, micro)
+                    loss = wrapped.loss(tokens)
+                    (loss / share).backward()
+                    total += float(loss) / share
+            gradients.append(
+                {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+            )
+            limit = float("inf") if trial.step.clip is None else trial.step.clip
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), limit)))
+            losses.append(total)
+            wrapped.step()
+    target = Path(str(trial.reference_path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    torch.save({"gradients": gradients, "losses": losses, "norms": norms}, temporary)
+    temporary.replace(target)
+
+
+def load(path: str) -> Dict[str, Any]:
+    """What :func:`run` wrote."""
+    return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]

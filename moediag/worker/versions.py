@@ -1,0 +1,20 @@
+"""Versions of what this rank really runs on."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Dict, Optional
+
+_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed")
+
+
+def versions() -> Dict[str, Optional[str]]:
+    """Package -> version or None; ``python`` always."""
+    found: Dict[str, Optional[str]] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found

@@ -1,0 +1,46 @@
+"""Imports everything that torch and transformers import lazily, before the clock runs.
+
+The first optimizer step, ``clip_grad_norm_`` and FSDP2 call import ``torch._dynamo`` and more: in
+the host this is done once for all trials, and a rank under load is not mistaken for a hung one.
+No process group and no autograd here: the host forks its ranks afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Sequence
+
+_LAZY = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.fsdp._fully_shard",
+    "torch.distributed.tensor",
+    "torch.distributed.device_mesh",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.distributed.launcher.api",
+    "torch.distributed.checkpoint",
+    "torch.utils.checkpoint",
+)
+
+
+def warm(families: Sequence[str]) -> None:
+    """``families``: names of :data:`moediag.worker.models.FAMILIES`; one that the installed
+    release lacks is passed over, the trial will say so."""
+    import torch
+
+    for name in _LAZY:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            continue  # another torch; the step will import what it has
+    from moediag.worker import cost, models, reference, step  # noqa: F401
+
+    for family in families:
+        try:
+            models.import_family(family)
+        except models.NotApplicable:
+            continue
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.zeros(2)
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    torch.optim.AdamW([weight]).step()

@@ -1,0 +1,288 @@
+"""Sharding of the model under test: one class per way to do data parallelism, one interface.
+
+Each class knows how to run backward, how to leave out synchronisation while accumulating, how to
+clip, and how to show its gradients beside the reference's: ``gradients()`` yields, per parameter,
+this rank's part of the gradient and a function that cuts the same part out of the full one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from moediag.protocol import Trial
+from moediag.worker.models import Anatomy, NotApplicable
+
+Select = Callable[[torch.Tensor], torch.Tensor]
+GradientView = Tuple[str, Optional[torch.Tensor], Select]
+
+_PREFIXES = re.compile(r"(?:^|(?<=\.))(?:module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+def clean_fqn(name: str) -> str:
+    """The parameter's name in the user's model, without the wrappers' prefixes."""
+    return _PREFIXES.sub("", name)
+
+
+def mesh_of(trial: Trial) -> DeviceMesh:
+    """The trial's device mesh. Raises NotApplicable for an axis this wrapper does not shard by."""
+    foreign = [a for a, n in trial.layout.items() if n > 1 and not a.startswith("dp_")]
+    if foreign:
+        raise NotApplicable(f"wrapper {trial.wrapper.kind} has no mesh axis {', '.join(foreign)}")
+    axes = {a: n for a, n in trial.layout.items() if a.startswith("dp_")}
+    # An axis of size 1 would only add empty collectives.
+    axes = {a: n for a, n in axes.items() if n > 1} or {"dp_shard": trial.world_size}
+    device = "cuda" if trial.backend == "nccl" else "cpu"
+    return init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+class Wrapped:
+    """A model ready to train. The base class is the unsharded model of a single process."""
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, trial: Trial) -> None:
+        self.anatomy = anatomy
+        self.trial = trial
+        self.device = next(model.parameters()).device
+        self.model = self.wrap(model)
+        self.optimizer: Any = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def make_optimizer(self) -> None:
+        """After fixes have been applied: they may still add hooks, not parameters."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        step = self.trial.step
+        if step.optimizer == "adamw":
+            self.optimizer = torch.optim.AdamW(parameters, lr=step.lr)
+        elif step.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(parameters, lr=step.lr)
+        else:
+            raise NotApplicable(f"unknown optimizer {step.optimizer!r}")
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens (batch, seq_len) int64 -> mean next-token cross-entropy in fp32, scalar."""
+        logits = self.model(input_ids=tokens, use_cache=False).logits
+        return F.cross_entropy(
+            logits[:, :-1].reshape(-1, logits.shape[-1]).float(), tokens[:, 1:].reshape(-1)
+        )
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        """Around forward and backward of one micro-batch, where gradients are not reduced."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def clip(self, limit: float) -> float:
+        norm: Any = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def gradients(self) -> Iterator[GradientView]:
+        for name, parameter in self.model.named_parameters():
+            yield clean_fqn(name), parameter.grad, _whole
+
+
+class FSDP2(Wrapped):
+    def wrap(self, model: nn.Module) -> nn.Module:
+        try:
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        except ImportError as error:  # torch < 2.6
+            raise NotApplicable("FSDP2 needs torch >= 2.6") from error
+        spec = self.trial.wrapper
+        options: Dict[str, Any] = dict(
+            mesh=mesh_of(self.trial), reshard_after_forward=spec.reshard_after_forward
+        )
+        if spec.reduce_dtype:
+            reduce_dtype = getattr(torch, spec.reduce_dtype)
+            options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        if spec.granularity == "expert":
+            if self.anatomy.fused:
+                raise NotApplicable(
+                    "experts are one 3-D parameter here: they cannot be FSDP groups of their own"
+                )
+            for block in self.anatomy.blocks:
+                for _, expert in block.experts:
+                    fully_shard(expert, **options)
+        if spec.granularity in ("layer", "expert"):
+            for _, layer in self.anatomy.layers:
+                fully_shard(layer, **options)
+        fully_shard(model, **options)
+        return model
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        if not self.trial.step.accumulate_sync:
+            model: Any = self.model
+            model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+    def gradients(self) -> Iterator[GradientView]:
+        for name, parameter in self.model.named_parameters():
+            sharded: Any = parameter
+            gradient: Any = parameter.grad
+            local = None if gradient is None else gradient.to_local()
+            yield clean_fqn(name), local, _shard_of(sharded)
+
+
+class FSDP1(Wrapped):
+    def wrap(self, model: nn.Module) -> nn.Module:
+        import functools
+
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+
+        spec = self.trial.wrapper
+        units = (
+            {id(layer) for _, layer in self.anatomy.layers} if spec.granularity != "root" else set()
+        )
+        if spec.granularity == "expert":
+            units |= {id(e) for block in self.anatomy.blocks for _, e in block.experts}
+        policy = functools.partial(
+            lambda_auto_wrap_policy, lambda_fn=lambda module: id(module) in units
+        )
+        precision = None
+        if spec.reduce_dtype:
+            precision = MixedPrecision(reduce_dtype=getattr(torch, spec.reduce_dtype))
+        return FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=policy,
+            mixed_precision=precision,
+            use_orig_params=True,
+            device_id=self.device if self.device.type == "cuda" else torch.device("cpu"),
+        )
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        model: Any = self.model
+        if last or self.trial.step.accumulate_sync:
+            return contextlib.nullcontext()
+        return model.no_sync()  # type: ignore[no-any-return]
+
+    def clip(self, limit: float) -> float:
+        model: Any = self.model
+        return float(model.clip_grad_norm_(limit))
+
+    def gradients(self) -> Iterator[GradientView]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with FullyShardedDataParallel.summon_full_params(
+            self.model, with_grads=True, writeback=False
+        ):
+            for name, parameter in self.model.named_parameters():
+                yield clean_fqn(name), parameter.grad, _whole
+
+
+class DDP(Wrapped):
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(
+            model, find_unused_parameters=self.trial.wrapper.find_unused_parameters
+        )
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        model: Any = self.model
+        if last or self.trial.step.accumulate_sync:
+            return contextlib.nullcontext()
+        return model.no_sync()  # type: ignore[no-any-return]
+
+
+class DeepSpeedZero(Wrapped):
+    """ZeRO-2 and ZeRO-3 through ``deepspeed.initialize``."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        from moediag.worker.deepspeed import initialize
+
+        engine = initialize(model, self.trial)
+        return engine  # type: ignore[no-any-return]
+
+    def make_optimizer(self) -> None:
+        self.optimizer = self.model.optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        engine: Any = self.model
+        # The engine divides by the accumulation steps itself.
+        engine.backward(loss * self.trial.step.accumulate)
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        engine: Any = self.model
+        engine.set_gradient_accumulation_boundary(last)
+        return contextlib.nullcontext()
+
+    def clip(self, limit: float) -> float:
+        return float("nan")  # done inside engine.step(); its norm is known only there
+
+    def step(self) -> None:
+        engine: Any = self.model
+        engine.step()
+
+    def gradients(self) -> Iterator[GradientView]:
+        from moediag.worker.deepspeed import full_gradient
+
+        for name, parameter in self.model.named_parameters():
+            yield clean_fqn(name), full_gradient(parameter), _whole
+
+
+_KINDS = {
+    "fsdp2": FSDP2,
+    "fsdp1": FSDP1,
+    "ddp": DDP,
+    "zero2": DeepSpeedZero,
+    "zero3": DeepSpeedZero,
+    "none": Wrapped,
+}
+
+
+def wrap(model: nn.Module, anatomy: Anatomy, trial: Trial) -> Wrapped:
+    """Shards ``model`` as the trial says, with the fix's hooks around it. Raises NotApplicable."""
+    from moediag import fixes
+
+    fix = fixes.load(trial.fix) if trial.fix else None
+    if fix is not None and hasattr(fix, "before_wrap"):
+        fix.before_wrap(model, anatomy, trial.wrapper)
+    wrapped = _KINDS[trial.wrapper.kind](model, anatomy, trial)
+    if fix is not None and hasattr(fix, "after_wrap"):
+        fix.after_wrap(wrapped.model, anatomy, trial.wrapper)
+    wrapped.make_optimizer()
+    return wrapped
+
+
+def synchronize() -> None:
+    """A barrier, and the device's queue drained, so that a clock means something."""
+    if torch.cuda.is_available() and dist.get_backend() == "nccl":
+        torch.cuda.synchronize()
+    dist.barrier()
+
+
+def _whole(full: torch.Tensor) -> torch.Tensor:
+    return full
+
+
+def _shard_of(parameter: Any) -> Select:
+    """Cuts this rank's shard out of a full tensor, without communication: each mesh dimension
+    that shards a tensor dimension splits it as ``torch.chunk`` does."""
+    mesh, placements = parameter.device_mesh, parameter.placements
+    coordinate = mesh.get_coordinate()
+
+    def select(full: torch.Tensor) -> torch.Tensor:
+        part = full
+        for mesh_dim, placement in enumerate(placements):
+            if not placement.is_shard():
+                continue
+            chunks = torch.chunk(part, mesh.size(mesh_dim), dim=placement.dim)
+            index = coordinate[mesh_dim]
+            if index < len(chunks):
+                part = chunks[index]
+            else:
+                part = part.narrow(placement.dim, 0, 0)
+        return part
+
+    return select

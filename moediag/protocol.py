@@ -174,7 +174,7 @@ class StepSpec:
 
     steps: int = 2
     batch: int = 1  # sequences per rank and micro-batch
-    seq_len: int = 16
+    seq_len: int = 64
     accumulate: int = 1  # micro-batches per step
     accumulate_sync: bool = True  # False: FSDP2 set_requires_gradient_sync / no_sync
     checkpointing: str = "none"  # none | reentrant | non-reentrant

@@ -21,7 +21,7 @@ SOURCE = "a common workaround for unused parameters under data parallelism"
 def after_wrap(model: nn.Module, anatomy: Anatomy, wrapper: WrapperSpec) -> None:
     if wrapper.granularity == "expert":
         raise NotApplicable(
-            "touch reads expert parameters in the MoE block, where per-expert FSDP groups are sharded"
+            "touch reads expert parameters in the MoE block, where per-expert groups are sharded"
         )
     for block in anatomy.blocks:
         block.module.register_forward_hook(_touching)

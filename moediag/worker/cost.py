@@ -43,7 +43,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     seconds: Dict[str, List[float]] = {fix: [] for fix in candidates}
     # Round 0 warms caches and lazy imports and is not counted.
     for number in range(trial.cost.rounds + 1):
-        # Another one goes first in each round: being after a cache-heavy step is no one's privilege.
+        # Another one goes first in each round: nobody always follows the same neighbour.
         order = list(candidates)
         order = order[number % len(order) :] + order[: number % len(order)]
         for fix in order:

@@ -41,7 +41,7 @@ def run(trial: Trial) -> None:
                     tokens = data.batch(trial.model, trial.step, trial.skew, rank, number, micro)
                     loss = wrapped.loss(tokens)
                     (loss / share).backward()
-                    total += float(loss) / share
+                    total += float(loss.detach()) / share
             gradients.append(
                 {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
             )

@@ -69,7 +69,10 @@ class Wrapped:
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens (batch, seq_len) int64 -> mean next-token cross-entropy in fp32, scalar."""
-        logits = self.model(input_ids=tokens, use_cache=False).logits
+        # The mask is all ones, but some releases mistake 3-D position ids of multimodal families
+        # for packed sequences when there is none.
+        mask = torch.ones_like(tokens)
+        logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         return F.cross_entropy(
             logits[:, :-1].reshape(-1, logits.shape[-1]).float(), tokens[:, 1:].reshape(-1)
         )
@@ -201,8 +204,7 @@ class DeepSpeedZero(Wrapped):
     def wrap(self, model: nn.Module) -> nn.Module:
         from moediag.worker.deepspeed import initialize
 
-        engine = initialize(model, self.trial)
-        return engine  # type: ignore[no-any-return]
+        return initialize(model, self.trial)  # type: ignore[no-any-return]
 
     def make_optimizer(self) -> None:
         self.optimizer = self.model.optimizer

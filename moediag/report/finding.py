@@ -1,0 +1,183 @@
+"""One trial told in full: title, blame, both sides of the divergence, cause, stacks.
+
+Pure: a result goes in, words come out; how they are laid out is each view's own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moediag.report import names
+from moediag.report.model import FirstDivergence, RunResult, TrialResult
+from moediag.verdicts import Role, Verdict
+
+FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Ranks that issued the same operation at the first divergence."""
+
+    ranks: str
+    op: str
+    elements: str
+    dtype: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Ranks that waited with the same frames, innermost first."""
+
+    ranks: str
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One trial (or several equal repeats of it). ``remark``: the verdict against what was
+    expected; ``blame``: culprits, victims, confidence, timing, each one piece of a line."""
+
+    title: tuple[str, ...]
+    verdict: str
+    remark: str
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+    blame: tuple[str, ...]
+    world_size: int
+    divergence: str
+    sides: tuple[Side, ...]
+    gradients: str
+    wrong_parameters: tuple[str, ...]
+    cause: str
+    stacks: tuple[StackGroup, ...]
+    notes: tuple[str, ...]
+    not_seen: tuple[str, ...]
+    evidence: str
+
+
+def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
+    """The unfixed code was run and never failed."""
+    unfixed = [t.verdict for t in trials if t.role == Role.UNFIXED]
+    return bool(unfixed) and all(verdict == Verdict.CLEAN for verdict in unfixed)
+
+
+def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
+    """``group``: repeats of one trial with the same outcome, at least one."""
+    t = group[0]
+    same_trial = [o for o in result.trials if o.variant == t.variant and o.stack == t.stack]
+    title = [result.scenario, t.variant, *names.stack(t.stack), t.backend]
+    title.append(names.plural(t.world_size, "rank"))
+    if len(same_trial) > 1:
+        title.append(f"{len(group)} of {len(same_trial)} repeats")
+    return Finding(
+        title=tuple(piece for piece in title if piece),
+        verdict=t.verdict,
+        remark=_remark(t, result),
+        culprits=t.culprits,
+        victims=t.victims,
+        blame=_blame(t),
+        world_size=t.world_size,
+        divergence=_where(t.first_divergence),
+        sides=_sides(t.first_divergence),
+        gradients=_gradients(t),
+        wrong_parameters=tuple(names.compact(t.wrong_parameters)),
+        cause=t.cause,
+        stacks=_stacks(t),
+        notes=t.notes,
+        not_seen=t.not_seen,
+        evidence=t.evidence,
+    )
+
+
+def _remark(t: TrialResult, result: RunResult) -> str:
+    """What the verdict means against what was expected; empty when it is simply as expected."""
+    if t.met:
+        if t.role == Role.FIX and t.verdict in FAILURES:
+            return "this fix fails where the unfixed code is clean: it introduces the failure"
+        return ""
+    if t.role == Role.CONTROL:
+        return f"a control failed (expected {t.expected}): the comparison proves nothing"
+    if t.verdict == Verdict.CLEAN:
+        return f"not reproduced: expected {t.expected}, but {_clean_numbers(t)}"
+    if t.verdict in FAILURES and t.expected in FAILURES:
+        return f"a different failure than the expected {t.expected}: not counted as it"
+    if t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials):
+        return f"expected {t.expected}; this fix fails where the unfixed code is clean"
+    return f"expected {t.expected}" if t.expected else ""
+
+
+def _clean_numbers(t: TrialResult) -> str:
+    if not t.parameters_compared:
+        return f"{names.plural(t.world_size, 'rank')} ran to the end"
+    return (
+        f"{names.plural(t.world_size, 'rank')} ran to the end with "
+        f"{names.plural(t.parameters_compared, 'gradient')} equal to the reference "
+        f"(largest error {names.error_size(t.gradient_error)})"
+    )
+
+
+def _blame(t: TrialResult) -> tuple[str, ...]:
+    pieces = []
+    if t.verdict in FAILURES:
+        if t.culprits:
+            label = "CULPRIT" if len(t.culprits) == 1 else "CULPRITS"
+            pieces.append(f"{label}  {names.ranks(t.culprits)}")
+        else:
+            pieces.append("no rank is at fault")
+        if t.victims:
+            pieces.append(f"VICTIMS  {names.ranks(t.victims)}")
+    pieces.append(f"confidence {t.confidence}")
+    timing = []
+    if t.seconds.launch is not None:
+        timing.append(f"launched in {names.seconds(t.seconds.launch)}")
+    if t.seconds.stall_to_verdict is not None:
+        timing.append(f"diagnosed {names.seconds(t.seconds.stall_to_verdict)} after it stopped")
+    if t.seconds.total is not None and not timing:
+        timing.append(f"took {names.seconds(t.seconds.total)}")
+    return (*pieces, ", ".join(timing)) if timing else tuple(pieces)
+
+
+def _where(divergence: FirstDivergence | None) -> str:
+    if divergence is None:
+        return ""
+    phase = f", {divergence.phase}" if divergence.phase and divergence.phase != "other" else ""
+    module = f" of {divergence.module}" if divergence.module else ""
+    return f"operation {divergence.index} on {divergence.axis}{phase}{module}"
+
+
+def _sides(divergence: FirstDivergence | None) -> tuple[Side, ...]:
+    if divergence is None:
+        return ()
+    same: dict[tuple[str, str, str, tuple[str, ...]], list[int]] = {}
+    for rank, side in divergence.ranks.items():
+        key = (side.op, names.plural(side.numel, "element"), side.dtype, side.parameters_missing)
+        same.setdefault(key, []).append(int(rank))
+    return tuple(
+        Side(names.ranks(members), op, elements, dtype, tuple(names.compact(missing)))
+        for (op, elements, dtype, missing), members in sorted(
+            same.items(), key=lambda item: min(item[1])
+        )
+    )
+
+
+def _gradients(t: TrialResult) -> str:
+    if not t.wrong_parameters:
+        return ""
+    text = f"{len(t.wrong_parameters)} of {names.plural(t.parameters_compared, 'parameter')} wrong"
+    text += " against the single-process fp32 reference"
+    if t.gradient_error is not None:
+        text += f"; largest error {names.error_size(t.gradient_error)}"
+        text += f" in {t.worst_parameter}" if t.worst_parameter else ""
+    return text
+
+
+def _stacks(t: TrialResult) -> tuple[StackGroup, ...]:
+    same: dict[tuple[str, ...], list[int]] = {}
+    for rank, frames in t.stacks.items():
+        same.setdefault(tuple(frames), []).append(int(rank))
+    return tuple(
+        StackGroup(names.ranks(members), frames)
+        for frames, members in sorted(same.items(), key=lambda item: min(item[1]))
+    )

@@ -1,0 +1,64 @@
+"""JUnit XML: one suite a run, one case a trial, for the test views of CI systems.
+
+An expectation that is not met is a failure; a trial that could not be judged is an error
+(red, but not a claim about the code under test); not-applicable is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from moediag.report import names
+from moediag.report.finding import finding_of
+from moediag.report.layout import plain
+from moediag.report.model import RunResult, TrialResult
+from moediag.report.terminal import finding_lines
+from moediag.verdicts import Verdict
+
+# Characters that XML 1.0 cannot hold, even escaped; ranks' output is full of them.
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def render(results: Sequence[RunResult]) -> str:
+    root = ElementTree.Element("testsuites", name="moediag")
+    for result in results:
+        cases = [(t, _case(t, result)) for t in result.trials]
+        kinds = [child.tag for _, case in cases for child in case]
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=_clean(result.scenario),
+            timestamp=_clean(result.started),
+            tests=str(len(cases)),
+            failures=str(kinds.count("failure")),
+            errors=str(kinds.count("error")),
+            skipped=str(kinds.count("skipped")),
+            time=f"{sum(t.seconds.total or 0.0 for t in result.trials):.3f}",
+        )
+        suite.extend(case for _, case in cases)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
+
+
+def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
+    name = t.variant + (f" #{t.repeat + 1}" if t.repeat else "")
+    where = " ".join([result.scenario, *names.stack(t.stack), t.backend, f"{t.world_size} ranks"])
+    case = ElementTree.Element(
+        "testcase", name=_clean(name), classname=_clean(where), time=f"{t.seconds.total or 0:.3f}"
+    )
+    page = "\n".join(plain(line) for line in finding_lines(finding_of([t], result), 100, None))
+    message = f"{t.verdict}, expected {t.expected}" + (f": {t.cause}" if t.cause else "")
+    if t.verdict == Verdict.NOT_APPLICABLE:
+        ElementTree.SubElement(case, "skipped", message=_clean(t.cause or "not applicable"))
+    elif not t.met:
+        tag = "error" if t.verdict == Verdict.INCONCLUSIVE else "failure"
+        child = ElementTree.SubElement(case, tag, message=_clean(message), type=_clean(t.verdict))
+        child.text = _clean(page)
+    ElementTree.SubElement(case, "system-out").text = _clean(page)
+    return case
+
+
+def _clean(text: str) -> str:
+    return FORBIDDEN.sub("?", text)

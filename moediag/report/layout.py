@@ -1,0 +1,115 @@
+"""Lines of a text report: wrapping that respects parameter names, hanging indents, columns.
+
+Pure: a line is a sequence of (text, style) pieces; a style is a word of the house
+(``label``, ``bad``, ``good``, ``doubt``, ``faint``, ``plain``) that each view maps to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+Piece = tuple[str, str]
+Line = tuple[Piece, ...]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Words to lines of at most ``width`` characters; never empty.
+
+    A word that is longer than a line (a parameter's name) is broken after a dot, a slash or a
+    comma where it has one, else anywhere.
+    """
+    width = max(width, 8)
+    lines, line = [], ""
+    for word in text.split():
+        for part in _parts(word, width):
+            glue = " " if line and part.start else ""
+            if line and len(line) + len(glue) + len(part) > width:
+                lines.append(line)
+                line, glue = "", ""
+            line += glue + str(part)
+    return [*lines, line] if line or not lines else lines
+
+
+class _Part(str):
+    """A piece of a word; ``start`` is False for the continuation of a broken word."""
+
+    __slots__ = ("start",)
+    start: bool
+
+
+def _parts(word: str, width: int) -> Iterator[_Part]:
+    start = True
+    while word:
+        cut = len(word)
+        if cut > width:
+            cut = max(word.rfind(mark, 0, width) for mark in "./,") + 1 or width
+        part = _Part(word[:cut])
+        part.start = start
+        yield part
+        word, start = word[cut:], False
+
+
+def labelled(label: str, text: str, width: int, style: str = "plain") -> Iterator[Line]:
+    """`` CAUSE    text`` with the text's further lines below its first one."""
+    indent = max(len(label) + 2, 10)
+    for number, line in enumerate(wrap(text, width - indent)):
+        head = (f" {label}".ljust(indent), "label") if number == 0 else (" " * indent, "plain")
+        yield head, (line, style)
+
+
+def indented(text: str, width: int, indent: int, style: str = "plain") -> Iterator[Line]:
+    """Wrapped text, every line ``indent`` columns in."""
+    for line in wrap(text, width - indent):
+        yield (" " * indent, "plain"), (line, style)
+
+
+def flow(pieces: Iterable[Piece], width: int, gap: str = "    ", indent: int = 1) -> Iterator[Line]:
+    """Pieces side by side with ``gap`` between, on as many lines as they need; a piece longer
+    than a line is wrapped."""
+    line: list[Piece] = []
+    used = 0
+    room = width - indent
+    short = (
+        (part, style)
+        for text, style in pieces
+        for part in (wrap(text, room) if len(text) > room else [text])
+    )
+    for text, style in short:
+        if line and used + len(gap) + len(text) > width:
+            yield tuple(line)
+            line = []
+        if not line:
+            line, used = [(" " * indent, "plain")], indent
+        else:
+            line.append((gap, "faint"))
+            used += len(gap)
+        line.append((text, style))
+        used += len(text)
+    if line:
+        yield tuple(line)
+
+
+def at_right(lines: Sequence[Line], text: str, style: str, width: int) -> Iterator[Line]:
+    """The lines, with ``text`` at the right end of the last one, or below it if it is full."""
+    yield from lines[:-1]
+    last = lines[-1]
+    space = width - sum(len(piece) for piece, _ in last) - len(text)
+    if space >= 2:
+        yield (*last, (" " * space, "plain"), (text, style))
+    else:
+        yield last
+        yield (" " * max(width - len(text), 1), "plain"), (text, style)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Cells padded to the width of their column; the last column is left as it is."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    return [
+        [cell.ljust(size) for cell, size in zip(row[:-1], widths, strict=False)] + [row[-1]]
+        for row in rows
+    ]
+
+
+def plain(line: Line) -> str:
+    """The line without its styles."""
+    return "".join(text for text, _ in line).rstrip()

@@ -1,0 +1,109 @@
+"""How things are written in a report: parameter names, ranks, numbers, software stacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def compact(names: Iterable[str]) -> list[str]:
+    """Merges fully qualified names that differ in one component, in order of appearance.
+
+    ``…experts.3.gate_proj.weight``, ``…experts.3.up_proj.weight`` become
+    ``…experts.3.{gate,up}_proj.weight``; three or more consecutive numbers become ``{3..5}``.
+    Expanding the braces gives exactly the names that came in.
+    """
+    rows = [tuple(name.split(".")) for name in dict.fromkeys(names)]
+    depth = max((len(row) for row in rows), default=0)
+    for position in reversed(range(depth)):
+        rows = _merge(rows, position)
+    return [".".join(row) for row in rows]
+
+
+def _merge(rows: Sequence[tuple[str, ...]], position: int) -> list[tuple[str, ...]]:
+    """Joins rows that are equal everywhere but at ``position``."""
+    together: dict[tuple[tuple[str, ...], tuple[str, ...] | None], list[str]] = {}
+    for row in rows:
+        if position < len(row):
+            key = (row[:position], row[position + 1 :])
+            together.setdefault(key, []).append(row[position])
+        else:
+            together[(row, None)] = []
+    merged = []
+    for (before, after), values in together.items():
+        merged.append(before if after is None else (*before, braces(values), *after))
+    return merged
+
+
+def braces(values: Sequence[str]) -> str:
+    """``["gate_proj", "up_proj"]`` -> ``{gate,up}_proj``; ``["3", "4", "5"]`` -> ``{3..5}``."""
+    if len(values) == 1:
+        return values[0]
+    if all(value.isdecimal() and str(int(value)) == value for value in values):
+        return "{" + spans(int(value) for value in values) + "}"
+    tails = {value[value.rfind("_") :] if "_" in value else "" for value in values}
+    tail = tails.pop() if len(tails) == 1 else ""
+    heads = [value[: len(value) - len(tail)] for value in values]
+    return "{" + ",".join(heads) + "}" + tail
+
+
+def spans(numbers: Iterable[int], joint: str = ",") -> str:
+    """Sorted, runs of three or more written as ``first..last``: ``0,2..5,8``."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    pieces: list[str] = []
+    for run in runs:
+        pieces += [f"{run[0]}..{run[-1]}"] if len(run) > 2 else [str(n) for n in run]
+    return joint.join(pieces)
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """``rank 1``, ``ranks 0, 2..7``, ``none``."""
+    listed = sorted(set(numbers))
+    if not listed:
+        return "none"
+    return ("rank " if len(listed) == 1 else "ranks ") + spans(listed, ", ")
+
+
+def plural(number: int, noun: str) -> str:
+    """``1 element``, ``15,696 elements``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def seconds(value: float) -> str:
+    """``0.42 s``, ``1.4 s``, ``2 min 5 s``."""
+    if value < 1:
+        return f"{value:.2f} s"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest} s"
+
+
+def error_size(value: float | None) -> str:
+    """A gradient error: ``0``, ``3.0e-03``, ``nan``; ``not compared`` when there is none."""
+    if value is None:
+        return "not compared"
+    number = float(value)  # a reader of JSON may have kept "nan" or "inf" as text
+    return f"{number:.1e}" if number and math.isfinite(number) else f"{number:g}"
+
+
+def ratio(value: float | None, spread: tuple[float, float] | None = None) -> str:
+    """A step-time ratio with its quartiles: ``1.02x [0.99-1.05]``; empty when not measured."""
+    if value is None:
+        return ""
+    text = f"{value:.2f}x"
+    return text if spread is None else f"{text} [{spread[0]:.2f}-{spread[1]:.2f}]"
+
+
+def stack(versions: Mapping[str, str | None]) -> list[str]:
+    """``["transformers 4.53.2", "torch 2.13.0"]``: what tells one stack from another first."""
+    return [
+        f"{package} {version.split('+')[0]}"
+        for package in ("transformers", "torch", "deepspeed")
+        if (version := versions.get(package))
+    ]

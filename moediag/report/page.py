@@ -1,0 +1,188 @@
+"""What a person is told about a run: pure data, computed once, laid out by every text view.
+
+``page_of`` decides what is worth a full finding (an unfixed failure, a broken expectation, a
+fix that fails where the unfixed code is clean) and what is worth one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moediag.errors import ExitCode
+from moediag.report import names
+from moediag.report.finding import FAILURES, Finding, finding_of, unfixed_clean
+from moediag.report.model import FixJudgement, RunResult, TrialResult
+from moediag.verdicts import Role, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class FixRow:
+    """``judgement``: correct, wrong, not applicable or unknown; ``remark`` may be empty."""
+
+    variant: str
+    judgement: str
+    verdict: str
+    cost: str
+    cheapest: bool
+    remark: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRow:
+    variant: str
+    verdict: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """``status``: met, broken or inconclusive, the three exit codes of a run."""
+
+    scenario: str
+    started: str
+    overrides: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    fixes: tuple[FixRow, ...]
+    controls: tuple[ControlRow, ...]
+    conclusion: tuple[str, ...]
+    not_seen: tuple[str, ...]
+    status: str
+
+
+def page_of(result: RunResult) -> Page:
+    """The page of one run. Repeats with the same outcome are told once, with their number."""
+    shown = [group for group in _repeats(result.trials) if _of_interest(group[0], result)]
+    findings = tuple(finding_of(group, result) for group in shown)
+    seen = {text for finding in findings for text in finding.not_seen}
+    rest = dict.fromkeys(text for t in result.trials for text in t.not_seen if text not in seen)
+    return Page(
+        scenario=result.scenario,
+        started=result.started,
+        overrides=result.overrides,
+        findings=findings,
+        fixes=_fix_rows(result),
+        controls=_control_rows(result.trials),
+        conclusion=_conclusion(result),
+        not_seen=tuple(rest) if not findings else (),
+        status={ExitCode.OK: "met", ExitCode.FAILURE_FOUND: "broken"}.get(
+            exit_code(result), "inconclusive"
+        ),
+    )
+
+
+def exit_code(result: RunResult) -> int:
+    """0 every expectation met, 1 one broken, 3 inconclusive.
+
+    A control that fails makes the whole comparison inconclusive, whatever else happened; a
+    trial that could not be judged is inconclusive, never a broken expectation.
+    """
+    unmet = [t for t in result.trials if not t.met]
+    if any(t.role == Role.CONTROL for t in unmet):
+        return ExitCode.INCONCLUSIVE
+    if any(t.verdict not in (Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE) for t in unmet):
+        return ExitCode.FAILURE_FOUND
+    return ExitCode.INCONCLUSIVE if unmet or not result.trials else ExitCode.OK
+
+
+def _repeats(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:
+    """Trials that differ only in their repeat number and agree on what happened."""
+    groups: dict[tuple[object, ...], list[TrialResult]] = {}
+    for t in trials:
+        stack = tuple(sorted(t.stack.items(), key=str))
+        groups.setdefault((t.variant, stack, t.verdict, t.signature, t.met), []).append(t)
+    return sorted(groups.values(), key=lambda group: group[0].role != Role.UNFIXED)
+
+
+def _of_interest(t: TrialResult, result: RunResult) -> bool:
+    if not t.met:
+        return True
+    if t.role == Role.UNFIXED:
+        return t.verdict in FAILURES
+    return t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials)
+
+
+def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
+    """Correct fixes first, cheapest first."""
+    judged = {f.variant: f for f in result.conclusion.fixes}
+    by_variant: dict[str, list[TrialResult]] = {}
+    for t in result.trials:
+        if t.role == Role.FIX:
+            by_variant.setdefault(t.variant, []).append(t)
+    best = result.conclusion.cheapest_correct_fix
+    best_spread = by_variant[best][0].step_time_spread if best in by_variant else None
+    rows = []
+    for variant, trials in by_variant.items():
+        fix = judged.get(variant)
+        row = _fix_row(variant, trials, fix, result, best_spread)
+        cost = fix.step_time_ratio if fix and fix.step_time_ratio else float("inf")
+        rows.append((row.judgement != "correct", variant != best, cost, row))
+    return tuple(row for *_, row in sorted(rows, key=lambda entry: entry[:3]))
+
+
+def _fix_row(
+    variant: str,
+    trials: Sequence[TrialResult],
+    fix: FixJudgement | None,
+    result: RunResult,
+    best_spread: tuple[float, float] | None,
+) -> FixRow:
+    first = trials[0]
+    verdicts = list(dict.fromkeys(t.verdict for t in trials))
+    if verdicts == [Verdict.NOT_APPLICABLE]:
+        judgement = "not applicable"
+    elif fix is None or Verdict.INCONCLUSIVE in verdicts:
+        judgement = "unknown"
+    else:
+        judgement = "correct" if fix.correct else "wrong"
+    cheapest = variant == result.conclusion.cheapest_correct_fix
+    measured = fix.step_time_ratio if fix else first.step_time_ratio
+    remarks = [f"expected {t.expected}" for t in trials if not t.met][:1]
+    if judgement == "wrong" and unfixed_clean(result.trials):
+        remarks.append("fails where the unfixed code is clean")
+    spread = first.step_time_spread
+    if judgement == "correct" and spread and not cheapest and best_spread:
+        if spread[0] <= best_spread[1] and best_spread[0] <= spread[1]:
+            remarks.append("equal to the cheapest within the noise")
+    elif cheapest and spread and spread[0] <= 1.0 <= spread[1]:
+        remarks.append("no slower than unfixed within the noise")
+    elsewhere = [t.stack for t in result.trials if t.role == Role.UNFIXED]
+    if elsewhere and first.stack not in elsewhere:
+        remarks.insert(0, ", ".join(names.stack(first.stack)))
+    return FixRow(
+        variant=variant,
+        judgement=judgement,
+        verdict=" / ".join(verdicts),
+        cost=names.ratio(measured, spread),
+        cheapest=cheapest,
+        remark="; ".join(remarks),
+        notes=tuple(dict.fromkeys(note for t in trials for note in t.notes)),
+    )
+
+
+def _control_rows(trials: Sequence[TrialResult]) -> tuple[ControlRow, ...]:
+    rows = [ControlRow(t.variant, t.verdict, t.met) for t in trials if t.role == Role.CONTROL]
+    return tuple(dict.fromkeys(rows))
+
+
+def _conclusion(result: RunResult) -> tuple[str, ...]:
+    met = sum(t.met for t in result.trials)
+    lines = [f"{met} of {names.plural(len(result.trials), 'expectation')} met"]
+    failed = [t.variant for t in result.trials if t.role == Role.CONTROL and not t.met]
+    if failed:
+        lines.append("inconclusive: control " + ", ".join(dict.fromkeys(failed)) + " failed")
+    elif result.conclusion.reproduced is not None:
+        lines.append(_reproduced(result))
+    elif all(t.verdict == Verdict.CLEAN for t in result.trials) and result.trials:
+        lines.append(f"clean in {names.plural(len(result.trials), 'trial')}")
+    if result.conclusion.cheapest_correct_fix and not failed:
+        lines.append(f"cheapest correct fix: {result.conclusion.cheapest_correct_fix}")
+    return tuple(lines)
+
+
+def _reproduced(result: RunResult) -> str:
+    if result.conclusion.reproduced:
+        return "reproduced"
+    expected = {t.expected for t in result.trials if t.role == Role.UNFIXED}
+    return "unfixed is clean, as expected" if expected == {Verdict.CLEAN} else "not reproduced"

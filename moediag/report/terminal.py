@@ -1,0 +1,192 @@
+"""The page in a terminal: who diverged, where, why, which fix is right and what it costs.
+
+``lines`` lays a :class:`Page` out for a width, ``render`` alone prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from moediag.report.finding import FAILURES, Finding, Side, StackGroup
+from moediag.report.layout import Line, at_right, columns, flow, indented, labelled, plain
+from moediag.report.model import RunResult
+from moediag.report.page import FixRow, Page, page_of
+from moediag.verdicts import Verdict
+
+STYLES = {
+    "label": "bold",
+    "bad": "bold red",
+    "good": "green",
+    "doubt": "yellow",
+    "faint": "dim",
+    "plain": "",
+}
+WIDEST = 120  # longer lines are harder to read than to wrap
+MOST_NAMES = 6
+MOST_FRAMES = 10
+
+
+def render(result: RunResult, console: Console, run_folder: Path | None = None) -> None:
+    """Prints the page of ``result``; ``run_folder`` lets it say where the evidence is."""
+    for line in lines(page_of(result), min(console.width, WIDEST), run_folder):
+        text = Text.assemble(*((piece, STYLES[style]) for piece, style in line))
+        text.rstrip()
+        console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+
+
+def as_text(page: Page, width: int = 100, run_folder: Path | None = None) -> str:
+    """The same page without styles, for a file or a log."""
+    return "\n".join(plain(line) for line in lines(page, width, run_folder)) + "\n"
+
+
+def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Line]:
+    """The whole page, top to bottom, no line longer than ``width`` (from 40 on)."""
+    for finding in page.findings:
+        yield from finding_lines(finding, width, run_folder)
+        yield ()
+    if not page.findings:
+        status = {"met": "good", "broken": "bad"}.get(page.status, "doubt")
+        title = list(flow([(page.scenario, "label")], width))
+        yield from at_right(title, "as expected" if page.status == "met" else page.status, status,
+                            width)  # fmt: skip
+    yield from _fixes(page.fixes, width)
+    yield from _controls(page, width)
+    for number, text in enumerate(page.not_seen):
+        yield from labelled("NOT SEEN" if number == 0 else "", text, width, "faint")
+    style = {"met": "good", "broken": "bad"}.get(page.status, "doubt")
+    yield from labelled("RESULT", " · ".join(page.conclusion), width, style)
+    if page.overrides:
+        yield from labelled("WITH", " ".join(page.overrides), width)
+    if run_folder is not None:
+        if not page.findings:
+            yield from labelled("EVIDENCE", str(run_folder), width, "faint")
+        yield from labelled("NEXT", f"moediag report {run_folder} --html page.html", width, "faint")
+
+
+def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iterator[Line]:
+    """One finding in full."""
+    pieces = [(piece, "label" if i < 2 else "plain") for i, piece in enumerate(finding.title)]
+    style = verdict_style(finding.verdict)
+    yield from at_right(list(flow(pieces, width, " · ")), finding.verdict, style, width)
+    if finding.remark:
+        yield from indented(finding.remark, width, 1, "doubt")
+    yield from flow(((text, _blame_style(text)) for text in finding.blame), width)
+    if finding.divergence:
+        yield from labelled("FIRST DIVERGENCE", finding.divergence, width)
+        yield from _sides(finding.sides, width)
+    if finding.gradients:
+        yield from labelled("GRADIENTS", finding.gradients, width)
+        for name in _some(finding.wrong_parameters, MOST_NAMES, "name"):
+            yield from indented(name, width, 12)
+    if finding.cause:
+        yield from labelled("CAUSE", finding.cause, width)
+    for number, group in enumerate(finding.stacks):
+        yield from _stack(group, "STACKS" if number == 0 else "", width)
+    for text in finding.notes:
+        yield from labelled("NOTE", text, width)
+    for number, text in enumerate(finding.not_seen):
+        yield from labelled("NOT SEEN" if number == 0 else "", text, width, "faint")
+    if finding.evidence:
+        where = finding.evidence if run_folder is None else str(run_folder / finding.evidence)
+        yield from labelled("EVIDENCE", where, width, "faint")
+
+
+def verdict_style(verdict: str) -> str:
+    if verdict == Verdict.CLEAN:
+        return "good"
+    return "bad" if verdict in FAILURES else "doubt"
+
+
+def _blame_style(text: str) -> str:
+    if text.startswith("CULPRIT"):
+        return "bad"
+    return "doubt" if text.startswith("VICTIM") else "plain"
+
+
+def _sides(sides: Sequence[Side], width: int) -> Iterator[Line]:
+    same_dtype = len({side.dtype for side in sides}) == 1
+    rows = columns(
+        [[s.ranks, s.op, s.elements + ("" if same_dtype else f" {s.dtype}")] for s in sides]
+    )
+    for side, row in zip(sides, rows, strict=True):
+        head = "   " + "  ".join(row)
+        if not side.missing:
+            yield ((head, "plain"),)
+            continue
+        missing = list(_some(side.missing, MOST_NAMES, "name"))
+        if len(missing) == 1 and len(head) + len("   missing: ") + len(missing[0]) <= width:
+            yield (head, "plain"), (f"   missing: {missing[0]}", "bad")
+            continue
+        yield ((head, "plain"),)
+        yield ((" " * 12 + "missing:", "bad"),)
+        for name in missing:
+            yield from indented(name, width, 14, "bad")
+
+
+def _some(texts: Sequence[str], most: int, noun: str) -> Iterator[str]:
+    """The first ``most``, then how many more there are (one more is simply shown)."""
+    most = most if len(texts) > most + 1 else len(texts)
+    yield from texts[:most]
+    if len(texts) > most:
+        yield f"and {len(texts) - most} more {noun}s"
+
+
+def _stack(group: StackGroup, label: str, width: int) -> Iterator[Line]:
+    yield from labelled(label, f"{group.ranks}, innermost frame first", width)
+    if not group.frames:
+        yield from indented("no frame was seen", width, 12, "faint")
+    for frame in _some(group.frames, MOST_FRAMES, "frame"):
+        yield from indented(frame, width, 12)
+
+
+def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
+    if not rows:
+        return
+    cells = columns([[row.variant, _judgement(row), row.cost, ""] for row in rows])
+    shown_notes: set[str] = set()
+    for number, (row, padded) in enumerate(zip(rows, cells, strict=True)):
+        head = (" FIXES".ljust(10) if number == 0 else " " * 10, "label")
+        variant, judgement, cost, _ = padded
+        style = {"correct": "good", "wrong": "bad"}.get(row.judgement, "doubt")
+        rest = "<- cheapest correct" if row.cheapest else ""
+        rest = "; ".join(filter(None, (rest, row.remark)))
+        used = 10 + len(variant) + len(judgement) + len(cost) + 6
+        line: Line = (head, (variant, "plain"), ("  ", "plain"), (judgement, style))
+        line = (*line, ("  " + cost, "plain"))
+        if rest and used + len(rest) <= width:
+            yield (*line, ("  " + rest, "label" if row.cheapest else "plain"))
+        elif len(plain(line)) <= width:
+            yield line
+            if rest:
+                yield from indented(rest, width, 14, "label" if row.cheapest else "plain")
+        else:  # too narrow for columns
+            yield head, (row.variant, "plain")
+            text = "  ".join(filter(None, (_judgement(row), row.cost, rest)))
+            yield from indented(text, width, 14, style)
+        for note in row.notes:
+            if note not in shown_notes:
+                yield from indented(note, width, 14, "faint")
+                shown_notes.add(note)
+    if any(row.cost for row in rows):
+        text = "x: step time relative to the healthy unfixed step [quartiles of the rounds]"
+        yield from indented(text, width, 10, "faint")
+
+
+def _judgement(row: FixRow) -> str:
+    return row.judgement if row.verdict == Verdict.CLEAN else f"{row.judgement}: {row.verdict}"
+
+
+def _controls(page: Page, width: int) -> Iterator[Line]:
+    if not page.controls:
+        return
+    pieces = [
+        (f"{c.variant} {c.verdict}" + ("" if c.met else " (FAILED)"), "good" if c.met else "bad")
+        for c in page.controls
+    ]
+    for number, line in enumerate(flow(pieces, width, " · ", indent=10)):
+        head = (" CONTROLS".ljust(10), "label") if number == 0 else (" " * 10, "plain")
+        yield head, *line[1:]

@@ -276,16 +276,16 @@ class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
     ``gradients``: by step (as a string, JSON) and FQN, only of steps that were compared.
-    ``losses``, ``gradient_norms``: one per step. ``applicable``: a reason when this trial cannot
+    ``losses``, ``gradient_norms``: one per step; a norm is null where the library keeps it to itself. ``applicable``: a reason when this trial cannot
     be done on this stack (verdict not-applicable), else null. ``cost``: by fix name ("" is the
-    unfixed step), the seconds of each round. ``notes``: facts about how the trial was run that
+    unfixed step, "again" the same once more, which shows the noise), the seconds of each round. ``notes``: facts about how the trial was run that
     a reader of the result must know (shims, look-alikes).
     """
 
     rank: int
     gradients: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
     losses: List[float] = field(default_factory=list)
-    gradient_norms: List[float] = field(default_factory=list)
+    gradient_norms: List[Optional[float]] = field(default_factory=list)
     steps_done: int = 0
     step_seconds: List[float] = field(default_factory=list)
     applicable: Optional[str] = None

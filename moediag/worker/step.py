@@ -44,7 +44,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     skew.set_rank(rank)
     gradients: Dict[str, Dict[str, GradientError]] = {}
     losses: List[float] = []
-    norms: List[float] = []
+    norms: List[Optional[float]] = []
     seconds: List[float] = []
     with skew.installed(wrapped.anatomy):
         for number in range(1, trial.step.steps + 1):
@@ -67,6 +67,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         gradient_norms=norms,
         steps_done=trial.step.steps,
         step_seconds=seconds,
+        notes=wrapped.notes,
         versions=versions(),
     )
 
@@ -84,9 +85,9 @@ def forward_backward(wrapped: Wrapped, rank: int, number: int, device: torch.dev
     return total
 
 
-def finish(wrapped: Wrapped) -> float:
-    """Clip and optimizer step; returns the gradient norm before clipping (nan when not clipped)."""
+def finish(wrapped: Wrapped) -> Optional[float]:
+    """Clip and optimizer step; returns the gradient norm before clipping (None: not known)."""
     limit: Optional[float] = wrapped.trial.step.clip
-    norm = float("nan") if limit is None else wrapped.clip(limit)
+    norm = None if limit is None else wrapped.clip(limit)
     wrapped.step()
     return norm

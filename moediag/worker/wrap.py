@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,7 @@ class Wrapped:
         self.device = next(model.parameters()).device
         self.model = self.wrap(model)
         self.optimizer: Any = None
+        self.notes: List[str] = []
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -84,7 +85,8 @@ class Wrapped:
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> Optional[float]:
+        """Clips to ``limit``; the norm before, or None where the library does not tell it."""
         norm: Any = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
@@ -171,7 +173,7 @@ class FSDP1(Wrapped):
             return contextlib.nullcontext()
         return model.no_sync()  # type: ignore[no-any-return]
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> Optional[float]:
         model: Any = self.model
         return float(model.clip_grad_norm_(limit))
 
@@ -207,7 +209,11 @@ class DeepSpeedZero(Wrapped):
         return initialize(model, self.trial)  # type: ignore[no-any-return]
 
     def make_optimizer(self) -> None:
+        from moediag.worker.deepspeed import NOTE
+
         self.optimizer = self.model.optimizer
+        if self.trial.backend == "gloo":
+            self.notes.append(NOTE)
 
     def backward(self, loss: torch.Tensor) -> None:
         engine: Any = self.model
@@ -219,8 +225,8 @@ class DeepSpeedZero(Wrapped):
         engine.set_gradient_accumulation_boundary(last)
         return contextlib.nullcontext()
 
-    def clip(self, limit: float) -> float:
-        return float("nan")  # done inside engine.step(); its norm is known only there
+    def clip(self, limit: float) -> Optional[float]:
+        return None  # done inside engine.step(); its norm is known only there
 
     def step(self) -> None:
         engine: Any = self.model

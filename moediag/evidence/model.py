@@ -37,6 +37,7 @@ class Collective:
     site: str = ""
     completed: bool = False
     time: float = 0.0
+    asynchronous: bool = False  # the rank went on without waiting for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,8 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen)."""
+    """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen).
+    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -142,4 +144,6 @@ class Evidence:
     stall: Stall | None = None
     timed_out: bool = False
     launch_error: str = ""
+    interrupted: bool = False
+    deaths: tuple[int, ...] = ()
     not_seen: tuple[str, ...] = ()

@@ -1,0 +1,220 @@
+"""One rank's recorder log (``rank-N.events.jsonl``) as plain data.
+
+The rank may have been killed at any moment, so nothing about the file is trusted: a truncated
+last line, garbage between lines, a name list that never came, an event of a later version. What
+cannot be used is counted and said in ``not_seen``; the rest is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from moediag.evidence.model import Collective, Group, RankError, TokenCount
+from moediag.protocol import events_file
+
+Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
+
+# Prefixes that wrappers put into parameter names; without them all ranks and the user agree.
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass(slots=True)
+class RankLog:
+    """``lines``: good lines; ``garbage``: lines that were no event; ``truncated``: the last line
+    had no end (normal for a killed rank)."""
+
+    rank: int
+    world_size: int | None = None
+    backend: str = ""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    collectives: list[Collective] = field(default_factory=list)
+    tokens: list[TokenCount] = field(default_factory=list)
+    no_gradient: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    last_phase: str = ""
+    error: RankError | None = None
+    finished: bool = False
+    not_seen: list[str] = field(default_factory=list)
+    lines: int = 0
+    garbage: int = 0
+    truncated: bool = False
+
+
+def read_log(folder: Path, rank: int, intern: Names | None = None) -> RankLog:
+    """The log of ``rank`` in ``folder``, its older segment (a ring of two) first. Never raises
+    for a file's content; no file at all gives an empty log with a line in ``not_seen``.
+    ``intern`` shares equal name lists between ranks."""
+    log = RankLog(rank)
+    reader = _Reader(log, {} if intern is None else intern)
+    segments = _segments(folder, rank)
+    for path in segments:
+        _read_segment(path, reader)
+    if not segments:
+        log.not_seen.append(f"rank {rank}: its collectives (there is no recorder log)")
+    elif not (log.lines or log.garbage or log.truncated):
+        log.not_seen.append(f"rank {rank}: its collectives (the recorder log is empty)")
+    if log.garbage:
+        unit = "line" if log.garbage == 1 else "lines"
+        log.not_seen.append(f"rank {rank}: {log.garbage} unreadable {unit} of its recorder log")
+    if log.truncated:
+        log.not_seen.append(f"rank {rank}: its last event (the recorder log ends in mid-line)")
+    return log
+
+
+def _segments(folder: Path, rank: int) -> list[Path]:
+    """``rank-N.events*.jsonl``, the one that is written to last."""
+    current = folder / events_file(rank)
+    older = sorted(p for p in folder.glob(f"rank-{rank}.events*") if p != current)
+    return [*older, *([current] if current.exists() else [])]
+
+
+def _read_segment(path: Path, reader: _Reader) -> None:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        reader.log.not_seen.append(f"rank {reader.log.rank}: {path.name} ({error.strerror})")
+        return
+    whole, _, rest = raw.rpartition(b"\n")
+    reader.read(whole.splitlines())
+    if rest:
+        # The last line has no end. It may still be whole: only the newline can be missing.
+        before = reader.log.garbage
+        reader.read([rest])
+        reader.log.truncated = reader.log.garbage > before
+        reader.log.garbage = before
+
+
+class _Reader:
+    """Holds what later lines refer back to: interned names and where each call is."""
+
+    def __init__(self, log: RankLog, intern: Names) -> None:
+        self.log = log
+        self.intern = intern
+        self.names: dict[int, tuple[str, ...]] = {}
+        self.at: dict[int, int] = {}
+        self.handlers = {
+            "start": self.start, "group": self.group, "names": self.name_list,
+            "collective": self.collective, "done": self.done, "tokens": self.tokens,
+            "no_gradient": self.no_gradient, "phase": self.phase, "not_seen": self.not_seen,
+            "error": self.error, "end": self.end,
+        }  # fmt: skip
+
+    def read(self, lines: Iterable[bytes | str]) -> None:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                event = json.loads(line)
+                handler = self.handlers.get(event["e"])
+                if handler is not None:  # an event of a later version is no garbage
+                    handler(event)
+                self.log.lines += 1
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self.log.garbage += 1
+
+    def start(self, event: Mapping[str, Any]) -> None:
+        self.log.world_size = int(event["world_size"])
+        self.log.backend = str(event.get("backend") or "")
+        for package in ("python", "torch", "transformers", "accelerate", "deepspeed"):
+            if package in event:
+                version = event[package]
+                self.log.versions[package] = None if version is None else str(version)
+
+    def group(self, event: Mapping[str, Any]) -> None:
+        name = str(event["group"])
+        self.log.groups[name] = Group(
+            name=name,
+            ranks=tuple(int(r) for r in event.get("ranks") or ()),
+            axis=event.get("axis") or None,
+            desc=str(event.get("desc") or ""),
+            backend=str(event.get("backend") or ""),
+        )
+
+    def name_list(self, event: Mapping[str, Any]) -> None:
+        fqns = tuple(plain_name(str(fqn)) for fqn in event["fqns"])
+        self.names[int(event["id"])] = self.intern.setdefault(fqns, fqns)
+
+    def collective(self, event: Mapping[str, Any]) -> None:
+        carried = self.resolve(event.get("carries"))
+        everything = self.resolve(event.get("of"))
+        missing: tuple[str, ...] = ()
+        if carried is not None and everything is not None and carried is not everything:
+            there = set(carried)
+            missing = tuple(fqn for fqn in everything if fqn not in there)
+        index = int(event["n"])
+        peer = event.get("peer")
+        call = Collective(
+            index=index,
+            group=str(event["group"]),
+            position=int(event["k"]),
+            op=str(event["op"]),
+            numel_in=int(event.get("numel_in") or 0),
+            numel_out=int(event.get("numel_out") or 0),
+            dtype=str(event.get("dtype") or "").removeprefix("torch."),
+            phase=str(event.get("phase") or "other"),
+            module=plain_name(str(event.get("module") or "")),
+            step=int(event.get("step") or 0),
+            splits_in=_splits(event.get("splits_in")),
+            splits_out=_splits(event.get("splits_out")),
+            peer=None if peer is None else int(peer),
+            reduce=event.get("reduce") or None,
+            parameters=carried,
+            parameters_missing=missing,
+            site=str(event.get("site") or ""),
+            time=float(event.get("t") or 0.0),
+            asynchronous=bool(event.get("async")),
+        )
+        self.at[index] = len(self.log.collectives)
+        self.log.collectives.append(call)
+
+    def done(self, event: Mapping[str, Any]) -> None:
+        at = self.at.get(int(event["n"]))
+        if at is not None:
+            self.log.collectives[at] = replace(self.log.collectives[at], completed=True)
+
+    def tokens(self, event: Mapping[str, Any]) -> None:
+        counts = tuple(int(c) for c in event["counts"])
+        layer = plain_name(str(event["layer"]))
+        self.log.tokens.append(TokenCount(int(event.get("step") or 0), layer, counts))
+
+    def no_gradient(self, event: Mapping[str, Any]) -> None:
+        self.log.no_gradient[int(event["step"])] = self.resolve(event["names"]) or ()
+
+    def phase(self, event: Mapping[str, Any]) -> None:
+        self.log.last_phase = str(event["name"])
+
+    def not_seen(self, event: Mapping[str, Any]) -> None:
+        self.log.not_seen.append(str(event["text"]))
+
+    def error(self, event: Mapping[str, Any]) -> None:
+        self.log.error = RankError(
+            type=str(event.get("type") or "Exception"),
+            message=str(event.get("message") or ""),
+            where=str(event.get("where") or ""),
+            time=float(event.get("t") or 0.0),
+        )
+
+    def end(self, event: Mapping[str, Any]) -> None:
+        self.log.finished = bool(event)
+
+    def resolve(self, number: Any) -> tuple[str, ...] | None:
+        """A ``names`` id; None (not known) also when its line was lost. ValueError and the like
+        when it is no id at all."""
+        return None if number is None else self.names.get(int(number))
+
+
+def plain_name(fqn: str) -> str:
+    """The parameter's or module's name without what wrappers put between."""
+    if "_" in fqn:
+        for wrapper in WRAPPERS:
+            fqn = fqn.replace(wrapper, "")
+            fqn = fqn.removesuffix("." + wrapper[:-1])
+    return fqn
+
+
+def _splits(value: Any) -> tuple[int, ...] | None:
+    return None if value is None else tuple(int(v) for v in value)

@@ -1,0 +1,185 @@
+"""How the ranks ended: ``launch.json``, torch elastic's error files, tracebacks in their output.
+
+A rank that dies by a signal leaves no exception, one that raises leaves it in up to three places
+(recorder, error file, output); the readers here give the same `RankError` for each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moediag.evidence.model import ExitStatus, RankError, Stall
+
+LAST_LINES = 20
+_TAIL_BYTES = 256 * 1024  # an endless log is read from its end
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$')
+_LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
+# Frames that belong to the machinery and not to the program that a person wrote.
+_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python", "/moediag/", "<frozen ")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFacts:
+    """``launch.json``, as far as the diagnosis needs it."""
+
+    exits: Mapping[int, ExitStatus] = field(default_factory=dict)
+    stall: Stall | None = None
+    timed_out: bool = False
+    interrupted: bool = False
+    launch_error: str = ""
+    deaths: tuple[int, ...] = ()
+    not_seen: tuple[str, ...] = ()
+
+
+def read_launch(path: Path) -> LaunchFacts:
+    """Facts with a line in ``not_seen`` when the file is missing or broken."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return LaunchFacts(not_seen=("exit codes and signals (no launch.json)",))
+    except (OSError, ValueError):
+        return LaunchFacts(not_seen=("exit codes and signals (launch.json is unreadable)",))
+    if not isinstance(raw, dict):
+        return LaunchFacts(not_seen=("exit codes and signals (launch.json is unreadable)",))
+    lost: list[str] = []
+    exits: dict[int, ExitStatus] = {}
+    for rank, status in _mapping(raw.get("exits")).items():
+        try:
+            code, signal = status.get("code"), status.get("signal")
+            exits[int(rank)] = ExitStatus(
+                None if code is None else int(code),
+                None if signal is None else str(signal),
+                bool(status.get("by_us")),
+            )
+        except (AttributeError, TypeError, ValueError):
+            lost.append(f"rank {rank}: how it ended (launch.json)")
+    return LaunchFacts(
+        exits=exits,
+        stall=_stall(raw.get("stall"), lost),
+        timed_out=bool(raw.get("timed_out")),
+        interrupted=bool(raw.get("interrupted")),
+        launch_error=str(raw.get("launch_error") or ""),
+        deaths=_deaths(raw.get("deaths")),
+        not_seen=(*(str(t) for t in raw.get("not_seen") or ()), *lost),
+    )
+
+
+def _deaths(raw: Any) -> tuple[int, ...]:
+    """``[{"rank", "time"}]`` in order of time; what is not understood is left out."""
+    entries = [d for d in raw if isinstance(d, dict)] if isinstance(raw, list) else []
+    known = [d for d in entries if isinstance(d.get("rank"), int)]
+    return tuple(d["rank"] for d in sorted(known, key=lambda d: _time(d.get("time"))))
+
+
+def _stall(raw: Any, lost: list[str]) -> Stall | None:
+    if raw is None:
+        return None
+    try:
+        return Stall(
+            at=float(raw["at"]),
+            window=float(raw["window"]),
+            waiting=tuple(int(r) for r in raw.get("waiting") or ()),
+            elsewhere=tuple(int(r) for r in raw.get("elsewhere") or ()),
+        )
+    except (AttributeError, TypeError, KeyError, ValueError):
+        lost.append("what the watchdog saw (launch.json)")
+        return None
+
+
+def read_error_file(path: Path) -> RankError | None:
+    """torch elastic's error file: ``{"message": {"message": "Type: text", "extraInfo":
+    {"py_callstack": …, "timestamp": …}}}``; also the flat form that older releases write."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return None
+    message = raw.get("message") if isinstance(raw, dict) else None
+    extra: Mapping[str, Any] = {}
+    if isinstance(message, dict):
+        extra = _mapping(message.get("extraInfo"))
+        message = message.get("message")
+    if not isinstance(message, str) or not message:
+        return None
+    kind, _, text = message.partition(": ")
+    if not re.fullmatch(r"[A-Za-z_][\w.]*", kind):
+        kind, text = "Exception", message
+    callstack = str(extra.get("py_callstack") or "")
+    return RankError(short_type(kind), text, user_frame(callstack), _time(extra.get("timestamp")))
+
+
+def error_in_output(text: str) -> RankError | None:
+    """The last Python traceback, or the last C++ exception that nobody caught."""
+    lines = text.splitlines()
+    for at in range(len(lines) - 1, -1, -1):
+        line = _unprefixed(lines[at])
+        if line.startswith("Traceback (most recent call last):"):
+            found = _traceback(lines[at + 1 :])
+            if found is not None:
+                return found
+        elif what := _WHAT.match(line):
+            following = _unprefixed(lines[at + 1]).strip() if at + 1 < len(lines) else ""
+            return RankError(what["type"], following.removeprefix("what():").strip())
+    return None
+
+
+def _traceback(lines: list[str]) -> RankError | None:
+    for at, prefixed in enumerate(lines):
+        line = _unprefixed(prefixed)
+        if not line.startswith(" ") and (last := _LAST.match(line)):
+            frames = "\n".join(_unprefixed(earlier) for earlier in lines[:at])
+            return RankError(short_type(last["type"]), last["message"] or "", user_frame(frames))
+    return None
+
+
+def _unprefixed(line: str) -> str:
+    """torchrun puts ``[rank1]: `` or ``[default1]:`` before each line."""
+    return re.sub(r"^\[(?:rank|default)\d+\]: ?", "", line)
+
+
+def user_frame(traceback: str) -> str:
+    """The innermost frame of a person's own code as ``file.py:12 function``; the innermost of
+    all when there is none; empty for text without frames."""
+    frames = [frame for line in traceback.splitlines() if (frame := _FRAME.match(line))]
+    if not frames:
+        return ""
+    own = [f for f in frames if not any(part in f["file"] for part in _NOT_USER)]
+    frame = (own or frames)[-1]
+    return f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}"
+
+
+def short_type(name: str) -> str:
+    """``torch.distributed.DistBackendError`` -> ``DistBackendError``; C++ names stay whole."""
+    return name if "::" in name else name.rpartition(".")[2]
+
+
+def tail(path: Path) -> str:
+    """The end of a rank's output; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def last_lines(text: str) -> tuple[str, ...]:
+    return tuple(line for line in text.splitlines() if line.strip())[-LAST_LINES:]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _time(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0

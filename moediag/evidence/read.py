@@ -1,0 +1,119 @@
+"""A trial's folder as `Evidence`: the one place that knows which file holds what.
+
+Every file may be missing, empty or cut off: a rank can be killed at any moment. What is lost is
+said in ``not_seen``; only a folder that does not exist is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from moediag import protocol
+from moediag.errors import EvidenceError
+from moediag.evidence import exits, stacks
+from moediag.evidence.events import Names, RankLog, read_log
+from moediag.evidence.model import Evidence, RankEvidence, Stack
+from moediag.protocol import Outcome
+
+LAUNCH_FILE = "launch.json"
+CAPTURE = "capture"
+_RANK_FILE = re.compile(r"^rank-(\d+)\.")
+
+
+def read_trial(folder: Path) -> Evidence:
+    """Raises EvidenceError when ``folder`` is no folder."""
+    if not folder.is_dir():
+        raise EvidenceError(
+            f"{folder}: no such folder", "Give a trial's folder inside a run directory."
+        )
+    trial = _json(folder / protocol.TRIAL_FILE)
+    launch = exits.read_launch(folder / LAUNCH_FILE)
+    present = _ranks_present(folder) | set(launch.exits)
+    declared = trial.get("world_size")
+    world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
+    intern: Names = {}
+    logs = {
+        rank: read_log(folder, rank, intern) for rank in sorted(present | set(range(world_size)))
+    }
+    if not isinstance(declared, int):
+        world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
+    ranks = {rank: _rank(folder, log, launch) for rank, log in logs.items()}
+    backend = str(trial.get("backend") or next((g.backend for g in logs.values() if g.backend), ""))
+    return Evidence(
+        world_size=world_size,
+        ranks=ranks,
+        backend=backend,
+        stall=launch.stall,
+        timed_out=launch.timed_out,
+        launch_error=launch.launch_error,
+        interrupted=launch.interrupted,
+        deaths=launch.deaths,
+        not_seen=launch.not_seen,
+    )
+
+
+def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence:
+    rank = log.rank
+    output = exits.tail(folder / protocol.output_file(rank))
+    outcome, lost = _outcome(folder, rank)
+    error = log.error or exits.read_error_file(folder / protocol.error_file(rank))
+    if error is None and not log.finished:
+        error = exits.error_in_output(output)
+    return RankEvidence(
+        rank=rank,
+        collectives=tuple(log.collectives),
+        groups=log.groups,
+        tokens=tuple(log.tokens),
+        no_gradient=log.no_gradient,
+        stacks=_stacks(folder, rank),
+        exit=launch.exits.get(rank),
+        error=error,
+        outcome=outcome,
+        versions=log.versions,
+        last_phase=log.last_phase,
+        finished=log.finished,
+        not_seen=(*log.not_seen, *lost),
+        last_lines=exits.last_lines(output),
+    )
+
+
+def _outcome(folder: Path, rank: int) -> tuple[Outcome | None, tuple[str, ...]]:
+    try:
+        return Outcome.read(folder / protocol.outcome_file(rank)), ()
+    except FileNotFoundError:
+        return None, ()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None, (f"rank {rank}: what it measured (its outcome file is unreadable)",)
+
+
+def _stacks(folder: Path, rank: int) -> tuple[Stack, ...]:
+    capture = folder / CAPTURE
+    found: list[Stack] = []
+    found += stacks.parse_pyspy(_text(capture / f"rank-{rank}.pyspy.json"))
+    found += stacks.parse_pyspy_text(_text(capture / f"rank-{rank}.native.txt"))
+    found += stacks.parse_pystack(_text(capture / f"rank-{rank}.pystack.txt"))
+    found += stacks.parse_faulthandler(_text(folder / protocol.stacks_file(rank)))
+    return tuple(found)
+
+
+def _ranks_present(folder: Path) -> set[int]:
+    names = (path.name for path in folder.iterdir())
+    return {int(match[1]) for name in names if (match := _RANK_FILE.match(name))}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(_text(path))
+    except ValueError:
+        return {}
+    return raw if isinstance(raw, dict) else {}

@@ -1,0 +1,123 @@
+"""Python and native stacks out of what py-spy, pystack and faulthandler print.
+
+Every parser takes text and returns threads with the innermost frame first; text that is not
+understood gives fewer threads, never an exception.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from moediag.evidence.model import Frame, Stack
+
+# `Traceback for thread 25 (python) [Has the GIL] (most recent call last):`
+_PYSTACK_THREAD = re.compile(r"^\s*Traceback for thread (?P<id>\d+)(?: \((?P<name>[^)]*)\))?")
+_PYSTACK_FRAME = re.compile(
+    r'^\s*\((?P<kind>Python|C)\) File "(?P<file>[^"]*)", line (?P<line>-?\d+|\?*), '
+    r"in (?P<function>.*?)(?P<library>(?: \(inlined\))? \((?:/[^)]*|[^)]*\.so[^)]*)\))?\s*$"
+)
+# `Thread 25 (idle): "MainThread"` and `    main (/tmp/s.py:4)` of py-spy's text.
+_SPY_THREAD = re.compile(r'^Thread (?P<id>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
+_SPY_FRAME = re.compile(r"^ {4}(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
+# `Current thread 0x00007f31 [MainThread] (most recent call first):`
+_FAULT_THREAD = re.compile(
+    r"^(?:Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[(?P<name>[^\]]*)\])? ?"
+    r"\(most recent call first\):"
+)
+_FAULT_FRAME = re.compile(
+    r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?+) in (?P<function>.*?)$'
+)
+
+
+def parse_pyspy(text: str) -> tuple[Stack, ...]:
+    """``py-spy dump --json`` (with or without ``--native``)."""
+    try:
+        threads = json.loads(text)
+    except ValueError:
+        return ()
+    stacks = []
+    for thread in threads if isinstance(threads, list) else ():
+        if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
+            continue
+        name = str(thread.get("thread_name") or thread.get("os_thread_id") or "")
+        frames = tuple(_pyspy_frame(f) for f in thread["frames"] if isinstance(f, dict))
+        stacks.append(Stack(name, "py-spy", frames))
+    return tuple(stacks)
+
+
+def _pyspy_frame(raw: dict[str, Any]) -> Frame:
+    file = str(raw.get("filename") or "")
+    line = raw.get("line")
+    # py-spy names the shared library in `module` for native frames, and only for these.
+    native = bool(raw.get("module")) or not (file.endswith(".py") or file.startswith("<"))
+    return Frame(
+        file=file or str(raw.get("module") or ""),
+        line=line if isinstance(line, int) else 0,
+        function=str(raw.get("name") or "?"),
+        native=native,
+    )
+
+
+def parse_pyspy_text(text: str) -> tuple[Stack, ...]:
+    """``py-spy dump --native``: a frame in a shared library has no line number."""
+    stacks: list[Stack] = []
+    for line in text.splitlines():
+        if header := _SPY_THREAD.match(line):
+            stacks.append(Stack(header["name"] or header["id"], "py-spy", ()))
+        elif stacks and (found := _SPY_FRAME.match(line)):
+            native = not found["file"].endswith((".py", ">"))
+            frame = Frame(found["file"], _line(found["line"] or ""), found["function"], native)
+            last = stacks[-1]
+            stacks[-1] = Stack(last.thread, last.source, (*last.frames, frame))
+    return tuple(stacks)
+
+
+def parse_pystack(text: str) -> tuple[Stack, ...]:
+    """``pystack remote`` (with or without ``--native``); prints the outermost frame first."""
+    stacks: list[Stack] = []
+    thread: str | None = None
+    frames: list[Frame] = []
+
+    def close() -> None:
+        if thread is not None:
+            stacks.append(Stack(thread, "pystack", tuple(reversed(frames))))
+
+    for line in text.splitlines():
+        if header := _PYSTACK_THREAD.match(line):
+            close()
+            thread, frames = header["name"] or header["id"], []
+        elif frame := _PYSTACK_FRAME.match(line):
+            native = frame["kind"] == "C"
+            frames.append(Frame(frame["file"], _line(frame["line"]), frame["function"], native))
+    close()
+    return tuple(stacks)
+
+
+def parse_faulthandler(text: str) -> tuple[Stack, ...]:
+    """What ``faulthandler`` appended to one file, perhaps several times (asked, then SIGTERM,
+    then a fatal signal): the latest dump of each thread counts."""
+    latest: dict[str, Stack] = {}
+    thread: tuple[str, str] | None = None
+    frames: list[Frame] = []
+
+    def close() -> None:
+        if thread is not None:
+            latest[thread[0]] = Stack(thread[1], "faulthandler", tuple(frames))
+
+    for line in text.splitlines():
+        if header := _FAULT_THREAD.match(line):
+            close()
+            thread, frames = (header["id"], header["name"] or header["id"]), []
+        elif frame := _FAULT_FRAME.match(line):
+            frames.append(Frame(frame["file"], _line(frame["line"]), frame["function"]))
+        elif not line.strip():
+            close()
+            thread = None
+    close()
+    return tuple(latest.values())
+
+
+def _line(text: str) -> int:
+    return int(text) if text.lstrip("-").isdecimal() else 0

@@ -1,0 +1,115 @@
+"""The interpreter and torch that overlays are built on.
+
+It is the interpreter that runs moediag, or the one ``MOEDIAG_BASE_PYTHON`` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moediag.errors import StackError
+from moediag.protocol import write_json
+from moediag.stacks import probe
+
+ENV_BASE = "MOEDIAG_BASE_PYTHON"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One installed distribution; ``links``: name in site-packages -> where it lies."""
+
+    name: str
+    version: str
+    links: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """``executable``: as called (perhaps inside a virtual environment); ``real``: resolved.
+    ``torch`` is None where it is not installed; ``torch_info`` its metadata folder."""
+
+    executable: Path
+    real: str
+    python: str
+    torch: str | None
+    torch_info: str | None
+
+    @property
+    def identity(self) -> str:
+        """Changes when Python or torch is upgraded or moved."""
+        text = "\n".join((self.real, self.python, self.torch or "", self.torch_info or ""))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def torch_parts(self) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+        """torch with all that it requires, and torch's own requirement lines."""
+        own = self.executable == Path(sys.executable)
+        raw = probe.torch_parts() if own else _ask(self.executable)
+        return tuple(Part(**part) for part in raw["parts"]), tuple(raw["requires"])
+
+
+def current_base(cache: Path) -> Base:
+    """The base that counts now. ``cache``: where the answer of a foreign interpreter is kept.
+
+    Raises StackError where ``MOEDIAG_BASE_PYTHON`` cannot be run.
+    """
+    chosen = os.environ.get(ENV_BASE)
+    if not chosen or Path(chosen) == Path(sys.executable):
+        return _base(Path(sys.executable), probe.identity())
+    executable = Path(chosen).expanduser().absolute()
+    kept = cache / f"base-{hashlib.sha256(str(executable).encode()).hexdigest()[:12]}.json"
+    raw = _unchanged(kept)
+    if raw is None:
+        raw = _ask(executable)
+        watched = [raw["executable"], *raw["path"]]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"answer": raw, "watched": {p: _mtime(p) for p in watched}})
+    return _base(executable, raw)
+
+
+def _base(executable: Path, raw: dict[str, Any]) -> Base:
+    return Base(executable, raw["executable"], raw["python"], raw["torch"], raw["torch_info"])
+
+
+def _unchanged(kept: Path) -> dict[str, Any] | None:
+    """The kept answer, unless the interpreter or one of its folders changed since."""
+    try:
+        record = json.loads(kept.read_text(encoding="utf-8"))
+        same = all(_mtime(path) == mtime for path, mtime in record["watched"].items())
+        return dict(record["answer"]) if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _mtime(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _ask(executable: Path) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [str(executable), str(Path(probe.__file__))],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        answer = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        raise StackError(
+            f"{ENV_BASE}={executable} cannot be used: {detail.strip()[-400:]}",
+            f"Set {ENV_BASE} to a Python >= 3.9 that has torch, or unset it.",
+        ) from error
+    if answer.get("torch") and "parts" not in answer:
+        raise StackError(f"{ENV_BASE}={executable}: torch is installed without metadata")
+    return dict(answer)

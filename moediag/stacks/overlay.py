@@ -1,0 +1,62 @@
+"""The folder of links through which an overlay sees the base's torch, and nothing else of it.
+
+Pointing a ``.pth`` at the base's whole site-packages would let everything installed there leak
+into the environment, and transformers changes its behaviour by what it finds installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from moediag.errors import StackError
+from moediag.stacks.base import Part
+
+FOLDER = "torch-only"
+PTH = "zz_moediag_torch.pth"
+
+
+def site_packages(environment: Path) -> Path:
+    """The environment's own site-packages folder. Raises StackError where there is none."""
+    for folder in sorted((environment / "lib").glob("python3*/site-packages")):
+        return folder
+    raise StackError(f"{environment} is not a virtual environment")
+
+
+def link_torch(environment: Path, parts: Iterable[Part], installed: set[str]) -> list[str]:
+    """Links torch and what only torch needs into ``environment``; returns the linked names.
+
+    ``installed``: canonical names that the environment has itself; those win and are left out.
+    All paths are relative to the environment, so that it can be renamed once it is complete.
+    """
+    folder = environment / FOLDER
+    folder.mkdir()
+    linked = []
+    for part in parts:
+        if part.name not in installed:
+            linked.append(part.name)
+            for name, target in part.links.items():
+                _link(folder / name, Path(target))
+    site = site_packages(environment)
+    (site / PTH).write_text(os.path.relpath(folder, site) + "\n", encoding="utf-8")
+    return linked
+
+
+def _link(link: Path, target: Path) -> None:
+    """A link; a folder that several distributions share (``nvidia``) becomes a real one when
+    they do not lie in the same place."""
+    if not link.is_symlink() and not link.exists():
+        link.symlink_to(target, target_is_directory=target.is_dir())
+        return
+    if link.is_symlink():
+        present = Path(os.readlink(link))
+        if present == target or not (present.is_dir() and target.is_dir()):
+            return
+        link.unlink()
+        link.mkdir()
+        for child in present.iterdir():
+            _link(link / child.name, child)
+    if link.is_dir() and target.is_dir():
+        for child in target.iterdir():
+            _link(link / child.name, child)

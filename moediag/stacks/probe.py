@@ -1,0 +1,113 @@
+"""What an interpreter's own torch consists of, asked without importing torch.
+
+Runs in two ways: imported by moediag for its own interpreter, or as a script under another
+one (``MOEDIAG_BASE_PYTHON``), which need not have moediag or packaging; so: standard library
+only, Python >= 3.9.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def canonical(name: str) -> str:
+    """PEP 503 normalisation."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def identity() -> dict[str, Any]:
+    """The cheap part, under a millisecond: which Python and which torch this is.
+
+    ``torch`` and ``torch_info`` (the .dist-info folder) are null where torch is not installed.
+    """
+    found: dict[str, Any] = {
+        "executable": os.path.realpath(sys.executable),
+        "python": platform.python_version(),
+        "torch": None,
+        "torch_info": None,
+    }
+    for folder in sys.path:
+        try:
+            entries = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.startswith("torch-") and entry.endswith((".dist-info", ".egg-info")):
+                found["torch"] = entry[len("torch-") :].rsplit(".", 1)[0].split("-py")[0]
+                found["torch_info"] = os.path.realpath(os.path.join(folder or ".", entry))
+                return found
+    return found
+
+
+def torch_parts() -> dict[str, Any]:
+    """torch and everything that its metadata requires, as installed here.
+
+    ``requires``: torch's own requirement lines without extras. ``parts``: one entry a
+    distribution: canonical ``name``, ``version``, ``links`` (name in site-packages -> target).
+    """
+    torch = importlib.metadata.distribution("torch")
+    parts: list[dict[str, Any]] = []
+    waiting, seen = ["torch"], {"torch"}
+    while waiting:
+        try:
+            distribution = importlib.metadata.distribution(waiting.pop())
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a requirement of another platform
+        name = canonical(distribution.metadata["Name"])
+        links = _links(distribution, name)
+        parts.append({"name": name, "version": distribution.version, "links": links})
+        for line in _requirements(distribution):
+            match = _NAME.match(line)
+            required = canonical(match.group()) if match else ""
+            if required and required not in seen:
+                seen.add(required)
+                waiting.append(required)
+    return {"requires": _requirements(torch), "parts": parts}
+
+
+def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
+    lines = distribution.requires or []
+    return [line for line in lines if "extra ==" not in line.replace("extra==", "extra ==")]
+
+
+def _links(distribution: importlib.metadata.Distribution, name: str) -> dict[str, str]:
+    """The entries that this distribution owns in its site-packages folder."""
+    links: dict[str, str] = {}
+    root = Path(str(distribution.locate_file(""))).resolve()
+    for file in distribution.files or ():
+        top = file.parts[0]
+        if top not in {"..", "__pycache__"} and not top.endswith(".pth"):
+            target = root / top
+            if top not in links and target.exists():
+                links[top] = str(target)
+    tops = (distribution.read_text("top_level.txt") or name.replace("-", "_")).split()
+    if not any(top in links for top in tops):
+        # An editable or a distribution's package: ask the import system where it is.
+        for top in tops:
+            spec = importlib.util.find_spec(top)
+            if spec is not None and spec.origin:
+                origin = Path(spec.origin)
+                target = origin.parent if origin.stem == "__init__" else origin
+                links[target.name] = str(target)
+        info = Path(str(getattr(distribution, "_path", root)))
+        if info != root and info.exists():
+            links[info.name] = str(info)
+    return links
+
+
+if __name__ == "__main__":
+    answer = identity()
+    answer["path"] = [p for p in sys.path[1:] if os.path.isdir(p)]
+    if answer["torch"]:
+        answer.update(torch_parts())
+    json.dump(answer, sys.stdout)

@@ -31,6 +31,12 @@ def events_file(rank: int) -> str:
     return f"rank-{rank}.events.jsonl"
 
 
+def older_events_file(rank: int) -> str:
+    """The segment of the log before ``events_file``, once that has grown to its bound; the newer
+    segment repeats what its lines refer to (start, group, names), so it can be read alone."""
+    return f"rank-{rank}.events.older.jsonl"
+
+
 def heartbeat_file(rank: int) -> str:
     """The memory-mapped progress record, see :class:`Heartbeat`."""
     return f"rank-{rank}.heartbeat"
@@ -276,10 +282,11 @@ class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
     ``gradients``: by step (as a string, JSON) and FQN, only of steps that were compared.
-    ``losses``, ``gradient_norms``: one per step; a norm is null where the library keeps it to itself. ``applicable``: a reason when this trial cannot
-    be done on this stack (verdict not-applicable), else null. ``cost``: by fix name ("" is the
-    unfixed step, "again" the same once more, which shows the noise), the seconds of each round. ``notes``: facts about how the trial was run that
-    a reader of the result must know (shims, look-alikes).
+    ``losses``, ``gradient_norms``: one per step; a norm is null where the library keeps it to
+    itself. ``applicable``: a reason when this trial cannot be done on this stack (verdict
+    not-applicable), else null. ``cost``: by fix name ("" is the unfixed step, "again" the same once
+    more, which shows the noise), the seconds of each round. ``notes``: facts about how the trial
+    was run that a reader of the result must know (shims, look-alikes).
     """
 
     rank: int
@@ -311,7 +318,7 @@ def write_json(path: Path, value: Any) -> Path:
     """Writes atomically: a reader sees the old file or the whole new one, never half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    os.replace(temporary, path)
+    temporary.replace(path)
     return path
 
 

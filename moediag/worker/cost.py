@@ -20,8 +20,8 @@ from moediag.worker.wrap import Wrapped, synchronize
 
 
 def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
-    """``Outcome.cost``: by fix name ("" unfixed, "again" the same) the seconds of each round. Raises ValueError
-    when the trial has no ``cost`` section."""
+    """``Outcome.cost``: by fix name ("" unfixed, "again" the same) the seconds of each round.
+    Raises ValueError when the trial has no ``cost`` section."""
     if trial.cost is None:
         raise ValueError("a cost trial needs a cost section")
     healthy = dataclasses.replace(

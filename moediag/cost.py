@@ -1,0 +1,74 @@
+"""Step-time ratios from the cost trial: each fix against the healthy unfixed step, round by round."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from moediag.protocol import Outcome, outcome_file
+from moediag.report.model import TrialResult
+from moediag.scenario.plan import Plan, PlannedTrial
+from moediag.verdicts import Verdict
+
+UNFIXED, AGAIN = "", "again"  # keys of Outcome.cost
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ratio:
+    """Median and quartiles over the rounds of (this step's time / the unfixed step's time)."""
+
+    median: float
+    quartiles: tuple[float, float]
+
+
+def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
+    """``seconds``: Outcome.cost of one rank. The unfixed step's own ratio is 1, with the spread of
+    its second timing: what is inside that is noise. Empty without at least two rounds."""
+    unfixed = seconds.get(UNFIXED, [])
+    found: dict[str, Ratio] = {}
+    for name, rounds in seconds.items():
+        pairs = [mine / base for mine, base in zip(rounds, unfixed, strict=False) if base > 0]
+        if len(pairs) < 2:
+            continue
+        lower, _, upper = statistics.quantiles(pairs, n=4, method="inclusive")
+        found[name] = Ratio(statistics.median(pairs), (lower, upper))
+    if AGAIN in found:
+        found[UNFIXED] = Ratio(1.0, found.pop(AGAIN).quartiles)
+    return found
+
+
+def with_ratios(
+    plan: Plan, results: Sequence[TrialResult], folder: Path
+) -> tuple[TrialResult, ...]:
+    """``results`` with the ratios of the plan's cost trial filled in where a trial ran the same
+    code on the same stack. Without a finished cost trial they are returned as they are."""
+    trial = next((p for p in plan.trials if p.trial.purpose == "cost"), None)
+    if trial is None:
+        return tuple(results)
+    try:
+        outcome = Outcome.read(folder / trial.trial.name / outcome_file(0))
+    except (OSError, ValueError):
+        return tuple(results)
+    measured = ratios(outcome.cost)
+    planned = {(p.trial.variant, p.repeat): p for p in plan.trials}
+    return tuple(_filled(r, planned.get((r.variant, r.repeat)), trial, measured) for r in results)
+
+
+def _filled(
+    result: TrialResult, planned: PlannedTrial | None, trial: PlannedTrial, measured: dict[str, Ratio]
+) -> TrialResult:
+    if planned is None or planned is trial or planned.stack != trial.stack:
+        return result
+    if result.role == "control" or result.verdict == Verdict.NOT_APPLICABLE:
+        return result
+    if planned.trial.fix is None and result.role != "unfixed":
+        return result  # a fix of the data or the stack: not another step on this one
+    ratio = measured.get(planned.trial.fix or UNFIXED)
+    if ratio is None:
+        return result
+    spread = (round(ratio.quartiles[0], 3), round(ratio.quartiles[1], 3))
+    return dataclasses.replace(
+        result, step_time_ratio=round(ratio.median, 3), step_time_spread=spread
+    )

@@ -1,0 +1,350 @@
+"""The one way through the house: plan -> stacks -> launch -> evidence -> diagnosis -> result.
+
+Nothing here knows a particular failure. Trials run one after the other, grouped by stack so that
+each stack's host imports once; the hosts of later stacks warm up while earlier trials run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import moediag
+from moediag import cost, doctor
+from moediag.diagnosis import judge
+from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis.model import Diagnosis
+from moediag.errors import Interrupted, MoediagError, StackError, UsageError
+from moediag.evidence.read import read_trial
+from moediag.launch.launcher import Launcher, launcher
+from moediag.launch.options import LaunchOptions
+from moediag.launch.record import LaunchRecord
+from moediag.protocol import Outcome, Trial, outcome_file
+from moediag.report.model import RunResult, Seconds, TrialResult
+from moediag.report.progress import Observer
+from moediag.scenario.plan import Plan, PlannedTrial
+from moediag.stacks import environment
+from moediag.stacks.environment import Stack
+from moediag.verdicts import Confidence, Verdict
+
+SCENARIO_FILE = "scenario.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """``out``: the run directory, which must not exist or be empty; default: a new one below
+    ``moediag-runs``."""
+
+    out: Path | None = None
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+
+
+def run(plan: Plan, options: RunOptions, observer: Observer) -> RunResult:
+    """Runs every trial of ``plan`` and writes ``result.json``.
+
+    Raises MoediagError when nothing could be run at all, Interrupted after Ctrl-C (with what was
+    gathered until then in ``result.json``).
+    """
+    folder = _run_folder(options.out, plan.scenario.name)
+    return _Run(plan, options, observer, folder).run()
+
+
+def _run_folder(out: Path | None, name: str) -> Path:
+    if out is None:
+        stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        base = Path("moediag-runs")
+        out = base / f"{stamp}-{name}"
+        number = 2
+        while out.exists():
+            out = base / f"{stamp}-{name}-{number}"
+            number += 1
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        taken = any(out.iterdir())
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror or error}") from error
+    if taken:
+        raise UsageError(
+            f"--out {out}: the folder is not empty",
+            "Evidence is never overwritten: give a new folder, or leave --out away.",
+        )
+    return out.resolve()
+
+
+class _Run:
+    """One run's state: what is built, what is finished."""
+
+    def __init__(
+        self, plan: Plan, options: RunOptions, observer: Observer, folder: Path
+    ) -> None:
+        self.plan = plan
+        self.observer = observer
+        self.folder = folder
+        families = {t.trial.model.family for t in plan.trials}
+        self.launch_options = dataclasses.replace(
+            options.launch, families=tuple(sorted(families))
+        )
+        self.started = datetime.now(timezone.utc)
+        self.results: list[TrialResult] = []
+        self.stacks: dict[tuple[tuple[str, str], ...], Stack | StackError] = {}
+        self.references: dict[tuple[str, str], tuple[Path, str | None]] = {}
+
+    def run(self) -> RunResult:
+        (self.folder / SCENARIO_FILE).write_text(self.plan.scenario.to_yaml(), encoding="utf-8")
+        self.observer.plan(self.plan)
+        try:
+            self._trials()
+        except (KeyboardInterrupt, Interrupted) as error:
+            self._finish()
+            raise Interrupted(
+                f"interrupted after {len(self.results)} of {len(self.plan.trials)} trials; "
+                f"evidence is in {self.folder}",
+                "Nothing is left running. The same command starts again; "
+                "environments that were built are kept.",
+            ) from error
+        result = self._finish()
+        self.observer.finished(result)
+        return result
+
+    def _finish(self) -> RunResult:
+        trials = cost.with_ratios(self.plan, self.results, self.folder)
+        result = RunResult(
+            scenario=self.plan.scenario.name,
+            started=self.started.isoformat(timespec="seconds"),
+            moediag_version=moediag.__version__,
+            machine=doctor.machine(),
+            trials=tuple(trials),
+            conclusion=judge.conclusion(trials),
+            overrides=tuple(self.plan.overrides),
+        )
+        result.write(self.folder)
+        return result
+
+    # -- stacks and launchers ----------------------------------------------------------
+
+    def _trials(self) -> None:
+        groups = self._by_stack()
+        with contextlib.ExitStack() as hosts:
+            launchers: dict[tuple[str, str], Launcher] = {}
+            for request, trials in groups:
+                stack = self._stack(dict(request))
+                if isinstance(stack, StackError):
+                    continue
+                for planned in trials:
+                    key = (stack.key, planned.trial.launcher)
+                    if key not in launchers:
+                        launchers[key] = hosts.enter_context(
+                            launcher(
+                                planned.trial.launcher, stack, self.folder, self.launch_options
+                            )
+                        )
+            for request, trials in groups:
+                stack = self.stacks[request]
+                for planned in trials:
+                    if isinstance(stack, StackError):
+                        self._not_built(planned, stack)
+                    else:
+                        key = (stack.key, planned.trial.launcher)
+                        self._one(planned, stack, launchers[key])
+
+    def _by_stack(self) -> Iterator[tuple[tuple[tuple[str, str], ...], list[PlannedTrial]]] | Any:
+        """Trials grouped by requested stack, in the plan's order; the costs come last, when the
+        other hosts have finished importing."""
+        groups: dict[tuple[tuple[str, str], ...], list[PlannedTrial]] = {}
+        late: dict[tuple[tuple[str, str], ...], list[PlannedTrial]] = {}
+        for planned in self.plan.trials:
+            request = tuple(sorted(planned.stack.items()))
+            target = late if planned.trial.purpose == "cost" else groups
+            target.setdefault(request, []).append(planned)
+        return [*groups.items(), *late.items()]
+
+    def _stack(self, request: Mapping[str, str]) -> Stack | StackError:
+        """Built or from the cache. One that cannot be built fails its own trials only, unless
+        it is the only one."""
+        key = tuple(sorted(request.items()))
+        if key in self.stacks:
+            return self.stacks[key]
+        label = ", ".join(f"{k} {v}" for k, v in request.items()) or "as installed"
+
+        def progress(text: str, fraction: float | None) -> None:
+            self.observer.stack(label, text, fraction)
+
+        stack: Stack | StackError
+        try:
+            stack = environment.ensure(request, progress)
+        except StackError as error:
+            only = len({tuple(sorted(t.stack.items())) for t in self.plan.trials}) == 1
+            if only:
+                raise
+            stack = error
+        self.stacks[key] = stack
+        return stack
+
+    # -- one trial ---------------------------------------------------------------------
+
+    def _one(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> None:
+        began = time.monotonic()
+        trial = planned.trial
+        self.observer.trial_started(trial.name)
+        reason = None
+        if planned.reference_key is not None:
+            path, reason = self._reference(planned, stack, start)
+            trial = dataclasses.replace(trial, reference_path=str(path))
+        if reason is not None:
+            self._add(self._not_applicable(planned, stack, reason))
+            return
+        folder = self.folder / trial.name
+        record = start.run(
+            trial, folder, lambda p: self.observer.trial_progress(planned.trial.name, p)
+        )
+        captured = time.time()
+        diagnosis = diagnose(read_trial(folder))
+        seconds = Seconds(
+            environment=round(stack.seconds, 3),
+            launch=_since(record.started, record.first_progress),
+            stall_to_verdict=_to_verdict(record, captured),
+            total=round(time.monotonic() - began, 3),
+        )
+        self._add(self._result(planned, stack, diagnosis, seconds, folder))
+
+    def _reference(
+        self, planned: PlannedTrial, stack: Stack, start: Launcher
+    ) -> tuple[Path, str | None]:
+        """The single-process run that this trial is held against, done once per key and stack:
+        (its file, why it is not applicable or None). Raises MoediagError when it fails."""
+        key = (stack.key, str(planned.reference_key))
+        if key in self.references:
+            return self.references[key]
+        name = f"reference-{planned.reference_key}-{stack.key}"
+        path = self.folder / f"{name}.pt"
+        trial = dataclasses.replace(
+            planned.trial,
+            name=name,
+            purpose="reference",
+            fix=None,
+            record=False,
+            reference_path=str(path),
+        )
+        folder = self.folder / name
+        record = start.run(trial, folder, None)
+        reason: str | None = None
+        try:
+            reason = Outcome.read(folder / outcome_file(0)).applicable
+        except (OSError, ValueError) as error:
+            raise MoediagError(
+                f"the single-process reference of {planned.trial.name} failed: "
+                f"{record.launch_error or 'see its log'}",
+                f"Its output is in {folder}. Without a reference nothing can be judged.",
+            ) from error
+        self.references[key] = (path, reason)
+        return path, reason
+
+    def _add(self, result: TrialResult) -> None:
+        self.results.append(result)
+        self.observer.trial_finished(result)
+
+    # -- results -----------------------------------------------------------------------
+
+    def _result(
+        self,
+        planned: PlannedTrial,
+        stack: Stack,
+        found: Diagnosis,
+        seconds: Seconds,
+        folder: Path,
+    ) -> TrialResult:
+        trial = planned.trial
+        return TrialResult(
+            variant=trial.variant,
+            role=trial.role,
+            stack=dict(stack.versions),
+            launcher=trial.launcher,
+            backend=trial.backend,
+            world_size=trial.world_size,
+            verdict=str(found.verdict),
+            expected=_expected(planned),
+            met=judge.met(planned.expected, found, trial.backend),
+            signature=found.signature,
+            confidence=str(found.confidence),
+            culprits=tuple(found.culprits),
+            victims=tuple(found.victims),
+            cause=found.cause,
+            not_seen=tuple(found.not_seen),
+            first_divergence=found.first_divergence,
+            gradient_error=found.gradient_error,
+            worst_parameter=found.worst_parameter,
+            seconds=seconds,
+            evidence=folder.name,
+            repeat=planned.repeat,
+            stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
+            wrong_parameters=tuple(found.wrong_parameters),
+            parameters_compared=found.parameters_compared,
+            notes=tuple(found.notes) + tuple(stack.notes),
+        )
+
+    def _not_applicable(
+        self, planned: PlannedTrial, stack: Stack, reason: str, folder: str = ""
+    ) -> TrialResult:
+        return self._without_launch(
+            planned, dict(stack.versions), Verdict.NOT_APPLICABLE, reason, folder
+        )
+
+    def _not_built(self, planned: PlannedTrial, error: StackError) -> None:
+        requested: dict[str, str | None] = dict(planned.stack)
+        self._add(
+            self._without_launch(planned, requested, Verdict.INCONCLUSIVE, error.message, "")
+        )
+
+    def _without_launch(
+        self,
+        planned: PlannedTrial,
+        versions: dict[str, str | None],
+        verdict: Verdict,
+        reason: str,
+        folder: str,
+    ) -> TrialResult:
+        trial = planned.trial
+        found = Diagnosis(
+            verdict=verdict, signature=str(verdict), confidence=Confidence.HIGH, cause=reason
+        )
+        return TrialResult(
+            variant=trial.variant,
+            role=trial.role,
+            stack=versions,
+            launcher=trial.launcher,
+            backend=trial.backend,
+            world_size=trial.world_size,
+            verdict=str(verdict),
+            expected=_expected(planned),
+            met=judge.met(planned.expected, found, trial.backend),
+            signature=str(verdict),
+            confidence=str(Confidence.HIGH),
+            cause=reason,
+            evidence=folder,
+            repeat=planned.repeat,
+        )
+
+
+def _expected(planned: PlannedTrial) -> str:
+    if planned.expected is None:
+        return str(Verdict.CLEAN)
+    return " or ".join(planned.expected.verdicts(planned.trial.backend))
+
+
+def _since(start: float, end: float | None) -> float | None:
+    return None if end is None else round(end - start, 3)
+
+
+def _to_verdict(record: LaunchRecord, captured: float) -> float | None:
+    """Seconds from the last progress of a stalled run to its verdict; None without a stall."""
+    if record.stall is None:
+        return None
+    return round(captured - record.started - record.stall.at, 3)
+
+

@@ -1,0 +1,236 @@
+"""The step under test, in one process: data, skew, anatomy, fixes, comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from moediag import fixes  # noqa: E402
+from moediag.protocol import ModelSpec, SkewSpec, Starve, StepSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.worker import compare, data, models, reference  # noqa: E402
+from moediag.worker.skew import RouterSkew  # noqa: E402
+from moediag.worker.wrap import Wrapped, clean_fqn  # noqa: E402
+
+STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def trial(**changes) -> Trial:
+    base = Trial("t", "s", "v", world_size=1, layout={"dp_shard": 1})
+    return dataclasses.replace(base, **changes)
+
+
+def one_backward(model, anatomy, skew: SkewSpec = STARVED) -> dict:
+    """Gradients by FQN after one forward and backward of rank 0's batch."""
+    wrapped = Wrapped(model, anatomy, trial())
+    bent = RouterSkew(skew, anatomy.experts)
+    with bent.installed(anatomy):
+        wrapped.loss(data.batch(ModelSpec(), StepSpec(), SkewSpec(), 0, 1, 0)).backward()
+    return {clean_fqn(n): p.grad for n, p in model.named_parameters()}
+
+
+class TestData:
+    def test_a_batch_depends_on_rank_step_and_micro_batch_and_on_nothing_else(self):
+        def at(rank, number, micro):
+            return data.batch(ModelSpec(), StepSpec(), SkewSpec(), rank, number, micro)
+
+        assert torch.equal(at(1, 2, 0), at(1, 2, 0))
+        others = [at(0, 2, 0), at(1, 3, 0), at(1, 2, 1)]
+        assert not any(torch.equal(at(1, 2, 0), other) for other in others)
+
+    def test_identical_batches_are_the_same_on_all_ranks(self):
+        skew = SkewSpec(batches="identical")
+        batches = [data.batch(ModelSpec(), StepSpec(), skew, rank, 1, 0) for rank in range(3)]
+        assert torch.equal(batches[0], batches[1])
+        assert torch.equal(batches[0], batches[2])
+
+    def test_one_token_batches_repeat_one_token_another_one_on_each_rank(self):
+        skew = SkewSpec(batches="one-token")
+        tokens = [data.batch(ModelSpec(), StepSpec(), skew, rank, 1, 0) for rank in range(4)]
+        assert all(t.unique().numel() == 1 for t in tokens)
+        assert len({int(t[0, 0]) for t in tokens}) == 4
+
+
+class TestModels:
+    @pytest.mark.parametrize("family", sorted(models.FAMILIES))
+    def test_a_family_is_built_with_its_layers_and_experts_or_says_why_not(self, family):
+        spec = ModelSpec(family=family)
+        try:
+            model = models.build(spec, seed=0)
+        except models.NotApplicable as reason:
+            assert family in str(reason)
+            return
+        anatomy = models.anatomy(model, spec)
+        assert len(anatomy.layers) == spec.layers
+        assert [block.layer for block in anatomy.blocks] == [0, 1]
+        names = dict(model.named_modules())
+        assert all(names[fqn] is layer for fqn, layer in anatomy.layers)
+        assert anatomy.fused or all(len(b.experts) == spec.experts for b in anatomy.blocks)
+
+    def test_the_same_seed_gives_the_same_weights_and_another_seed_others(self):
+        first, same, other = (models.build(ModelSpec(), seed) for seed in (5, 5, 6))
+        weight = "model.layers.0.mlp.gate.weight"
+        assert torch.equal(first.state_dict()[weight], same.state_dict()[weight])
+        assert not torch.equal(first.state_dict()[weight], other.state_dict()[weight])
+
+    def test_the_reference_of_a_bf16_trial_starts_from_the_rounded_weights(self):
+        spec = ModelSpec(dtype="bfloat16")
+        rounded, reference_model = models.build(spec, 0), models.build(spec, 0, dtype="float32")
+        weight = "model.layers.0.mlp.gate.weight"
+        expected = rounded.state_dict()[weight].float()
+        assert torch.equal(reference_model.state_dict()[weight], expected)
+
+
+class TestSkew:
+    def counts(self, skew: SkewSpec, rank: int = 0, step: int = 1):
+        model = models.build(ModelSpec(), 0)
+        anatomy = models.anatomy(model, ModelSpec())
+        seen = []
+        for _, layer in anatomy.layers:
+            gate = layer.mlp
+
+            def hook(module, args, output):
+                chosen = output[1].topk(2, dim=-1)[1]
+                seen.append(torch.bincount(chosen.reshape(-1), minlength=8).tolist())
+
+            # Inside the layer's forward, so that the skew applies to this top-k as well.
+            gate.register_forward_hook(hook)
+        bent = RouterSkew(skew, anatomy.experts)
+        bent.set_rank(rank)
+        bent.set_step(step)
+        with bent.installed(anatomy), torch.no_grad():
+            Wrapped(model, anatomy, trial()).loss(
+                data.batch(ModelSpec(), StepSpec(), SkewSpec(), 0, 1, 0)
+            )
+        return seen
+
+    def test_the_starved_expert_gets_no_token_in_its_layer_only(self):
+        natural, bent = self.counts(SkewSpec()), self.counts(STARVED)
+        assert all(count > 0 for layer in natural for count in layer)
+        assert bent[1][3] == 0
+        assert bent[0] == natural[0]
+        assert sum(bent[1]) == sum(natural[1])
+
+    def test_it_spares_other_ranks_and_earlier_steps(self):
+        skew = SkewSpec(starve=[Starve(expert=3, rank=1, layer=1, from_step=3)])
+        natural = self.counts(SkewSpec())
+        assert self.counts(skew, rank=0, step=3) == natural
+        assert self.counts(skew, rank=1, step=2) == natural
+        assert self.counts(skew, rank=1, step=3)[1][3] == 0
+
+    def test_topk_is_restored(self):
+        before = torch.topk, torch.Tensor.topk
+        self.counts(STARVED)
+        assert (torch.topk, torch.Tensor.topk) == before
+
+    def test_real_scores_are_returned_and_carry_the_gradient(self):
+        model = models.build(ModelSpec(), 0)
+        anatomy = models.anatomy(model, ModelSpec())
+        bent = RouterSkew(SkewSpec(starve=[Starve(expert=3)]), 8)
+        scores = torch.rand(5, 8, requires_grad=True)
+        with bent.installed(anatomy):
+            bent._layers.append(0)
+            values, indices = torch.topk(scores, 2, dim=-1)
+        assert not (indices == 3).any()
+        assert torch.equal(values, scores.gather(-1, indices))
+        values.sum().backward()
+        assert scores.grad.sum() == 10
+
+
+class TestFixes:
+    """Each in-model fix on a starved expert: every parameter gets a gradient, and the right one."""
+
+    def gradients(self, fix: str | None) -> dict:
+        model = models.build(ModelSpec(), 0)
+        anatomy = models.anatomy(model, ModelSpec())
+        if fix:
+            module = fixes.load(fix)
+            for when in ("before_wrap", "after_wrap"):
+                if hasattr(module, when):
+                    getattr(module, when)(model, anatomy, WrapperSpec())
+        return one_backward(model, anatomy)
+
+    def test_without_a_fix_the_starved_expert_has_no_gradient(self):
+        missing = [name for name, g in self.gradients(None).items() if g is None]
+        assert missing == [
+            f"model.layers.1.mlp.experts.3.{p}_proj.weight" for p in ("gate", "up", "down")
+        ]
+
+    @pytest.mark.parametrize("fix", ["touch", "iterate-all", "dense-experts"])
+    def test_with_it_every_parameter_has_the_right_one(self, fix):
+        plain, fixed = self.gradients(None), self.gradients(fix)
+        assert set(plain) == set(fixed)
+        for name, gradient in fixed.items():
+            assert gradient is not None, name
+            expected = plain[name] if plain[name] is not None else torch.zeros_like(gradient)
+            assert (gradient - expected).abs().max() < 1e-6, name
+
+    @pytest.mark.parametrize("fix", ["set-reduce-scatter-unused-params", "zero-fill"])
+    def test_a_fix_of_fsdp2_says_that_it_needs_fsdp2(self, fix):
+        with pytest.raises(models.NotApplicable, match="FSDP2"):
+            self.gradients(fix)
+
+    def test_iterate_all_leaves_the_order_of_experts_the_same_on_every_rank(self):
+        called = []
+        model = models.build(ModelSpec(), 0)
+        anatomy = models.anatomy(model, ModelSpec())
+        fixes.load("iterate-all").after_wrap(model, anatomy, WrapperSpec())
+        for index, (_, expert) in enumerate(anatomy.blocks[1].experts):
+            expert.register_forward_pre_hook(lambda m, a, i=index: called.append(i))
+        one_backward(model, anatomy)
+        assert called == list(range(8))
+
+
+class TestReferenceAndComparison:
+    @pytest.fixture
+    def expected(self, tmp_path):
+        subject = trial(reference_path=str(tmp_path / "reference.pt"), world_size=2)
+        reference.run(subject)
+        return subject, reference.load(str(tmp_path / "reference.pt"))
+
+    def test_it_averages_over_the_ranks(self, expected):
+        subject, stored = expected
+        model = models.build(ModelSpec(), 0)
+        wrapped = Wrapped(model, models.anatomy(model, ModelSpec()), subject)
+        for rank in range(2):
+            tokens = data.batch(ModelSpec(), StepSpec(), SkewSpec(), rank, 1, 0)
+            (wrapped.loss(tokens) / 2).backward()
+        errors = compare.compare(wrapped, stored["gradients"][0], "float32")
+        assert not any(e.wrong for e in errors.values())
+        assert len(errors) == 69
+
+    @pytest.mark.parametrize(
+        ("spoil", "missing"),
+        [
+            (lambda g: g * 1.01, False),
+            (lambda g: g * float("nan"), False),
+            (lambda g: None, True),
+        ],
+        ids=["one percent", "nan", "none"],
+    )
+    def test_a_spoilt_gradient_is_wrong_and_the_others_are_not(self, expected, spoil, missing):
+        subject, stored = expected
+        model = models.build(ModelSpec(), 0)
+        wrapped = Wrapped(model, models.anatomy(model, ModelSpec()), subject)
+        for name, parameter in model.named_parameters():
+            parameter.grad = stored["gradients"][0][name].clone()
+        victim = "model.layers.1.mlp.experts.3.up_proj.weight"
+        parameter = model.get_parameter(victim)
+        parameter.grad = spoil(parameter.grad)
+        errors = compare.compare(wrapped, stored["gradients"][0], "float32")
+        assert [name for name, e in errors.items() if e.wrong] == [victim]
+        assert errors[victim].missing is missing
+
+
+def test_wrapper_prefixes_are_not_part_of_a_name():
+    name = "module._fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp.gate.weight"
+    assert clean_fqn(name) == "model.layers.0.mlp.gate.weight"
+    assert clean_fqn("my_module.weight") == "my_module.weight"

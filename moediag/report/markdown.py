@@ -62,8 +62,8 @@ def _summary(page: Page, result: RunResult) -> str:
             mark = "**cheapest correct**" if row.cheapest else ""
             remark = "; ".join(filter(None, (_inline(row.remark), *map(_inline, row.notes))))
             judgement = f"{row.judgement} ({row.verdict})"
-            cells = (_inline(row.variant), _inline(judgement), row.cost)
-            lines.append(f"| {' | '.join(cells)} | {' '.join(filter(None, (mark, remark)))} |")
+            fix = (_inline(row.variant), _inline(judgement), row.cost)
+            lines.append(f"| {' | '.join(fix)} | {' '.join(filter(None, (mark, remark)))} |")
     return "\n".join([*lines, "", ""])
 
 

@@ -1,0 +1,69 @@
+"""One self-contained HTML page of one or several runs: no network, no JavaScript needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from moediag.report import names
+from moediag.report.model import RunResult
+from moediag.report.page import page_of
+from moediag.report.terminal import MOST_FRAMES, verdict_style
+
+CELL = 26  # pixels of one rank's square, gap included
+PER_ROW = 16
+MOST_LABELLED = 256  # beyond it the squares are too many to carry their numbers
+
+
+def render(results: Sequence[RunResult]) -> str:
+    """The page as text; everything that came from a run is escaped by the template engine."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(
+        error_size=names.error_size,
+        stack=names.stack,
+        rank_list=names.ranks,
+        style=verdict_style,
+        grid=rank_grid,
+        most_frames=MOST_FRAMES,
+    )
+    source = files("moediag.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    runs = [(page_of(result), result) for result in results]
+    return environment.from_string(source).render(runs=runs)
+
+
+def rank_grid(world_size: int, culprits: Sequence[int], victims: Sequence[int]) -> Markup:
+    """The ranks as an inline SVG, row by row; blame is told by letter as well as by colour."""
+    columns = min(world_size, PER_ROW if world_size <= MOST_LABELLED else 64)
+    cell = CELL if world_size <= MOST_LABELLED else 10
+    rows = -(-world_size // max(columns, 1))
+    label = (
+        f"{world_size} ranks; culprits: {names.ranks(culprits)}; victims: {names.ranks(victims)}"
+    )
+    width, height = columns * cell, rows * cell
+    parts = [
+        f'<svg class="grid" role="img" aria-label="{label}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}">'
+    ]
+    guilty, waiting = set(culprits), set(victims)
+    for rank in range(world_size):
+        kind = "culprit" if rank in guilty else "victim" if rank in waiting else "other"
+        x, y = rank % columns * cell, rank // columns * cell
+        size = cell - 2
+        parts.append(
+            f'<g class="{kind}"><title>rank {rank}: {kind}</title>'
+            f'<rect x="{x + 1}" y="{y + 1}" width="{size}" height="{size}" rx="3"/>'
+        )
+        if world_size <= MOST_LABELLED:
+            mark = {"culprit": "C", "victim": "V", "other": ""}[kind]
+            parts.append(
+                f'<text x="{x + cell // 2}" y="{y + cell // 2 + 3}">{rank}</text>'
+                f'<text class="mark" x="{x + cell - 6}" y="{y + 9}">{mark}</text>'
+            )
+        parts.append("</g>")
+    # Only numbers and our own words go into this markup.
+    return Markup("".join([*parts, "</svg>"]))  # noqa: S704

@@ -1,0 +1,226 @@
+"""What can be seen of ranks that are stuck, collected before anything is ended.
+
+Every source is optional: a missing tool, a refused ptrace or a process that is gone becomes a line
+of ``not_seen``. Ranks are looked at in parallel; the tools that look at one rank run one after the
+other, because only one tracer can hold a process. Everything is bounded by one deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moediag import protocol
+from moediag.launch import processes
+
+CAPTURE_FOLDER = "capture"
+TAIL_LINES = 50
+_PROC_FILES = ("status", "wchan", "stat", "stack")
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """``seconds`` it took, and what it could not see."""
+
+    seconds: float
+    not_seen: tuple[str, ...] = ()
+
+
+@dataclass
+class _Looker:
+    """Collects one rank's files into ``folder/capture``."""
+
+    rank: int
+    pid: int
+    folder: Path
+    deadline: float  # time.monotonic()
+    not_seen: list[str] = field(default_factory=list)
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def miss(self, what: str) -> None:
+        self.not_seen.append(f"rank {self.rank}: {what}")
+
+    def look(self, native: bool) -> None:
+        into = self.folder / CAPTURE_FOLDER
+        prefix = f"rank-{self.rank}"
+        self._proc(into / f"{prefix}.proc.txt")
+        self._request_flight()
+        pid = str(self.pid)
+        seen = self._tool(
+            into / f"{prefix}.pyspy.json", "Python frames", ["py-spy", "dump", "--json", "-p", pid]
+        )
+        if not seen and not self._ask_faulthandler():
+            self.miss("Python stack (faulthandler cannot be asked either)")
+        if native and seen:
+            self._tool(
+                into / f"{prefix}.native.txt",
+                "native frames",
+                ["py-spy", "dump", "--native", "--full-filenames", "-p", pid],
+            )
+        if native:
+            self._tool(
+                into / f"{prefix}.pystack.txt",
+                "native frames by pystack",
+                ["pystack", "remote", "--no-color", "--native", pid],
+            )
+        self._await_flight()
+
+    def _proc(self, path: Path) -> None:
+        parts = []
+        for name in _PROC_FILES:
+            try:
+                text = Path(f"/proc/{self.pid}/{name}").read_text(errors="replace").rstrip()
+            except OSError as error:
+                text = f"(not readable: {error.strerror})"
+            parts.append(f"== {name}\n{text}\n")
+        path.write_text("".join(parts), encoding="utf-8")
+
+    def _ask_faulthandler(self) -> bool:
+        """SIGUSR1 makes the rank write its stacks into its stacks file; needs no privilege. Only
+        a fallback, because a signal may wake a rank that was stuck in a system call, and only sent
+        to a process that catches it: others would die of it."""
+        if not processes.catches(self.pid, signal.SIGUSR1):
+            return False
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR1)
+            return True
+        return False
+
+    def _tool(self, path: Path, what: str, command: list[str]) -> bool:
+        binary = find_tool(command[0])
+        if binary is None:
+            self.miss(f"{what} ({command[0]} missing)")
+            return False
+        if self.left <= 0.05:
+            self.miss(f"{what} (no time left for {command[0]})")
+            return False
+        try:
+            done = subprocess.run(
+                [binary, *command[1:]],
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=self.left,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            self.miss(f"{what} ({command[0]} took too long)")
+            return False
+        except OSError as error:
+            self.miss(f"{what} ({command[0]}: {error.strerror})")
+            return False
+        if done.returncode != 0 or not done.stdout:
+            self.miss(f"{what} ({command[0]}: {_reason(done.stderr, self.pid)})")
+            return False
+        path.write_bytes(done.stdout)
+        return True
+
+    def _request_flight(self) -> None:
+        if (self.folder / protocol.heartbeat_file(self.rank)).exists():
+            with suppress(OSError):
+                (self.folder / protocol.dump_request_file(self.rank)).touch()
+
+    def _await_flight(self) -> None:
+        """The rank's recorder thread answers, within milliseconds unless the GIL is held."""
+        if not (self.folder / protocol.heartbeat_file(self.rank)).exists():
+            self.miss("Flight Recorder (no recorder in this rank)")
+            return
+        target = self.folder / protocol.flight_file(self.rank)
+        give_up = time.monotonic() + min(self.left + 0.2, 1.0)
+        while not target.exists():
+            if time.monotonic() > give_up:
+                self.miss("Flight Recorder (the rank did not answer)")
+                return
+            time.sleep(0.01)
+
+
+def capture(
+    folder: Path, pids: Mapping[int, int], seconds: float, *, native: bool = True
+) -> Capture:
+    """Looks at the living ranks ``pids`` (rank -> pid) for at most about ``seconds``, and keeps the
+    last lines of every rank's log. Files: ``folder/capture/rank-N.*``."""
+    begun = time.monotonic()
+    into = folder / CAPTURE_FOLDER
+    into.mkdir(parents=True, exist_ok=True)
+    lookers = [_Looker(r, p, folder, begun + seconds) for r, p in sorted(pids.items())]
+    if lookers:
+        with ThreadPoolExecutor(max_workers=len(lookers)) as pool:
+            for looker, job in [(x, pool.submit(x.look, native)) for x in lookers]:
+                try:
+                    job.result()
+                except OSError as error:
+                    looker.miss(f"capture ({error})")
+    for log in folder.glob("rank-*.log"):
+        with suppress(OSError):
+            (into / f"{log.stem}.tail.txt").write_text(_tail(log), encoding="utf-8")
+    missing = tuple(dict.fromkeys(line for x in lookers for line in x.not_seen))
+    return Capture(time.monotonic() - begun, missing)
+
+
+def blocked_frames(pids: Mapping[int, int], seconds: float) -> list[int]:
+    """Ranks whose main thread is inside torch.distributed, by its Python stack; none without
+    py-spy. For waits that a heartbeat does not mark."""
+    blocked = []
+    binary = find_tool("py-spy")
+    for rank, pid in pids.items() if binary else ():
+        with suppress(OSError, subprocess.SubprocessError, ValueError):
+            done = subprocess.run(
+                [str(binary), "dump", "--json", "-p", str(pid)],
+                capture_output=True,
+                timeout=seconds,
+                check=True,
+            )
+            if in_collective(done.stdout):
+                blocked.append(rank)
+    return blocked
+
+
+def in_collective(dump: bytes) -> bool:
+    """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed; raises
+    ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no."""
+    threads = json.loads(dump)
+    main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
+    frames = (main or {}).get("frames", [])[:4]
+    names = [str(f.get("filename", "")) for f in frames]
+    if any("importlib" in name for name in names):
+        return False
+    return any("torch/distributed/" in name and "/elastic/" not in name for name in names)
+
+
+def find_tool(name: str) -> str | None:
+    """Beside this interpreter first, because a virtual environment need not be on PATH."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.is_file() else shutil.which(name)
+
+
+def _reason(stderr: bytes, pid: int) -> str:
+    """One line of a tool's complaint, in words where they are known."""
+    text = stderr.decode(errors="replace").strip()
+    lowered = text.lower()
+    stat = processes.read_stat(pid)
+    if stat is None or not stat.alive:
+        return "the process is gone"
+    if "permission denied" in lowered or "operation not permitted" in lowered:
+        return "ptrace refused"
+    return text.splitlines()[-1][:200] if text else "no output"
+
+
+def _tail(path: Path) -> str:
+    """The last TAIL_LINES lines, reading at most 64 KiB."""
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - 65536))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-TAIL_LINES:]) + "\n"

@@ -1,0 +1,182 @@
+"""The fork launcher, control side: keeps one host process per stack and asks it for trials."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from moediag.errors import LaunchError
+from moediag.launch.launcher import Launcher, Running, StackLike, json_lines, last_lines
+from moediag.launch.options import LaunchOptions
+from moediag.launch.processes import Family
+from moediag.protocol import TRIAL_FILE, Trial
+
+HOST_LOG = "host.log"
+
+
+class Host:
+    """The host process (see worker.host) and the two pipes to it."""
+
+    def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        with log.open("ab") as errors:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(f"{command[0]}: {error.strerror}") from error
+        self._pending = b""
+        self._ready = False
+        self._exits: dict[int, int] = {}  # trial pid -> code
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_ready(self, seconds: float) -> None:
+        """Until the imports are done; raises LaunchError when the host died or takes longer."""
+        if not self._ready:
+            self._expect("ready", seconds)
+            self._ready = True
+
+    def start(self, request: dict[str, Any], seconds: float) -> int:
+        """Asks for a trial; returns its process id."""
+        self._exits.clear()
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise LaunchError(f"the host is gone ({error.strerror}); see {self.log}") from error
+        return int(self._expect("started", seconds)["pid"])
+
+    def exit_code(self, pid: int) -> int | None:
+        """None while the trial runs; raises LaunchError when the host is gone."""
+        while pid not in self._exits:
+            events = self._read(0.0)
+            if not events:
+                return None
+            self._note(events)
+        return self._exits[pid]
+
+    def close(self) -> None:
+        """Closing its standard input ends the host and its trials; kills it if that does not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _expect(self, kind: str, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise LaunchError(f"the host did not say {kind!r} in {seconds:.0f} s ({self.log})")
+            events = self._read(min(left, 0.5))
+            self._note(events)
+            for event in events:
+                if event["e"] == kind:
+                    return event
+
+    def _note(self, events: list[dict[str, Any]]) -> None:
+        self._exits.update({int(e["pid"]): int(e["code"]) for e in events if e["e"] == "exited"})
+
+    def _read(self, seconds: float) -> list[dict[str, Any]]:
+        """Reports that arrived within ``seconds``; raises LaunchError at the pipe's end."""
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        if not select.select([fd], [], [], seconds)[0]:
+            return []
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            raise LaunchError(f"the launcher's host died:\n{last_lines(self.log)}")
+        whole, newline, rest = (self._pending + chunk).rpartition(b"\n")
+        self._pending = rest
+        return json_lines((whole + newline).decode(errors="replace"))
+
+
+class ForkedTrial(Running):
+    def __init__(self, host: Host, root: int, token: str) -> None:
+        self._host = host
+        self.root = root
+        self.family = Family(root, token, keep=[host.pid])
+
+    def poll(self) -> int | None:
+        return self._host.exit_code(self.root)
+
+
+class ForkLauncher(Launcher):
+    """The host is started on entry, so that its imports overlap with what the caller does next, and
+    again when it died."""
+
+    kind = "fork"
+
+    def __init__(self, stack: StackLike, run_folder: Path, options: LaunchOptions) -> None:
+        super().__init__(stack, run_folder, options)
+        self._host: Host | None = None
+
+    def __enter__(self) -> ForkLauncher:
+        self._living_host()
+        return self
+
+    def close(self) -> None:
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+    def _living_host(self) -> Host:
+        if self._host is not None and not self._host.running:
+            self.close()
+        if self._host is None:
+            command = [str(self.stack.python), "-m", "moediag.worker.host", *self.options.families]
+            log = self.run_folder / f"stack-{self.stack.key}" / HOST_LOG
+            self._host = Host(command, self.environment(), log)
+        return self._host
+
+    def _start(self, trial: Trial, folder: Path) -> Running:
+        host = self._living_host()
+        host.wait_ready(self.options.ready)
+        single = trial.purpose == "reference"
+        request = {
+            "trial": str(folder / TRIAL_FILE),
+            "folder": str(folder),
+            "nproc": self.local_ranks(trial),
+            "single": single,
+            "families": [trial.model.family],
+            "environment": _SINGLE if single else {},
+        }
+        # A new family is imported before the fork, which may take as long as the first imports.
+        root = host.start(request, self.options.ready)
+        return ForkedTrial(host, root, self.token)
+
+
+# What the elastic agent would set for the only rank. Port 0: whoever needs a store picks one.
+_SINGLE = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+}  # fmt: skip

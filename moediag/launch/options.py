@@ -1,0 +1,48 @@
+"""What a launcher can be told, and what it tells while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """All durations in seconds.
+
+    ``quiescence``: how long nothing may move before waiting ranks count as hung.
+    ``capture``: bound on collecting stacks before the ranks are ended.
+    ``settle``: after a death, how long its peers get to fail by themselves before the capture.
+    ``graces``: how long each step of the ladder interrupt, terminate, kill waits.
+    ``ready``: bound on starting a host (importing torch and transformers on a loaded box).
+    ``environment``: variables added to those of the ranks.
+    ``families``: model families that the fork launcher imports before its first trial.
+    ``nnodes``, ``rdzv_endpoint``, ``node_rank``: passed to torchrun; several nodes need all three.
+    """
+
+    quiescence: float = 3.0
+    poll: float = 0.03
+    capture: float = 2.5
+    settle: float = 0.3
+    graces: tuple[float, float, float] = (0.5, 1.0, 5.0)
+    ready: float = 180.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    families: tuple[str, ...] = ()
+    nnodes: int = 1
+    rdzv_endpoint: str | None = None
+    node_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A glance at a running trial. ``doing``: launching, running, capturing or ending;
+    ``states``: by rank, one of protocol.Heartbeat.STATES, or ``exited``; ``steps``: the training
+    step (from 1, 0 before it); ``seconds`` since the launch."""
+
+    doing: str
+    states: Mapping[int, str]
+    steps: Mapping[int, int]
+    seconds: float
+
+
+OnProgress = Callable[[Progress], None]

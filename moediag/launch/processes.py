@@ -1,0 +1,149 @@
+"""What /proc knows about our processes: who they are, whether they run, whether any is left.
+
+A process belongs to a launch when it is in the process group or session of its root, descends
+from it, or carries the launch's marker in the environment it was started with (a forked child
+shows its parent's). Once seen it is remembered by pid and start time, so one that was orphaned
+since is still found and a reused pid is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+ENV_LAUNCH = "MOEDIAG_LAUNCH"  # the marker: a token that is unique to one launch
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStat:
+    """One line of /proc/PID/stat. ``state`` is the main thread's (R running or runnable, S
+    sleeping, D in the disk, T stopped, Z zombie); ``cpu``: seconds of user and system time of all
+    threads; ``started``: clock ticks since boot, which with the pid identifies a process."""
+
+    pid: int
+    state: str
+    ppid: int
+    group: int
+    session: int
+    cpu: float
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in "ZXx"
+
+
+def read_stat(pid: int) -> ProcStat | None:
+    """None when there is no such process (any more)."""
+    try:
+        raw = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name is in parentheses and may itself hold blanks and parentheses.
+    f = raw[raw.rfind(")") + 2 :].split()
+    if len(f) < 20:
+        return None
+    cpu = (int(f[11]) + int(f[12])) / _TICK
+    return ProcStat(pid, f[0], int(f[1]), int(f[2]), int(f[3]), cpu, int(f[19]))
+
+
+def all_stats() -> dict[int, ProcStat]:
+    """Every process of this machine that we may see, by pid."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - called often, strings suffice
+        if name.isdigit() and (stat := read_stat(int(name))) is not None:
+            found[stat.pid] = stat
+    return found
+
+
+def is_marked(pid: int, token: str) -> bool:
+    """Whether ``pid`` was started with the marker ``token`` in its environment."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"{ENV_LAUNCH}={token}".encode() in environment.split(b"\0")
+
+
+def catches(pid: int, sig: signal.Signals) -> bool:
+    """Whether ``pid`` handles ``sig``: sending it to one that does not would end it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    for line in status.splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (sig - 1) & 1)
+    return False
+
+
+class Family:
+    """All processes of one launch, except those in ``keep`` (the host outlives its trials)."""
+
+    def __init__(self, root: int, token: str, keep: Iterable[int] = ()) -> None:
+        self.root = root
+        self.token = token
+        self.keep = {os.getpid(), *keep}
+        self._known: dict[int, int] = {}  # pid -> start time
+        self._strangers: set[tuple[int, int]] = set()
+        if (stat := read_stat(root)) is not None:
+            self._known[root] = stat.started
+
+    def alive(self) -> dict[int, ProcStat]:
+        """Members that still run (zombies are gone: they hold nothing but an exit status)."""
+        stats = {p: s for p, s in all_stats().items() if s.alive and p not in self.keep}
+        ours = {
+            p for p, started in self._known.items() if p in stats and stats[p].started == started
+        }
+        # Repeated until nothing is added: a child may have a lower pid than its parent.
+        grown = True
+        while grown:
+            groups = {stats[p].group for p in ours} | {stats[p].session for p in ours}
+            found = {
+                pid
+                for pid, s in stats.items()
+                if pid not in ours
+                and (s.ppid in ours or s.group in groups or s.session in groups or self._marked(s))
+            }
+            ours |= found
+            grown = bool(found)
+        self._known = {pid: stats[pid].started for pid in ours}
+        return {pid: stats[pid] for pid in ours}
+
+    def _marked(self, stat: ProcStat) -> bool:
+        """The environment of a stranger is read once: it does not become ours later."""
+        key = (stat.pid, stat.started)
+        if key not in self._strangers:
+            if is_marked(stat.pid, self.token):
+                return True
+            self._strangers.add(key)
+        return False
+
+    def signal(self, sig: signal.Signals) -> None:
+        """Sends ``sig`` to every living member: to whole groups where all of the group is ours, so
+        that a child forked meanwhile gets it too."""
+        alive = self.alive()
+        groups = {s.group for s in alive.values()}
+        kept = {s.group for p in self.keep if (s := read_stat(p)) is not None}
+        for group in groups - kept:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, sig)
+        for pid, stat in alive.items():
+            if stat.group in kept:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, sig)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all members are gone, within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        while self.alive():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        return True

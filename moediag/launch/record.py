@@ -1,0 +1,99 @@
+"""What a launch did, as one object and one file: ``launch.json``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moediag.errors import EvidenceError
+from moediag.evidence.model import ExitStatus, Stall
+from moediag.protocol import write_json
+
+LAUNCH_FILE = "launch.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A rank that ended badly by itself. ``time``: epoch seconds at which it was noticed, or the
+    time in its error file, which is exact."""
+
+    rank: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """Times are epoch seconds, ``capture_seconds`` a duration.
+
+    ``first_progress`` is None when no rank ever beat. ``exits`` has an entry for each rank whose
+    end was seen; ``deaths`` those that ended badly by themselves, first one first.
+    ``launch_error`` says why the ranks could not be started (or why the launcher itself died);
+    the other fields then hold what was seen up to there. ``notes``: how the launch was done.
+    """
+
+    started: float
+    ended: float
+    launcher: str = ""
+    first_progress: float | None = None
+    exits: Mapping[int, ExitStatus] = field(default_factory=dict)
+    deaths: tuple[Death, ...] = ()
+    stall: Stall | None = None
+    timed_out: bool = False
+    interrupted: bool = False
+    launch_error: str = ""
+    capture_seconds: float | None = None
+    not_seen: tuple[str, ...] = ()
+    pids: Mapping[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def succeeded(self) -> bool:
+        """Every rank ended with exit code 0 and nobody had to end the launch."""
+        return (
+            not (self.launch_error or self.timed_out or self.interrupted or self.stall)
+            and bool(self.exits)
+            and all(status.code == 0 for status in self.exits.values())
+        )
+
+    def write(self, folder: Path) -> Path:
+        """Writes ``launch.json`` into ``folder`` atomically; returns its path."""
+        return write_json(folder / LAUNCH_FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> LaunchRecord:
+        """Reads ``launch.json`` or the folder that holds it; raises EvidenceError when it cannot
+        be read or is of another schema version."""
+        if path.is_dir():
+            path = path / LAUNCH_FILE
+        try:
+            raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise EvidenceError(f"{path}: {error}") from error
+        if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
+            raise EvidenceError(f"{path}: not a launch record of schema version {SCHEMA_VERSION}")
+        try:
+            return _from_json(raw)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise EvidenceError(f"{path}: {error}") from error
+
+
+def _from_json(raw: dict[str, Any]) -> LaunchRecord:
+    known = {f.name for f in dataclasses.fields(LaunchRecord)}
+    values = {name: value for name, value in raw.items() if name in known}
+    values["exits"] = {int(r): ExitStatus(**s) for r, s in values.get("exits", {}).items()}
+    values["pids"] = {int(r): int(pid) for r, pid in values.get("pids", {}).items()}
+    values["deaths"] = tuple(Death(**d) for d in values.get("deaths", ()))
+    stall = values.get("stall")
+    if stall:
+        values["stall"] = Stall(
+            stall["at"], stall["window"], tuple(stall["waiting"]), tuple(stall["elsewhere"])
+        )
+    for name in ("not_seen", "notes"):
+        values[name] = tuple(values.get(name, ()))
+    return LaunchRecord(**values)

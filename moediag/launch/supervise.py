@@ -1,0 +1,282 @@
+"""Follows one launched trial to its end: progress, deaths, hang, timeout, Ctrl-C; evidence first,
+then the ladder."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moediag import protocol
+from moediag.errors import LaunchError
+from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch import ladder
+from moediag.launch.capture import blocked_frames, capture
+from moediag.launch.launcher import Running, json_lines, last_lines
+from moediag.launch.options import LaunchOptions, OnProgress, Progress
+from moediag.launch.processes import read_stat
+from moediag.launch.record import Death, LaunchRecord
+from moediag.launch.watchdog import RankSample, Watchdog, states
+
+# Written by worker.agent and worker.entry, which the control side must not import.
+EVENTS_FILE = "launcher.events.jsonl"
+RELEASE_FILE = "launcher.release"
+PROGRESS_EVERY = 0.1  # seconds
+
+
+@dataclass
+class _Seen:
+    """What was learned so far; becomes the LaunchRecord."""
+
+    started: float
+    first_progress: float | None = None
+    pids: dict[int, int] = field(default_factory=dict)
+    exits: dict[int, ExitStatus] = field(default_factory=dict)
+    ended_at: dict[int, float] = field(default_factory=dict)
+    stall: Stall | None = None
+    timed_out: bool = False
+    interrupted: bool = False
+    launch_error: str = ""
+    capture_seconds: float | None = None
+    not_seen: list[str] = field(default_factory=list)
+
+
+def supervise(
+    running: Running,
+    trial: protocol.Trial,
+    folder: Path,
+    ranks: int,
+    options: LaunchOptions,
+    kind: str,
+    on_progress: OnProgress | None,
+) -> LaunchRecord:
+    """Returns when nothing of the launch is left. ``ranks``: how many of them run on this node."""
+    return _Supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        running: Running,
+        trial: protocol.Trial,
+        folder: Path,
+        ranks: int,
+        options: LaunchOptions,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.running = running
+        self.folder = folder
+        self.options = options
+        self.timeout = trial.timeout
+        first = (options.node_rank or 0) * ranks if options.nnodes > 1 else 0
+        self.ranks = range(first, first + ranks)
+        self.single = trial.purpose == "reference"
+        self.seen = _Seen(started=time.time())
+        self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked)
+        self._on_progress = on_progress
+        self._told = 0.0
+        self._begun = time.monotonic()
+        self._released = False
+        self._first_death: float | None = None
+        self._root_code: int | None = None
+        self._end_begun: float | None = None
+
+    def run(self, kind: str) -> LaunchRecord:
+        seen = self.seen
+        try:
+            self._follow()
+        except LaunchError as error:
+            seen.launch_error = error.message
+        except KeyboardInterrupt:
+            seen.interrupted = True
+        finally:
+            with ladder.uninterrupted():
+                self._end()
+        return LaunchRecord(
+            started=seen.started,
+            ended=time.time(),
+            launcher=kind,
+            first_progress=seen.first_progress,
+            exits=dict(sorted(seen.exits.items())),
+            deaths=self._deaths(),
+            stall=seen.stall,
+            timed_out=seen.timed_out,
+            interrupted=seen.interrupted,
+            launch_error=seen.launch_error,
+            capture_seconds=seen.capture_seconds,
+            not_seen=tuple(dict.fromkeys(seen.not_seen)),
+            pids=dict(sorted(seen.pids.items())),
+        )
+
+    def _follow(self) -> None:
+        """Until the trial ended by itself, or must be ended."""
+        while True:
+            self._root_code = self.running.poll()
+            samples = self._look()
+            self._read_events()
+            if self._root_code is not None:
+                return
+            self._tell("running" if self.seen.pids else "launching", samples)
+            now = time.monotonic()
+            if self._died(now, samples):
+                pass
+            elif stall := self.watchdog.observe(now, samples):
+                self.seen.stall = stall
+                self._capture(samples)
+                return
+            if now - self._begun > self.timeout:
+                self.seen.timed_out = True
+                self._capture(samples)
+                return
+            time.sleep(self.options.poll)
+
+    def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
+        """On the first bad end: gives the peers a moment to fail by themselves, looks at those that
+        live, then lets the agent end them."""
+        if not any(s.code != 0 for s in self.seen.exits.values()):
+            return False
+        if self._first_death is None:
+            self._first_death = now
+        alive = [s for s in samples if s.alive and s.rank not in self.seen.exits]
+        if alive and now - self._first_death < self.options.settle:
+            return True
+        if not self._released:
+            if alive:
+                self._capture(alive)
+            (self.folder / RELEASE_FILE).touch()
+            self._released = True
+        return True
+
+    def _look(self) -> list[RankSample]:
+        samples = []
+        for rank in self.ranks:
+            pid = self.seen.pids.get(rank) or self._find_pid(rank)
+            beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
+            stat = read_stat(pid) if pid is not None else None
+            alive = pid is None or (stat is not None and stat.alive)
+            if beat is not None and self.seen.first_progress is None:
+                self.seen.first_progress = beat.time or time.time()
+            samples.append(
+                RankSample(
+                    rank,
+                    known=pid is not None,
+                    alive=alive,
+                    state=beat.state if beat else "starting",
+                    progress=beat.progress if beat else -1,
+                    step=beat.step if beat else 0,
+                    time=beat.time if beat else 0.0,
+                    cpu=stat.cpu if stat else 0.0,
+                    runnable=stat is not None and stat.state in "RD",
+                )
+            )
+        return samples
+
+    def _find_pid(self, rank: int) -> int | None:
+        """From the file the rank wrote first of all; of this machine's ranks only (nodes may share
+        the folder)."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            raw = json.loads((self.folder / f"rank-{rank}.pid").read_text(encoding="utf-8"))
+            if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
+                self.seen.pids[rank] = int(raw["pid"])
+                return int(raw["pid"])
+        return None
+
+    def _blocked(self, ranks: Sequence[int]) -> list[int]:
+        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
+        return blocked_frames(pids, self.options.capture)
+
+    def _capture(self, samples: Sequence[RankSample]) -> None:
+        self._tell("capturing", samples, force=True)
+        pids = {s.rank: self.seen.pids[s.rank] for s in samples if s.alive and s.known}
+        done = capture(self.folder, pids, self.options.capture)
+        self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
+        self.seen.not_seen += done.not_seen
+
+    def _read_events(self) -> None:
+        """The agent's reports. Ends after the ladder began are our doing."""
+        try:
+            text = (self.folder / EVENTS_FILE).read_text(encoding="utf-8")
+        except OSError:
+            return
+        for event in json_lines(text):
+            if event.get("e") == "not_seen":
+                self.seen.not_seen.append(str(event["text"]))
+            if event.get("e") != "exit":
+                continue
+            rank, code, name = event["rank"], event["code"], event["signal"]
+            at = event["t"]
+            if not isinstance(rank, int) or not isinstance(at, float) or rank in self.seen.exits:
+                continue
+            late = self._end_begun is not None and at >= self._end_begun
+            self.seen.exits[rank] = ExitStatus(
+                code=code if isinstance(code, int) else None,
+                signal=str(name) if name else None,
+                by_us=bool(event["by_us"]) or (late and bool(name)),
+            )
+            self.seen.ended_at[rank] = at
+
+    def _end(self) -> None:
+        """Ends what is left, then accounts for every rank."""
+        self._tell("ending", (), force=True)
+        self._end_begun = time.time()
+        gone, stuck = ladder.end(self.running.family, self.options.graces)
+        if stuck:
+            self.seen.not_seen.append(f"end of processes {stuck}: they survived SIGKILL")
+        deadline = time.monotonic() + 2.0
+        while self._root_code is None and time.monotonic() < deadline:
+            try:
+                self._root_code = self.running.poll()
+            except LaunchError:
+                break
+            time.sleep(0.005 if self._root_code is None else 0)
+        self._look()
+        self._read_events()
+        if self.single and self._root_code is not None and not gone:
+            self.seen.exits[0] = _status(self._root_code)
+            self.seen.ended_at[0] = self._end_begun
+        for rank, pid in self.seen.pids.items():
+            if rank not in self.seen.exits and pid in gone:
+                self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)
+        failed = self._root_code not in (0, None) and not self.seen.exits
+        if failed and not (self.seen.timed_out or self.seen.stall or self.seen.interrupted):
+            log = last_lines(self.folder / "launcher.log", 15)
+            self.seen.launch_error = self.seen.launch_error or f"no rank was started:\n{log}"
+
+    def _deaths(self) -> tuple[Death, ...]:
+        found = []
+        for rank, status in self.seen.exits.items():
+            if status.code == 0 or status.by_us:
+                continue
+            noticed = self.seen.ended_at.get(rank, time.time())
+            found.append(Death(rank, min(noticed, self._error_time(rank) or noticed)))
+        return tuple(sorted(found, key=lambda death: death.time))
+
+    def _error_time(self, rank: int) -> float | None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            path = self.folder / protocol.error_file(rank)
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            return float(raw["message"]["extraInfo"]["time"])
+        return None
+
+    def _tell(self, doing: str, samples: Sequence[RankSample], force: bool = False) -> None:
+        now = time.monotonic()
+        if self._on_progress is None or (not force and now - self._told < PROGRESS_EVERY):
+            return
+        self._told = now
+        steps = {s.rank: s.step for s in samples}
+        self._on_progress(Progress(doing, states(samples), steps, now - self._begun))
+
+
+def _status(code: int) -> ExitStatus:
+    import signal
+
+    if code >= 0:
+        return ExitStatus(code=code)
+    try:
+        return ExitStatus(signal=signal.Signals(-code).name)
+    except ValueError:
+        return ExitStatus(signal=f"signal {-code}")

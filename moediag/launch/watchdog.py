@@ -1,0 +1,109 @@
+"""Is this launch hung? Decided from progress and CPU time, never from the clock alone.
+
+A hang is: for a whole quiescence window no rank recorded anything, no rank used the CPU or wanted
+to, and somebody is blocked in a collective. Fixed timeouts called slow imports on a busy box hung;
+a busy box does not stop CPU time, it only stretches it, and a starved rank is still runnable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moediag.evidence.model import Stall
+
+# The recorder's own thread and gloo's may tick: this share of the window does not count as work.
+CPU_SHARE = 0.02
+# A rank seen running (or waiting for a CPU or a disk) in more than this share of looks is working.
+RUNNABLE_SHARE = 0.2
+MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judge
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """One look at one rank. ``known``: its pid is known; ``alive``: it runs; ``progress`` is the
+    heartbeat's counter, -1 without one; ``cpu`` in seconds; ``runnable``: main thread in R or D."""
+
+    rank: int
+    known: bool = True
+    alive: bool = True
+    state: str = "starting"
+    progress: int = -1
+    step: int = 0
+    time: float = 0.0
+    cpu: float = 0.0
+    runnable: bool = False
+
+
+class Watchdog:
+    """Feed it looks at all ranks; it says when they hang.
+
+    ``blocked`` is asked, once per quiet window and only when no heartbeat says so, which of the
+    given ranks have a collective on their stack.
+    """
+
+    def __init__(
+        self,
+        window: float,
+        started: float,
+        blocked: Callable[[Sequence[int]], Sequence[int]] = lambda _: (),
+    ) -> None:
+        self.window = window
+        self.started = started
+        self._blocked = blocked
+        self._anchor: float | None = None  # since when nothing moves
+        self._progress: tuple[tuple[int, int, bool], ...] = ()
+        self._cpu: dict[int, float] = {}
+        self._looks = 0
+        self._runnable: dict[int, int] = {}
+
+    def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
+        """``now``: any clock in seconds that only this method sees. None while all is well."""
+        live = [s for s in samples if s.alive]
+        if not live or not all(s.known for s in samples) or self._moved(samples):
+            self._restart(now, samples)
+            return None
+        self._looks += 1
+        for s in live:
+            self._runnable[s.rank] = self._runnable.get(s.rank, 0) + s.runnable
+        if self._anchor is None or now - self._anchor < self.window or self._looks < MIN_LOOKS:
+            return None
+        if max(self._runnable.values(), default=0) > RUNNABLE_SHARE * self._looks:
+            self._restart(now, samples)
+            return None
+        waiting = [s.rank for s in live if s.state == "in-collective"]
+        if not waiting:
+            waiting = list(self._blocked([s.rank for s in live]))
+        if not waiting:
+            self._restart(now, samples)
+            return None
+        return self._stall(samples, waiting)
+
+    def _moved(self, samples: Sequence[RankSample]) -> bool:
+        progress = tuple((s.rank, s.progress, s.alive) for s in samples)
+        if progress != self._progress:
+            return True
+        allowed = CPU_SHARE * self.window
+        return any(s.alive and s.cpu - self._cpu.get(s.rank, 0.0) > allowed for s in samples)
+
+    def _restart(self, now: float, samples: Sequence[RankSample]) -> None:
+        self._anchor = now
+        self._progress = tuple((s.rank, s.progress, s.alive) for s in samples)
+        self._cpu = {s.rank: s.cpu for s in samples}
+        self._looks = 0
+        self._runnable = {}
+
+    def _stall(self, samples: Sequence[RankSample], waiting: Sequence[int]) -> Stall:
+        last = max((s.time for s in samples), default=0.0)
+        elsewhere = tuple(s.rank for s in samples if s.rank not in waiting)
+        return Stall(
+            at=max(0.0, last - self.started),
+            window=self.window,
+            waiting=tuple(waiting),
+            elsewhere=elsewhere,
+        )
+
+
+def states(samples: Sequence[RankSample]) -> Mapping[int, str]:
+    """What each rank does, for the live display."""
+    return {s.rank: s.state if s.alive or not s.known else "exited" for s in samples}

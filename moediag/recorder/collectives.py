@@ -1,0 +1,251 @@
+"""Every collective and point-to-point call of this process, at two choke points.
+
+Python callers end in a method of the pybind class ``ProcessGroup`` whatever name they imported;
+those methods are replaced. C++ callers (DDP's reducer, the functional collectives that DTensor
+and compiled code use) end in an operator ``c10d::*``; a kernel at the dispatch key BackendSelect,
+which every call passes and no torch kernel of these operators uses, sees them and calls on.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from moediag.recorder.calls import METHODS, OPERATORS, Shape, describe
+from moediag.recorder.completion import Completion
+from moediag.recorder.core import Recorder
+
+WATCHER = "collectives"
+
+
+def install(recorder: Recorder) -> None:
+    """Replaces the methods of ProcessGroup and Work and hooks the c10d operators."""
+    completion = Completion(recorder)
+    recorder.on_flush.append(completion.poll)
+    for name, shape in METHODS.items():
+        recorder.patches.replace(dist.ProcessGroup, name, _method(recorder, completion, shape))
+    recorder.patches.replace(dist.ProcessGroup, "_start_coalescing", _start(recorder))
+    recorder.patches.replace(dist.ProcessGroup, "_end_coalescing", _end(recorder, completion))
+    recorder.patches.replace(dist.Work, "wait", _wait(recorder, completion))
+    _install_operators(recorder, completion)
+
+
+def _method(recorder: Recorder, completion: Completion, shape: Shape) -> Callable[[Any], Any]:
+    blocking = shape.op == "barrier"
+
+    def make(original: Any) -> Any:
+        name = getattr(original, "__name__", shape.op)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            thread = recorder.thread
+            if thread.inside or not recorder.active or recorder.broken(WATCHER):
+                return original(self, *args, **kwargs)
+            number, call = _record(recorder, completion, shape, self, args, kwargs)
+            if number < 0:
+                return original(self, *args, **kwargs)
+            thread.inside = True
+            held = recorder.heartbeat.enter(number)
+            try:
+                work = original(self, *args, **kwargs)
+            finally:
+                thread.inside = False
+                recorder.heartbeat.leave(held)
+            try:
+                if work is not None:
+                    completion.expect(work, (number,), call.device)
+                elif blocking:
+                    recorder.done(number)
+            except Exception as error:
+                recorder.fault(WATCHER, error)
+            return work
+
+        method.__name__ = method.__qualname__ = name
+        method.__doc__ = getattr(original, "__doc__", None)
+        return method
+
+    return make
+
+
+def _record(
+    recorder: Recorder,
+    completion: Completion,
+    shape: Shape,
+    group: Any,
+    args: Tuple[Any, ...],
+    kwargs: Dict[str, Any],
+) -> Tuple[int, Any]:
+    """Describes and writes the call; index -1 when there is nothing to record."""
+    try:
+        call = describe(shape, args, kwargs)
+        if call.fake:
+            return -1, call
+        if call.waits is None:
+            call = call._replace(waits=_caller_waits())
+        completion.poll()
+        return recorder.before(call, group), call
+    except Exception as error:
+        recorder.fault(WATCHER, error)
+        return -1, None
+
+
+def _caller_waits() -> bool:
+    """torch before ``opts.asyncOp`` (2.8): the functions of torch.distributed keep the choice in
+    a local variable."""
+    frame = sys._getframe(3)
+    if frame.f_code.co_filename.endswith("distributed_c10d.py"):
+        return not frame.f_locals.get("async_op", True)
+    return False
+
+
+def _start(recorder: Recorder) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def _start_coalescing(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.active:
+                recorder.thread.coalescing = []
+            return original(self, *args, **kwargs)
+
+        return _start_coalescing
+
+    return make
+
+
+def _end(recorder: Recorder, completion: Completion) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def _end_coalescing(self: Any, *args: Any, **kwargs: Any) -> Any:
+            work = original(self, *args, **kwargs)
+            numbers, recorder.thread.coalescing = recorder.thread.coalescing, None
+            try:
+                if recorder.active and numbers and work is not None:
+                    completion.expect(work, tuple(numbers), True)
+            except Exception as error:
+                recorder.fault(WATCHER, error)
+            return work
+
+        return _end_coalescing
+
+    return make
+
+
+def _wait(recorder: Recorder, completion: Completion) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.active:
+                return original(self, *args, **kwargs)
+            expected = completion.of_work(self)
+            if expected is None:
+                return original(self, *args, **kwargs)
+            held = recorder.heartbeat.enter(expected.numbers[0])
+            try:
+                result = original(self, *args, **kwargs)
+            finally:
+                recorder.heartbeat.leave(held)
+            try:
+                completion.waited(self, expected)
+            except Exception as error:
+                recorder.fault(WATCHER, error)
+            return result
+
+        wait.__doc__ = getattr(original, "__doc__", None)
+        return wait
+
+    return make
+
+
+# ---------------------------------------------------------------------------- C++ callers
+
+
+def _install_operators(recorder: Recorder, completion: Completion) -> None:
+    key = torch._C.DispatchKey.BackendSelect
+    below = torch._C._dispatch_keyset_full_after(key)
+    missing: List[str] = []
+    library = torch.library.Library("c10d", "IMPL")
+    for name, shape in OPERATORS.items():
+        operator = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+        if operator is None:
+            continue
+        try:
+            kernel = _kernel(recorder, completion, shape, operator, below)
+            library.impl(name, kernel, "BackendSelect", with_keyset=True)
+        except (RuntimeError, TypeError) as error:
+            missing.append(f"{name} ({error})")
+    functional = torch.library.Library("_c10d_functional", "IMPL")
+    try:
+        operator = torch.ops._c10d_functional.wait_tensor.default
+        kernel = _wait_tensor(recorder, completion, operator, below)
+        functional.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        missing.append(f"wait_tensor ({error})")
+    recorder.on_uninstall += [library._destroy, functional._destroy]
+    if missing:
+        recorder.note_not_seen(
+            "collectives issued from C++ (DDP, functional collectives): " + ", ".join(missing)
+        )
+
+
+def _kernel(
+    recorder: Recorder, completion: Completion, shape: Shape, operator: Any, below: Any
+) -> Any:
+    def kernel(keyset: Any, *args: Any) -> Any:
+        thread = recorder.thread
+        if thread.inside or not recorder.active or recorder.broken(WATCHER):
+            return operator.redispatch(keyset & below, *args)
+        number, call = _record_operator(recorder, completion, shape, args)
+        if number < 0:
+            return operator.redispatch(keyset & below, *args)
+        thread.inside = True
+        held = recorder.heartbeat.enter(number)
+        try:
+            result = operator.redispatch(keyset & below, *args)
+        finally:
+            thread.inside = False
+            recorder.heartbeat.leave(held)
+        try:
+            work = result[-1] if isinstance(result, (tuple, list)) else result
+            completion.expect_native(work, number, call)
+        except Exception as error:
+            recorder.fault(WATCHER, error)
+        return result
+
+    return kernel
+
+
+def _record_operator(
+    recorder: Recorder, completion: Completion, shape: Shape, args: Tuple[Any, ...]
+) -> Tuple[int, Any]:
+    try:
+        at = next(i for i, a in enumerate(args) if isinstance(a, torch.ScriptObject))
+        group: Optional[Any]
+        try:
+            group = dist.ProcessGroup.unbox(args[at])
+        except (AttributeError, RuntimeError):
+            group = recorder.groups.only()
+        if group is None:
+            recorder.note_not_seen("collectives issued from C++: their process group")
+            return -1, None
+    except Exception as error:
+        recorder.fault(WATCHER, error)
+        return -1, None
+    plain = args[:at] + args[at + 1 :]
+    return _record(recorder, completion, shape, group, plain, {})
+
+
+def _wait_tensor(recorder: Recorder, completion: Completion, operator: Any, below: Any) -> Any:
+    def kernel(keyset: Any, tensor: Any) -> Any:
+        number = completion.of_tensor(tensor) if recorder.active else None
+        if number is None:
+            return operator.redispatch(keyset & below, tensor)
+        held = recorder.heartbeat.enter(number)
+        try:
+            result = operator.redispatch(keyset & below, tensor)
+        finally:
+            recorder.heartbeat.leave(held)
+        try:
+            completion.tensor_waited(number)
+        except Exception as error:
+            recorder.fault(WATCHER, error)
+        return result
+
+    return kernel

@@ -1,0 +1,270 @@
+"""The recorder of one rank: what every watcher writes through, and nothing a job can trip over.
+
+Watchers (collectives, FSDP, modules, gradients) call :meth:`Recorder.before` and
+:meth:`Recorder.done` around an operation, or :meth:`Recorder.event`. They do so inside
+``try``: whatever goes wrong becomes one ``not_seen`` event and the job's own call goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from moediag.recorder.calls import Call
+from moediag.recorder.groups import GroupInfo, Groups
+from moediag.recorder.heartbeat import HeartbeatWriter
+from moediag.recorder.log import EventLog
+from moediag.recorder.patches import Patches
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_OWN = str(Path(__file__).parents[1]) + os.sep
+_MAX_FRAMES = 96  # of a call site; a backward through a deep model has about 40
+_MAX_FAULTS = 20  # of one watcher before it is switched off
+
+
+class Block:
+    """A module of interest while its forward runs. ``experts``: the sizes that a top-k over
+    experts may have (empty: not a MoE block); ``routed``: the last such top-k's indices."""
+
+    __slots__ = ("experts", "fqn", "recompute", "routed")
+
+    def __init__(self, fqn: str, experts: Tuple[int, ...], recompute: bool) -> None:
+        self.fqn = fqn
+        self.experts = experts
+        self.recompute = recompute
+        self.routed: Optional[Tuple[Any, int]] = None
+
+
+class Carried:
+    """The FSDP group whose collective is being issued: interned names (JSON) and sizes."""
+
+    __slots__ = ("carries", "module", "of", "phase", "sizes")
+
+    def __init__(self, module: str, phase: str, carries: str, of: str, sizes: str) -> None:
+        self.module = module
+        self.phase = phase
+        self.carries = carries
+        self.of = of
+        self.sizes = sizes
+
+
+class ThreadState(threading.local):
+    """What one thread is doing: autograd runs backward in another thread on an accelerator."""
+
+    def __init__(self) -> None:
+        self.inside = False  # in a recorded call: what it calls in turn is the same operation
+        self.blocks: List[Block] = []
+        self.carried: Optional[Carried] = None
+        self.coalescing: Optional[List[int]] = None
+        self.fsdp_group: Any = None  # the FSDPParamGroup whose method runs
+
+
+class Recorder:
+    """See :func:`moediag.recorder.install`. ``active`` is False before and after its life, and
+    in processes forked from the rank (data loader workers)."""
+
+    def __init__(self, log: EventLog, heartbeat: HeartbeatWriter, rank: int) -> None:
+        self.log = log
+        self.heartbeat = heartbeat
+        self.rank = rank
+        self.active = True
+        self.patches = Patches()
+        self.groups = Groups(log)
+        self.thread = ThreadState()
+        self.current_step = 0
+        self.counts_steps = True  # until somebody calls step()
+        self.optimizer_running = False
+        self.stepped = False  # the optimizer stepped since the last forward
+        self.deferred_tokens: Any = None  # set by the watcher of experts
+        self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
+        self.module_names: Dict[int, str] = {}  # id(module) -> FQN, of observed roots
+        self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
+        self.on_uninstall: List[Callable[[], None]] = []
+        self._next = 0
+        self._faults: Dict[str, int] = {}
+        self._told: Dict[str, bool] = {}
+        self._sites: Dict[Tuple[Any, int], str] = {}
+
+    # ------------------------------------------------------------------ for the job or worker
+
+    def step(self, number: int) -> None:
+        """Training step ``number`` (from 1) begins; without calls, optimizer steps are counted."""
+        self.counts_steps = False
+        self.set_step(number)
+        self.event("phase", name=f"step {number}", step=number)
+
+    def phase(self, text: str) -> None:
+        """Says what the rank is about to do, for people."""
+        self.event("phase", name=text, step=self.current_step)
+
+    def note_not_seen(self, text: str) -> None:
+        """Something that this rank's recorder cannot observe here; each text once."""
+        if self.active and text not in self._told:
+            self._told[text] = True
+            self.event("not_seen", text=text)
+
+    def error(self, exception: BaseException) -> None:
+        """The exception that ends the rank."""
+        frames = traceback.extract_tb(exception.__traceback__)
+        own = [f for f in frames if not f.filename.startswith((_TORCH, _OWN))] or list(frames)
+        where = ""
+        if own:
+            where = f"{Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}"
+        name = type(exception).__name__
+        self.event("error", type=name, message=str(exception)[:8000], where=where)
+
+    def finish(self) -> None:
+        """The rank reached its end."""
+        self.flush()
+        self.event("end")
+        if self.active:
+            self.heartbeat.finish()
+
+    def uninstall(self) -> None:
+        """Puts every replaced attribute and hook back and closes the log. Idempotent."""
+        if not self.active:
+            return
+        self.flush()
+        self.active = False
+        for undo in reversed(self.on_uninstall):
+            try:
+                undo()
+            except Exception as error:
+                print(f"moediag recorder: uninstall: {error!r}", file=sys.stderr)
+        self.patches.restore()
+        self.log.close()
+        self.heartbeat.close()
+
+    # ------------------------------------------------------------------ for the watchers
+
+    def set_step(self, number: int) -> None:
+        self.current_step = self.heartbeat.step = number
+
+    def event(self, kind: str, keep: bool = False, **fields: Any) -> None:
+        if self.active:
+            self.log.event(kind, keep, **fields)
+            self.heartbeat.beat()
+
+    def fault(self, watcher: str, error: BaseException) -> None:
+        """A watcher failed: says so once, and counts; see :meth:`broken`."""
+        count = self._faults[watcher] = self._faults.get(watcher, 0) + 1
+        if count == 1:
+            at = traceback.extract_tb(error.__traceback__)[-1:]
+            where = f" ({Path(at[0].filename).name}:{at[0].lineno})" if at else ""
+            # Nothing is left to tell a second failure to.
+            with contextlib.suppress(Exception):
+                self.note_not_seen(f"{watcher}: the recorder failed: {error!r}{where}")
+
+    def broken(self, watcher: str) -> bool:
+        """Whether ``watcher`` failed so often that it should stay out of the way."""
+        return self._faults.get(watcher, 0) >= _MAX_FAULTS
+
+    def flush(self) -> None:
+        for write in self.on_flush:
+            try:
+                write()
+            except Exception as error:
+                self.fault("flush", error)
+
+    def before(self, call: Call, group: Any) -> int:
+        """Writes the ``collective`` event of ``call`` on ``group``; returns its index."""
+        info = self.groups.info(group)
+        thread = self.thread
+        carried = thread.carried
+        if thread.blocks and thread.blocks[-1].routed is not None:
+            self.flush()  # the tokens come first: this operation may never return
+        if carried is not None:
+            module, phase = carried.module, carried.phase
+            names = f'"carries":{carried.carries},"of":{carried.of},"sizes":{carried.sizes}'
+        else:
+            module = json.dumps(thread.blocks[-1].fqn) if thread.blocks else '""'
+            phase = self.current_phase()
+            names = '"carries":null,"of":null,"sizes":null'
+        site = self._site()
+        log = self.log
+        with log.lock:
+            number, self._next = self._next, self._next + 1
+            position, info.issued = info.issued, info.issued + 1
+            log.line(
+                f'{{"e":"collective","t":{time.time():.6f},"n":{number},"group":{info.json_name},'
+                f'"k":{position},"op":"{call.op}","numel_in":{call.numel_in},'
+                f'"numel_out":{call.numel_out},"dtype":"{call.dtype}",{_details(call, info)},'
+                f'"phase":"{phase}","module":{module},{names},"site":{site},'
+                f'"step":{self.current_step},"async":{"false" if call.waits else "true"}}}'
+            )
+        self.heartbeat.beat()
+        if thread.coalescing is not None:
+            thread.coalescing.append(number)
+        return number
+
+    def done(self, number: int) -> None:
+        """Operation ``number`` was waited for and completed."""
+        self.log.line(f'{{"e":"done","t":{time.time():.6f},"n":{number}}}')
+        self.heartbeat.beat()
+
+    def current_phase(self) -> str:
+        """forward | backward | recompute | optimizer | other, for this thread, now."""
+        in_backward = torch._C._current_graph_task_id() != -1
+        blocks = self.thread.blocks
+        if in_backward:
+            return "recompute" if blocks and blocks[-1].recompute else "backward"
+        if blocks:
+            return "forward"
+        return "optimizer" if self.optimizer_running else "other"
+
+    def _site(self) -> str:
+        """The innermost frame outside torch as JSON ``"file.py:12 function"``; if all frames are
+        torch's (autograd's thread), the innermost of them."""
+        frame: Any = sys._getframe(2)
+        fallback = None
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                break
+            filename = frame.f_code.co_filename
+            if not filename.startswith(_TORCH):
+                if not filename.startswith(_OWN) or _is_worker(filename):
+                    return self._site_text(frame)
+            elif fallback is None:
+                fallback = frame
+            frame = frame.f_back
+        return self._site_text(fallback) if fallback is not None else '""'
+
+    def _site_text(self, frame: Any) -> str:
+        key = (frame.f_code, frame.f_lineno)
+        text = self._sites.get(key)
+        if text is None:
+            if len(self._sites) > 10_000:
+                self._sites.clear()
+            code = frame.f_code
+            name = Path(code.co_filename).name
+            text = self._sites[key] = json.dumps(f"{name}:{frame.f_lineno} {code.co_name}")
+        return text
+
+
+def _is_worker(filename: str) -> bool:
+    return filename.startswith(_OWN + "worker" + os.sep)
+
+
+def _details(call: Call, info: GroupInfo) -> str:
+    """Splits, peer (as the rank in the world, which is what people know) and reduction."""
+    peer: Optional[int] = call.peer
+    if peer is not None and 0 <= peer < len(info.ranks):
+        peer = info.ranks[peer]
+    reduce = "null" if call.reduce is None else f'"{call.reduce}"'
+    return (
+        f'"splits_in":{_list(call.splits_in)},"splits_out":{_list(call.splits_out)},'
+        f'"peer":{"null" if peer is None else peer},"reduce":{reduce}'
+    )
+
+
+def _list(values: Optional[List[int]]) -> str:
+    return "null" if values is None else "[" + ",".join(map(str, values)) + "]"

@@ -1,0 +1,149 @@
+"""How many tokens each expert was given, read off the router's own top-k.
+
+Every family of routers ends in ``torch.topk`` over a dimension as long as the number of experts.
+Group-limited routers call it several times; the last call of that length decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Tuple
+
+import torch
+
+from moediag.recorder.core import Block, Recorder
+
+WATCHER = "tokens per expert"
+_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+_ROUTERS = ("gate", "router", "gating", "wg")
+_MAX_DEFERRED = 4096
+
+
+def expert_counts(module: Any) -> Tuple[int, ...]:
+    """The lengths that a top-k over this block's experts may have; empty: not a MoE block.
+
+    A MoE block has experts and something that chooses among them. Families name the number
+    differently, and under expert parallelism the list holds only the local ones, so all
+    candidates count.
+    """
+    children = module._modules
+    experts = children.get("experts")
+    routers = [children[name] for name in _ROUTERS if children.get(name) is not None]
+    if experts is None and not (routers and _named_moe(module)):
+        return ()
+    found: List[int] = []
+    for holder in (module, experts, *routers):
+        found += [_integer(getattr(holder, name, None)) for name in _COUNTS]
+    if isinstance(experts, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        found.append(len(experts))
+    for router in routers:
+        weight = getattr(router, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.dim() == 2:
+            found.append(int(weight.shape[0]))
+    return tuple(sorted({number for number in found if number > 1}))
+
+
+def _named_moe(module: Any) -> bool:
+    name = type(module).__name__.lower()
+    return "moe" in name or "mixture" in name or "sparse" in name
+
+
+def _integer(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def install(recorder: Recorder) -> None:
+    """Replaces ``torch.topk`` and ``Tensor.topk`` with ones that remember the indices."""
+    recorder.deferred_tokens = Deferred(recorder)
+    recorder.on_flush.append(lambda: _flush_running(recorder))
+    recorder.on_flush.append(recorder.deferred_tokens.write)
+    for owner in (torch, torch.Tensor):
+        recorder.patches.replace(owner, "topk", _topk(recorder))
+    _tell_torchscript()
+
+
+def _topk(recorder: Recorder) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def topk(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            # torch.compile traces through here and must find nothing but the call.
+            if torch.compiler.is_compiling():
+                return result
+            blocks = recorder.thread.blocks
+            if blocks and recorder.active:
+                try:
+                    _remember(blocks, args[0] if args else kwargs.get("input"), result)
+                except Exception as error:
+                    recorder.fault(WATCHER, error)
+            return result
+
+        topk.__doc__ = getattr(original, "__doc__", None)
+        return topk
+
+    return make
+
+
+def _tell_torchscript() -> None:
+    """``torch.jit.script`` recognises builtins by identity, in a table made at first use."""
+    builtins = getattr(torch.jit, "_builtins", None)
+    if getattr(builtins, "_builtin_table", None):
+        torch.jit._builtins._register_builtin(torch.topk, "aten::topk")
+
+
+def _remember(blocks: List[Block], scores: Any, result: Any) -> None:
+    block = blocks[-1]
+    if block.recompute or not block.experts:
+        return
+    length = int(scores.shape[-1])
+    if length in block.experts:
+        block.routed = (result[1], length)
+
+
+def tokens_of(recorder: Recorder, block: Block) -> None:
+    """Writes the ``tokens`` event of a block's forward, if it routed anything."""
+    if block.routed is None:
+        return
+    (indices, experts), block.routed = block.routed, None
+    indices = getattr(indices, "_local_tensor", indices)
+    if indices.device.type == "meta" or type(indices).__name__ == "FakeTensor":
+        return
+    with torch._C._DisableTorchDispatch(), torch.no_grad():  # nobody's mode may see our operators
+        flat = indices.detach().reshape(-1)
+        if indices.device.type == "cpu":
+            counts = torch.bincount(flat, minlength=experts).tolist()
+            recorder.event("tokens", step=recorder.current_step, layer=block.fqn, counts=counts)
+        else:
+            recorder.deferred_tokens.add(block.fqn, flat, experts)
+
+
+def _flush_running(recorder: Recorder) -> None:
+    for block in recorder.thread.blocks:
+        tokens_of(recorder, block)
+
+
+class Deferred:
+    """Counts that an accelerator is still computing; reading them at once would make every MoE
+    block wait for its device."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._pending: List[Tuple[int, str, Any, Any]] = []  # step, layer, counts, event
+
+    def add(self, layer: str, flat: Any, experts: int) -> None:
+        if torch.cuda.is_current_stream_capturing() or len(self._pending) >= _MAX_DEFERRED:
+            return
+        ones = torch.ones_like(flat)
+        counts = torch.zeros(experts, dtype=flat.dtype, device=flat.device)
+        host = torch.empty(experts, dtype=flat.dtype, pin_memory=True)
+        host.copy_(counts.scatter_add_(0, flat, ones), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._pending.append((self._recorder.current_step, layer, host, event))
+        self.write()
+
+    def write(self) -> None:
+        """Writes those that have arrived, in order."""
+        if not self._pending or torch.cuda.is_current_stream_capturing():
+            return
+        while self._pending and self._pending[0][3].query():
+            step, layer, host, _ = self._pending.pop(0)
+            self._recorder.event("tokens", step=step, layer=layer, counts=host.tolist())

@@ -1,0 +1,84 @@
+"""Which parameters an FSDP1 collective carries: always the whole flat parameter of one handle."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from moediag.recorder.core import Carried, Recorder
+from moediag.recorder.modules import clean
+
+WATCHER = "FSDP1 parameters"
+_MODULE = "torch.distributed.fsdp._runtime_utils"
+
+
+def install(recorder: Recorder) -> None:
+    try:
+        module = importlib.import_module(_MODULE)
+    except ImportError as error:
+        recorder.note_not_seen(f"which parameters FSDP1's collectives carry: {error}")
+        return
+    fsdp = Fsdp1(recorder)
+    present = [
+        recorder.patches.replace(module, name, fsdp.carrying)
+        for name in ("_unshard", "_reduce_grad", "_reduce_grad_no_shard")
+    ]
+    if not all(present):
+        recorder.note_not_seen("which parameters FSDP1's collectives carry, in part")
+
+
+class Fsdp1:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._known: Dict[Any, Carried] = {}
+
+    def carrying(self, original: Any) -> Callable[..., Any]:
+        """For functions (state, handle, ...) that issue the handle's collectives."""
+        recorder = self._recorder
+        describe = self._describe
+
+        def function(state: Any, handle: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not recorder.active or handle is None:
+                return original(state, handle, *args, **kwargs)
+            thread = recorder.thread
+            held = thread.carried
+            try:
+                thread.carried = describe(handle)
+            except Exception as error:
+                recorder.fault(WATCHER, error)
+            try:
+                return original(state, handle, *args, **kwargs)
+            finally:
+                thread.carried = held
+
+        function.__name__ = getattr(original, "__name__", "function")
+        return function
+
+    def _describe(self, handle: Any) -> Optional[Carried]:
+        recorder = self._recorder
+        phase = self._phase(handle)
+        key = (id(handle), len(recorder.roots), phase)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            flat = handle.flat_param
+            module = recorder.module_names.get(id(handle._fully_sharded_module), "")
+            prefix = module + "." if module else ""
+            names = recorder.log.names(tuple(clean(prefix + fqn) for fqn in flat._fqns))
+            shapes = [torch.Size(shape).numel() for shape in flat._shapes]
+            sizes = "[" + ",".join(map(str, shapes)) + "]"
+            known = self._known[key] = Carried(json.dumps(module), phase, names, names, sizes)
+        return known
+
+    def _phase(self, handle: Any) -> str:
+        state = getattr(handle._training_state, "name", "")
+        if state.startswith("BACKWARD"):
+            return "backward"
+        if state == "FORWARD":
+            in_backward = torch._C._current_graph_task_id() != -1
+            return "recompute" if in_backward else "forward"
+        return self._recorder.current_phase()

@@ -1,0 +1,142 @@
+"""Which parameters an FSDP2 collective carries.
+
+``fully_shard`` moves parameters in groups: an all-gather carries all of a group, a reduce-scatter
+only those that have a gradient (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). The two
+functions that issue them get the carried parameters as their first argument; the group's methods
+around them say which group it is and in which state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+
+from moediag.recorder.core import Carried, Recorder
+from moediag.recorder.modules import clean
+
+WATCHER = "FSDP2 parameters"
+_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
+def install(recorder: Recorder) -> None:
+    try:
+        module = importlib.import_module(_MODULE)
+    except ImportError as error:
+        recorder.note_not_seen(f"which parameters FSDP2's collectives carry: {error}")
+        return
+    fsdp = Fsdp2(recorder)
+    wanted = [
+        (module.FSDPParamGroup, "unshard", fsdp.inside_group),
+        (module.FSDPParamGroup, "post_backward", fsdp.inside_group),
+        (module, "foreach_all_gather", fsdp.carrying),
+        (module, "foreach_reduce", fsdp.carrying),
+    ]
+    absent = [
+        name for owner, name, make in wanted if not recorder.patches.replace(owner, name, make)
+    ]
+    if absent:
+        recorder.note_not_seen(
+            "which parameters FSDP2's collectives carry: this torch has no " + ", ".join(absent)
+        )
+
+
+class Fsdp2:
+    """Keeps the group whose method runs, and describes what its collectives carry."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        # (id(group), group's module names known?) -> (of, {carried ids: (carries, sizes)})
+        self._known: Dict[Tuple[int, int], Tuple[str, str, Dict[Any, Tuple[str, str]]]] = {}
+
+    def inside_group(self, original: Any) -> Callable[..., Any]:
+        """For methods of FSDPParamGroup."""
+        recorder = self._recorder
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not recorder.active:
+                return original(self, *args, **kwargs)
+            thread = recorder.thread
+            held = thread.fsdp_group
+            thread.fsdp_group = self
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                thread.fsdp_group = held
+
+        method.__name__ = getattr(original, "__name__", "method")
+        return method
+
+    def carrying(self, original: Any) -> Callable[..., Any]:
+        """For functions whose first argument is the list of carried FSDPParams."""
+        recorder = self._recorder
+        describe = self._describe
+
+        def function(fsdp_params: Any, *args: Any, **kwargs: Any) -> Any:
+            thread = recorder.thread
+            if torch.compiler.is_compiling() or not recorder.active or thread.fsdp_group is None:
+                return original(fsdp_params, *args, **kwargs)
+            held = thread.carried
+            try:
+                thread.carried = describe(thread.fsdp_group, fsdp_params)
+            except Exception as error:
+                recorder.fault(WATCHER, error)
+            try:
+                return original(fsdp_params, *args, **kwargs)
+            finally:
+                thread.carried = held
+
+        function.__name__ = getattr(original, "__name__", "function")
+        return function
+
+    def _describe(self, group: Any, carried: Any) -> Carried:
+        key = (id(group), len(self._recorder.roots))
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) > 10_000:
+                self._known.clear()
+            known = self._known[key] = self._learn(group)
+        module, of, sets = known
+        ids = tuple(map(id, carried))
+        wire = sets.get(ids)
+        if wire is None:
+            if len(sets) > 256:
+                sets.clear()
+            names = tuple(self._fqn(parameter) for parameter in carried)
+            sizes = "[" + ",".join(str(_numel(parameter)) for parameter in carried) + "]"
+            wire = sets[ids] = (self._recorder.log.names(names), sizes)
+        return Carried(module, self._phase(group), wire[0], of, wire[1])
+
+    def _learn(self, group: Any) -> Tuple[str, str, Dict[Any, Tuple[str, str]]]:
+        names = tuple(self._fqn(parameter) for parameter in group.fsdp_params)
+        known = [self._recorder.module_names.get(id(m)) for m in group.modules]
+        own = clean(group._module_fqn or "")
+        module = next((name for name in known if name is not None), own)
+        return json.dumps(module), self._recorder.log.names(names), {}
+
+    def _fqn(self, parameter: Any) -> str:
+        """The name in the observed root; before a root is observed, FSDP2's own."""
+        info = parameter._module_info
+        module = self._recorder.module_names.get(id(info.module))
+        if module is None:
+            return clean(getattr(parameter, "_param_fqn", None) or info.param_name)
+        return clean(f"{module}.{info.param_name}" if module else info.param_name)
+
+    def _phase(self, group: Any) -> str:
+        state = getattr(group._training_state, "name", "")
+        if state in ("PRE_BACKWARD", "POST_BACKWARD"):
+            return "backward"
+        if state == "FORWARD":
+            in_backward = torch._C._current_graph_task_id() != -1
+            return "recompute" if in_backward else "forward"
+        return self._recorder.current_phase()
+
+
+def _numel(parameter: Any) -> int:
+    """Elements of the whole, unsharded parameter."""
+    size = getattr(parameter, "_orig_size", None)
+    if size is None:
+        size = parameter.sharded_param.shape
+    return int(size.numel())

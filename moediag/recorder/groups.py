@@ -1,0 +1,121 @@
+"""Process groups by name: their ranks, their backend, and which mesh axis they serve."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch.distributed as dist
+
+from moediag.recorder.log import EventLog
+from moediag.recorder.patches import Patches
+
+
+class GroupInfo:
+    """One process group as written to the log. ``issued``: operations so far on it."""
+
+    __slots__ = ("axis", "issued", "json_name", "mesh_version", "name", "ranks")
+
+    def __init__(self, name: str, json_name: str, ranks: List[int]) -> None:
+        self.name = name
+        self.json_name = json_name
+        self.ranks = ranks
+        self.issued = 0
+        self.axis: Optional[str] = None
+        self.mesh_version = -1
+
+
+class Groups:
+    """Names groups and writes a ``group`` event at first use, and again once the axis is known
+    (a mesh may be laid over a group that was already used)."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._by_name: Dict[str, GroupInfo] = {}
+        self._meshes: List[Any] = []  # weak references, in order of creation
+        self._mesh_version = 0
+
+    def install(self, patches: Patches) -> None:
+        """Watches the creation of DeviceMeshes (submeshes and flattened ones included: they are
+        made through ``__init__`` too)."""
+        from torch.distributed.device_mesh import DeviceMesh
+
+        groups = self
+
+        def make(init: Any) -> Any:
+            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+                init(self, *args, **kwargs)
+                groups._meshes.append(weakref.ref(self))
+                groups._mesh_version += 1
+
+            return __init__
+
+        patches.replace(DeviceMesh, "__init__", make)
+
+    def info(self, group: Any) -> GroupInfo:
+        """The entry of ``group``, written to the log when something about it is new."""
+        name = str(group.group_name)
+        info = self._by_name.get(name)
+        if info is None:
+            import json
+
+            info = self._by_name[name] = GroupInfo(name, json.dumps(name), _ranks(group))
+            info.axis, info.mesh_version = self._axis(name), self._mesh_version
+            self._write(info, group)
+        elif info.axis is None and info.mesh_version != self._mesh_version:
+            info.axis, info.mesh_version = self._axis(name), self._mesh_version
+            if info.axis is not None:
+                self._write(info, group)
+        return info
+
+    def only(self) -> Optional[Any]:
+        """The default group when it is the only one; C++ callers of old torch do not say."""
+        return dist.group.WORLD if len(dist.distributed_c10d._world.pg_map) == 1 else None
+
+    def _write(self, info: GroupInfo, group: Any) -> None:
+        desc = str(getattr(group, "group_desc", "") or "")
+        if group is dist.group.WORLD and desc in ("", "default_pg", "undefined"):
+            desc = "world"
+        self._log.event(
+            "group", keep=True, group=info.name, desc=desc, axis=info.axis, ranks=info.ranks,
+            backend=_backend(group),
+        )  # fmt: skip
+
+    def _axis(self, name: str) -> Optional[str]:
+        """The mesh axis that ``name`` serves; the first mesh that names it wins, so that a
+        flattened or reused group keeps the name it was made for."""
+        alive = []
+        found: Optional[str] = None
+        for reference in self._meshes:
+            mesh = reference()
+            if mesh is None:
+                continue
+            alive.append(reference)
+            if found is None:
+                found = next((axis for axis, group in _dims(mesh) if group == name), None)
+        self._meshes = alive
+        return found
+
+
+def _dims(mesh: Any) -> List[Tuple[str, str]]:
+    """(axis name, group name) of each dimension. torch >= 2.9 keeps ``_dim_group_names``, older
+    ones ``_dim_group_infos``: (tag, ranks, group name)."""
+    names = getattr(mesh, "mesh_dim_names", None) or ()
+    groups = getattr(mesh, "_dim_group_names", None)
+    if groups is None:
+        groups = [info[2] for info in getattr(mesh, "_dim_group_infos", ())]
+    return [(str(axis), str(group)) for axis, group in zip(names, groups)]  # noqa: B905 - Python 3.9
+
+
+def _ranks(group: Any) -> List[int]:
+    try:
+        return [int(rank) for rank in dist.get_process_group_ranks(group)]
+    except (KeyError, ValueError, RuntimeError):
+        return list(range(group.size()))
+
+
+def _backend(group: Any) -> str:
+    try:
+        return str(dist.get_backend(group))
+    except (KeyError, ValueError, AssertionError, RuntimeError):
+        return str(group.name())

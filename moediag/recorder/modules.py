@@ -1,0 +1,181 @@
+"""Where in the model a rank is, learnt without a change to the model.
+
+A global forward pre-hook watches for the first call of a module that has parameters: that is a
+root. Its modules get their names, its decoder layers and MoE blocks get hooks of their own, and
+once the first step is over the global hook goes away, so later steps pay for a few modules only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import weakref
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from moediag.recorder.core import Block, Recorder
+from moediag.recorder.experts import expert_counts, tokens_of
+
+WATCHER = "modules"
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+# Roots that only forward to ``.module``; their parameter names start with it.
+_OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
+_LAYER = re.compile(r"(^|\.)[A-Za-z_]+\.\d+$")  # an element of a list: model.layers.3
+_FIRST_ROOTS = 8  # observed at most; a job of many small models is not worth more
+
+# The recorder whose hooks are on modules. Hooks are module-level functions that look it up, so
+# that copying or pickling a model never reaches the recorder's files and locks.
+_recorder: Optional[Recorder] = None
+_blocks: Dict[int, Tuple[Any, str, Tuple[int, ...]]] = {}  # id -> (weak module, fqn, experts)
+
+
+def clean(fqn: str) -> str:
+    """A parameter or module name without the parts that wrappers add."""
+    for wrapper in _WRAPPERS:
+        fqn = fqn.replace(wrapper, "")
+    return fqn
+
+
+class _Hook:
+    """A hook that pickles as one that does nothing: a saved model must load without moediag."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> None:
+        if _recorder is not None and _recorder.active and not torch.compiler.is_compiling():
+            try:
+                self.function(_recorder, *args)
+            except Exception as error:
+                _recorder.fault(WATCHER, error)
+
+    def __deepcopy__(self, memo: Any) -> "_Hook":
+        return self
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class Observer:
+    """Finds roots and puts hooks on their blocks; :meth:`remove` takes all of them off."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._seen: Set[int] = set()
+        self._handles: List[Any] = []
+        self._global: Optional[Any] = None
+        self._first_step = recorder.current_step
+
+    def install(self) -> None:
+        global _recorder
+        _recorder = self._recorder
+        self._global = torch_module.register_module_forward_pre_hook(_Hook(self._before_any))
+        self._recorder.on_uninstall.append(self.remove)
+
+    def remove(self) -> None:
+        global _recorder
+        self._disarm()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        _blocks.clear()
+        if _recorder is self._recorder:
+            _recorder = None
+
+    def _disarm(self) -> None:
+        if self._global is not None:
+            self._global.remove()
+            self._global = None
+
+    def _before_any(self, recorder: Recorder, module: Any, _args: Any) -> None:
+        """The global hook: cheap for modules inside a root that is running."""
+        if recorder.thread.blocks or id(module) in self._seen:
+            return
+        if self._seen and recorder.current_step > max(1, self._first_step):
+            self._disarm()
+            return
+        if torch._C._current_graph_task_id() != -1:
+            return  # a part of a model, recomputed in backward
+        if next(module.parameters(), None) is None:
+            return  # a loss or a metric
+        self._observe(module)
+        if len(self._seen) >= _FIRST_ROOTS:
+            self._disarm()
+
+    def _observe(self, root: Any) -> None:
+        recorder = self._recorder
+        self._seen.add(id(root))
+        inner = root
+        while type(inner).__name__ in _OUTER and hasattr(inner, "module"):
+            inner = inner.module
+        prefix = _name_in_known_root(recorder, inner)
+        recorder.roots.append((prefix, weakref.ref(inner)))
+        compiled = False
+        inside_moe: Optional[str] = None
+        # Hooks go on the outermost of equal names: a wrapper's forward contains the wrapped one.
+        hooked: Set[str] = set()
+        for name, module in inner.named_modules():
+            fqn = clean(prefix + name + ".")[:-1]
+            recorder.module_names.setdefault(id(module), fqn)
+            compiled = compiled or hasattr(module, "_orig_mod")
+            compiled = compiled or getattr(module, "_compiled_call_impl", None) is not None
+            if inside_moe is not None and fqn.startswith(inside_moe):
+                continue  # experts are not layers
+            experts = expert_counts(module)
+            if experts:
+                inside_moe = fqn + "."
+            if (experts or fqn == prefix or _LAYER.search(fqn)) and fqn not in hooked:
+                hooked.add(fqn)
+                self._hook(module, fqn, experts)
+        if inner is not root:
+            self._hook(root, "", ())
+        if compiled:
+            self._disarm()  # dynamo specialises on the presence of global hooks
+            recorder.note_not_seen("tokens per expert and modules inside torch.compile'd code")
+        # The root's own pre-hook was added too late for the call that is under way.
+        _enter(recorder, root, ())
+
+    def _hook(self, module: Any, fqn: str, experts: Tuple[int, ...]) -> None:
+        _blocks[id(module)] = (weakref.ref(module), fqn, experts)
+        # First in, last out: what FSDP's own hooks issue belongs to the module too.
+        self._handles.append(module.register_forward_pre_hook(_Hook(_enter), prepend=True))
+        self._handles.append(module.register_forward_hook(_Hook(_leave), always_call=True))
+
+
+def _name_in_known_root(recorder: Recorder, module: Any) -> str:
+    known = recorder.module_names.get(id(module), "")
+    return known + "." if known else ""
+
+
+def _enter(recorder: Recorder, module: Any, _args: Any) -> None:
+    known = _blocks.get(id(module))
+    if known is None or known[0]() is not module:
+        return
+    blocks = recorder.thread.blocks
+    in_backward = torch._C._current_graph_task_id() != -1
+    if not blocks and not in_backward:
+        _new_forward(recorder)
+    blocks.append(Block(known[1], known[2], in_backward))
+
+
+def _leave(recorder: Recorder, module: Any, *_: Any) -> None:
+    """After the forward of ``module``, also when it raised."""
+    known = _blocks.get(id(module))
+    if known is None or known[0]() is not module:
+        return
+    blocks = recorder.thread.blocks
+    while blocks:  # an exception may have skipped the leaving of inner blocks
+        block = blocks.pop()
+        tokens_of(recorder, block)
+        if block.fqn == known[1]:
+            break
+
+
+def _new_forward(recorder: Recorder) -> None:
+    """A forward outside all others: if the optimizer stepped before, a new step begins."""
+    recorder.optimizer_running = False
+    if recorder.counts_steps and recorder.stepped:
+        recorder.stepped = False
+        recorder.set_step(recorder.current_step + 1)

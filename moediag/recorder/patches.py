@@ -1,0 +1,42 @@
+"""Attributes replaced in torch, and put back exactly as they were."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Tuple
+
+_ABSENT = object()
+
+
+class Patches:
+    """A stack of replaced attributes; :meth:`restore` undoes them newest first."""
+
+    def __init__(self) -> None:
+        self._undo: List[Tuple[Any, str, Any, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
+        """``owner.name`` becomes ``make(present value)``; False when there is no such attribute.
+
+        The raw entry of ``owner.__dict__`` is kept, so that a pybind method comes back as the
+        same object, and an inherited attribute is not left behind as an own one.
+        """
+        present = getattr(owner, name, _ABSENT)
+        if present is _ABSENT:
+            return False
+        raw = vars(owner).get(name, _ABSENT)
+        plain = raw is not _ABSENT and not isinstance(raw, (staticmethod, classmethod))
+        new = make(raw if plain else present)
+        setattr(owner, name, new)
+        self._undo.append((owner, name, raw, new))
+        return True
+
+    def restore(self) -> None:
+        """Puts every attribute back, except one that somebody replaced after us: undoing ours
+        would undo theirs, and ours only passes calls on once the recorder is off."""
+        while self._undo:
+            owner, name, raw, new = self._undo.pop()
+            if vars(owner).get(name, _ABSENT) is not new:
+                continue
+            if raw is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, raw)

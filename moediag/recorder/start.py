@@ -1,0 +1,137 @@
+"""Putting the recorder into this process, watcher by watcher; one that fails leaves the others."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import weakref
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Tuple
+
+import torch
+
+from moediag.protocol import events_file, heartbeat_file, older_events_file
+from moediag.recorder.core import Recorder
+from moediag.recorder.heartbeat import HeartbeatWriter
+from moediag.recorder.log import SEGMENT_BYTES, EventLog
+
+_installed: Optional[Recorder] = None
+
+
+def install(
+    folder: str, rank: int, world_size: int, segment_bytes: int = SEGMENT_BYTES
+) -> Recorder:
+    """Starts recording this process as ``rank`` into ``folder``; call it once per process, before
+    the process group is made (later works, but meshes made before have no axis names).
+
+    Raises OSError when the log cannot be created; nothing is replaced then.
+    """
+    global _installed
+    if _installed is not None and _installed.active:
+        return _installed
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    log = EventLog(
+        str(place / events_file(rank)),
+        str(place / older_events_file(rank)),
+        segment_bytes,
+    )
+    recorder = Recorder(log, HeartbeatWriter(str(place / heartbeat_file(rank))), rank)
+    recorder.set_step(1)
+    recorder.event(
+        "start", keep=True, rank=rank, world_size=world_size, pid=os.getpid(),
+        host=socket.gethostname(), python=platform.python_version(), torch=torch.__version__,
+        transformers=_version("transformers"), accelerate=_version("accelerate"),
+        backend=None,
+    )  # fmt: skip
+    for name, start in _watchers(folder):
+        try:
+            start(recorder)
+        except Exception as error:
+            recorder.fault(name, error)
+    _installed = recorder
+    _leave_children_alone(recorder)
+    return recorder
+
+
+def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None]]]:
+    """The steps of the installation, imported here so that each failure stays its own."""
+
+    def collectives(recorder: Recorder) -> None:
+        from moediag.recorder import collectives as watcher
+
+        watcher.install(recorder)
+
+    def meshes(recorder: Recorder) -> None:
+        recorder.groups.install(recorder.patches)
+
+    def fsdp2(recorder: Recorder) -> None:
+        from moediag.recorder import fsdp2 as watcher
+
+        watcher.install(recorder)
+
+    def fsdp1(recorder: Recorder) -> None:
+        from moediag.recorder import fsdp1 as watcher
+
+        watcher.install(recorder)
+
+    def modules(recorder: Recorder) -> None:
+        from moediag.recorder.modules import Observer
+
+        Observer(recorder).install()
+
+    def experts(recorder: Recorder) -> None:
+        from moediag.recorder import experts as watcher
+
+        watcher.install(recorder)
+
+    def gradients(recorder: Recorder) -> None:
+        from moediag.recorder.gradients import Gradients
+
+        Gradients(recorder).install()
+
+    def watch(recorder: Recorder) -> None:
+        from moediag.recorder.watch import Watch
+
+        thread = Watch(recorder, folder)
+        thread.start()
+        recorder.on_uninstall.append(thread.stop)
+
+    return [
+        ("collectives", collectives),
+        ("mesh axes", meshes),
+        ("FSDP2 parameters", fsdp2),
+        ("FSDP1 parameters", fsdp1),
+        ("modules", modules),
+        ("tokens per expert", experts),
+        ("gradients", gradients),
+        ("Flight Recorder and lifeline thread", watch),
+    ]
+
+
+def _version(package: str) -> Optional[str]:
+    """The version in use: of the imported module, else of what is installed."""
+    module: Any = sys.modules.get(package)
+    version = getattr(module, "__version__", None)
+    if version is None:
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+    return str(version)
+
+
+def _leave_children_alone(recorder: Recorder) -> None:
+    """A process forked from the rank (a data loader worker) is not the rank."""
+    reference = weakref.ref(recorder)
+
+    def in_child() -> None:
+        present = reference()
+        if present is not None:
+            present.active = False
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=in_child)

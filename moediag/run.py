@@ -51,11 +51,13 @@ def run(plan: Plan, options: RunOptions, observer: Observer) -> RunResult:
     Raises MoediagError when nothing could be run at all, Interrupted after Ctrl-C (with what was
     gathered until then in ``result.json``).
     """
-    folder = _run_folder(options.out, plan.scenario.name)
+    folder = run_folder(options.out, plan.scenario.name)
     return _Run(plan, options, observer, folder).run()
 
 
-def _run_folder(out: Path | None, name: str) -> Path:
+def run_folder(out: Path | None, name: str) -> Path:
+    """Makes the run directory: ``out``, or a new one below ``moediag-runs`` named after the time
+    and the scenario. Raises UsageError when it exists and is not empty."""
     if out is None:
         stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
         base = Path("moediag-runs")

@@ -20,6 +20,9 @@ _LAZY = (
     "torch.distributed.launcher.api",
     "torch.distributed.checkpoint",
     "torch.utils.checkpoint",
+    "torch.utils.serialization.config",
+    "moediag.recorder.start",
+    "moediag.recorder.fsdp2",
 )
 
 

@@ -93,6 +93,8 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
 
 def _remark(t: TrialResult, result: RunResult) -> str:
     """What the verdict means against what was expected; empty when it is simply as expected."""
+    if not t.expected:
+        return ""
     if t.met:
         if t.role == Role.FIX and t.verdict in FAILURES:
             return "this fix fails where the unfixed code is clean: it introduces the failure"
@@ -101,7 +103,7 @@ def _remark(t: TrialResult, result: RunResult) -> str:
         return f"a control failed (expected {t.expected}): the comparison proves nothing"
     if t.verdict == Verdict.CLEAN:
         return f"not reproduced: expected {t.expected}, but {_clean_numbers(t)}"
-    if t.verdict in FAILURES and t.expected in FAILURES:
+    if t.verdict in FAILURES and FAILURES.intersection(t.expected.split(" or ")):
         return f"a different failure than the expected {t.expected}: not counted as it"
     if t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials):
         return f"expected {t.expected}; this fix fails where the unfixed code is clean"

@@ -76,8 +76,14 @@ def exit_code(result: RunResult) -> int:
     """0 every expectation met, 1 one broken, 3 inconclusive.
 
     A control that fails makes the whole comparison inconclusive, whatever else happened; a
-    trial that could not be judged is inconclusive, never a broken expectation.
+    trial that could not be judged is inconclusive, never a broken expectation. Where nothing was
+    expected (a diagnosis after the fact), 1 says that a failure was found.
     """
+    free = [t.verdict for t in result.trials if not t.expected]
+    if any(verdict in FAILURES for verdict in free):
+        return ExitCode.FAILURE_FOUND
+    if Verdict.INCONCLUSIVE in free:
+        return ExitCode.INCONCLUSIVE
     unmet = [t for t in result.trials if not t.met]
     if any(t.role == Role.CONTROL for t in unmet):
         return ExitCode.INCONCLUSIVE
@@ -98,13 +104,16 @@ def _repeats(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:
 def _of_interest(t: TrialResult, result: RunResult) -> bool:
     if not t.met:
         return True
+    if not t.expected:
+        return t.verdict in FAILURES or t.verdict == Verdict.INCONCLUSIVE
     if t.role == Role.UNFIXED:
         return t.verdict in FAILURES
     return t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials)
 
 
 def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
-    """Correct fixes first, cheapest first."""
+    """Correct fixes first, cheapest first. Overlapping quartiles are called equal; the spread of
+    the unfixed step's own second timing is the noise."""
     judged = {f.variant: f for f in result.conclusion.fixes}
     by_variant: dict[str, list[TrialResult]] = {}
     for t in result.trials:
@@ -112,10 +121,12 @@ def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
             by_variant.setdefault(t.variant, []).append(t)
     best = result.conclusion.cheapest_correct_fix
     best_spread = by_variant[best][0].step_time_spread if best in by_variant else None
+    timed = (t.step_time_spread for t in result.trials if t.role == Role.UNFIXED)
+    noise = next(filter(None, timed), (1.0, 1.0))
     rows = []
     for variant, trials in by_variant.items():
         fix = judged.get(variant)
-        row = _fix_row(variant, trials, fix, result, best_spread)
+        row = _fix_row(variant, trials, fix, result, best_spread, noise)
         cost = fix.step_time_ratio if fix and fix.step_time_ratio else float("inf")
         rows.append((row.judgement != "correct", variant != best, cost, row))
     return tuple(row for *_, row in sorted(rows, key=lambda entry: entry[:3]))
@@ -127,6 +138,7 @@ def _fix_row(
     fix: FixJudgement | None,
     result: RunResult,
     best_spread: tuple[float, float] | None,
+    noise: tuple[float, float],
 ) -> FixRow:
     first = trials[0]
     verdicts = list(dict.fromkeys(t.verdict for t in trials))
@@ -145,7 +157,7 @@ def _fix_row(
     if judgement == "correct" and spread and not cheapest and best_spread:
         if spread[0] <= best_spread[1] and best_spread[0] <= spread[1]:
             remarks.append("equal to the cheapest within the noise")
-    elif cheapest and spread and spread[0] <= 1.0 <= spread[1]:
+    elif cheapest and spread and spread[0] <= noise[1]:
         remarks.append("no slower than unfixed within the noise")
     elsewhere = [t.stack for t in result.trials if t.role == Role.UNFIXED]
     if elsewhere and first.stack not in elsewhere:
@@ -168,6 +180,10 @@ def _control_rows(trials: Sequence[TrialResult]) -> tuple[ControlRow, ...]:
 
 def _conclusion(result: RunResult) -> tuple[str, ...]:
     met = sum(t.met for t in result.trials)
+    if result.trials and not any(t.expected for t in result.trials):
+        failures = sum(t.verdict in FAILURES for t in result.trials)
+        trials = names.plural(len(result.trials), "trial")
+        return (f"{names.plural(failures, 'failure')} found in {trials}",)
     lines = [f"{met} of {names.plural(len(result.trials), 'expectation')} met"]
     failed = [t.variant for t in result.trials if t.role == Role.CONTROL and not t.met]
     if failed:

@@ -152,21 +152,24 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
         head = (" FIXES".ljust(10) if number == 0 else " " * 10, "label")
         variant, judgement, cost, _ = padded
         style = {"correct": "good", "wrong": "bad"}.get(row.judgement, "doubt")
-        rest = "<- cheapest correct" if row.cheapest else ""
-        rest = "; ".join(filter(None, (rest, row.remark)))
         used = 10 + len(variant) + len(judgement) + len(cost) + 6
+        marker = "<- cheapest correct" if row.cheapest else ""
         line: Line = (head, (variant, "plain"), ("  ", "plain"), (judgement, style))
         line = (*line, ("  " + cost, "plain"))
-        if rest and used + len(rest) <= width:
-            yield (*line, ("  " + rest, "label" if row.cheapest else "plain"))
-        elif len(plain(line)) <= width:
-            yield line
-            if rest:
-                yield from indented(rest, width, 14, "label" if row.cheapest else "plain")
-        else:  # too narrow for columns
+        below = row.remark
+        if used - 2 > width:  # too narrow for columns
             yield head, (row.variant, "plain")
-            text = "  ".join(filter(None, (_judgement(row), row.cost, rest)))
+            text = "  ".join(filter(None, (_judgement(row), row.cost)))
             yield from indented(text, width, 14, style)
+            below = "; ".join(filter(None, (marker, below)))
+        elif used + len(marker or below) <= width:
+            yield (*line, ("  " + (marker or below), "label" if marker else "plain"))
+            below = below if marker else ""
+        else:
+            yield line
+            below = "; ".join(filter(None, (marker, below)))
+        if below:
+            yield from indented(below, width, 14)
         for note in row.notes:
             if note not in shown_notes:
                 yield from indented(note, width, 14, "faint")

@@ -1,0 +1,274 @@
+"""The `moediag` command: one function per command that parses, calls and chooses the exit code.
+
+Nothing heavy is imported here: `moediag --help` must not wait for libraries that it does not
+use, so each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import moediag
+from moediag import options as o
+from moediag.errors import ExitCode, MoediagError
+
+HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
+
+A failure is a scenario; running it says which rank diverged, where, why, and which fix is right.
+
+Exit codes: 0 every expectation met, 1 an expectation broken (diagnose: a failure found), 2 wrong
+usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
+"""
+
+app = typer.Typer(
+    help=HELP,
+    epilog="Example: moediag run expert-starvation --cpu 2",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: no import of rich, the same text everywhere
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+stacks_app = typer.Typer(
+    help="Environments of other library versions.",
+    epilog="Example: moediag stacks build transformers=4.53.2",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(stacks_app, name="stacks")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: o.Debug = False,  # noqa: ARG001 - main takes it out, wherever it stands
+) -> None:
+    if version:
+        typer.echo(moediag.__version__)
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(ExitCode.USAGE)
+
+
+@app.command(epilog="Example: moediag run expert-starvation --cpu 4 --set model.family=mixtral")
+def run(
+    name: o.Name,
+    variant: o.Variants = [],  # noqa: B006 - typer copies defaults
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    stack: o.StackPairs = [],  # noqa: B006
+    set_: o.SetPairs = [],  # noqa: B006
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    nnodes: o.Nnodes = 1,
+    rdzv_endpoint: o.Rendezvous = None,
+    node_rank: o.NodeRank = None,
+    repeat: o.Repeat = 1,
+    timeout: o.Timeout = None,
+    quiescence: o.Quiescence = 3.0,
+    out: o.Out = None,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Run a scenario and judge each variant of it.
+
+    The unfixed code, each fix and each control runs on real ranks; its collectives and its
+    gradients are held against a single-process reference.
+    """
+    world_size, device = o.world(gpus, cpu)
+    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value)
+    stack_overrides = o.pairs(stack, "--stack")
+
+    from moediag import run as runner
+    from moediag.launch.options import LaunchOptions
+    from moediag.report import jsonview, page, terminal, views
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+    from moediag.scenario import plan as planning
+
+    scenario = loading.load(catalogue.find(name), set_)
+    plan = planning.plan(
+        scenario,
+        world_size,
+        device,
+        variants=variant,
+        launcher=launcher.value,
+        repeat=repeat,
+        timeout=timeout,
+        stack_overrides=stack_overrides,
+    )
+    launch = LaunchOptions(
+        quiescence=quiescence, nnodes=nnodes, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank
+    )
+    folder = runner.run_folder(out, scenario.name)
+    with views.progress(no_color) as observer:
+        result = runner.run(plan, runner.RunOptions(folder, launch), observer)
+    if as_json:
+        sys.stdout.write(jsonview.render(result))
+    else:
+        terminal.render(result, views.output(no_color), views.short(folder))
+    raise typer.Exit(page.exit_code(result))
+
+
+@app.command(name="list", epilog="Example: moediag list --json")
+def list_(as_json: o.Json = False) -> None:
+    """The scenarios of the catalogue."""
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+
+    found = [loading.load(catalogue.find(name)) for name in catalogue.names()]
+    if as_json:
+        _print_json({"scenarios": [{"name": s.name, "summary": s.summary} for s in found]})
+        return
+    width = max((len(s.name) for s in found), default=0)
+    for scenario in found:
+        typer.echo(f"{scenario.name:{width}}  {scenario.summary}")
+
+
+@app.command(epilog="Example: moediag show expert-starvation")
+def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
+    """A scenario in full, every default filled in."""
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+
+    scenario = loading.load(catalogue.find(name), set_)
+    if as_json:
+        _print_json(scenario.model_dump(mode="json"))
+    else:
+        typer.echo(scenario.to_yaml().rstrip("\n"))
+
+
+@app.command(epilog="Example: moediag schema > scenario.schema.json")
+def schema() -> None:
+    """The JSON Schema of scenario files, for editors."""
+    from moediag.scenario.schema import json_schema
+
+    _print_json(json_schema())
+
+
+@app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")
+def diagnose(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Runs or trials.")],
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+) -> None:
+    """Diagnose the directory of a run or of one trial."""
+    from moediag.examine import examine
+    from moediag.report import jsonview, page, terminal, views
+
+    result = examine(paths)
+    if as_json:
+        sys.stdout.write(jsonview.render(result))
+    else:
+        terminal.render(result, views.output(no_color))
+    raise typer.Exit(page.exit_code(result))
+
+
+@app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")],
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="One page.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="For issues.")] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="For CI.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="For Perfetto.")] = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Show finished runs again, or write them to files."""
+    from moediag.report import terminal, views
+
+    loaded = [views.load(path) for path in runs]
+    wanted = {"html": html, "markdown": markdown, "junit": junit, "trace": trace}
+    chosen = {kind: target for kind, target in wanted.items() if target is not None}
+    for written in views.write(loaded, chosen):
+        typer.echo(f"wrote {written}", err=True)
+    if not chosen:
+        for result, folder in loaded:
+            terminal.render(result, views.output(no_color), views.short(folder))
+
+
+@app.command(epilog="Example: moediag doctor")
+def doctor(as_json: o.Json = False) -> None:
+    """Can this machine do it, and if not, what to type."""
+    from moediag import doctor as examiner
+
+    checks = examiner.checks()
+    if as_json:
+        _print_json(examiner.to_json(checks))
+    else:
+        typer.echo(examiner.as_text(checks))
+    raise typer.Exit(examiner.exit_code(checks))
+
+
+@app.command(epilog="Example: moediag env")
+def env(as_json: o.Json = False) -> None:
+    """What to paste into a bug report."""
+    from moediag import doctor as examiner
+
+    machine = examiner.machine()
+    if as_json:
+        _print_json(machine)
+        return
+    for key, value in {"moediag": moediag.__version__, **machine}.items():
+        typer.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The only place that catches errors; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    given = [argument for argument in given if argument != "--debug"]
+    try:
+        app(args=given, prog_name="moediag")
+    except SystemExit as end:
+        return _code(end)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # `moediag list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except MoediagError as error:
+        _explain(error, debug)
+        return error.exit_code
+    except Exception as error:
+        _apologise(error, debug)
+        return ExitCode.BUG
+    return ExitCode.OK
+
+
+def _explain(error: MoediagError, debug: bool) -> None:
+    if debug:
+        _traceback()
+    typer.echo(f"error: {error.message}", err=True)
+    if error.help_text:
+        typer.echo(error.help_text, err=True)
+
+
+def _apologise(error: Exception, debug: bool) -> None:
+    if debug:
+        _traceback()
+    typer.echo(f"error: a bug in moediag: {type(error).__name__}: {error}", err=True)
+    more = "" if debug else " and what the same command prints with --debug"
+    typer.echo(f"Please report it, with the output of `moediag env`{more}.", err=True)
+
+
+def _traceback() -> None:
+    import traceback
+
+    traceback.print_exc(file=sys.stderr)
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None:
+        return ExitCode.OK
+    return end.code if isinstance(end.code, int) else ExitCode.USAGE
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))

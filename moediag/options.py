@@ -1,0 +1,118 @@
+"""The command line's options: one definition each, shared by the commands that take them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moediag.errors import UsageError
+
+
+class LauncherKind(str, Enum):
+    auto = "auto"
+    torchrun = "torchrun"
+    fork = "fork"
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME|FILE.yaml", help="A scenario of the catalogue, or a file.")
+]
+Variants = Annotated[
+    list[str],
+    typer.Option("--variant", "-v", metavar="NAME", help="Only this variant; repeat for several."),
+]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", min=1, metavar="N", help="World size, on GPUs with NCCL.")
+]
+Cpu = Annotated[
+    int | None,
+    typer.Option(
+        "--cpu", min=1, metavar="N", help="World size, on the CPU with gloo.  [default: 2]"
+    ),
+]
+StackPairs = Annotated[
+    list[str],
+    typer.Option("--stack", metavar="PACKAGE=VERSION", help="Run on this release; repeatable."),
+]
+SetPairs = Annotated[
+    list[str],
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; repeatable."),
+]
+LauncherOption = Annotated[
+    LauncherKind, typer.Option("--launcher", help="auto: fork on CPU, torchrun on GPUs.")
+]
+Nnodes = Annotated[
+    int, typer.Option("--nnodes", min=1, metavar="N", help="Nodes of a torchrun launch.")
+]
+Rendezvous = Annotated[
+    str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="As for torchrun.")
+]
+NodeRank = Annotated[
+    int | None, typer.Option("--node-rank", min=0, metavar="N", help="As for torchrun.")
+]
+Repeat = Annotated[
+    int, typer.Option("--repeat", min=1, metavar="N", help="Run every trial this often.")
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", min=1.0, help="Bound on one launch in seconds; not the hang detector."
+    ),
+]
+Quiescence = Annotated[
+    float,
+    typer.Option(
+        "--quiescence", min=0.5, metavar="S", help="Seconds without progress or CPU use: a hang."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="Run directory.  [default: a new one in moediag-runs]"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")]
+
+
+def pairs(texts: list[str], option: str) -> dict[str, str]:
+    """``["transformers=4.53.2"]`` to a mapping. Raises UsageError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.replace("==", "=").partition("=")
+        name, value = name.strip(), value.strip()
+        if not (name and equals and value):
+            raise UsageError(
+                f"{option} {text!r} is not of the form PACKAGE=VERSION",
+                f"For example: {option} transformers=4.53.2",
+            )
+        if found.get(name, value) != value:
+            raise UsageError(f"{option} names {name} twice: {found[name]} and {value}")
+        found[name] = value
+    return found
+
+
+def world(gpus: int | None, cpu: int | None) -> tuple[int, str]:
+    """(world size, ``cpu`` or ``gpu``); two CPU ranks when neither is given."""
+    if gpus is not None and cpu is not None:
+        raise UsageError("--gpus and --cpu exclude each other", "Each of them sets the world size.")
+    return (gpus, "gpu") if gpus is not None else (cpu or 2, "cpu")
+
+
+def nodes(nnodes: int, endpoint: str | None, node_rank: int | None, launcher: str) -> None:
+    """Raises UsageError for a multi-node launch that cannot work."""
+    if nnodes == 1 and endpoint is None and node_rank is None:
+        return
+    if launcher == "fork":
+        raise UsageError("--launcher fork runs on one node", "Use --launcher torchrun.")
+    if endpoint is None or node_rank is None:
+        raise UsageError(
+            "several nodes need --nnodes, --rdzv-endpoint and --node-rank together",
+            "Type the same command on each node with its own --node-rank, 0 on the first.",
+        )
+    if node_rank >= nnodes:
+        raise UsageError(f"--node-rank {node_rank} must be below --nnodes {nnodes}")

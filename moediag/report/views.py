@@ -1,0 +1,108 @@
+"""Where views go: consoles that honour NO_COLOR, pipes and CI, and files of each format."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from moediag.errors import EvidenceError, UsageError
+from moediag.report.model import RESULT_FILE, RunResult, read_result
+from moediag.report.progress import Lines, Live, Observer
+
+PIPE_WIDTH = 100  # a log has no width of its own
+
+
+def output(no_color: bool = False) -> Console:
+    """The console of stdout."""
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    return Console(width=width, no_color=no_color or None, highlight=False, emoji=False)
+
+
+@contextlib.contextmanager
+def progress(no_color: bool = False) -> Iterator[Observer]:
+    """Live on stderr when a person watches it, lines otherwise."""
+    console = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
+    if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI"):
+        with Live(console) as live:
+            yield live
+    else:
+        yield Lines(lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+
+
+def load(path: Path) -> tuple[RunResult, Path]:
+    """The result at ``path`` (a run directory or its result.json) and the run directory."""
+    file = path / RESULT_FILE if path.is_dir() else path
+    try:
+        return read_result(file), file.parent
+    except FileNotFoundError:
+        raise EvidenceError(
+            f"{file} does not exist", "Give the directory of a finished `moediag run`."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EvidenceError(
+            f"{file} is not a result of moediag: {error}",
+            "Give the directory of a finished `moediag run`.",
+        ) from error
+
+
+def write(loaded: Sequence[tuple[RunResult, Path]], wanted: Mapping[str, Path]) -> list[Path]:
+    """Writes each wanted format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
+    Returns the files written. Raises UsageError where one cannot be."""
+    written = []
+    for kind, target in wanted.items():
+        text = _renderer(kind)(loaded)
+        if str(target) == "-":
+            sys.stdout.write(text)
+            continue
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--{kind} {target}: {error.strerror or error}") from error
+        written.append(target)
+    return written
+
+
+def _renderer(kind: str) -> Callable[[Sequence[tuple[RunResult, Path]]], str]:
+    """Imported one by one: each format pays for its own libraries only."""
+    if kind == "trace":
+        return _trace
+    if kind == "html":
+        from moediag.report.html import render
+    elif kind == "markdown":
+        from moediag.report.markdown import render
+    else:
+        from moediag.report.junit import render
+    return lambda loaded: render([result for result, _ in loaded])
+
+
+def _trace(loaded: Sequence[tuple[RunResult, Path]]) -> str:
+    from moediag.evidence.read import read_trial
+    from moediag.report.trace import render
+
+    trials = {}
+    for result, folder in loaded:
+        for t in result.trials:
+            if not t.evidence or not (folder / t.evidence).is_dir():
+                continue
+            name = f"{t.variant} #{t.repeat + 1}" if t.repeat else t.variant
+            label = name if len(loaded) == 1 else f"{folder.name}/{name}"
+            trials[label] = (read_trial(folder / t.evidence), t.first_divergence)
+    if not trials:
+        raise EvidenceError(
+            "no evidence directory of these runs is left",
+            "A trace is drawn from the trial directories beside result.json: keep them.",
+        )
+    return render(trials)
+
+
+def short(folder: Path) -> Path:
+    """The folder as a person would type it: relative where it lies below the current one."""
+    with contextlib.suppress(ValueError):
+        return folder.resolve().relative_to(Path.cwd())
+    return folder

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +88,14 @@ def _unchanged(kept: Path) -> dict[str, Any] | None:
 
 def _mtime(path: str) -> int:
     try:
-        return os.stat(path).st_mtime_ns
+        return Path(path).stat().st_mtime_ns
     except OSError:
         return -1
 
 
 def _ask(executable: Path) -> dict[str, Any]:
+    import subprocess
+
     try:
         done = subprocess.run(
             [str(executable), str(Path(probe.__file__))],

@@ -78,7 +78,9 @@ class IndexConfig:
         return child
 
 
-def read_config(environ: Mapping[str, str] | None = None, prefix: Path | None = None) -> IndexConfig:
+def read_config(
+    environ: Mapping[str, str] | None = None, prefix: Path | None = None
+) -> IndexConfig:
     """The user's configuration: ``UV_*`` over ``PIP_*`` over pip's files over the default (PyPI).
 
     ``prefix``: the environment whose own ``pip.conf`` counts; default: the running one.
@@ -111,9 +113,7 @@ def read_config(environ: Mapping[str, str] | None = None, prefix: Path | None = 
     if environ.get(ENV_WHEELS):
         folder = Path(environ[ENV_WHEELS]).expanduser().resolve()
         wheels = folder / "wheels" if (folder / "wheels").is_dir() else folder
-        config = replace(
-            config, indexes=(), find_links=(str(wheels),), offline=True, bundle=folder
-        )
+        config = replace(config, indexes=(), find_links=(str(wheels),), offline=True, bundle=folder)
     return config
 
 

@@ -50,7 +50,7 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(target, target_is_directory=target.is_dir())
         return
     if link.is_symlink():
-        present = Path(os.readlink(link))
+        present = link.readlink()
         if present == target or not (present.is_dir() and target.is_dir()):
             return
         link.unlink()

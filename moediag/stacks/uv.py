@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -52,34 +53,32 @@ def run(
     this call, Ctrl-C included, ends uv too.
     """
     command = [str(find_uv()), *(os.fspath(a) for a in arguments)]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=config.uv_environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        stdout=(folder / ".uv-output").open("w+", encoding="utf-8"),
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    lines: list[str] = []
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            lines.append(line.rstrip())
-            if on_line and line.strip():
-                on_line(line.strip())
-        code = process.wait()
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    finally:
-        if process.stderr is not None:
-            process.stderr.close()
-    if code != 0:
-        raise _error(lines, what or "uv " + " ".join(map(str, arguments[:2])))
-    return (folder / ".uv-output").read_text(encoding="utf-8")
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=config.uv_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        lines = []
+        with process:
+            try:
+                for line in process.stderr or ():
+                    lines.append(line.rstrip())
+                    if on_line and line.strip():
+                        on_line(line.strip())
+                code = process.wait()
+            except BaseException:
+                process.kill()
+                raise
+        if code != 0:
+            raise _error(lines, what or "uv " + " ".join(map(str, arguments[:2])))
+        output.seek(0)
+        return output.read()
 
 
 def disk_full(where: Path) -> StackError:

@@ -1,0 +1,274 @@
+"""Environments of exact releases, built once and found again in milliseconds.
+
+Two levels on disk: ``requests/KEY.json`` remembers which exact resolution a request led to on
+this Python and torch; ``envs/KEY`` is the environment of one resolution, shared by every request
+that leads there (:mod:`moediag.stacks.construct`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moediag.errors import NoSuchRelease, StackError
+from moediag.protocol import write_json
+from moediag.stacks import construct
+from moediag.stacks.base import Base, current_base
+
+if TYPE_CHECKING:
+    # Everything that talks to indexes is imported only when something must be built.
+    from moediag.stacks.resolve import Progress, Resolution
+
+ENV_CACHE = "MOEDIAG_CACHE"
+NEWEST_VALID = 24 * 3600.0  # seconds for which "the newest release" is not asked again
+
+# Variables that would let other packages into an environment, or make every start slow.
+_UNSET = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONDONTWRITEBYTECODE")
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An environment that is ready. ``python``: its interpreter; ``versions``: at least python,
+    torch, transformers, accelerate (None: not installed) and what was requested; ``key``: short
+    name of the exact resolution; ``seconds`` spent now; ``pythonpath``: what to put on PYTHONPATH
+    so that ranks can import moediag; ``cutoff``: companions are older than this; ``notes``: what a
+    reader of the result must know; ``resolution``: ``name==version`` of all that is installed."""
+
+    python: Path
+    versions: dict[str, str | None]
+    key: str
+    seconds: float
+    pythonpath: list[Path]
+    cutoff: datetime | None = None
+    notes: tuple[str, ...] = ()
+    kind: str = "overlay"
+    resolution: tuple[str, ...] = ()
+    pycache: Path | None = None
+
+    def environ(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """``base`` (default: this process's variables) as ranks in this stack need it.
+
+        Bytecode must be written: without it every start compiles torch and transformers again.
+        Where torch lies in a folder that cannot be written, bytecode goes into the cache.
+        """
+        child = dict(os.environ if base is None else base)
+        for name in _UNSET:
+            child.pop(name, None)
+        child["PYTHONPATH"] = os.pathsep.join(map(str, self.pythonpath))
+        child["PYTHONNOUSERSITE"] = "1"
+        if self.pycache is not None:
+            child["PYTHONPYCACHEPREFIX"] = str(self.pycache)
+        return child
+
+
+def cache_root() -> Path:
+    """Where environments live: ``MOEDIAG_CACHE``, else the user's cache folder."""
+    chosen = os.environ.get(ENV_CACHE)
+    if chosen:
+        return Path(chosen).expanduser().absolute() / "stacks"
+    import platformdirs
+
+    return platformdirs.user_cache_path("moediag") / "stacks"
+
+
+def rank_path() -> Path:
+    """A folder that holds nothing but a link to the moediag package, for PYTHONPATH: ranks can
+    import moediag, and nothing else of the environment that moediag itself lives in."""
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256(str(package).encode()).hexdigest()[:12]
+    folder = cache_root() / "rank-path" / digest
+    link = folder / "moediag"
+    if not (link.is_symlink() and link.exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another moediag made it just now
+            link.unlink(missing_ok=True)
+            link.symlink_to(package, target_is_directory=True)
+    return folder
+
+
+def ensure(request: Mapping[str, str], progress: Progress | None = None) -> Stack:
+    """The environment for ``request`` ({"transformers": "4.53.2", …}), built if it is not there.
+
+    A request names releases; "" or "newest" is the newest. What it leaves open is resolved as of
+    the day its newest pinned release was uploaded. The torch in use stays: only another torch or
+    Python makes a full environment. ``progress`` receives a text and a fraction of 0..1 or None.
+    Raises StackError and NoSuchRelease.
+    """
+    started = time.perf_counter()
+    report: Progress = progress or (lambda _text, _fraction: None)
+    root = cache_root()
+    base = current_base(root)
+    wanted = construct.normalise(request)
+    key = _request_key(wanted, base)
+    stack = _warm(root, key, wanted, base)
+    if stack is None:
+        _writable(root)
+        with _locked(root, f"request-{key}", report):
+            stack = _warm(root, key, wanted, base) or _cold(root, key, wanted, base, report)
+    construct.stamp(root, stack.key)
+    return replace(stack, seconds=time.perf_counter() - started)
+
+
+def _request_key(wanted: Mapping[str, str], base: Base) -> str:
+    text = json.dumps([construct.FORMAT, wanted, base.identity], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _warm(root: Path, key: str, wanted: Mapping[str, str], base: Base) -> Stack | None:
+    """The stack, when it is known and intact: no process, no network."""
+    record = _read(root / "requests" / f"{key}.json")
+    if record is None or _expired(record):
+        return None
+    environment = construct.intact(root, str(record["environment"]))
+    return _stack(root, record, environment, wanted, base) if environment else None
+
+
+def _cold(root: Path, key: str, wanted: Mapping[str, str], base: Base, progress: Progress) -> Stack:
+    from moediag.stacks.indexes import read_config
+
+    path = root / "requests" / f"{key}.json"
+    config = read_config()
+    parts, lines = base.torch_parts() if base.torch else ((), ())
+    record = _read(path)
+    resolution = _known(record) if record and not _expired(record) else None
+    if resolution is None:
+        resolution = _resolve(wanted, base, config, progress, lines, record)
+    name = construct.environment_key(resolution, wanted, base)
+    with _locked(root, name, progress):
+        environment = construct.intact(root, name)
+        if environment is None:
+            environment = construct.make(root, name, resolution, base, parts, config, progress)
+    record = {
+        "format": construct.FORMAT,
+        "wanted": dict(wanted),
+        "resolution": {
+            **dataclasses.asdict(resolution),
+            "cutoff": resolution.cutoff.isoformat() if resolution.cutoff else None,
+        },
+        "environment": name,
+        "made": time.time(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+    progress(f"{name} is ready", 1.0)
+    return _stack(root, record, environment, wanted, base)
+
+
+def _resolve(
+    wanted: Mapping[str, str],
+    base: Base,
+    config: Any,
+    progress: Progress,
+    lines: tuple[str, ...],
+    old: dict[str, Any] | None,
+) -> Resolution:
+    from moediag.stacks import offline, resolve
+    from moediag.stacks.uv import Unsatisfiable
+
+    if config.bundle is not None:
+        locked = offline.locked(config.bundle, wanted, base)
+        if locked is not None:
+            return locked
+    try:
+        return resolve.resolve(wanted, base, config, progress, lines)
+    except NoSuchRelease:
+        raise
+    except StackError as error:
+        known = _known(old)
+        if known is None or isinstance(error, Unsatisfiable):
+            raise
+        day = time.strftime("%Y-%m-%d", time.gmtime(float((old or {}).get("made", 0))))
+        note = f"no index could be asked; the newest release is that of {day}"
+        return replace(known, notes=(*known.notes, note))
+
+
+def _known(record: dict[str, Any] | None) -> Resolution | None:
+    from moediag.stacks.resolve import Resolution
+
+    if record is None:
+        return None
+    raw = dict(record["resolution"])
+    raw["cutoff"] = datetime.fromisoformat(raw["cutoff"]) if raw["cutoff"] else None
+    raw["pins"], raw["notes"] = tuple(raw["pins"]), tuple(raw["notes"])
+    return Resolution(**raw)
+
+
+def _stack(
+    root: Path,
+    record: dict[str, Any],
+    environment: dict[str, Any],
+    wanted: Mapping[str, str],
+    base: Base,
+) -> Stack:
+    resolution = record["resolution"]
+    folder = root / "envs" / record["environment"]
+    installed = dict(pin.split("==", 1) for pin in resolution["pins"])
+    if resolution["kind"] == "overlay":
+        installed["torch"] = base.torch or ""
+    names = dict.fromkeys(("torch", "transformers", "accelerate", *wanted))
+    versions: dict[str, str | None] = {"python": environment["python"]}
+    versions.update({n: installed.get(n) for n in names if n != "python"})
+    cutoff = resolution["cutoff"]
+    return Stack(
+        python=folder / "bin" / "python",
+        versions=versions,
+        key=record["environment"],
+        seconds=0.0,
+        pythonpath=[rank_path()],
+        cutoff=datetime.fromisoformat(cutoff) if cutoff else None,
+        notes=tuple(resolution["notes"]),
+        kind=resolution["kind"],
+        resolution=tuple(resolution["pins"]),
+        pycache=root / "pycache" if environment.get("frozen_torch") else None,
+    )
+
+
+def _expired(record: dict[str, Any]) -> bool:
+    return bool(record["resolution"]["moving"]) and time.time() - record["made"] > NEWEST_VALID
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    usable = isinstance(record, dict) and record.get("format") == construct.FORMAT
+    return record if usable else None
+
+
+def _writable(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StackError(
+            f"the cache folder cannot be made: {error}",
+            f"Set {ENV_CACHE} to a folder that can be written.",
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(root: Path, name: str, progress: Progress) -> Iterator[None]:
+    """One moediag at a time; the system drops the lock of a process that dies."""
+    import filelock
+
+    folder = root / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / f"{name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        progress("waiting: another moediag is building this environment", None)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -38,7 +38,7 @@ def _dense(block: Any, hidden: torch.Tensor, index: torch.Tensor, weight: Any) -
     full = hidden.new_zeros(hidden.shape[0], len(block.experts)).scatter(
         1, index, weight.to(hidden.dtype)
     )
-    return sum(expert(hidden) * full[:, i, None] for i, expert in enumerate(block.experts))  # type: ignore[return-value]
+    return sum(expert(hidden) * full[:, i, None] for i, expert in enumerate(block.experts))
 
 
 def _moe(self: Any, hidden_states: Any, topk_indices: Any, topk_weights: Any) -> Any:

@@ -57,4 +57,4 @@ def run(trial: Trial) -> None:
 
 def load(path: str) -> Dict[str, Any]:
     """What :func:`run` wrote."""
-    return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -171,7 +171,7 @@ class FSDP1(Wrapped):
         model: Any = self.model
         if last or self.trial.step.accumulate_sync:
             return contextlib.nullcontext()
-        return model.no_sync()  # type: ignore[no-any-return]
+        return model.no_sync()
 
     def clip(self, limit: float) -> Optional[float]:
         model: Any = self.model
@@ -197,7 +197,7 @@ class DDP(Wrapped):
         model: Any = self.model
         if last or self.trial.step.accumulate_sync:
             return contextlib.nullcontext()
-        return model.no_sync()  # type: ignore[no-any-return]
+        return model.no_sync()
 
 
 class DeepSpeedZero(Wrapped):
@@ -206,7 +206,7 @@ class DeepSpeedZero(Wrapped):
     def wrap(self, model: nn.Module) -> nn.Module:
         from moediag.worker.deepspeed import initialize
 
-        return initialize(model, self.trial)  # type: ignore[no-any-return]
+        return initialize(model, self.trial)
 
     def make_optimizer(self) -> None:
         from moediag.worker.deepspeed import NOTE

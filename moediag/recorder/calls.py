@@ -7,7 +7,6 @@ functional collectives among them; schemas in torch/csrc/distributed/c10d/Ops.cp
 
 from __future__ import annotations
 
-import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
@@ -204,5 +203,5 @@ def _reduction(options: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         op = next((a for a in args if type(a).__name__ in ("ReduceOp", "RedOpType")), None)
     if op is None:
         return None
-    found = re.search(r"RedOpType\.(\w+)", repr(op))
-    return found.group(1).lower() if found else None
+    # A ReduceOp prints as an address; its ``op`` and the enum RedOpType print as their names.
+    return str(getattr(op, "op", op)).rsplit(".", 1)[-1].lower()

@@ -228,8 +228,15 @@ def _record_operator(
     except Exception as error:
         recorder.fault(WATCHER, error)
         return -1, None
-    plain = args[:at] + args[at + 1 :]
+    plain = tuple(_unboxed(a) for a in args[:at] + args[at + 1 :])
     return _record(recorder, completion, shape, group, plain, {})
+
+
+def _unboxed(argument: Any) -> Any:
+    """The reduction of an operator's call; torch before 2.10 keeps it to itself."""
+    if isinstance(argument, torch.ScriptObject) and hasattr(dist.ReduceOp, "unbox"):
+        return dist.ReduceOp.unbox(argument)
+    return argument
 
 
 def _wait_tensor(recorder: Recorder, completion: Completion, operator: Any, below: Any) -> Any:

@@ -26,7 +26,8 @@ from moediag.recorder.log import EventLog
 from moediag.recorder.patches import Patches
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_OWN = str(Path(__file__).parents[1]) + os.sep
+_OWN = str(Path(__file__).parent) + os.sep
+_DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string>")
 _MAX_FRAMES = 96  # of a call site; a backward through a deep model has about 40
 _MAX_FAULTS = 20  # of one watcher before it is switched off
 
@@ -231,7 +232,7 @@ class Recorder:
                 break
             filename = frame.f_code.co_filename
             if not filename.startswith(_TORCH):
-                if not filename.startswith(_OWN) or _is_worker(filename):
+                if not _is_plumbing(filename):
                     return self._site_text(frame)
             elif fallback is None:
                 fallback = frame
@@ -250,8 +251,9 @@ class Recorder:
         return text
 
 
-def _is_worker(filename: str) -> bool:
-    return filename.startswith(_OWN + "worker" + os.sep)
+def _is_plumbing(filename: str) -> bool:
+    """The recorder itself, and wrappers that torch puts around its functions."""
+    return filename.startswith(_OWN) or filename.endswith(_DECORATORS)
 
 
 def _details(call: Call, info: GroupInfo) -> str:

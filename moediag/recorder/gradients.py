@@ -36,7 +36,8 @@ class Gradients:
                 parameter
                 for group in optimizer.param_groups
                 for parameter in group["params"]
-                if parameter.requires_grad and parameter.grad is None
+                # FSDP1 leaves a parameter whose shard is elsewhere empty and without gradient.
+                if parameter.requires_grad and parameter.grad is None and parameter.numel()
             ]
             if missing:
                 self._write(missing)

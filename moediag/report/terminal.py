@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moediag.report.finding import FAILURES, Finding, Side, StackGroup
-from moediag.report.layout import Line, at_right, columns, flow, indented, labelled, plain
+from moediag.report.layout import Line, at_right, columns, flow, indented, labelled, plain, wrap
 from moediag.report.model import RunResult
 from moediag.report.page import FixRow, Page, page_of
 from moediag.verdicts import Verdict
@@ -115,16 +115,24 @@ def _sides(sides: Sequence[Side], width: int) -> Iterator[Line]:
     for side, row in zip(sides, rows, strict=True):
         head = "   " + "  ".join(row)
         if not side.missing:
-            yield ((head, "plain"),)
+            yield from _whole_or_wrapped(head, width)
             continue
         missing = list(_some(side.missing, MOST_NAMES, "name"))
         if len(missing) == 1 and len(head) + len("   missing: ") + len(missing[0]) <= width:
             yield (head, "plain"), (f"   missing: {missing[0]}", "bad")
             continue
-        yield ((head, "plain"),)
+        yield from _whole_or_wrapped(head, width)
         yield ((" " * 12 + "missing:", "bad"),)
         for name in missing:
             yield from indented(name, width, 14, "bad")
+
+
+def _whole_or_wrapped(text: str, width: int) -> Iterator[Line]:
+    """Columns keep their spaces where they fit."""
+    if len(text) <= width:
+        yield ((text, "plain"),)
+    else:
+        yield from indented(text, width, 3)
 
 
 def _some(texts: Sequence[str], most: int, noun: str) -> Iterator[str]:
@@ -158,7 +166,8 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
         line = (*line, ("  " + cost, "plain"))
         below = row.remark
         if used - 2 > width:  # too narrow for columns
-            yield head, (row.variant, "plain")
+            for part, name in enumerate(wrap(row.variant, width - 10)):
+                yield head if part == 0 else (" " * 10, "plain"), (name, "plain")
             text = "  ".join(filter(None, (_judgement(row), row.cost)))
             yield from indented(text, width, 14, style)
             below = "; ".join(filter(None, (marker, below)))

@@ -1,0 +1,213 @@
+"""What a person is told: blame, honesty, exit codes. Laws 1 and 4 of the project."""
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from moediag.errors import ExitCode
+from moediag.report.model import (
+    Conclusion,
+    FirstDivergence,
+    FixJudgement,
+    RankSide,
+    RunResult,
+    TrialResult,
+)
+from moediag.report.page import exit_code, page_of
+from moediag.report.terminal import as_text, render
+
+MISMATCH = TrialResult(
+    variant="unfixed",
+    role="unfixed",
+    stack={"transformers": "4.53.2", "torch": "2.13.0"},
+    launcher="fork",
+    backend="gloo",
+    world_size=8,
+    verdict="collective-mismatch",
+    expected="collective-mismatch or hang",
+    met=True,
+    signature="s",
+    confidence="high",
+    culprits=(1,),
+    victims=(0, 2, 3, 4, 5, 6, 7),
+    cause="expert 3 got no token on rank 1",
+    evidence="unfixed",
+)
+FIX = replace(
+    MISMATCH, variant="touch", role="fix", verdict="clean", expected="clean", culprits=(),
+    victims=(), cause="", gradient_error=0.0, parameters_compared=69, evidence="touch",
+)  # fmt: skip
+CONTROL = replace(FIX, variant="identical", role="control")
+
+
+def run_of(*trials: TrialResult, **conclusion: object) -> RunResult:
+    values = {"reproduced": True, **conclusion}
+    return RunResult("s", "2025-01-31T12:00:00+00:00", "0", {}, trials, Conclusion(**values))  # type: ignore[arg-type]
+
+
+def page_text(*trials: TrialResult, width: int = 100, **conclusion: object) -> str:
+    return as_text(page_of(run_of(*trials, **conclusion)), width)
+
+
+def test_culprits_and_victims_are_told_apart() -> None:
+    text = page_text(MISMATCH)
+    assert "CULPRIT  rank 1" in text
+    assert "VICTIMS  ranks 0, 2..7" in text
+
+
+def test_no_rank_is_blamed_without_a_culprit() -> None:
+    text = page_text(replace(MISMATCH, culprits=(), victims=()))
+    assert "no rank is at fault" in text
+    assert "CULPRIT" not in text
+    assert "VICTIM" not in text
+
+
+def test_ranks_with_the_same_side_share_a_line() -> None:
+    sides = {str(rank): RankSide("reduce_scatter", 15696, "float32") for rank in (0, 2, 3)}
+    sides["1"] = RankSide("reduce_scatter", 14160, "float32", ("e.3.up.w", "e.3.down.w"))
+    at = FirstDivergence(6, "dp_shard", "backward", "model.layers.1", sides)
+    text = page_text(replace(MISMATCH, first_divergence=at))
+    assert "operation 6 on dp_shard, backward of model.layers.1" in text
+    assert "ranks 0, 2, 3  reduce_scatter  15,696 elements\n" in text
+    assert "rank 1         reduce_scatter  14,160 elements   missing: e.3.{up,down}.w" in text
+
+
+def test_equal_stacks_are_shown_once() -> None:
+    frames = ["c10d.py:1 all_gather", "model.py:2 forward"]
+    text = page_text(replace(MISMATCH, stacks={"0": frames, "2": frames, "1": ["x.py:3 wait"]}))
+    assert text.count("c10d.py:1 all_gather") == 1
+    assert "ranks 0, 2, innermost frame first" in text
+
+
+def test_a_claim_that_does_not_reproduce_is_told_with_its_numbers() -> None:
+    clean = replace(
+        MISMATCH, verdict="clean", met=False, culprits=(), victims=(), parameters_compared=69,
+        gradient_error=1.2e-8,
+    )  # fmt: skip
+    text = " ".join(page_text(clean, reproduced=False).split())
+    assert "not reproduced: expected collective-mismatch or hang" in text
+    assert "69 gradients equal to the reference (largest error 1.2e-08)" in text
+
+
+def test_a_different_failure_is_not_the_one_looked_for() -> None:
+    crash = replace(MISMATCH, verdict="crash", met=False)
+    text = " ".join(page_text(crash, reproduced=False).split())
+    assert "a different failure than the expected collective-mismatch or hang" in text
+    assert "· not reproduced" in text
+
+
+def test_a_fix_that_breaks_what_was_fine_is_told_in_full() -> None:
+    healthy = replace(MISMATCH, verdict="clean", expected="clean", culprits=(), victims=())
+    broken = replace(FIX, verdict="crash", expected="crash", cause="AssertionError")
+    text = page_text(healthy, broken, fixes=(FixJudgement("touch", False),), reproduced=False)
+    assert "it introduces the failure" in text
+    assert "wrong: crash" in text
+
+
+def test_a_wrong_fix_of_a_real_failure_is_one_row() -> None:
+    wrong = replace(FIX, verdict="hang", expected="hang")
+    text = page_text(MISMATCH, wrong, fixes=(FixJudgement("touch", False, 1.1),))
+    assert "wrong: hang  1.10x" in text
+    assert "introduces" not in text
+
+
+def test_repeats_with_one_outcome_are_one_finding() -> None:
+    again = replace(MISMATCH, repeat=1)
+    other = replace(MISMATCH, repeat=2, verdict="hang", signature="other")
+    page = page_of(run_of(MISMATCH, again, other))
+    assert [finding.title[-1] for finding in page.findings] == ["2 of 3 repeats", "1 of 3 repeats"]
+
+
+def test_fixes_inside_the_noise_are_called_equal() -> None:
+    unfixed = replace(MISMATCH, step_time_ratio=1.0, step_time_spread=(0.97, 1.03))
+    quick = replace(FIX, variant="quick", step_time_ratio=1.02, step_time_spread=(1.0, 1.05))
+    near = replace(FIX, variant="near", step_time_ratio=1.04, step_time_spread=(1.01, 1.06))
+    slow = replace(FIX, variant="slow", step_time_ratio=1.8, step_time_spread=(1.7, 1.9))
+    judged = tuple(FixJudgement(t.variant, True, t.step_time_ratio) for t in (slow, near, quick))
+    page = page_of(run_of(unfixed, slow, near, quick, fixes=judged, cheapest_correct_fix="quick"))
+    remarks = {row.variant: row.remark for row in page.fixes}
+    assert list(remarks) == ["quick", "near", "slow"]
+    assert remarks == {
+        "quick": "no slower than unfixed within the noise",
+        "near": "equal to the cheapest within the noise",
+        "slow": "",
+    }
+
+
+def test_a_page_without_findings_is_a_few_lines() -> None:
+    text = page_text(CONTROL, reproduced=None)
+    assert "1 of 1 expectation met · clean in 1 trial" in text
+    assert len(text.splitlines()) <= 4
+
+
+@pytest.mark.parametrize(
+    ("trials", "code"),
+    [
+        ((MISMATCH, FIX, CONTROL), ExitCode.OK),
+        ((replace(MISMATCH, met=False), CONTROL), ExitCode.FAILURE_FOUND),
+        ((MISMATCH, replace(FIX, met=False, verdict="hang")), ExitCode.FAILURE_FOUND),
+        # a control that fails makes everything else inconclusive
+        ((replace(MISMATCH, met=False), replace(CONTROL, met=False)), ExitCode.INCONCLUSIVE),
+        ((replace(MISMATCH, met=False, verdict="inconclusive"),), ExitCode.INCONCLUSIVE),
+        ((replace(MISMATCH, met=False, verdict="not-applicable"),), ExitCode.INCONCLUSIVE),
+        ((), ExitCode.INCONCLUSIVE),
+        # nothing was expected: a diagnosis
+        ((replace(MISMATCH, expected=""),), ExitCode.FAILURE_FOUND),
+        ((replace(FIX, expected=""),), ExitCode.OK),
+        ((replace(FIX, expected="", verdict="inconclusive"),), ExitCode.INCONCLUSIVE),
+    ],
+)
+def test_exit_codes(trials: tuple[TrialResult, ...], code: int) -> None:
+    assert exit_code(run_of(*trials)) == code
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    name = "language_model.model.layers.11.mlp.experts.127.gate_up_proj.weight_scale_inverse"
+    sides = {"0": RankSide("reduce_scatter", 10**9, "bfloat16"),
+             "1": RankSide("all_to_all", 12, "float32", (name, "b.c"))}  # fmt: skip
+    trial = replace(
+        MISMATCH,
+        first_divergence=FirstDivergence(6, "dp_shard", "backward", name, sides),
+        wrong_parameters=tuple(f"{name}.{i}.{i * 7}" for i in range(12)),
+        worst_parameter=name,
+        gradient_error=0.1,
+        stacks={"0": [f"{'deep/' * 30}file.py:{i} function" for i in range(20)]},
+        notes=("a note " * 30,),
+        not_seen=("everything " * 20,),
+        evidence="e" * 130,
+    )
+    fix = replace(FIX, variant="a-fix-with-a-rather-long-name-" * 2, notes=("because " * 30,),
+                  step_time_ratio=1.0, step_time_spread=(0.9, 1.1))  # fmt: skip
+    judged = (FixJudgement(fix.variant, True, 1.0),)
+    text = page_text(
+        trial, fix, CONTROL, width=width, fixes=judged, cheapest_correct_fix=fix.variant
+    )
+    assert not [line for line in text.splitlines() if len(line) > width]
+
+
+def test_rendering_to_a_pipe_has_no_escape_and_the_same_words() -> None:
+    out = StringIO()
+    result = run_of(MISMATCH, FIX, CONTROL)
+    render(result, Console(file=out, width=90), Path("runs/x"))
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue() == as_text(page_of(result), 90, Path("runs/x"))
+
+
+def test_rendering_to_a_terminal_is_coloured_unless_told_not_to() -> None:
+    coloured, plain = StringIO(), StringIO()
+    render(run_of(MISMATCH), Console(file=coloured, force_terminal=True, width=90))
+    render(run_of(MISMATCH), Console(file=plain, force_terminal=True, no_color=True, width=90))
+    assert "\x1b[1;31m" in coloured.getvalue()
+    assert "\x1b[1;31m" not in plain.getvalue()
+
+
+def test_brackets_in_a_cause_are_shown_as_they_are() -> None:
+    out = StringIO()
+    render(
+        run_of(replace(MISMATCH, cause="got [bold]x[/] and :smile:")), Console(file=out, width=90)
+    )
+    assert "got [bold]x[/] and :smile:" in out.getvalue()

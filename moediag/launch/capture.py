@@ -55,28 +55,27 @@ class _Looker:
 
     def look(self, native: bool) -> None:
         into = self.folder / CAPTURE_FOLDER
-        prefix = f"rank-{self.rank}"
-        self._proc(into / f"{prefix}.proc.txt")
+        name, pid = f"rank-{self.rank}", str(self.pid)
+        self._proc(into / f"{name}.proc.txt")
         self._request_flight()
-        pid = str(self.pid)
-        seen = self._tool(
-            into / f"{prefix}.pyspy.json", "Python frames", ["py-spy", "dump", "--json", "-p", pid]
-        )
-        if not seen and not self._ask_faulthandler():
+        dump = ["py-spy", "dump", "-p", pid]
+        seen = self._tool(into / f"{name}.pyspy.json", "Python frames", [*dump, "--json"])
+        if not seen and not self.gone and not self._ask_faulthandler():
             self.miss("Python stack (faulthandler cannot be asked either)")
         if native and seen:
-            self._tool(
-                into / f"{prefix}.native.txt",
-                "native frames",
-                ["py-spy", "dump", "--native", "--full-filenames", "-p", pid],
-            )
+            names = [*dump, "--native", "--full-filenames"]
+            self._tool(into / f"{name}.native.txt", "native frames", names)
         if native:
-            self._tool(
-                into / f"{prefix}.pystack.txt",
-                "native frames by pystack",
-                ["pystack", "remote", "--no-color", "--native", pid],
-            )
+            names = ["pystack", "remote", "--no-color", "--native", pid]
+            self._tool(into / f"{name}.pystack.txt", "native frames by pystack", names)
         self._await_flight()
+        if self.gone:
+            self.miss("whatever was not read before it ended by itself, during the capture")
+
+    @property
+    def gone(self) -> bool:
+        stat = processes.read_stat(self.pid)
+        return stat is None or not stat.alive
 
     def _proc(self, path: Path) -> None:
         parts = []
@@ -100,6 +99,8 @@ class _Looker:
         return False
 
     def _tool(self, path: Path, what: str, command: list[str]) -> bool:
+        if self.gone:
+            return False
         binary = find_tool(command[0])
         if binary is None:
             self.miss(f"{what} ({command[0]} missing)")
@@ -122,7 +123,8 @@ class _Looker:
             self.miss(f"{what} ({command[0]}: {error.strerror})")
             return False
         if done.returncode != 0 or not done.stdout:
-            self.miss(f"{what} ({command[0]}: {_reason(done.stderr, self.pid)})")
+            if not self.gone:
+                self.miss(f"{what} ({command[0]}: {reason(done.stderr)})")
             return False
         path.write_bytes(done.stdout)
         return True
@@ -140,6 +142,8 @@ class _Looker:
         target = self.folder / protocol.flight_file(self.rank)
         give_up = time.monotonic() + min(self.left + 0.2, 1.0)
         while not target.exists():
+            if self.gone:
+                return
             if time.monotonic() > give_up:
                 self.miss("Flight Recorder (the rank did not answer)")
                 return
@@ -192,8 +196,7 @@ def in_collective(dump: bytes) -> bool:
     ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no."""
     threads = json.loads(dump)
     main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
-    frames = (main or {}).get("frames", [])[:4]
-    names = [str(f.get("filename", "")) for f in frames]
+    names = [str(f.get("filename", "")) for f in (main or {}).get("frames", [])[:6]]
     if any("importlib" in name for name in names):
         return False
     return any("torch/distributed/" in name and "/elastic/" not in name for name in names)
@@ -205,13 +208,10 @@ def find_tool(name: str) -> str | None:
     return str(beside) if beside.is_file() else shutil.which(name)
 
 
-def _reason(stderr: bytes, pid: int) -> str:
+def reason(stderr: bytes) -> str:
     """One line of a tool's complaint, in words where they are known."""
     text = stderr.decode(errors="replace").strip()
     lowered = text.lower()
-    stat = processes.read_stat(pid)
-    if stat is None or not stat.alive:
-        return "the process is gone"
     if "permission denied" in lowered or "operation not permitted" in lowered:
         return "ptrace refused"
     return text.splitlines()[-1][:200] if text else "no output"

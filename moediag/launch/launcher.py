@@ -94,6 +94,8 @@ class Launcher(ABC):
         from moediag.launch.supervise import supervise
 
         folder.mkdir(parents=True, exist_ok=True)
+        if self.options.nnodes == 1:  # nodes may share the folder
+            _clear(folder)
         if not (folder / TRIAL_FILE).exists():
             trial.write(folder)
         with self._one:
@@ -159,6 +161,13 @@ def launcher(
             "the fork launcher runs on one node", "For several nodes: --launcher torchrun."
         )
     return kinds[kind](stack, run_folder, chosen)
+
+
+def _clear(folder: Path) -> None:
+    """Removes what an earlier launch left there: none of it may pass for this one's."""
+    for pattern in ("rank-*", "launcher.*", "launch.json", "capture/rank-*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def last_lines(path: Path, count: int = 5) -> str:

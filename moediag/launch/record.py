@@ -31,9 +31,10 @@ class LaunchRecord:
     """Times are epoch seconds, ``capture_seconds`` a duration.
 
     ``first_progress`` is None when no rank ever beat. ``exits`` has an entry for each rank whose
-    end was seen; ``deaths`` those that ended badly by themselves, first one first.
-    ``launch_error`` says why the ranks could not be started (or why the launcher itself died);
-    the other fields then hold what was seen up to there. ``notes``: how the launch was done.
+    end was seen; ``deaths`` those that ended badly by themselves: first one first, those that only
+    lost their peer last. ``launch_error`` says why the ranks could not be started (or why the
+    launcher itself died); the other fields then hold what was seen up to there. ``notes``: how the
+    launch was done.
     """
 
     started: float

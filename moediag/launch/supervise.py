@@ -4,6 +4,7 @@ then the ladder."""
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ from moediag.launch.watchdog import RankSample, Watchdog, states
 EVENTS_FILE = "launcher.events.jsonl"
 RELEASE_FILE = "launcher.release"
 PROGRESS_EVERY = 0.1  # seconds
+# How gloo, the store and NCCL say that another rank went away.
+LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")
+LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a busy box
 
 
 @dataclass
@@ -141,12 +145,16 @@ class _Supervisor:
             return False
         if self._first_death is None:
             self._first_death = now
+        after = now - self._first_death
         alive = [s for s in samples if s.alive and s.rank not in self.seen.exits]
-        if alive and now - self._first_death < self.options.settle:
+        # A rank that wrote its error is on its way out by itself; that is its exit status to keep.
+        leaving = [s for s in alive if (self.folder / protocol.error_file(s.rank)).exists()]
+        staying = [s for s in alive if s not in leaving]
+        if (staying and after < self.options.settle) or (leaving and after < LEAVE):
             return True
         if not self._released:
-            if alive:
-                self._capture(alive)
+            if staying:
+                self._capture(staying)
             (self.folder / RELEASE_FILE).touch()
             self._released = True
         return True
@@ -239,28 +247,44 @@ class _Supervisor:
             self.seen.exits[0] = _status(self._root_code)
             self.seen.ended_at[0] = self._end_begun
         for rank, pid in self.seen.pids.items():
-            if rank not in self.seen.exits and pid in gone:
-                self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)
-        failed = self._root_code not in (0, None) and not self.seen.exits
-        if failed and not (self.seen.timed_out or self.seen.stall or self.seen.interrupted):
-            log = last_lines(self.folder / "launcher.log", 15)
-            self.seen.launch_error = self.seen.launch_error or f"no rank was started:\n{log}"
+            if rank not in self.seen.exits:
+                # Not even the agent saw it end: it went with the agent.
+                self.seen.exits[rank] = ExitStatus(signal=gone.get(pid, "SIGKILL"), by_us=True)
+        ours = self.seen.timed_out or self.seen.stall or self.seen.interrupted
+        if not ours and not self.seen.launch_error:
+            self.seen.launch_error = self._launch_error()
+
+    def _launch_error(self) -> str:
+        """Empty when the ranks' own ends explain how the launch ended."""
+        code = self._root_code
+        explained = any(not s.by_us and s.code != 0 for s in self.seen.exits.values())
+        if code in (0, None) or explained:
+            return ""
+        assert code is not None
+        log = last_lines(self.folder / "launcher.log", 15)
+        what = f"signal {_status(code).signal}" if code < 0 else f"exit code {code}"
+        return f"the launcher ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
 
     def _deaths(self) -> tuple[Death, ...]:
+        """First one first. The kernel closes a killed rank's connections before it tells of its
+        end, so clocks cannot order it before a peer that noticed; the peer's own words can."""
         found = []
         for rank, status in self.seen.exits.items():
             if status.code == 0 or status.by_us:
                 continue
             noticed = self.seen.ended_at.get(rank, time.time())
-            found.append(Death(rank, min(noticed, self._error_time(rank) or noticed)))
-        return tuple(sorted(found, key=lambda death: death.time))
+            message, at = self._error(rank)
+            lost_peer = any(words in message for words in LOST_PEER)
+            found.append((lost_peer, min(noticed, at or noticed), rank))
+        return tuple(Death(rank, at) for _, at, rank in sorted(found))
 
-    def _error_time(self, rank: int) -> float | None:
+    def _error(self, rank: int) -> tuple[str, float | None]:
+        """Message and time of the exception that ended ``rank``."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             path = self.folder / protocol.error_file(rank)
-            raw = json.loads(path.read_text(encoding="utf-8"))
-            return float(raw["message"]["extraInfo"]["time"])
-        return None
+            message = json.loads(path.read_text(encoding="utf-8"))["message"]
+            return str(message["message"]), float(message["extraInfo"]["time"])
+        return "", None
 
     def _tell(self, doing: str, samples: Sequence[RankSample], force: bool = False) -> None:
         now = time.monotonic()
@@ -272,8 +296,6 @@ class _Supervisor:
 
 
 def _status(code: int) -> ExitStatus:
-    import signal
-
     if code >= 0:
         return ExitStatus(code=code)
     try:

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 from moediag import protocol
 
@@ -137,8 +137,17 @@ def blocked_outside(me: Rank) -> None:
     signal.pause()
 
 
+def stubborn_childless(me: Rank) -> None:
+    """Ignores what it can."""
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sig, signal.SIG_IGN)
+    me.all_reduce()
+    me.ready()
+    signal.pause()
+
+
 def stubborn(me: Rank) -> None:
-    """Ignores what it can, and has a child that does too."""
+    """Ignores what it can, and has a child that does too, of rank 0 even in another session."""
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     me.all_reduce()
@@ -172,7 +181,7 @@ VICTIMS: dict[str, Callable[[Rank], None]] = {
     f.__name__.replace("_", "-"): f
     for f in (
         success, exception, killed, death_beside_waiter, hang, hang_two_groups, busy,
-        blocked_outside, stubborn,
+        blocked_outside, stubborn, stubborn_childless,
     )
 }  # fmt: skip
 ALONE: dict[str, Callable[[Path], None]] = {

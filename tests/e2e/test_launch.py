@@ -1,0 +1,271 @@
+"""Both launchers with real gloo ranks: what happened is told right, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from moediag import protocol
+from moediag.evidence.model import ExitStatus
+from moediag.launch.launcher import Launcher, launcher
+from moediag.launch.options import LaunchOptions, Progress
+from moediag.launch.record import LaunchRecord
+from moediag.protocol import Trial
+
+pytestmark = pytest.mark.e2e
+
+VICTIMS = Path(__file__).parents[1] / "victims"
+STACK = SimpleNamespace(python=Path(sys.executable), pythonpath=[VICTIMS], key="here")
+MARK = "MOEDIAG_TEST_MARK"
+OK = ExitStatus(code=0)
+
+
+def options(mark: str, **changes: object) -> LaunchOptions:
+    environment = {
+        "MOEDIAG_RANK_MAIN": "launched:main", "MOEDIAG_WARM": "launched:warm", MARK: mark,
+    }  # fmt: skip
+    return LaunchOptions(**{"quiescence": 1.0, "environment": environment, **changes})  # type: ignore[arg-type]
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes that were started with ``mark`` in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    mark = uuid.uuid4().hex
+    with launcher("fork", STACK, tmp_path_factory.mktemp("fork"), options(mark)) as launch:
+        yield launch
+    assert marked(mark) == []
+
+
+@pytest.fixture(params=["fork", "torchrun"])
+def both(request: pytest.FixtureRequest, forks: Launcher, tmp_path: Path) -> Iterator[Launcher]:
+    if request.param == "fork":
+        yield forks
+        return
+    with launcher("torchrun", STACK, tmp_path, options(uuid.uuid4().hex)) as launch:
+        yield launch
+
+
+def trial(variant: str, **changes: object) -> Trial:
+    return Trial(**{"name": variant, "scenario": "test", "variant": variant, **changes})  # type: ignore[arg-type]
+
+
+def left_over(launch: Launcher) -> list[int]:
+    """Processes of a finished trial that are still there; the fork launcher's host may be."""
+    host = getattr(launch, "_host", None)
+    mark = launch.options.environment[MARK]
+    return [p for p in marked(mark) if host is None or p != host.pid]
+
+
+def test_success(both: Launcher, tmp_path: Path) -> None:
+    told: list[Progress] = []
+    record = both.run(trial("success"), tmp_path / "t", told.append)
+    assert record.succeeded
+    assert record.exits == {0: OK, 1: OK}
+    assert record.deaths == ()
+    assert record.first_progress is not None
+    assert set(record.pids) == {0, 1}
+    assert LaunchRecord.read(tmp_path / "t") == record
+    for rank in (0, 1):
+        log = (tmp_path / "t" / protocol.output_file(rank)).read_text()
+        assert f"rank {rank} prints" in log
+        assert "native output" in log
+        env = json.loads((tmp_path / "t" / f"env-{rank}.json").read_text())
+        assert (env["RANK"], env["LOCAL_RANK"], env["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert env["MASTER_ADDR"] in ("127.0.0.1", "localhost")
+    assert any(p.doing == "running" and set(p.states) == {0, 1} for p in told)
+    assert left_over(both) == []
+
+
+def test_an_exception_names_the_rank_that_failed_first(both: Launcher, tmp_path: Path) -> None:
+    record = both.run(trial("exception"), tmp_path / "t")
+    assert record.exits[1] == ExitStatus(code=1)
+    assert record.deaths[0].rank == 1
+    assert not record.succeeded
+    assert record.launch_error == ""
+    error = json.loads((tmp_path / "t" / protocol.error_file(1)).read_text())
+    assert error["message"]["message"] == "ValueError: the router is gone"
+    assert "the router is gone" in (tmp_path / "t" / protocol.output_file(1)).read_text()
+
+
+def test_a_killed_rank(both: Launcher, tmp_path: Path) -> None:
+    record = both.run(trial("killed"), tmp_path / "t")
+    assert record.exits[1] == ExitStatus(signal="SIGKILL")
+    assert record.deaths[0].rank == 1
+    assert record.stall is None
+
+
+def test_peers_of_a_dead_rank_are_looked_at_before_they_are_ended(
+    both: Launcher, tmp_path: Path
+) -> None:
+    record = both.run(trial("death-beside-waiter"), tmp_path / "t")
+    assert record.exits == {0: ExitStatus(signal="SIGTERM", by_us=True), 1: ExitStatus(code=1)}
+    assert [d.rank for d in record.deaths] == [1]
+    assert record.capture_seconds is not None
+    assert "death_beside_waiter" in (tmp_path / "t" / protocol.stacks_file(0)).read_text()
+    seen = tmp_path / "t" / "capture" / "rank-0.pyspy.json"
+    refused = any("rank 0: Python frames" in line for line in record.not_seen)
+    assert refused or "death_beside_waiter" in seen.read_text()
+
+
+def test_a_hang(both: Launcher, tmp_path: Path) -> None:
+    record = both.run(trial("hang"), tmp_path / "t")
+    assert record.stall is not None
+    assert (record.stall.waiting, record.stall.elsewhere) == ((0,), (1,))
+    assert not record.timed_out
+    assert all(status.by_us for status in record.exits.values())
+    assert record.deaths == ()
+    capture = tmp_path / "t" / "capture"
+    if not any("Python frames" in line for line in record.not_seen):
+        assert "all_reduce" in (capture / "rank-0.pyspy.json").read_text()
+        assert "hang" in (capture / "rank-1.pyspy.json").read_text()
+    assert "State:" in (capture / "rank-0.proc.txt").read_text()
+    assert left_over(both) == []
+
+
+def test_a_hang_that_no_heartbeat_marks_is_seen_on_the_stacks(
+    forks: Launcher, tmp_path: Path
+) -> None:
+    record = forks.run(trial("hang-two-groups", timeout=60.0), tmp_path / "t")
+    assert record.stall is not None
+    assert record.stall.waiting == (0, 1)
+
+
+def test_a_busy_rank_is_no_hang_until_the_outer_bound(forks: Launcher, tmp_path: Path) -> None:
+    record = forks.run(trial("busy", timeout=4.0), tmp_path / "t")
+    assert record.stall is None
+    assert record.timed_out
+    assert record.capture_seconds is not None
+    assert all(status.by_us for status in record.exits.values())
+
+
+def test_waiting_outside_a_collective_is_no_hang(forks: Launcher, tmp_path: Path) -> None:
+    record = forks.run(trial("blocked-outside", timeout=4.0), tmp_path / "t")
+    assert (record.stall, record.timed_out) == (None, True)
+
+
+def test_a_slow_start_is_no_hang(forks: Launcher, tmp_path: Path) -> None:
+    assert forks.run(trial("slow-start"), tmp_path / "t").succeeded
+
+
+def test_ranks_that_ignore_signals_are_ended_with_their_children(
+    both: Launcher, tmp_path: Path
+) -> None:
+    # The bound covers torchrun's imports; the ranks are ready long before.
+    timeout = 3.0 if both.kind == "fork" else 15.0
+    record = both.run(trial("stubborn", timeout=timeout), tmp_path / "t")
+    assert (tmp_path / "t" / "ready-0").exists()
+    assert record.timed_out
+    assert {s.signal for s in record.exits.values()} == {"SIGKILL"}
+    assert left_over(both) == []
+
+
+def test_a_reference_is_one_rank(both: Launcher, tmp_path: Path) -> None:
+    record = both.run(trial("reference", purpose="reference", world_size=4), tmp_path / "t")
+    assert record.exits == {0: OK}
+    assert json.loads((tmp_path / "t" / "reference.json").read_text()) == "1"
+
+
+def test_a_failing_reference_has_its_exit_and_error(forks: Launcher, tmp_path: Path) -> None:
+    record = forks.run(trial("early-exit", purpose="reference"), tmp_path / "t")
+    assert record.exits == {0: ExitStatus(code=1)}
+    assert (tmp_path / "t" / protocol.error_file(0)).exists()
+
+
+def test_four_ranks(forks: Launcher, tmp_path: Path) -> None:
+    assert forks.run(trial("success", world_size=4), tmp_path / "t").succeeded
+
+
+def test_a_host_that_cannot_start_is_a_launch_error(tmp_path: Path) -> None:
+    broken = SimpleNamespace(python=Path("/bin/false"), pythonpath=[], key="broken")
+    with launcher("fork", broken, tmp_path, options("none")) as launch:
+        record = launch.run(trial("success"), tmp_path / "t")
+    assert "host" in record.launch_error
+    assert record.exits == {}
+
+
+def start_parent(kind: str, variant: str, tmp_path: Path) -> tuple[subprocess.Popen[bytes], str]:
+    mark = uuid.uuid4().hex
+    command = [
+        sys.executable,
+        str(VICTIMS / "launch_parent.py"),
+        kind,
+        variant,
+        str(tmp_path),
+        mark,
+    ]
+    parent = subprocess.Popen(command, start_new_session=True)
+    ready = [tmp_path / variant / f"ready-{rank}" for rank in (0, 1)]
+    eventually(lambda: all(path.exists() for path in ready), "the ranks did not get ready")
+    return parent, mark
+
+
+def pid_of(target: str, kind: str, folder: Path, parent: int) -> int:
+    rank = json.loads((folder / "rank-1.pid").read_text())["pid"]
+    if target == "rank":
+        return int(rank)
+    agent = int(Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    if target == "agent":
+        return agent
+    host = int(Path(f"/proc/{agent}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return {"host": host, "moediag": parent}[target]
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [("fork", t) for t in ("moediag", "host", "agent", "rank")]
+    + [("torchrun", t) for t in ("moediag", "agent", "rank")],
+)
+def test_kill_9_of_anybody_leaves_nothing(kind: str, target: str, tmp_path: Path) -> None:
+    parent, mark = start_parent(kind, "stubborn-childless", tmp_path)
+    folder = tmp_path / "stubborn-childless"
+    os.kill(pid_of(target, kind, folder, parent.pid), signal.SIGKILL)
+    parent.wait(60)
+    eventually(lambda: marked(mark) == [], f"left over: {marked(mark)}")
+    if target == "moediag":
+        return
+    record = LaunchRecord.read(folder)
+    assert not record.succeeded
+    if target == "rank":
+        assert record.exits[1] == ExitStatus(signal="SIGKILL")
+        assert record.deaths[0].rank == 1
+    else:
+        assert record.launch_error
+
+
+@pytest.mark.parametrize("kind", ["fork", "torchrun"])
+def test_ctrl_c_ends_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) -> None:
+    parent, mark = start_parent(kind, "stubborn", tmp_path)
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(60) == 130
+    assert marked(mark) == []
+    record = LaunchRecord.read(tmp_path / "stubborn")
+    assert record.interrupted
+    assert {s.by_us for s in record.exits.values()} == {True}

@@ -1,0 +1,106 @@
+"""The observer in the elastic agent: reports ends, holds until released, then ends the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag.worker import agent, entry
+
+WAIT = "import signal; print(1, flush=True); signal.pause()"
+IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAIT[15:]
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def spawn(processes: list[subprocess.Popen[bytes]], code: str) -> int:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    processes.append(process)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process.pid
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / agent.EVENTS_FILE).read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k != "t"} for line in lines]
+
+
+def ended(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_an_end_is_reported_once_and_not_reaped(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    pid = spawn(processes, "raise SystemExit(3)")
+    ended(pid)
+    observer = agent.Observer(tmp_path)
+    assert observer.look({4: pid})
+    assert observer.look({4: pid})
+    assert events(tmp_path) == [{"e": "exit", "rank": 4, "code": 3, "signal": None, "by_us": False}]
+    assert processes[0].wait() == 3
+
+
+def test_all_well_is_no_reason_to_hold(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    pid = spawn(processes, "")
+    ended(pid)
+    observer = agent.Observer(tmp_path)
+    assert not observer.look({0: pid})
+    observer.succeeded({0: pid})
+    assert len(events(tmp_path)) == 1
+
+
+def test_the_rest_is_ended_after_the_release_only(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "GRACES", tuple((sig, 0.3) for sig, _ in agent.GRACES))
+    dead, waits, stubborn = (spawn(processes, c) for c in ("import os; os.abort()", WAIT, IGNORE))
+    ended(dead)
+    pids = {0: dead, 1: waits, 2: stubborn}
+    observer = agent.Observer(tmp_path)
+    assert observer.look(pids)
+    assert [e["rank"] for e in events(tmp_path)] == [0]
+    (tmp_path / agent.RELEASE_FILE).touch()
+    observer.hold(pids)
+    told = {e["rank"]: (e["signal"], e["by_us"]) for e in events(tmp_path)}
+    assert told == {0: ("SIGABRT", False), 1: ("SIGTERM", True), 2: ("SIGKILL", True)}
+
+
+def test_an_error_file_has_torch_elastics_shape() -> None:
+    try:
+        raise ValueError("wrong")
+    except ValueError as error:
+        content: Any = entry.error_content(error)
+    assert content["message"]["message"] == "ValueError: wrong"
+    extra = content["message"]["extraInfo"]
+    assert "raise ValueError" in extra["py_callstack"]
+    assert int(extra["timestamp"]) == int(extra["time"])
+
+
+def test_the_files_both_sides_name_are_the_same() -> None:
+    from moediag.launch import launcher, supervise
+    from moediag.worker import host
+
+    assert supervise.EVENTS_FILE == agent.EVENTS_FILE
+    assert supervise.RELEASE_FILE == agent.RELEASE_FILE
+    assert launcher.LAUNCHER_LOG == host.LAUNCHER_LOG
+    assert entry.pid_file(3) == "rank-3.pid"

@@ -1,0 +1,157 @@
+"""Capturing a stuck process, and saying what could not be captured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moediag import protocol
+from moediag.launch import capture as module
+from moediag.launch.capture import capture, in_collective, reason
+
+VICTIM = """
+import faulthandler, signal, sys
+out = open(sys.argv[1], "w")
+faulthandler.register(signal.SIGUSR1, file=out)
+def stuck_here():
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+stuck_here()
+"""
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    # A child may always be traced by its parent's other children unless Yama forbids it.
+    stacks = str(tmp_path / protocol.stacks_file(0))
+    process = subprocess.Popen([sys.executable, "-c", VICTIM, stacks], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_what_it_cannot_see_is_said_and_the_rest_is_kept(
+    victim: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "rank-0.log").write_text("".join(f"line {n}\n" for n in range(80)))
+    done = capture(tmp_path, {0: victim.pid}, 30.0)
+    assert done.seconds > 0
+    folder = tmp_path / "capture"
+    assert "State:" in (folder / "rank-0.proc.txt").read_text()
+    tail = (folder / "rank-0.tail.txt").read_text().splitlines()
+    assert (tail[0], tail[-1]) == ("line 30", "line 79")
+    assert "rank 0: Flight Recorder (no recorder in this rank)" in done.not_seen
+    if any("Python frames" in line for line in done.not_seen):
+        assert not (folder / "rank-0.pyspy.json").exists()
+    else:
+        assert "stuck_here" in (folder / "rank-0.pyspy.json").read_text()
+
+
+def test_without_tools_faulthandler_is_asked(
+    victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_tool", lambda _: None)
+    done = capture(tmp_path, {0: victim.pid}, 30.0)
+    assert "rank 0: Python frames (py-spy missing)" in done.not_seen
+    assert "rank 0: native frames by pystack (pystack missing)" in done.not_seen
+    assert not any("faulthandler" in line for line in done.not_seen)
+    stacks = tmp_path / protocol.stacks_file(0)
+    while "stuck_here" not in stacks.read_text():  # bounded by the test's timeout
+        time.sleep(0.01)
+    assert victim.poll() is None
+
+
+def test_a_process_that_would_die_of_the_signal_does_not_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_tool", lambda _: None)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        done = capture(tmp_path, {0: process.pid}, 5.0)
+        assert process.poll() is None
+        process.kill()
+    assert any("faulthandler cannot be asked" in line for line in done.not_seen)
+
+
+def test_a_tool_that_refuses_or_hangs_is_named(
+    victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses = tmp_path / "refuses"
+    refuses.write_text("#!/bin/sh\necho 'Permission denied (os error 13)' >&2\nexit 1\n")
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 1000\n")
+    for tool in (refuses, hangs):
+        tool.chmod(0o755)
+    tools = {"py-spy": str(refuses), "pystack": str(hangs)}
+    monkeypatch.setattr(module, "find_tool", tools.get)
+    done = capture(tmp_path, {0: victim.pid}, 0.5)
+    assert "rank 0: Python frames (py-spy: ptrace refused)" in done.not_seen
+    assert "rank 0: native frames by pystack (pystack took too long)" in done.not_seen
+
+
+def test_a_process_that_is_gone(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    done = capture(tmp_path, {3: process.pid}, 5.0)
+    assert any(line.startswith("rank 3: whatever was not read") for line in done.not_seen)
+
+
+def test_the_flight_recorder_is_asked_where_there_is_a_recorder(
+    victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_tool", lambda _: None)
+    (tmp_path / protocol.heartbeat_file(0)).write_bytes(b"")
+    silent = capture(tmp_path, {0: victim.pid}, 0.2)
+    assert "rank 0: Flight Recorder (the rank did not answer)" in silent.not_seen
+    assert (tmp_path / protocol.dump_request_file(0)).exists()
+    (tmp_path / protocol.flight_file(0)).write_text("{}")
+    answered = capture(tmp_path, {0: victim.pid}, 0.2)
+    assert not any("Flight Recorder" in line for line in answered.not_seen)
+
+
+def dump(*files: str, thread: str = "MainThread") -> bytes:
+    frames = [{"name": "f", "filename": file, "line": 1} for file in files]
+    return json.dumps([{"thread_name": thread, "frames": frames}]).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (dump("/x/torch/distributed/distributed_c10d.py", "/x/train.py"), True),
+        (dump("/x/torch/utils/data/dataloader.py", "/x/train.py"), False),
+        (dump("<frozen importlib._bootstrap>", "/x/torch/distributed/fsdp/a.py"), False),
+        (dump("/x/torch/distributed/elastic/agent.py"), False),
+        (dump("/x/torch/distributed/c10d.py", thread="Thread-1"), False),
+        (dump(*["/x/user.py"] * 9, "/x/torch/distributed/run.py"), False),
+        (b"[]", False),
+    ],
+)
+def test_a_collective_on_the_stack(raw: bytes, expected: bool) -> None:
+    assert in_collective(raw) is expected
+
+
+def test_reasons_are_words() -> None:
+    assert reason(b"Error: Operation not permitted (os error 1)\n") == "ptrace refused"
+    assert reason(b"a\nlast line\n") == "last line"
+    assert reason(b"") == "no output"
+
+
+def test_tools_beside_the_interpreter_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "py-spy"
+    beside.touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert module.find_tool("py-spy") == str(beside)
+    monkeypatch.setenv("PATH", os.devnull)
+    assert module.find_tool("pystack") is None

@@ -1,0 +1,124 @@
+"""Who is ours, who still lives, and the ladder that ends them; with real small processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from moediag.launch import ladder
+from moediag.launch.processes import ENV_LAUNCH, Family, catches, is_marked, read_stat
+
+WAIT = "import signal, sys; print('ready', flush=True); signal.pause()"
+IGNORE = (
+    "import signal, sys\n"
+    "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n" + WAIT
+)
+# Starts a child in a session of its own, prints its pid once that one is ready, and leaves.
+ORPHAN = (
+    "import subprocess, sys\n"
+    "p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True,\n"
+    "                     stdout=subprocess.PIPE)\n"
+    "p.stdout.readline()\n"
+    "print(p.pid, flush=True)\n"
+    "sys.stdin.readline()\n"
+)
+
+
+class Spawner:
+    def __init__(self) -> None:
+        self.token = uuid.uuid4().hex
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, code: str, *args: str) -> tuple[subprocess.Popen[bytes], bytes]:
+        """The process, and the first line it printed."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, ENV_LAUNCH: self.token},
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline()
+
+
+@pytest.fixture
+def spawn() -> Iterator[Spawner]:
+    spawner = Spawner()
+    yield spawner
+    for process in spawner.processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def test_stat_of_this_process() -> None:
+    stat = read_stat(os.getpid())
+    assert stat is not None
+    assert (stat.ppid, stat.group, stat.session) == (os.getppid(), os.getpgrp(), os.getsid(0))
+    assert stat.alive
+    assert stat.cpu > 0
+    assert read_stat(2**22 + 1) is None
+
+
+def test_catches_tells_handled_signals(spawn: Spawner) -> None:
+    process, _ = spawn(WAIT)
+    assert catches(process.pid, signal.SIGINT)  # Python's own handler
+    assert not catches(process.pid, signal.SIGUSR1)
+    assert not catches(2**22 + 1, signal.SIGUSR1)
+
+
+def test_the_marker_is_an_exact_match(spawn: Spawner) -> None:
+    process, _ = spawn(WAIT)
+    assert is_marked(process.pid, spawn.token)
+    assert not is_marked(process.pid, spawn.token[:-1])
+    assert not is_marked(os.getpid(), spawn.token)
+
+
+def test_an_orphan_in_another_session_is_found_and_ended(spawn: Spawner) -> None:
+    parent, line = spawn(ORPHAN, IGNORE)
+    orphan = int(line)
+    family = Family(parent.pid, spawn.token)
+    parent.communicate(b"leave\n")
+    assert set(family.alive()) == {orphan}
+    gone, stuck = ladder.end(family, (0.05, 0.05, 5.0))
+    assert gone == {orphan: "SIGKILL"}
+    assert stuck == []
+    assert family.alive() == {}
+
+
+def test_a_willing_process_goes_at_the_first_step(spawn: Spawner) -> None:
+    process, _ = spawn(WAIT)
+    gone, stuck = ladder.end(Family(process.pid, spawn.token), (5.0, 5.0, 5.0))
+    assert gone == {process.pid: "SIGINT"}
+    assert stuck == []
+
+
+def test_kept_and_unrelated_processes_are_left_alone(spawn: Spawner) -> None:
+    kept, _ = spawn(WAIT)
+    ended, _ = spawn(WAIT)
+    stranger, _ = Spawner.__call__(other := Spawner(), WAIT)
+    try:
+        gone, _ = ladder.end(Family(ended.pid, spawn.token, keep=[kept.pid]), (5.0, 5.0, 5.0))
+        assert set(gone) == {ended.pid}
+        assert kept.poll() is None
+        assert stranger.poll() is None
+    finally:
+        spawn.processes += other.processes
+
+
+def test_ctrl_c_is_held_back_and_comes_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with ladder.uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,92 @@
+"""The watchdog on made-up looks: what is a hang, and everything that only resembles one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from moediag.evidence.model import Stall
+from moediag.launch.watchdog import RankSample, Watchdog, states
+
+WINDOW = 3.0
+STEP = 0.03
+WAITS = RankSample(0, state="in-collective", progress=7, time=101.5)
+ELSEWHERE = RankSample(1, state="running", progress=6, time=101.0)
+
+Script = Callable[[float], Sequence[RankSample]]
+
+
+def watch(script: Script, seconds: float = 10.0, dog: Watchdog | None = None) -> Stall | None:
+    """The first stall that ``script`` (looks by seconds since the first) causes."""
+    dog = dog or Watchdog(WINDOW, started=100.0)
+    for tick in range(int(seconds / STEP)):
+        if stall := dog.observe(tick * STEP, script(tick * STEP)):
+            return stall
+    return None
+
+
+def test_a_hang_tells_who_waits_and_since_when() -> None:
+    stall = watch(lambda _: [WAITS, ELSEWHERE])
+    assert stall == Stall(at=1.5, window=WINDOW, waiting=(0,), elsewhere=(1,))
+
+
+def test_a_rank_that_ended_well_while_another_waits_for_it_is_a_hang() -> None:
+    stall = watch(lambda _: [WAITS, replace(ELSEWHERE, alive=False, state="finished")])
+    assert stall is not None
+    assert stall.elsewhere == (1,)
+
+
+def test_the_recorders_own_thread_is_not_work() -> None:
+    assert watch(lambda t: [WAITS, replace(ELSEWHERE, cpu=0.001 * t)]) is not None
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(lambda t: [WAITS, replace(ELSEWHERE, progress=int(t))], id="progress"),
+        pytest.param(lambda t: [WAITS, replace(ELSEWHERE, cpu=t)], id="cpu"),
+        pytest.param(lambda t: [WAITS, replace(ELSEWHERE, cpu=0.1 * t)], id="a-tenth-of-a-cpu"),
+        pytest.param(lambda _: [WAITS, replace(ELSEWHERE, runnable=True)], id="starved-of-cpu"),
+        pytest.param(lambda _: [WAITS, RankSample(1, known=False)], id="not-started"),
+        pytest.param(lambda _: [replace(WAITS, state="running"), ELSEWHERE], id="no-collective"),
+        pytest.param(
+            lambda _: [replace(s, alive=False) for s in (WAITS, ELSEWHERE)], id="all-ended"
+        ),
+    ],
+)
+def test_what_is_no_hang(script: Script) -> None:
+    assert watch(script) is None
+
+
+def test_the_window_begins_anew_with_the_last_movement() -> None:
+    def script(t: float) -> Sequence[RankSample]:
+        return [WAITS, replace(ELSEWHERE, progress=int(t > WINDOW - 0.5))]
+
+    assert watch(script, 2 * WINDOW - 1) is None
+    assert watch(script, 2 * WINDOW) is not None
+
+
+def test_a_watchdog_that_slept_does_not_judge() -> None:
+    dog = Watchdog(WINDOW, started=100.0)
+    assert [dog.observe(t, [WAITS, ELSEWHERE]) for t in (0.0, 60.0, 120.0)] == [None] * 3
+
+
+def test_stacks_are_asked_once_a_window_and_believed() -> None:
+    asked: list[list[int]] = []
+
+    def blocked(ranks: Sequence[int]) -> Sequence[int]:
+        asked.append(list(ranks))
+        return (1,) if len(asked) == 2 else ()
+
+    dog = Watchdog(WINDOW, started=100.0, blocked=blocked)
+    stall = watch(lambda _: [replace(WAITS, state="running"), ELSEWHERE], 8.0, dog)
+    assert stall is not None
+    assert stall.waiting == (1,)
+    assert asked == [[0, 1], [0, 1]]
+
+
+def test_states_for_the_display() -> None:
+    shown = states([WAITS, replace(ELSEWHERE, alive=False), RankSample(2, known=False)])
+    assert shown == {0: "in-collective", 1: "exited", 2: "starting"}

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
+from moediag import cli_stacks
 from moediag import options as o
 from moediag.errors import ExitCode, MoediagError
 
@@ -35,13 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: no import of rich, the same text everywhere
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-stacks_app = typer.Typer(
-    help="Environments of other library versions.",
-    epilog="Example: moediag stacks build transformers=4.53.2",
-    rich_markup_mode=None,
-    no_args_is_help=True,
-)
-app.add_typer(stacks_app, name="stacks")
+app.add_typer(cli_stacks.app, name="stacks")
 
 
 @app.callback(invoke_without_command=True)

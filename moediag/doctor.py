@@ -1,0 +1,391 @@
+"""Can this machine do it, and if not, what to type; and what to paste into a bug report.
+
+Each check looks at one thing and never raises: a check that fails to look says so.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from moediag import __version__
+from moediag.errors import MoediagError
+from moediag.stacks import probe
+from moediag.stacks.environment import ENV_CACHE, cache_root
+
+Status = Literal["ok", "warn", "fail"]
+GB = 10**9
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "numpy",
+    "safetensors",
+    "uv",
+    "py-spy",
+    "pystack",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``fail``: moediag cannot run here; ``warn``: it runs, but something is missing.
+    ``advice``: what to type, empty when nothing is needed."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """``memory`` in MiB, as the driver reports it."""
+
+    name: str
+    memory: str
+    driver: str
+
+
+def checks(network: bool = True) -> list[Check]:
+    """Every check, in the order in which a person would fix them."""
+    looks: list[tuple[str, Callable[[], Check]]] = [
+        ("python", _python),
+        ("torch", _torch),
+        ("uv", _uv),
+        ("py-spy", _py_spy),
+        ("pystack", _pystack),
+        ("ptrace", _ptrace),
+        ("gpus", _gpus),
+        ("cores", _cores),
+        ("memory", _memory),
+        ("shared memory", _shared_memory),
+        ("cache", _cache),
+        ("disk", _disk),
+    ]
+    if network:
+        looks.append(("package index", _index))
+    return [_guarded(name, look) for name, look in looks]
+
+
+def machine() -> dict[str, Any]:
+    """The facts about this machine that a result records. Nothing in it identifies a person."""
+    return {
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "cores": cores(),
+        "memory_gb": round(memory()[0] / GB, 1),
+        "gpus": [gpu.name for gpu in gpus()],
+        "driver": next((gpu.driver for gpu in gpus()), None),
+    }
+
+
+def environment_report() -> str:
+    """What to paste into a bug report, as markdown. It holds versions and sizes only: no
+    environment variables, no paths, no host or user name. Never raises."""
+    lines = ["### moediag environment", ""]
+    facts: list[tuple[str, Callable[[], str]]] = [
+        ("moediag", lambda: __version__),
+        ("python", lambda: f"{platform.python_version()} ({platform.python_implementation()})"),
+        *((name, lambda name=name: _version(name) or "not installed") for name in LIBRARIES),
+        ("os", _os_name),
+        ("kernel", lambda: f"{platform.release()} {platform.machine()}"),
+        ("libc", lambda: " ".join(platform.libc_ver()).strip() or "unknown"),
+        ("cores", lambda: str(cores())),
+        ("memory", lambda: "{:.1f} GB, {:.1f} GB free".format(*(m / GB for m in memory()))),
+        ("gpus", lambda: _gpu_line(gpus())),
+        ("driver", lambda: next((gpu.driver for gpu in gpus()), "none")),
+        ("ptrace scope", _yama),
+        ("built stacks", _built),
+    ]
+    for name, look in facts:
+        try:
+            lines.append(f"- {name}: {look()}")
+        except Exception as error:  # a report must not fail where the machine is odd
+            lines.append(f"- {name}: unknown ({type(error).__name__})")
+    return "\n".join(lines) + "\n"
+
+
+def cores() -> int:
+    """Cores that this process may use: affinity and the container's quota."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:
+        count = os.cpu_count() or 1
+    quota = _text("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit() and int(quota[1]):
+        count = min(count, max(1, int(quota[0]) // int(quota[1])))
+    return count
+
+
+def memory() -> tuple[int, int]:
+    """Total and available bytes, the container's limit taken into account."""
+    import psutil  # type: ignore[import-untyped]
+
+    now = psutil.virtual_memory()
+    total, free = int(now.total), int(now.available)
+    limit = _text("/sys/fs/cgroup/memory.max").strip()
+    used = _text("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and int(limit) < total:
+        total = int(limit)
+        free = min(free, total - int(used or 0))
+    return total, max(0, free)
+
+
+def gpus() -> list[Gpu]:
+    """What the NVIDIA driver reports; empty without one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = "--query-gpu=name,memory.total,driver_version"
+    output = _run([tool, query, "--format=csv,noheader,nounits"])
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
+    return [Gpu(*row) for row in rows if len(row) == 3]
+
+
+def _guarded(name: str, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except MoediagError as error:
+        return Check(name, "fail", error.message, error.help_text)
+    except Exception as error:
+        return Check(name, "warn", f"could not be looked at: {type(error).__name__}: {error}")
+
+
+def _python() -> Check:
+    found = platform.python_version()
+    if not sys.platform.startswith("linux"):
+        advice = "moediag is tested on Linux only; use a Linux machine or container."
+        return Check("python", "warn", f"{found} on {platform.system()}", advice)
+    return Check("python", "ok", found)
+
+
+def _torch() -> Check:
+    found = probe.identity()["torch"]
+    cpu = "python -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
+    if found is None:
+        return Check("torch", "fail", "not installed", f"Type (CPU): {cpu}")
+    release = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    if release < (2, 6):
+        return Check("torch", "fail", found, "moediag needs torch 2.6 or newer.")
+    return Check("torch", "ok", found)
+
+
+def _uv() -> Check:
+    from moediag.stacks.uv import find_uv
+
+    words = _run([str(find_uv()), "--version"]).split()
+    return Check("uv", "ok", words[1] if len(words) > 1 else "found")
+
+
+def _py_spy() -> Check:
+    if tool("py-spy") is None:
+        return Check(
+            "py-spy",
+            "warn",
+            "not installed: stacks of hung ranks come from faulthandler, without native frames",
+            "Type: python -m pip install py-spy",
+        )
+    return Check("py-spy", "ok", _version("py-spy") or "found")
+
+
+def _pystack() -> Check:
+    if tool("pystack") is None:
+        return Check(
+            "pystack",
+            "warn",
+            "not installed: native frames come from py-spy alone",
+            "Type: python -m pip install 'moediag[native]'",
+        )
+    return Check("pystack", "ok", _version("pystack") or "found")
+
+
+def _ptrace() -> Check:
+    """Reads the stack of a child of ours with py-spy, exactly as on a hang."""
+    spy = tool("py-spy")
+    scope = _yama()
+    if spy is None:
+        status: Status = "ok" if scope == "0" else "warn"
+        return Check("ptrace", status, f"not tried (no py-spy); Yama scope {scope}")
+    program = "import sys; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        try:
+            if child.stdout is not None:
+                child.stdout.readline()
+            done = subprocess.run(
+                [str(spy), "dump", "--pid", str(child.pid), "--json"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+            )
+        finally:
+            child.kill()
+    try:
+        if done.returncode == 0 and json.loads(done.stdout):
+            return Check("ptrace", "ok", "py-spy reads the stack of another process")
+    except ValueError:
+        pass
+    return Check(
+        "ptrace",
+        "warn",
+        f"refused (Yama scope {scope}): stacks of hung ranks come from faulthandler instead",
+        "Type: sudo sysctl kernel.yama.ptrace_scope=0   "
+        "(in a container: docker run --cap-add SYS_PTRACE)",
+    )
+
+
+def _gpus() -> Check:
+    found = gpus()
+    if not found:
+        return Check("gpus", "ok", "none: scenarios run with --cpu N on gloo")
+    torch = probe.identity()["torch"] or ""
+    if "+cpu" in torch:
+        return Check(
+            "gpus",
+            "warn",
+            f"{_gpu_line(found)}, but torch {torch} is built for CPUs",
+            "Type: python -m pip install --force-reinstall torch",
+        )
+    return Check("gpus", "ok", f"{_gpu_line(found)}, driver {found[0].driver}")
+
+
+def _cores() -> Check:
+    count = cores()
+    if count < 2:
+        advice = "Verdicts are right but slow; give it 2 cores or more."
+        return Check("cores", "warn", str(count), advice)
+    return Check("cores", "ok", str(count))
+
+
+def _memory() -> Check:
+    total, free = memory()
+    found = f"{free / GB:.1f} GB free of {total / GB:.1f} GB"
+    if free < 2 * GB:
+        advice = "Two ranks need about 2 GB; close something, or use --cpu 2."
+        return Check("memory", "warn", found, advice)
+    return Check("memory", "ok", found)
+
+
+def _shared_memory() -> Check:
+    if not Path("/dev/shm").is_dir():  # noqa: S108 - looked at, not written
+        return Check("shared memory", "warn", "there is no /dev/shm", "NCCL needs it.")
+    size = shutil.disk_usage("/dev/shm").total  # noqa: S108
+    found = f"{size / GB:.2f} GB"
+    if size < 256 * 10**6:
+        advice = "NCCL between GPUs needs more: docker run --shm-size=1g"
+        return Check("shared memory", "warn", found, advice)
+    return Check("shared memory", "ok", found)
+
+
+def _cache() -> Check:
+    folder = cache_root()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        advice = f"Type: export {ENV_CACHE}=/a/folder/that/can/be/written"
+        return Check("cache", "fail", f"{folder} cannot be written: {error.strerror}", advice)
+    return Check("cache", "ok", str(folder))
+
+
+def _disk() -> Check:
+    folder = cache_root()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    found = f"{free / GB:.1f} GB free for environments"
+    if free < 2 * GB:
+        status: Status = "fail" if free < GB // 4 else "warn"
+        advice = f"Type: moediag stacks clean --older-than 7   (or set {ENV_CACHE})"
+        return Check("disk", status, found, advice)
+    return Check("disk", "ok", found)
+
+
+def _index() -> Check:
+    from moediag.stacks.indexes import redacted, read_config
+    from moediag.stacks.releases import files
+
+    config = read_config()
+    where = str(config.bundle) if config.bundle else redacted((*config.indexes, "none")[0])
+    try:
+        listing = files("accelerate", replace(config, timeout=min(config.timeout, 5.0)))
+    except MoediagError as error:
+        advice = "Stacks that are built already still run. " + error.help_text
+        return Check("package index", "warn", error.message, advice)
+    if listing.unreachable:
+        return Check("package index", "warn", "; ".join(listing.unreachable))
+    return Check("package index", "ok", f"{where} answers")
+
+
+def tool(name: str) -> Path | None:
+    """A program installed beside this Python, or on PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = shutil.which(name)
+    if os.access(beside, os.X_OK):
+        return beside
+    return Path(found) if found else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.platform(terse=True)
+
+
+def _gpu_line(found: Iterable[Gpu]) -> str:
+    names = [f"{gpu.name} ({gpu.memory} MiB)" for gpu in found]
+    counted = {name: names.count(name) for name in names}
+    return ", ".join(f"{count} x {name}" for name, count in counted.items()) or "none"
+
+
+def _yama() -> str:
+    return _text("/proc/sys/kernel/yama/ptrace_scope").strip() or "absent"
+
+
+def _built() -> str:
+    from moediag.stacks import list_environments
+
+    found = list_environments()
+    broken = sum(info.broken for info in found)
+    names = ", ".join(info.key for info in found[:10])
+    return f"{len(found)} ({broken} broken) {names}".rstrip()
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _run(command: list[str]) -> str:
+    """What a program prints; empty where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

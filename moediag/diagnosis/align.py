@@ -1,0 +1,215 @@
+"""The ranks' schedules side by side: by the group's identity and the position in its schedule.
+
+A per-rank counter of all calls says nothing across ranks (ranks belong to different groups and
+issue different numbers of point-to-point calls), so it is never compared. A group is its name
+*and* its ranks. A rank whose log lost its beginning (a ring buffer) is aligned by the recorded
+positions and is *unknown*, not absent, before its first one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+
+POINT_TO_POINT = frozenset({"send", "recv"})
+Key = tuple[str, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One group's collectives by rank. ``calls[rank][i]`` is at position ``starts[rank] + i``;
+    None is a hole in the log. Ranks about which nothing is known are in neither."""
+
+    group: Group
+    starts: dict[int, int] = field(default_factory=dict)
+    calls: dict[int, list[Collective | None]] = field(default_factory=dict)
+
+    def end(self, rank: int) -> int:
+        """The first position that ``rank`` did not reach."""
+        return self.starts[rank] + len(self.calls[rank])
+
+    def at(self, rank: int, position: int) -> Collective | None:
+        """The call, or None where it is not known or was not made."""
+        offset = position - self.starts[rank]
+        calls = self.calls[rank]
+        return calls[offset] if 0 <= offset < len(calls) else None
+
+
+@dataclass(slots=True)
+class Channel:
+    """Point-to-point calls from ``sender`` to ``receiver`` on one group, each side in order."""
+
+    group: Group
+    sender: int
+    receiver: int
+    sends: list[Collective] = field(default_factory=list)
+    receives: list[Collective] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Aligned:
+    """All groups' schedules and all channels. ``renumbered``: positions of collectives with
+    point-to-point calls taken out, where they differ from the recorded ones."""
+
+    schedules: dict[Key, Schedule] = field(default_factory=dict)
+    channels: list[Channel] = field(default_factory=list)
+    key_of: dict[tuple[int, str], Key] = field(default_factory=dict)  # (rank, group name)
+    renumbered: dict[tuple[int, int], int] = field(default_factory=dict)  # (rank, index)
+    not_seen: tuple[str, ...] = ()
+
+    def event(self, rank: int, call: Collective) -> tuple[Key, int] | None:
+        """Which collective of which group this call is; None for what is not aligned."""
+        key = self.key_of.get((rank, call.group))
+        if key is None or call.op in POINT_TO_POINT or rank not in self.schedules[key].starts:
+            return None
+        return key, self.renumbered.get((rank, call.index), call.position)
+
+
+def align(evidence: Evidence) -> Aligned:
+    """Near linear in the number of calls."""
+    aligned = Aligned()
+    lost: list[str] = []
+    by_name = _groups_by_name(evidence)
+    calls: dict[Key, dict[int, list[Collective]]] = defaultdict(dict)
+    for rank, seen in evidence.ranks.items():
+        by_group: dict[str, list[Collective]] = defaultdict(list)
+        for call in own_calls(seen):
+            by_group[call.group].append(call)
+        for name, own in by_group.items():
+            group = _resolve(name, rank, seen, by_name)
+            aligned.key_of[rank, name] = _key(group)
+            aligned.schedules.setdefault(_key(group), Schedule(group))
+            calls[_key(group)][rank] = own
+    for key, schedule in aligned.schedules.items():
+        schedule.group = _complete(schedule.group, calls[key], by_name)
+        members = schedule.group.ranks or tuple(sorted(calls[key]))
+        for rank in members:
+            seen_rank = evidence.ranks.get(rank)
+            if seen_rank is None or not was_recorded(seen_rank):
+                continue
+            _place(aligned, schedule, rank, calls[key].get(rank, []), seen_rank, lost)
+        aligned.channels += _channels(schedule.group, calls[key], evidence)
+    aligned.not_seen = tuple(dict.fromkeys(lost))
+    return aligned
+
+
+def own_calls(seen: RankEvidence) -> Iterable[Collective]:
+    """The rank's calls up to the exception that ended it: what its clean-up issues afterwards
+    (a barrier, a last metric) belongs to no schedule."""
+    if seen.error is None or seen.error.time <= 0:
+        return seen.collectives
+    return [call for call in seen.collectives if call.time <= seen.error.time]
+
+
+def was_recorded(seen: RankEvidence) -> bool:
+    """Whether this rank's recorder left anything: then what is not in its log did not happen."""
+    return bool(seen.collectives or seen.groups or seen.versions or seen.last_phase)
+
+
+def lost_prefix(seen: RankEvidence) -> bool:
+    """The beginning of the log is gone: the ring came round."""
+    return bool(seen.collectives) and seen.collectives[0].index > 0
+
+
+def _key(group: Group) -> Key:
+    return group.name, group.ranks
+
+
+def _groups_by_name(evidence: Evidence) -> dict[str, list[Group]]:
+    found: dict[str, dict[tuple[int, ...], Group]] = defaultdict(dict)
+    for seen in evidence.ranks.values():
+        for name, group in seen.groups.items():
+            known = found[name].get(group.ranks)
+            if known is None or (known.axis is None and group.axis):
+                found[name][group.ranks] = group
+    return {name: list(by_ranks.values()) for name, by_ranks in found.items()}
+
+
+def _resolve(name: str, rank: int, seen: RankEvidence, by_name: Mapping[str, list[Group]]) -> Group:
+    """The rank's own word; else the only group of that name that has this rank; else unknown."""
+    if name in seen.groups and seen.groups[name].ranks:
+        return seen.groups[name]
+    having = [g for g in by_name.get(name, ()) if rank in g.ranks]
+    return having[0] if len(having) == 1 else Group(name, ())
+
+
+def _complete(
+    group: Group, callers: Mapping[int, object], by_name: Mapping[str, list[Group]]
+) -> Group:
+    """With the axis that any of its ranks knew; for a group of unknown ranks its callers."""
+    if not group.ranks:
+        return replace(group, ranks=tuple(sorted(callers)))
+    return next((g for g in by_name.get(group.name, ()) if g.ranks == group.ranks), group)
+
+
+def _place(
+    aligned: Aligned,
+    schedule: Schedule,
+    rank: int,
+    own: list[Collective],
+    seen: RankEvidence,
+    lost: list[str],
+) -> None:
+    """Puts one rank's calls of one group at their positions."""
+    if not own:
+        if not lost_prefix(seen):
+            schedule.starts[rank], schedule.calls[rank] = 0, []
+        return
+    contiguous = own[-1].position - own[0].position == len(own) - 1
+    paired = any(call.op in POINT_TO_POINT for call in own)
+    if paired:
+        # Positions count point-to-point calls too, which need not be equal in number on all ranks.
+        if own[0].position > 0 or not contiguous:
+            lost.append(
+                f"rank {rank}: collectives on {schedule.group.label} (part of the log is gone, "
+                "and with point-to-point calls between them they cannot be aligned)"
+            )
+            return
+        collectives = [call for call in own if call.op not in POINT_TO_POINT]
+        for position, call in enumerate(collectives):
+            aligned.renumbered[rank, call.index] = position
+        schedule.starts[rank], schedule.calls[rank] = 0, list(collectives)
+        return
+    first = own[0].position
+    schedule.starts[rank] = first
+    if contiguous:
+        schedule.calls[rank] = list(own)
+        return
+    placed: list[Collective | None] = [None] * (max(c.position for c in own) - first + 1)
+    for call in own:
+        if call.position >= first:
+            placed[call.position - first] = call
+    schedule.calls[rank] = placed
+
+
+def _channels(
+    group: Group, calls: Mapping[int, Iterable[Collective]], evidence: Evidence
+) -> list[Channel]:
+    """Both ends of each channel whose whole history is known. A receive from any source makes
+    every channel to that rank unknowable."""
+    found: dict[tuple[int, int], Channel] = {}
+    unknowable: set[int] = set()
+    for rank, own in calls.items():
+        for call in own:
+            if call.op not in POINT_TO_POINT:
+                continue
+            if call.peer is None:
+                unknowable.add(rank)
+                continue
+            ends = (rank, call.peer) if call.op == "send" else (call.peer, rank)
+            channel = found.get(ends) or found.setdefault(ends, Channel(group, *ends))
+            (channel.sends if call.op == "send" else channel.receives).append(call)
+    return [
+        channel
+        for (sender, receiver), channel in found.items()
+        if receiver not in unknowable
+        and all(
+            (seen := evidence.ranks.get(rank)) is not None
+            and was_recorded(seen)
+            and not lost_prefix(seen)
+            for rank in (sender, receiver)
+        )
+    ]

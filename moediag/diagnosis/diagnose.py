@@ -1,0 +1,83 @@
+"""From evidence to a diagnosis: every fact is found out first, then judged, then written down."""
+
+from __future__ import annotations
+
+from moediag.diagnosis import shown
+from moediag.diagnosis.align import align
+from moediag.diagnosis.culprits import Blame, blame
+from moediag.diagnosis.diverge import first_divergence
+from moediag.diagnosis.failures import failures
+from moediag.diagnosis.gradients import gradient_facts
+from moediag.diagnosis.model import Diagnosis
+from moediag.diagnosis.order import replay
+from moediag.diagnosis.signature import signature
+from moediag.diagnosis.starvation import tokens_of
+from moediag.diagnosis.verdict import Facts, judge
+from moediag.evidence.model import Evidence
+from moediag.report.names import ranks
+from moediag.verdicts import Verdict
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Pure and near linear in the number of recorded events."""
+    aligned = align(evidence)
+    failed = failures(evidence)
+    divergence = first_divergence(aligned, replay(aligned, evidence), evidence, failed)
+    found = Blame()
+    if divergence is not None:
+        schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
+        found = blame(divergence, schedule, tokens_of(evidence))
+    facts = Facts(evidence, failed, divergence, found, gradient_facts(evidence))
+    judged = judge(facts)
+    numbers = facts.gradients
+    wrong = judged.verdict == Verdict.WRONG_GRADIENTS
+    return Diagnosis(
+        verdict=judged.verdict,
+        signature=signature(
+            judged.verdict,
+            divergence if judged.divergence else None,
+            found,
+            judged.failure,
+            judged.culprits,
+        ),
+        confidence=judged.confidence,
+        culprits=judged.culprits,
+        victims=judged.victims,
+        cause=judged.cause,
+        first_divergence=(
+            shown.first_divergence(divergence, found)
+            if divergence is not None and judged.divergence
+            else None
+        ),
+        gradient_error=numbers.error,
+        worst_parameter=numbers.worst,
+        wrong_parameters=numbers.wrong if wrong else (),
+        parameters_compared=numbers.compared,
+        not_seen=not_seen(evidence, aligned.not_seen),
+        stacks=shown.stacks(evidence),
+        notes=judged.notes + _worker_notes(evidence),
+        backend=evidence.backend,
+    )
+
+
+def not_seen(evidence: Evidence, of_alignment: tuple[str, ...]) -> tuple[str, ...]:
+    """The launcher's, each rank's and the alignment's, once each. What all ranks say alike is
+    said once, without a rank."""
+    merged: dict[str, list[int]] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        for text in seen.not_seen:
+            merged.setdefault(text, []).append(rank)
+    of_ranks = [
+        text
+        if len(who) == len(evidence.ranks) or text.startswith("rank ")
+        else f"{ranks(who)}: {text}"
+        for text, who in merged.items()
+    ]
+    return tuple(dict.fromkeys((*evidence.not_seen, *of_ranks, *of_alignment)))
+
+
+def _worker_notes(evidence: Evidence) -> tuple[str, ...]:
+    notes = (
+        note for seen in evidence.ranks.values() if seen.outcome for note in seen.outcome.notes
+    )
+    return tuple(dict.fromkeys(notes))

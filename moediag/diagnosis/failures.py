@@ -1,0 +1,88 @@
+"""How ranks ended badly, and which of these ends are only consequences of another rank's.
+
+When one rank goes, its peers get errors from the communication library ("Connection reset by
+peer" on gloo); after a size mismatch gloo aborts one rank, and not necessarily the one that did
+wrong. Such an end says *that* ranks disagreed, never who is at fault.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from moediag.evidence.model import Evidence, RankError, RankEvidence
+
+# What communication libraries say when a peer is gone or sent something else.
+_COMMUNICATION = re.compile(
+    r"connection (?:reset|closed|refused)|broken pipe|gloo|nccl|enforcenotmet|"
+    r"mismatch between collectives|socket timeout|recvvalue failed|"
+    r"(?:collective|operation|barrier|store).{0,80}timed? ?out|"
+    r"timed? ?out.{0,80}(?:collective|store)|"
+    r"process group watchdog|c10d",
+    re.IGNORECASE,
+)
+_COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+# gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper say so in these words.
+_MISMATCH = re.compile(
+    r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
+)
+_ENDED_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """``name``: exception type, signal or "exit code N". ``consequence``: another rank's failure
+    or a disagreement explains it. ``mismatch``: its text says that collectives did not match."""
+
+    rank: int
+    name: str
+    message: str = ""
+    where: str = ""
+    consequence: bool = False
+    mismatch: bool = False
+    time: float = 0.0
+
+
+def failures(evidence: Evidence) -> tuple[Failure, ...]:
+    """Of all ranks that ended badly by themselves, the first one first: own failures before
+    consequences, then by what the launcher saw, the exception's time, the rank."""
+    found = [f for seen in evidence.ranks.values() if (f := _failure(seen)) is not None]
+    seen_order = {rank: i for i, rank in enumerate(evidence.deaths)}
+    late = len(seen_order)
+
+    def first(f: Failure) -> tuple[bool, float, int, int]:
+        return f.consequence, f.time or float("inf"), seen_order.get(f.rank, late), f.rank
+
+    return tuple(sorted(found, key=first))
+
+
+def _failure(seen: RankEvidence) -> Failure | None:
+    end, error = seen.exit, seen.error
+    ended_badly = end is not None and not end.by_us and (end.signal is not None or bool(end.code))
+    if error is not None and error.type not in _ENDED_FROM_OUTSIDE:
+        if not ended_badly and seen.finished:
+            return None  # raised, handled, went on to the end
+        return Failure(
+            rank=seen.rank,
+            name=error.type,
+            message=error.message,
+            where=error.where,
+            consequence=is_communication(error),
+            mismatch=bool(_MISMATCH.search(error.message)),
+            time=error.time,
+        )
+    if not ended_badly or end is None:
+        return None
+    text = "\n".join(seen.last_lines)
+    name = end.signal or f"exit code {end.code}"
+    aborted = end.signal == "SIGABRT" and bool(_COMMUNICATION.search(text))
+    return Failure(
+        seen.rank, name, consequence=aborted, mismatch=aborted and bool(_MISMATCH.search(text))
+    )
+
+
+def is_communication(error: RankError) -> bool:
+    """The communication library's complaint, not the program's own."""
+    return error.type in _COMMUNICATION_TYPES or bool(
+        _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)
+    )

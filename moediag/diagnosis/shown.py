@@ -1,0 +1,86 @@
+"""The parts of a diagnosis that are only looked at: both sides of the divergence, the stacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from moediag.diagnosis.compare import wire_numel
+from moediag.diagnosis.culprits import Blame
+from moediag.diagnosis.diverge import Divergence
+from moediag.evidence.model import Collective, Evidence, Frame, Stack
+from moediag.report.model import FirstDivergence, RankSide
+
+NO_CALL = "none"  # op of a rank that made no call
+_FRAMES = 12
+_IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
+
+
+def first_divergence(divergence: Divergence, blame: Blame) -> FirstDivergence:
+    """As result.json has it. ``phase`` and ``module`` are those that most sides name."""
+    calls = [call for call in divergence.calls.values() if call is not None]
+    sides = {
+        str(rank): _side(call, blame.missing.get(rank, ()))
+        for rank, call in sorted(divergence.calls.items())
+    }
+    phases = [call.phase for call in calls if call.phase != "other"]
+    return FirstDivergence(
+        index=divergence.position,
+        axis=divergence.group.label,
+        phase=_most(phases) or "other",
+        module=_most(call.module for call in calls if call.module),
+        ranks=sides,
+    )
+
+
+def _side(call: Collective | None, missing: tuple[str, ...]) -> RankSide:
+    if call is None:
+        return RankSide(NO_CALL, 0, "", missing)
+    return RankSide(call.op, wire_numel(call), call.dtype, missing)
+
+
+def _most(texts: Iterable[str]) -> str:
+    counted = Counter(texts).most_common(1)
+    return counted[0][0] if counted else ""
+
+
+def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
+    """For each rank with stacks, the frames of the thread that counts, innermost first, as
+    ``function (file.py:12)``: a thread inside a collective, else the main thread. The best
+    source is the first of the rank's: readers list them in that order."""
+    shown = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        stack = _that_counts(seen.stacks)
+        if stack is not None:
+            shown[rank] = tuple(frame_text(frame) for frame in stack.frames[:_FRAMES])
+    return shown
+
+
+def _that_counts(found: tuple[Stack, ...]) -> Stack | None:
+    usable = [stack for stack in found if stack.frames]
+    if not usable:
+        return None
+    threads = [stack for stack in usable if stack.source == usable[0].source]
+    return max(
+        threads, key=lambda s: (_in_collective(s), s.thread == "MainThread", not _spawned(s))
+    )
+
+
+def _in_collective(stack: Stack) -> bool:
+    return any(
+        part in frame.file
+        for frame in stack.frames[:8]
+        for part in _IN_A_COLLECTIVE
+        if "/elastic/" not in frame.file
+    )
+
+
+def _spawned(stack: Stack) -> bool:
+    """A thread that Python code started: its outermost Python frame is threading's."""
+    python = [frame for frame in stack.frames if not frame.native]
+    return bool(python) and python[-1].function.endswith("_bootstrap")
+
+
+def frame_text(frame: Frame) -> str:
+    file = frame.file.rpartition("/")[2]
+    return f"{frame.function} ({file}:{frame.line})" if frame.line else f"{frame.function} ({file})"

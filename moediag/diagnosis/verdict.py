@@ -1,0 +1,312 @@
+"""The verdict of a trial, from the facts that were found: which, who, why, and how sure.
+
+The verdict, the first rule that applies:
+
+1. ``inconclusive``: the launch never started, or the user interrupted it;
+2. ``not-applicable``: a worker says why this trial cannot be done on this stack;
+3. ranks raised or died by themselves: ``collective-mismatch`` when their schedules do not fit
+   together (or the library says so), else ``crash``; an exception in the program's own code that
+   leaves others waiting is the cause, their stall its consequence;
+4. ``hang``: the watchdog saw quiescent ranks wait in a collective;
+5. ``inconclusive``: the time bound ended it without a stall, or a rank left no numbers;
+6. ``nonfinite``, ``wrong-gradients``: against the reference, whatever the schedules say;
+7. ``clean``: everything compared is right, even where schedules differ (then it is noted).
+
+The confidence:
+
+- high: what the verdict rests on was seen directly, and where ranks are named, by what they did or
+  by a strict majority;
+- medium: ranks are named by weaker evidence (their history, the largest group, against a majority),
+  or none is where one should be, or part of a log was lost;
+- low: no schedule and no stack stands behind it (only an error's text), or nothing was decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moediag.diagnosis import cause
+from moediag.diagnosis.align import was_recorded
+from moediag.diagnosis.culprits import Blame
+from moediag.diagnosis.diverge import Divergence
+from moediag.diagnosis.failures import Failure
+from moediag.diagnosis.gradients import GradientFacts
+from moediag.evidence.model import Evidence
+from moediag.report.names import plural, ranks
+from moediag.verdicts import Confidence, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that was found out, before it is judged."""
+
+    evidence: Evidence
+    failed: tuple[Failure, ...]
+    divergence: Divergence | None
+    blame: Blame
+    gradients: GradientFacts
+
+    @property
+    def loud(self) -> bool:
+        """Calls that do not fit together and that a library can notice; a missing call is none."""
+        d = self.divergence
+        return d is not None and not d.silent and d.kind not in ("missing", "order")
+
+    @property
+    def own(self) -> tuple[Failure, ...]:
+        """Failures that no other rank explains."""
+        return tuple(f for f in self.failed if not f.consequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    verdict: Verdict
+    confidence: Confidence
+    cause: str
+    culprits: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    divergence: bool = False  # the first divergence explains it
+    failure: Failure | None = None  # the exception or signal that explains it
+    notes: tuple[str, ...] = ()
+
+
+def judge(facts: Facts) -> Judgement:
+    """The rules of this module's docstring, in their order."""
+    evidence = facts.evidence
+    if evidence.interrupted:
+        return _undecided("The run was interrupted before it ended.")
+    reasons = {
+        seen.outcome.applicable: None
+        for seen in evidence.ranks.values()
+        if seen.outcome is not None and seen.outcome.applicable
+    }
+    if reasons:
+        return Judgement(Verdict.NOT_APPLICABLE, Confidence.HIGH, "; ".join(reasons))
+    if evidence.launch_error and not any(map(was_recorded, evidence.ranks.values())):
+        return _undecided(f"The ranks did not start: {evidence.launch_error}")
+    if facts.failed:
+        return _failed(facts)
+    if evidence.stall is not None:
+        return _hang(facts)
+    if evidence.timed_out:
+        return _undecided(
+            "The time bound ended the launch, and the ranks were not seen to stand still in a "
+            "collective: slow is not hung."
+        )
+    if evidence.launch_error:
+        return _undecided(f"The launcher failed: {evidence.launch_error}")
+    if not facts.gradients.measured:
+        return _unmeasured(facts)
+    return _measured(facts)
+
+
+# ------------------------------------------------------------------------ ended badly
+
+
+def _failed(facts: Facts) -> Judgement:
+    divergence, own = facts.divergence, facts.own
+    late = divergence is not None and own and 0 < own[0].time < divergence.time
+    # A silent divergence does not end a rank: an exception of the program's own is another
+    # failure, and an abort by the library its later consequence (sizes came to differ too).
+    unfit = divergence is not None and divergence.kind != "missing" and not late
+    if unfit and (facts.loud or not own):
+        return _mismatch(facts)
+    if own:
+        return _crash(facts, own)
+    if divergence is not None:
+        return _mismatch(facts)
+    if any(f.mismatch for f in facts.failed):
+        return Judgement(
+            Verdict.COLLECTIVE_MISMATCH,
+            Confidence.LOW,
+            f"{ranks(f.rank for f in facts.failed if f.mismatch).capitalize()}: the communication "
+            f"library says that collectives did not match ({_first_line(facts.failed)}). "
+            "No recorded schedule shows which.",
+        )
+    some = facts.failed[0]
+    return Judgement(
+        Verdict.CRASH,
+        Confidence.LOW,
+        f"{ranks(f.rank for f in facts.failed).capitalize()} lost the connection to a peer "
+        f"({_first_line(facts.failed)}); nothing that was seen tells why, so no rank is at fault.",
+        failure=some,
+    )
+
+
+def _mismatch(facts: Facts) -> Judgement:
+    assert facts.divergence is not None
+    return Judgement(
+        Verdict.COLLECTIVE_MISMATCH,
+        _confidence(facts),
+        cause.of_divergence(facts.divergence, facts.blame, facts.evidence.backend, died=True),
+        culprits=facts.blame.culprits,
+        victims=_others(facts),
+        divergence=True,
+    )
+
+
+def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
+    """All ranks that failed in the same way are culprits: none of them is another's victim."""
+    first = own[0]
+    same = tuple(sorted(f.rank for f in own if (f.name, f.where) == (first.name, first.where)))
+    text = f"{ranks(same).capitalize()} "
+    if first.message or first.where:
+        text += f"raised {first.name}" + (f" at {first.where}" if first.where else "")
+        text += f": {first.message.splitlines()[0]}" if first.message.strip() else ""
+    elif first.name.startswith("exit code"):
+        text += f"ended with {first.name} and left no exception"
+    else:
+        text += f"died by {first.name}"
+        text += " (killed from outside, or out of memory)" if first.name == "SIGKILL" else ""
+    text = text.rstrip(".") + "."
+    d = facts.divergence
+    missing = d is not None and d.kind == "missing" and bool(set(d.absent) & set(same))
+    if missing and d is not None:
+        calls = {rank: call for rank, call in d.calls.items() if call is not None}
+        where = cause.describe(next(iter(calls.values())))
+        text += f" {ranks(calls).capitalize()} then waited in {where} on {d.group.label}."
+    others = tuple(sorted(set(facts.evidence.ranks) - set(same)))
+    return Judgement(
+        Verdict.CRASH,
+        Confidence.HIGH if first.message or first.where or missing else Confidence.MEDIUM,
+        text,
+        culprits=same,
+        victims=others,
+        divergence=missing,
+        failure=first,
+    )
+
+
+def _first_line(failed: tuple[Failure, ...]) -> str:
+    told = next((f for f in failed if f.message.strip()), failed[0])
+    line = told.message.strip().splitlines()[0][:200] if told.message.strip() else ""
+    return f"{told.name}: {line}" if line else told.name
+
+
+# ------------------------------------------------------------------------ stood still
+
+
+def _hang(facts: Facts) -> Judgement:
+    evidence, divergence = facts.evidence, facts.divergence
+    assert evidence.stall is not None
+    waiting, elsewhere = evidence.stall.waiting, evidence.stall.elsewhere
+    if not waiting:
+        return _undecided(
+            f"{ranks(elsewhere).capitalize()} stood still, but not in a collective: no hang of "
+            "communication."
+        )
+    if divergence is not None:
+        text = cause.of_divergence(divergence, facts.blame, evidence.backend, died=False)
+        culprits = facts.blame.culprits
+        return Judgement(
+            Verdict.HANG,
+            _confidence(facts),
+            text,
+            culprits=culprits,
+            victims=tuple(sorted((set(waiting) | set(divergence.calls)) - set(culprits))),
+            divergence=True,
+        )
+    if elsewhere:
+        return Judgement(
+            Verdict.HANG,
+            Confidence.MEDIUM,
+            f"{ranks(elsewhere).capitalize()} stood still outside any collective while "
+            f"{ranks(waiting)} waited.",
+            culprits=tuple(sorted(elsewhere)),
+            victims=tuple(sorted(waiting)),
+        )
+    seen = any(evidence.ranks[r].collectives for r in waiting if r in evidence.ranks)
+    text = f"{ranks(waiting).capitalize()} waited in a collective. "
+    if seen:
+        text += (
+            "The schedules agree as far as they were recorded: no rank is at fault, the operation "
+        )
+        text += (
+            "itself did not complete (network, backend, or a call that the recorder cannot see)."
+        )
+    else:
+        text += "No schedule was recorded, so nothing tells which rank is at fault."
+    confidence = Confidence.MEDIUM if seen else Confidence.LOW
+    return Judgement(Verdict.HANG, confidence, text, victims=tuple(sorted(waiting)))
+
+
+# ------------------------------------------------------------------------ reached the end
+
+
+def _unmeasured(facts: Facts) -> Judgement:
+    silent = [r for r, seen in sorted(facts.evidence.ranks.items()) if seen.outcome is None]
+    who = ranks(silent).capitalize() if silent else "Not every rank"
+    return _undecided(f"{who} left no measurements, and no error that says why.")
+
+
+def _measured(facts: Facts) -> Judgement:
+    numbers, divergence = facts.gradients, facts.divergence
+    blamed = facts.blame
+    if numbers.nonfinite:
+        name = numbers.nonfinite
+        return Judgement(
+            Verdict.NONFINITE,
+            Confidence.HIGH,
+            f"On {ranks(numbers.nonfinite_ranks)} {name}.",
+            culprits=_few(numbers.nonfinite_ranks, facts.evidence),
+        )
+    if numbers.wrong:
+        text = cause.of_gradients(numbers)
+        culprits: tuple[int, ...] = ()
+        if divergence is not None:
+            why = cause.of_divergence(divergence, blamed, facts.evidence.backend, died=False)
+            text, culprits = f"{why} {text}", blamed.culprits
+        else:
+            text += " The schedules agree: no rank is at fault, all compute the same wrong thing."
+        return Judgement(
+            Verdict.WRONG_GRADIENTS,
+            _confidence(facts) if divergence is not None else Confidence.HIGH,
+            text,
+            culprits=culprits,
+            victims=tuple(sorted(set(numbers.ranks) - set(culprits))) if culprits else (),
+            divergence=divergence is not None,
+        )
+    notes: tuple[str, ...] = ()
+    if divergence is not None:
+        why = cause.of_divergence(divergence, blamed, facts.evidence.backend, died=False)
+        notes = (f"the schedules differ, although the result is right: {why}",)
+    if numbers.compared:
+        text = f"{plural(numbers.compared, 'gradient')} equal the reference on every rank."
+        confidence = Confidence.MEDIUM if divergence is not None else Confidence.HIGH
+        return Judgement(Verdict.CLEAN, confidence, text, notes=notes)
+    if any(
+        seen.outcome is not None and seen.outcome.cost for seen in facts.evidence.ranks.values()
+    ):
+        return Judgement(Verdict.CLEAN, Confidence.LOW, "Only timed; nothing was compared.")
+    return _undecided("Every rank reached its end, but no gradient was compared with a reference.")
+
+
+def _few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:
+    """Nobody where everybody is: after a reduction a nan is on all ranks alike."""
+    return culprits if len(culprits) < evidence.world_size else ()
+
+
+# ------------------------------------------------------------------------ common
+
+
+def _undecided(text: str) -> Judgement:
+    return Judgement(Verdict.INCONCLUSIVE, Confidence.LOW, text)
+
+
+def _others(facts: Facts) -> tuple[int, ...]:
+    """Everybody who did not diverge waits for, or dies with, those who did."""
+    return tuple(sorted(set(facts.evidence.ranks) - set(facts.blame.culprits)))
+
+
+def _confidence(facts: Facts) -> Confidence:
+    """Of a verdict that rests on the first divergence."""
+    found = facts.blame
+    if found.contradicted or not found.culprits or found.basis in ("history", "plurality"):
+        return Confidence.MEDIUM
+    if found.basis == "gone" and facts.divergence is not None and len(facts.divergence.calls) == 2:
+        return Confidence.MEDIUM  # one against one: the other may have called once too often
+    complete = all(
+        was_recorded(seen) and not any("unreadable" in text for text in seen.not_seen)
+        for seen in facts.evidence.ranks.values()
+    )
+    return Confidence.HIGH if complete else Confidence.MEDIUM

@@ -1,0 +1,119 @@
+"""``make bench``: prints each aim of the project beside what was measured, as ratios or differences
+between two things timed in the same run. Exit code 0 whatever the numbers are: a busy machine is
+not a failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from moediag.stacks import environment
+
+HERE = Path(__file__).parent
+MOEDIAG = [sys.executable, "-m", "moediag"]
+
+
+def timed(command: list[str], **options: object) -> float:
+    """Seconds; raises CalledProcessError with the output when the command fails."""
+    began = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=900, **options)
+    return time.perf_counter() - began
+
+
+def rank_environment(stack: environment.Stack) -> dict[str, str]:
+    variables = dict(os.environ, OMP_NUM_THREADS="1")
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    variables["PYTHONPATH"] = os.pathsep.join(str(p) for p in stack.pythonpath)
+    return variables
+
+
+def torchrun(stack: environment.Stack, script: str, *arguments: str) -> list[str]:
+    command = [str(stack.python), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    return [*command, str(HERE / script), *arguments]
+
+
+def trials_against_torchrun(stack: environment.Stack) -> tuple[float, str]:
+    """All trials of expert-starvation : one bare torchrun of the same step, both warm."""
+    bare = torchrun(stack, "bare_step.py")
+    variables = rank_environment(stack)
+    timed(bare, env=variables)
+    with tempfile.TemporaryDirectory() as folder:
+        run = [*MOEDIAG, "run", "expert-starvation", "--cpu", "2", "--json"]
+        timed([*run, "--out", f"{folder}/warm"])
+        before = timed(bare, env=variables)
+        whole = timed([*run, "--out", f"{folder}/run"])
+        after = timed(bare, env=variables)
+        trials = json.loads((Path(folder) / "run" / "result.json").read_text())["trials"]
+    yardstick = (before + after) / 2
+    return whole / yardstick, f"{len(trials)} trials {whole:.1f} s, bare torchrun {yardstick:.1f} s"
+
+
+def recorder_overhead(stack: environment.Stack) -> tuple[float, str]:
+    """Median over rounds of (step with recorder : the same step without)."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/seconds.json"
+        command = torchrun(stack, "recorder_overhead.py", out, "24")
+        timed(command, env=rank_environment(stack))
+        seconds = json.loads(Path(out).read_text())
+    ratios = [on / off for on, off in zip(seconds["on"], seconds["off"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    step = statistics.median(seconds["off"])
+    return middle, f"step {1e3 * step:.0f} ms, quartiles {low:.3f} to {high:.3f}"
+
+
+def start_up() -> tuple[float, str]:
+    """Seconds that `moediag --help` takes more than `python -c pass`."""
+    pairs = []
+    for _ in range(7):
+        plain = timed([sys.executable, "-c", "pass"])
+        pairs.append((timed([*MOEDIAG, "--help"]), plain))
+    extra = statistics.median(a - b for a, b in pairs)
+    return extra, f"{statistics.median(a for a, _ in pairs):.2f} s in all"
+
+
+def hang_to_verdict() -> tuple[float, str]:
+    """Seconds from the last progress to the verdict, less the quiescence window."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*MOEDIAG, "run", "expert-starvation-hang", "--variant", "unfixed", "--cpu", "2"]
+        timed([*command, "--json", "--out", f"{folder}/run"])
+        run = Path(folder) / "run"
+        trial = json.loads((run / "result.json").read_text())["trials"][0]
+        launch = json.loads((run / trial["evidence"] / "launch.json").read_text())
+    waited = trial["seconds"]["stall_to_verdict"]
+    window = launch["stall"]["window"]
+    return (
+        waited - window,
+        f"verdict {trial['verdict']} after {waited:.1f} s, window {window:.1f} s",
+    )
+
+
+def main() -> None:
+    progress = Console(stderr=True)
+    stack = environment.ensure({"transformers": "4.53.2"})
+    table = Table(title="moediag bench")
+    for column in ("measured side by side", "value", "aim", "detail"):
+        table.add_column(column)
+    rows = (
+        ("all trials : one bare torchrun", lambda: trials_against_torchrun(stack), "<= 3 x", "x"),
+        ("recorder on : off, mid-size step", lambda: recorder_overhead(stack), "<= 1.03 x", "x"),
+        ("moediag --help less python -c pass", start_up, "<= 0.3 s", "s"),
+        ("hang to verdict beyond the window", hang_to_verdict, "<= 3 s", "s"),
+    )
+    for name, measure, aim, unit in rows:
+        progress.print(f"measuring {name} …")
+        value, detail = measure()
+        table.add_row(name, f"{value:.3f} {unit}", aim, detail)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Recorder on against off, in turns within one process group, on the mid-size step.
+
+``torchrun --nproc-per-node 2 bench/recorder_overhead.py OUT.json ROUNDS``; rank 0 writes seconds.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial
+from moediag.recorder import install
+from moediag.worker import step
+from moediag.worker.wrap import synchronize
+
+MODEL = ModelSpec(
+    hidden=128, intermediate=256, layers=2, experts=16, heads=4, kv_heads=2, head_dim=32, vocab=512
+)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    trial = Trial(
+        "bench",
+        "bench",
+        "bench",
+        world_size=world,
+        layout={"dp_shard": world},
+        model=MODEL,
+        step=StepSpec(seq_len=512),
+        skew=SkewSpec(batches="identical"),
+    )
+    device = torch.device("cpu")
+    wrapped = step.prepare(trial, device)
+    seconds = {"off": [], "on": []}
+    folder = tempfile.mkdtemp()
+    for number in range(int(sys.argv[2]) + 1):
+        # Who goes first alternates, and round 0 warms up.
+        for kind in ("off", "on") if number % 2 else ("on", "off"):
+            recorder = install(folder, rank, world) if kind == "on" else None
+            # The first forward under a fresh recorder finds the modules: not a cost per step.
+            for timed in (False, True):
+                synchronize()
+                began = time.perf_counter()
+                step.forward_backward(wrapped, rank, number + 1, device)
+                step.finish(wrapped)
+                synchronize()
+                if timed and number:
+                    seconds[kind].append(time.perf_counter() - began)
+            if recorder is not None:
+                recorder.uninstall()
+    if rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(seconds))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -99,5 +99,19 @@ def error_content(error: BaseException) -> Dict[str, object]:
     return {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
 
 
+def main(trial_path: str) -> None:
+    """Runs the trial and ends this process, as a forked rank ends: without the interpreter's
+    teardown, in which a live process group may abort ("terminate called without an active
+    exception") and hide the exit code that the failure deserves."""
+    code = 0
+    try:
+        run(trial_path)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        code = 1
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    run(sys.argv[1])
+    main(sys.argv[1])

@@ -90,6 +90,7 @@ class Recorder:
         self.module_names: Dict[int, str] = {}  # id(module) -> FQN, of observed roots
         self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
         self.on_uninstall: List[Callable[[], None]] = []
+        self.after_uninstall: List[Callable[[], None]] = []  # once all attributes are back
         self._next = 0
         self._faults: Dict[str, int] = {}
         self._told: Dict[str, bool] = {}
@@ -136,12 +137,11 @@ class Recorder:
             return
         self.flush()
         self.active = False
-        for undo in reversed(self.on_uninstall):
+        for undo in (*reversed(self.on_uninstall), self.patches.restore, *self.after_uninstall):
             try:
                 undo()
             except Exception as error:
                 print(f"moediag recorder: uninstall: {error!r}", file=sys.stderr)
-        self.patches.restore()
         self.log.close()
         self.heartbeat.close()
 

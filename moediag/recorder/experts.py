@@ -6,6 +6,7 @@ Group-limited routers call it several times; the last call of that length decide
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, List, Tuple
 
 import torch
@@ -59,6 +60,7 @@ def install(recorder: Recorder) -> None:
     for owner in (torch, torch.Tensor):
         recorder.patches.replace(owner, "topk", _topk(recorder))
     _tell_torchscript()
+    recorder.after_uninstall.append(_tell_dynamo)
 
 
 def _topk(recorder: Recorder) -> Callable[[Any], Any]:
@@ -87,6 +89,15 @@ def _tell_torchscript() -> None:
     builtins = getattr(torch.jit, "_builtins", None)
     if getattr(builtins, "_builtin_table", None):
         torch.jit._builtins._register_builtin(torch.topk, "aten::topk")
+
+
+def _tell_dynamo() -> None:
+    """Dynamo looks its functions up by name, once: if that was while ``torch.topk`` was ours, it
+    would not know torch's own afterwards."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    clear = getattr(getattr(rules, "get_torch_obj_rule_map", None), "cache_clear", None)
+    if clear is not None:
+        clear()
 
 
 def _remember(blocks: List[Block], scores: Any, result: Any) -> None:

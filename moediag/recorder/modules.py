@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 import weakref
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -23,6 +24,7 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 # Roots that only forward to ``.module``; their parameter names start with it.
 _OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
 _LAYER = re.compile(r"(^|\.)[A-Za-z_]+\.\d+$")  # an element of a list: model.layers.3
+_COMPILE_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
 _FIRST_ROOTS = 8  # observed at most; a job of many small models is not worth more
 
 # The recorder whose hooks are on modules. Hooks are module-level functions that look it up, so
@@ -45,7 +47,9 @@ class _Hook:
         self.function = function
 
     def __call__(self, *args: Any) -> None:
-        if _recorder is not None and _recorder.active and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        if _recorder is not None and _recorder.active:
             try:
                 self.function(_recorder, *args)
             except Exception as error:
@@ -66,12 +70,16 @@ class Observer:
         self._seen: Set[int] = set()
         self._handles: List[Any] = []
         self._global: Optional[Any] = None
+        self._filter: Any = None
         self._first_step = recorder.current_step
 
     def install(self) -> None:
         global _recorder
         _recorder = self._recorder
         self._global = torch_module.register_module_forward_pre_hook(_Hook(self._before_any))
+        # A compiled module warns of any global hook. This one leaves before it is traced.
+        warnings.filterwarnings("ignore", message=_COMPILE_WARNING)
+        self._filter = warnings.filters[0]
         self._recorder.on_uninstall.append(self.remove)
 
     def remove(self) -> None:
@@ -88,6 +96,8 @@ class Observer:
         if self._global is not None:
             self._global.remove()
             self._global = None
+            if self._filter in warnings.filters:
+                warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
 
     def _before_any(self, recorder: Recorder, module: Any, _args: Any) -> None:
         """The global hook: cheap for modules inside a root that is running."""

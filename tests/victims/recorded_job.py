@@ -1,10 +1,10 @@
 """A two-rank training job with a hand-made mixture of experts, for the recorder's tests.
 
-    python recorded_job.py FOLDER SCENE
+    python recorded_job.py FOLDER SCENE...
 
-One process imports torch and forks the ranks. Each writes ``rank-N.result.json`` (losses, gradient
-checksums) and, unless the scene says otherwise, is recorded into FOLDER. Exit code 0: all ranks
-ended with 0.
+One process imports torch and forks the ranks of one scene after the other. Each rank writes
+``rank-N.result.json`` (losses, gradient checksums) into FOLDER/SCENE and, unless the scene is
+``off``, is recorded there; ``exits.json`` holds the ranks' exit codes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -96,6 +98,8 @@ def build(scene: str) -> nn.Module:
 def train(rank: int, folder: Path, scene: str, recorder: object) -> dict[str, object]:
     if scene == "calls":
         return calls(rank)
+    if scene == "flight":
+        return flight(rank, folder)
     model = build(scene)
     if scene in ("divergent", "silent"):
         layer = model.layers[1]
@@ -160,6 +164,19 @@ def calls(rank: int) -> dict[str, object]:
     return {"functional": result.tolist()}
 
 
+def flight(rank: int, folder: Path) -> dict[str, object]:
+    """Asks for a Flight Recorder dump and waits for the answer."""
+    from moediag import protocol
+
+    dist.all_reduce(torch.ones(7))
+    answer = folder / protocol.flight_file(rank)
+    (folder / protocol.dump_request_file(rank)).touch()
+    deadline = time.monotonic() + 60
+    while not answer.exists() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    return {"answered": answer.exists()}
+
+
 def attributes() -> dict[str, int]:
     """Identities of what the recorder replaces."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -183,6 +200,9 @@ def attributes() -> dict[str, int]:
 
 def rank_main(rank: int, folder: Path, scene: str) -> None:
     torch.set_num_threads(1)
+    output = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     recorder = None
     before = attributes() if scene == "uninstall" else {}
     if scene != "off":
@@ -211,10 +231,8 @@ def rank_main(rank: int, folder: Path, scene: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    folder, scene = Path(sys.argv[1]), sys.argv[2]
-    import torch._dynamo  # noqa: F401 - clip_grad_norm_ imports it at its first call
-
+def play(folder: Path, scene: str) -> None:
+    folder.mkdir()
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank_main, args=(r, folder, scene)) for r in range(WORLD)]
     for process in ranks:
@@ -222,8 +240,14 @@ def main() -> None:
     for process in ranks:
         process.join()
     codes = [process.exitcode for process in ranks]
-    print(json.dumps(codes))
-    sys.exit(any(codes))
+    (folder / "exits.json").write_text(json.dumps(codes))
+
+
+def main() -> None:
+    import torch._dynamo  # noqa: F401 - clip_grad_norm_ imports it at its first call
+
+    for scene in sys.argv[2:]:
+        play(Path(sys.argv[1]) / scene, scene)
 
 
 if __name__ == "__main__":

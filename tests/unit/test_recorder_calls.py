@@ -1,0 +1,75 @@
+"""Both call conventions of c10d are read alike: sizes, dtype, splits, peers, reduction."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moediag.protocol import OPS
+from moediag.recorder.calls import METHODS, OPERATORS, describe
+
+A, B = torch.zeros(3), torch.zeros(2, 3, dtype=torch.bfloat16)
+
+
+def test_every_shape_uses_the_words_of_the_protocol() -> None:
+    assert {shape.op for shape in (*METHODS.values(), *OPERATORS.values())} == set(OPS)
+
+
+def test_every_collective_method_of_this_torch_is_known() -> None:
+    words = ("reduce", "gather", "all_to", "alltoall", "broadcast", "scatter", "send", "recv")
+    present = {n for n in dir(dist.ProcessGroup) if any(w in n for w in words) and n[:2] != "__"}
+    assert present - set(METHODS) == set()
+
+
+def test_every_c10d_operator_of_this_torch_is_known() -> None:
+    names = {n[len("c10d::") :] for n in torch._C._dispatch_get_all_op_names() if n[:6] == "c10d::"}
+    # check_for_nan moves nothing; monitored_barrier_ is only issued from Python.
+    assert names - set(OPERATORS) == {"check_for_nan", "monitored_barrier_"}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "expected"),
+    [
+        ("allreduce", ([A, A],), {}, ("all_reduce", 6, 6, "float32")),
+        ("allreduce", (), {"tensor": A}, ("all_reduce", 3, 3, "float32")),
+        ("allgather", ([[A, A]], [A]), {}, ("all_gather", 3, 6, "float32")),
+        ("_allgather_base", (B, A), {}, ("all_gather", 3, 6, "bfloat16")),
+        ("_allgather_base", (), {"output": B, "input": A}, ("all_gather", 3, 6, "bfloat16")),
+        ("reduce_scatter", ([A], [[A, A]]), {}, ("reduce_scatter", 6, 3, "float32")),
+        ("scatter", ([A], []), {}, ("scatter", 0, 3, "float32")),
+        ("barrier", (), {}, ("barrier", 0, 0, "")),
+    ],
+)
+def test_sizes_and_dtype(name: str, args: tuple, kwargs: dict, expected: tuple) -> None:  # type: ignore[type-arg]
+    call = describe(METHODS[name], args, kwargs)
+    assert (call.op, call.numel_in, call.numel_out, call.dtype) == expected
+
+
+def test_splits_of_both_all_to_alls() -> None:
+    call = describe(METHODS["alltoall_base"], (A, A, [1, 2], [3, 0]), {})
+    assert (call.splits_out, call.splits_in) == ([1, 2], [3, 0])
+    call = describe(METHODS["alltoall"], ([A, B], [B]), {})
+    assert (call.splits_out, call.splits_in) == ([3, 6], [6])
+    call = describe(OPERATORS["alltoall_base_"], (A, A, [], []), {})
+    assert (call.splits_out, call.splits_in) == ([], [])
+
+
+def test_peers_and_reductions() -> None:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    assert describe(METHODS["allreduce"], ([A], options), {}).reduce == "max"
+    assert describe(METHODS["allreduce"], ([A],), {"op": dist.ReduceOp.AVG}).reduce == "avg"
+    assert describe(METHODS["allreduce"], ([A],), {}).reduce is None
+    root = dist.BroadcastOptions()
+    root.rootRank = 3
+    assert describe(METHODS["broadcast"], ([A], root), {}).peer == 3
+    assert describe(METHODS["send"], ([A], 1, 0), {}).peer == 1
+    assert describe(METHODS["recv"], ([A],), {"srcRank": 2}).peer == 2
+    assert describe(METHODS["recv_anysource"], ([A], 0), {}).peer is None
+    assert describe(OPERATORS["reduce_"], ([A], None, 1, 0), {}).peer == 1
+
+
+def test_meta_tensors_move_nothing() -> None:
+    assert describe(METHODS["allreduce"], ([torch.zeros(2, device="meta")],), {}).fake
+    assert not describe(METHODS["allreduce"], ([A],), {}).fake

@@ -6,6 +6,7 @@ use, so each command imports what it needs.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -74,6 +75,7 @@ def run(
 ) -> None:
     """Run a scenario and judge each variant of it.
 
+    Without --cpu or --gpus: on the CPU, with the number of ranks that the scenario names.
     The unfixed code, each fix and each control runs on real ranks; its collectives and its
     gradients are held against a single-process reference.
     """
@@ -91,7 +93,7 @@ def run(
     scenario = loading.load(catalogue.find(name), set_)
     plan = planning.plan(
         scenario,
-        world_size,
+        world_size or scenario.world.default,
         device,
         variants=variant,
         launcher=launcher.value,
@@ -120,11 +122,11 @@ def list_(as_json: o.Json = False) -> None:
 
     found = [loading.load(catalogue.find(name)) for name in catalogue.names()]
     if as_json:
-        _print_json({"scenarios": [{"name": s.name, "summary": s.summary} for s in found]})
+        _print_json({"scenarios": [{"name": s.name, "title": s.title} for s in found]})
         return
     width = max((len(s.name) for s in found), default=0)
     for scenario in found:
-        typer.echo(f"{scenario.name:{width}}  {scenario.summary}")
+        typer.echo(f"{scenario.name:{width}}  {scenario.title}")
 
 
 @app.command(epilog="Example: moediag show expert-starvation")
@@ -189,16 +191,18 @@ def report(
 
 
 @app.command(epilog="Example: moediag doctor")
-def doctor(as_json: o.Json = False) -> None:
+def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
     """Can this machine do it, and if not, what to type."""
     from moediag import doctor as examiner
+    from moediag.report import health, views
 
     checks = examiner.checks()
     if as_json:
-        _print_json(examiner.to_json(checks))
+        _print_json({"checks": [dataclasses.asdict(check) for check in checks]})
     else:
-        typer.echo(examiner.as_text(checks))
-    raise typer.Exit(examiner.exit_code(checks))
+        health.render(checks, views.output(no_color))
+    failed = any(check.status == "fail" for check in checks)
+    raise typer.Exit(ExitCode.CANNOT_RUN_HERE if failed else ExitCode.OK)
 
 
 @app.command(epilog="Example: moediag env")
@@ -206,12 +210,10 @@ def env(as_json: o.Json = False) -> None:
     """What to paste into a bug report."""
     from moediag import doctor as examiner
 
-    machine = examiner.machine()
     if as_json:
-        _print_json(machine)
-        return
-    for key, value in {"moediag": moediag.__version__, **machine}.items():
-        typer.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
+        _print_json({"moediag": moediag.__version__, **examiner.machine()})
+    else:
+        typer.echo(examiner.environment_report().rstrip("\n"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

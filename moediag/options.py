@@ -30,7 +30,10 @@ Gpus = Annotated[
 Cpu = Annotated[
     int | None,
     typer.Option(
-        "--cpu", min=1, metavar="N", help="World size, on the CPU with gloo.  [default: 2]"
+        "--cpu",
+        min=1,
+        metavar="N",
+        help="World size, on the CPU with gloo.",
     ),
 ]
 StackPairs = Annotated[
@@ -96,11 +99,12 @@ def pairs(texts: list[str], option: str) -> dict[str, str]:
     return found
 
 
-def world(gpus: int | None, cpu: int | None) -> tuple[int, str]:
-    """(world size, ``cpu`` or ``gpu``); two CPU ranks when neither is given."""
+def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:
+    """(world size, ``cpu`` or ``gpu``); the size is None, the scenario's own, when neither is
+    given."""
     if gpus is not None and cpu is not None:
         raise UsageError("--gpus and --cpu exclude each other", "Each of them sets the world size.")
-    return (gpus, "gpu") if gpus is not None else (cpu or 2, "cpu")
+    return (gpus, "gpu") if gpus is not None else (cpu, "cpu")
 
 
 def nodes(nnodes: int, endpoint: str | None, node_rank: int | None, launcher: str) -> None:

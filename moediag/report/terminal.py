@@ -33,9 +33,14 @@ MOST_FRAMES = 10
 def render(result: RunResult, console: Console, run_folder: Path | None = None) -> None:
     """Prints the page of ``result``; ``run_folder`` lets it say where the evidence is."""
     for line in lines(page_of(result), min(console.width, WIDEST), run_folder):
-        text = Text.assemble(*((piece, STYLES[style]) for piece, style in line))
-        text.rstrip()
-        console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+        show(line, console)
+
+
+def show(line: Line, console: Console) -> None:
+    """Prints one line in its styles, as it is: nothing wrapped, nothing cut, no markup read."""
+    text = Text.assemble(*((piece, STYLES[style]) for piece, style in line))
+    text.rstrip()
+    console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 
 
 def as_text(page: Page, width: int = 100, run_folder: Path | None = None) -> str:

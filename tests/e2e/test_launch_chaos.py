@@ -1,0 +1,68 @@
+"""SIGKILL for anybody at any moment, twenty times: no process left, no half record.
+
+The moments are random on purpose (seeded by the case): importing, forking, meeting, running.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moediag.launch.record import LAUNCH_FILE, LaunchRecord
+
+pytestmark = pytest.mark.e2e
+
+PARENT = Path(__file__).parents[1] / "victims" / "launch_parent.py"
+
+
+def marked(mark: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MOEDIAG_TEST_MARK={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_kill_9_at_a_random_moment(case: int, tmp_path: Path) -> None:
+    dice = random.Random(case)
+    mark = uuid.uuid4().hex
+    kind = ("fork", "torchrun")[case % 2]
+    command = [sys.executable, str(PARENT), kind, "stubborn-childless", str(tmp_path), mark]
+    parent = subprocess.Popen(command, start_new_session=True)
+    try:
+        time.sleep(dice.uniform(0.05, 5.0))
+        below = marked(mark)
+        target = dice.choice(below) if below and dice.random() < 0.6 else parent.pid
+        os.kill(target, signal.SIGKILL)
+        parent.wait(60)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert wait_for(lambda: marked(mark) == [], 30), f"left over: {marked(mark)}"
+    record = tmp_path / "stubborn-childless" / LAUNCH_FILE
+    if target != parent.pid:
+        assert not LaunchRecord.read(record).succeeded
+    else:
+        assert not record.exists() or LaunchRecord.read(record)

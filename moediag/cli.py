@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import moediag
 from moediag import cli_stacks
 from moediag import options as o
 from moediag.errors import ExitCode, MoediagError
+from moediag.report import out as stdout
 
 HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 
@@ -47,9 +47,9 @@ def root(
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out, wherever it stands
 ) -> None:
     if version:
-        typer.echo(moediag.__version__)
+        stdout.line(moediag.__version__)
     elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        stdout.line(context.get_help())
         raise typer.Exit(ExitCode.USAGE)
 
 
@@ -108,7 +108,7 @@ def run(
     with views.progress(no_color) as observer:
         result = runner.run(plan, runner.RunOptions(folder, launch), observer)
     if as_json:
-        sys.stdout.write(jsonview.render(result))
+        stdout.write(jsonview.render(result))
     else:
         terminal.render(result, views.output(no_color), views.short(folder))
     raise typer.Exit(page.exit_code(result))
@@ -126,7 +126,7 @@ def list_(as_json: o.Json = False) -> None:
         return
     width = max((len(s.name) for s in found), default=0)
     for scenario in found:
-        typer.echo(f"{scenario.name:{width}}  {scenario.title}")
+        stdout.line(f"{scenario.name:{width}}  {scenario.title}")
 
 
 @app.command(epilog="Example: moediag show expert-starvation")
@@ -139,7 +139,7 @@ def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None: 
     if as_json:
         _print_json(scenario.model_dump(mode="json"))
     else:
-        typer.echo(scenario.to_yaml().rstrip("\n"))
+        stdout.line(scenario.to_yaml().rstrip("\n"))
 
 
 @app.command(epilog="Example: moediag schema > scenario.schema.json")
@@ -162,7 +162,7 @@ def diagnose(
 
     result = examine(paths)
     if as_json:
-        sys.stdout.write(jsonview.render(result))
+        stdout.write(jsonview.render(result))
     else:
         terminal.render(result, views.output(no_color))
     raise typer.Exit(page.exit_code(result))
@@ -213,7 +213,7 @@ def env(as_json: o.Json = False) -> None:
     if as_json:
         _print_json({"moediag": moediag.__version__, **examiner.machine()})
     else:
-        typer.echo(examiner.environment_report().rstrip("\n"))
+        stdout.line(examiner.environment_report().rstrip("\n"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -227,9 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _code(end)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # `moediag list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
     except MoediagError as error:
         _explain(error, debug)
         return error.exit_code
@@ -268,4 +265,4 @@ def _code(end: SystemExit) -> int:
 
 
 def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+    stdout.line(json.dumps(value, indent=1, ensure_ascii=False))

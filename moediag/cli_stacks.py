@@ -14,6 +14,7 @@ import typer
 
 from moediag import options as o
 from moediag.errors import UsageError
+from moediag.report import out as stdout
 
 if TYPE_CHECKING:
     from moediag.stacks.store import EnvironmentInfo
@@ -34,13 +35,13 @@ def list_(as_json: o.Json = False) -> None:
     found = list_environments()
     if as_json:
         rows = [dataclasses.asdict(info) for info in found]
-        typer.echo(json.dumps({"environments": rows}, indent=1, default=str))
+        stdout.line(json.dumps({"environments": rows}, indent=1, default=str))
         return
     if not found:
         typer.echo("nothing is built yet; `moediag run` builds what a scenario needs", err=True)
     now = datetime.now(timezone.utc)
     for info in found:
-        typer.echo(_line(info, now))
+        stdout.line(_line(info, now))
 
 
 @app.command(epilog="Example: moediag stacks build --python-version 3.12 --out bundle")
@@ -89,7 +90,7 @@ def build(
                 functools.partial(observer.stack, "bundle"),
                 platform,
             )
-        typer.echo(f"{bundle.folder}  {len(bundle.wheels)} wheels  {_bytes(bundle.size)}")
+        stdout.line(f"{bundle.folder}  {len(bundle.wheels)} wheels  {_bytes(bundle.size)}")
         return
 
     from moediag.stacks.environment import ensure
@@ -98,7 +99,7 @@ def build(
         label = _label(request)
         with views.progress(no_color) as observer:
             stack = ensure(request, functools.partial(observer.stack, label))
-        typer.echo(f"{stack.key}  {label}  {stack.seconds:.1f} s  {stack.python}")
+        stdout.line(f"{stack.key}  {label}  {stack.seconds:.1f} s  {stack.python}")
 
 
 @app.command(epilog="Example: moediag stacks clean --older-than 30")
@@ -116,7 +117,7 @@ def clean(
 
     for removed in remove(tuple(keys or ()), older_than, everything):
         what = f"kept: {removed.reason}" if removed.reason else f"freed {_bytes(removed.freed)}"
-        typer.echo(f"{removed.key}  {what}")
+        stdout.line(f"{removed.key}  {what}")
 
 
 def _catalogue() -> list[dict[str, str]]:

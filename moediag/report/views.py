@@ -11,16 +11,24 @@ from pathlib import Path
 from rich.console import Console
 
 from moediag.errors import EvidenceError, UsageError
+from moediag.report import out
 from moediag.report.model import RESULT_FILE, RunResult, read_result
 from moediag.report.progress import Lines, Live, Observer
 
 PIPE_WIDTH = 100  # a log has no width of its own
 
 
+class _Stdout(Console):
+    def on_broken_pipe(self) -> None:
+        """The reader went away: go on, so that the exit code stays the truth."""
+        self.quiet = True
+        out.nowhere()
+
+
 def output(no_color: bool = False) -> Console:
     """The console of stdout."""
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
-    return Console(width=width, no_color=no_color or None, highlight=False, emoji=False)
+    return _Stdout(width=width, no_color=no_color or None, highlight=False, emoji=False)
 
 
 @contextlib.contextmanager
@@ -57,7 +65,7 @@ def write(loaded: Sequence[tuple[RunResult, Path]], wanted: Mapping[str, Path]) 
     for kind, target in wanted.items():
         text = _renderer(kind)(loaded)
         if str(target) == "-":
-            sys.stdout.write(text)
+            out.write(text)
             continue
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,333 @@
+"""The command line's contract: exit codes, streams, errors that say what to type.
+
+What the commands call is replaced by fakes; the real thing has its own tests.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import moediag
+from moediag import cli, options
+from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
+from moediag.report.model import RunResult, read_result
+
+RESULTS = Path(__file__).parent.parent / "golden" / "results"
+Module = Callable[..., types.SimpleNamespace]
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Module:
+    """Replaces a module that a command imports."""
+
+    def make(name: str, **attributes: Any) -> types.SimpleNamespace:
+        fake = types.SimpleNamespace(**attributes)
+        monkeypatch.setitem(sys.modules, name, fake)  # type: ignore[arg-type]
+        parent, _, last = name.rpartition(".")
+        monkeypatch.setattr(importlib.import_module(parent), last, fake, raising=False)
+        return fake
+
+    return make
+
+
+class Pipeline:
+    """Stands for scenario, plan and run; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.result: RunResult | Exception = read_result(RESULTS / "starvation.json")
+        self.loaded: list[Any] = []
+        self.planned: dict[str, Any] = {}
+        self.options: Any = None
+
+    def load(self, path: Path, overrides: list[str]) -> Any:
+        self.loaded = [path, list(overrides)]
+        world = types.SimpleNamespace(default=3)
+        return types.SimpleNamespace(name="s", title="t", world=world)
+
+    def plan(self, scenario: Any, world_size: int, device: str, **named: Any) -> Any:
+        self.planned = {"world_size": world_size, "device": device, **named}
+        return types.SimpleNamespace(scenario=scenario, trials=[1, 2])
+
+    def run(self, plan: Any, run_options: Any, observer: Any) -> RunResult:
+        self.options = run_options
+        observer.plan(plan)
+        if isinstance(self.result, Exception):
+            raise self.result
+        for trial in self.result.trials:
+            observer.trial_finished(trial)
+        return self.result
+
+
+@pytest.fixture
+def pipeline(module: Module) -> Pipeline:
+    made = Pipeline()
+    module("moediag.scenario.catalogue", find=Path, names=lambda: ["s"])
+    module("moediag.scenario.load", load=made.load)
+    module("moediag.scenario.plan", plan=made.plan)
+    module(
+        "moediag.run",
+        run=made.run,
+        run_folder=lambda out, name: out or Path("runs") / name,
+        RunOptions=lambda out, launch: types.SimpleNamespace(out=out, launch=launch),
+    )
+    return made
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def test_run_prints_the_page_on_stdout_and_progress_on_stderr(pipeline: Pipeline) -> None:
+    result = invoke("run", "s.yaml")
+    assert result.exit_code == ExitCode.OK
+    assert "CULPRIT  rank 1" in result.stdout
+    assert "<- cheapest correct" in result.stdout
+    assert "s: 2 trials" in result.stderr
+    assert "[1/2] unfixed: collective-mismatch, culprit rank 1" in result.stderr
+    assert "2 trials" not in result.stdout
+
+
+def test_run_json_is_one_object_and_nothing_else(pipeline: Pipeline) -> None:
+    result = invoke("run", "s", "--json")
+    assert json.loads(result.stdout)["conclusion"]["reproduced"] is True
+    assert (
+        result.stdout == json.dumps(json.loads(result.stdout), indent=1, ensure_ascii=False) + "\n"
+    )
+
+
+def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> None:
+    invoke(
+        "run", "s.yaml", "--variant", "a", "--variant", "b", "--gpus", "8",
+        "--set", "model.experts=16", "--set", "step.steps=3",
+        "--stack", "transformers=4.53.2", "--launcher", "torchrun",
+        "--nnodes", "2", "--rdzv-endpoint", "head:29500", "--node-rank", "1", "--repeat", "3",
+        "--timeout", "60", "--quiescence", "5", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert pipeline.loaded == [Path("s.yaml"), ["model.experts=16", "step.steps=3"]]
+    assert pipeline.planned == {
+        "world_size": 8, "device": "gpu", "variants": ["a", "b"], "launcher": "torchrun",
+        "repeat": 3, "timeout": 60.0, "stack_overrides": {"transformers": "4.53.2"},
+    }  # fmt: skip
+    assert pipeline.options.out == tmp_path
+    launch = pipeline.options.launch
+    assert (launch.nnodes, launch.rdzv_endpoint, launch.node_rank) == (2, "head:29500", 1)
+    assert launch.quiescence == 5.0
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "device"),
+    [([], 3, "cpu"), (["--cpu", "4"], 4, "cpu"), (["--gpus", "2"], 2, "gpu")],
+)
+def test_world_size(pipeline: Pipeline, given: list[str], size: int, device: str) -> None:
+    invoke("run", "s", *given)
+    assert (pipeline.planned["world_size"], pipeline.planned["device"]) == (size, device)
+
+
+@pytest.mark.parametrize(
+    ("sample", "code"),
+    [
+        ("starvation", ExitCode.OK),
+        ("clean", ExitCode.OK),
+        ("not-reproduced", ExitCode.FAILURE_FOUND),
+        ("control-failed", ExitCode.INCONCLUSIVE),
+    ],
+)
+def test_run_exit_code_is_that_of_the_result(pipeline: Pipeline, sample: str, code: int) -> None:
+    pipeline.result = read_result(RESULTS / f"{sample}.json")
+    assert invoke("run", "s").exit_code == code
+    assert invoke("run", "s", "--json").exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "2", "--cpu", "2"], "exclude each other"),
+        (["--stack", "transformers"], "PACKAGE=VERSION"),
+        (["--stack", "a=1", "--stack", "a=2"], "names a twice"),
+        (["--nnodes", "2"], "together"),
+        (["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "2"], "below --nnodes"),
+        (["--nnodes", "2", "--launcher", "fork"], "one node"),
+        (["--cpu", "0"], "--cpu"),
+        (["--launcher", "slurm"], "slurm"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(["run", "s", *arguments]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert pipeline.options is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ScenarioError("s.yaml:3:1: modle: no such field"), ExitCode.USAGE),
+        (MachineError("2 GPUs wanted, 0 found"), ExitCode.CANNOT_RUN_HERE),
+        (Interrupted("interrupted after 1 of 2 trials", "again"), ExitCode.INTERRUPTED),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        (KeyError("x"), ExitCode.BUG),
+    ],
+)
+def test_each_class_of_error_has_its_exit_code(
+    pipeline: Pipeline,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+) -> None:
+    def fail(*_: Any) -> RunResult:
+        raise error
+
+    monkeypatch.setattr(sys.modules["moediag.run"], "run", fail)
+    assert cli.main(["run", "s"]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    if isinstance(error, UsageError | ScenarioError | MachineError | Interrupted):
+        assert f"error: {error.message}\n" in said.err
+        assert error.help_text in said.err
+
+
+def test_a_bug_is_said_to_be_one_and_debug_shows_it(
+    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline.result = ZeroDivisionError("by zero")
+    assert cli.main(["run", "s"]) == ExitCode.BUG
+    said = capsys.readouterr().err
+    assert "a bug in moediag: ZeroDivisionError: by zero" in said
+    assert "moediag env" in said
+    for arguments in (["run", "s", "--debug"], ["--debug", "run", "s"]):
+        assert cli.main(arguments) == ExitCode.BUG
+        assert "Traceback" in capsys.readouterr().err
+
+
+def test_list_names_every_scenario(pipeline: Pipeline) -> None:
+    pipeline_load = sys.modules["moediag.scenario.load"]
+    pipeline_load.load = lambda path: pipeline.load(path, [])  # type: ignore[attr-defined]
+    assert invoke("list").stdout == "s  t\n"
+    assert json.loads(invoke("list", "--json").stdout) == {
+        "scenarios": [{"name": "s", "title": "t"}]
+    }
+
+
+def test_report_writes_every_format_and_says_so_on_stderr(tmp_path: Path) -> None:
+    names = {"html": "a.html", "markdown": "a.md", "junit": "deep/a.xml"}
+    arguments = [
+        text for kind, name in names.items() for text in (f"--{kind}", str(tmp_path / name))
+    ]
+    result = invoke("report", str(RESULTS / "hang.json"), str(RESULTS / "silent.json"), *arguments)
+    assert result.exit_code == ExitCode.OK
+    assert result.stdout == ""
+    for name in names.values():
+        assert "expert-starvation-silent" in (tmp_path / name).read_text()
+        assert str(tmp_path / name) in result.stderr
+
+
+def test_report_without_a_format_shows_the_page_again() -> None:
+    result = invoke("report", str(RESULTS / "hang.json"))
+    assert result.exit_code == ExitCode.OK
+    assert "VICTIMS  ranks 0, 2, 3" in result.stdout
+
+
+def test_report_to_stdout() -> None:
+    result = invoke("report", str(RESULTS / "hang.json"), "--markdown", "-")
+    assert result.stdout.startswith("## ")
+
+
+@pytest.mark.parametrize("command", ["report", "diagnose"])
+def test_a_path_that_is_no_run_is_bad_input(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dump.json").write_text("{}")
+    assert cli.main([command, str(tmp_path)]) == ExitCode.USAGE
+    assert "moediag run" in capsys.readouterr().err
+    assert cli.main([command, str(tmp_path / "nowhere")]) == ExitCode.USAGE
+    assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", ExitCode.CANNOT_RUN_HERE)])
+def test_doctor_exit_code(module: Module, status: str, code: int) -> None:
+    from moediag.doctor import Check
+
+    checks = [Check("python", "ok", "3.11"), Check("uv", status, "missing", "Type: install uv")]  # type: ignore[arg-type]
+    module("moediag.doctor", checks=lambda: checks)
+    result = invoke("doctor")
+    assert result.exit_code == code
+    assert "Type: install uv" in result.stdout
+    assert ("moediag cannot run here: uv" in result.stdout) == bool(code)
+    assert json.loads(invoke("doctor", "--json").stdout)["checks"][1]["status"] == status
+
+
+def test_pairs_accept_pip_spelling() -> None:
+    assert options.pairs(["transformers==4.53.2", "accelerate = 1.9.0"], "--stack") == {
+        "transformers": "4.53.2",
+        "accelerate": "1.9.0",
+    }
+
+
+def test_no_command_shows_the_help_and_is_wrong_usage() -> None:
+    result = invoke()
+    assert result.exit_code == ExitCode.USAGE
+    assert "moediag run expert-starvation" in result.stdout
+
+
+def test_version() -> None:
+    assert invoke("--version").stdout.strip() == moediag.__version__
+
+
+# typer loads a part of pydantic itself; moediag's own use of it must not show here.
+HEAVY = ("torch", "transformers", "rich", "pydantic.main", "jinja2", "ruamel", "psutil")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom moediag.cli import main\ncode = main(['run', '--help'])\n"
+        f"print(code, [name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    program = [sys.executable, "-m", "moediag", "report", *[str(RESULTS / "hang.json")] * 400]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.readline()
+        child.stdout.close()
+        said = child.stderr.read()
+        child.wait(timeout=60)
+    assert b"Traceback" not in said
+    assert b"Exception ignored" not in said
+    assert child.returncode == ExitCode.OK
+
+
+def test_colour_is_off_where_it_was_asked_to_be(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[1;31m" in invoke("run", "s").stdout
+    assert "\x1b[1;31m" not in invoke("run", "s", "--no-color").stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[1;31m" not in invoke("run", "s").stdout
+
+
+def test_repeats_are_kept_apart(pipeline: Pipeline) -> None:
+    assert isinstance(pipeline.result, RunResult)
+    first = pipeline.result.trials[0]
+    pipeline.result = replace(pipeline.result, trials=(first, replace(first, repeat=1)))
+    assert "2 of 2 repeats" in invoke("run", "s").stdout

@@ -17,7 +17,7 @@ from moediag.protocol import WrapperSpec
 from moediag.worker.models import Anatomy, NotApplicable
 
 SUMMARY = "every expert computes every token, weighted by zero where it was not chosen"
-SOURCE = "the workaround in the reports of hung Qwen3-MoE runs"
+SOURCE = "https://github.com/THUDM/slime/pull/1010 and other reports of hung Qwen3-MoE runs"
 
 
 def before_wrap(model: nn.Module, anatomy: Anatomy, wrapper: WrapperSpec) -> None:

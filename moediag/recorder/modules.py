@@ -101,10 +101,12 @@ class Observer:
 
     def _before_any(self, recorder: Recorder, module: Any, _args: Any) -> None:
         """The global hook: cheap for modules inside a root that is running."""
-        if recorder.thread.blocks or id(module) in self._seen:
+        if recorder.thread.blocks:
             return
-        if self._seen and recorder.current_step > max(1, self._first_step):
-            self._disarm()
+        if self._seen and (recorder.stepped or recorder.current_step > self._first_step):
+            self._disarm()  # the first step is over
+            return
+        if id(module) in self._seen:
             return
         if torch._C._current_graph_task_id() != -1:
             return  # a part of a model, recomputed in backward

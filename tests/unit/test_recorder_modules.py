@@ -193,3 +193,13 @@ def test_uninstall_puts_everything_back(tmp_path: Path) -> None:
     assert (torch.topk, vars(torch.Tensor).get("topk")) == before
     assert all(not m._forward_pre_hooks and not m._forward_hooks for m in model.modules())
     assert not nn.modules.module._global_forward_pre_hooks
+
+
+def test_the_global_hook_leaves_after_the_first_step(recorder: Recorder) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(5, 4)).sum().backward()
+    assert nn.modules.module._global_forward_pre_hooks
+    optimizer.step()
+    model(torch.randn(5, 4))
+    assert not nn.modules.module._global_forward_pre_hooks

@@ -110,8 +110,8 @@ def _sides(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
 
 def _basis(blame: Blame) -> str:
     return {
-        "history": " After the same calls all ranks did otherwise before: "
-        f"{ranks(blame.culprits)} departs from that.",
+        "history": f" In the step before, all ranks did here what {ranks(blame.culprits)} now "
+        "does not.",
         "none": " Nothing that was seen tells which of them is wrong.",
     }.get(blame.basis, "")
 

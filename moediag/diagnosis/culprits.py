@@ -6,7 +6,7 @@ In this order, the first that decides counts:
 2. they left out parameters of the same FSDP group that others carry;
 3. an expert that got no token there owns what the others carry and they do not;
 4. they are outside a strict majority that agrees (for splits: the one rank in all bad pairs);
-5. they depart from what all ranks did earlier after the same calls;
+5. they depart from what all ranks did at the same place of the step before;
 6. they are outside the only largest group of ranks that agree.
 
 Otherwise nobody is named. A majority that does wrong by 1-3 is named all the same, and the
@@ -179,25 +179,31 @@ def _by_number(
 def _departed(
     divergence: Divergence, calls: Mapping[int, Collective], schedule: Schedule
 ) -> tuple[int, ...]:
-    """Ranks that do something else than what all did the last time after the same two calls."""
-    rank = next(iter(calls))
+    """Ranks that do something else than all did in the step before, when this step was equal to
+    it on this group up to here. Weak: a step may lawfully differ from the one before."""
+    rank, call = next(iter(calls.items()))
     here = divergence.position
-    before = [schedule.at(rank, here - back) for back in (1, 2)]
-    if before[0] is None or before[1] is None:
+    now = _back(schedule, rank, here, call.step)
+    before = schedule.at(rank, here - len(now) - 1)
+    if before is None or any(c.step != call.step for c in calls.values()):
         return ()
-    context = [compare.key(c) for c in before if c is not None]
-    for position in range(here - 1, schedule.starts[rank] + 1, -1):
-        earlier = [schedule.at(rank, position - back) for back in (1, 2)]
-        if [compare.key(c) for c in earlier if c is not None] != context:
-            continue
-        then = schedule.at(rank, position)
-        if then is None:
-            return ()
-        departed = tuple(
-            r for r, call in sorted(calls.items()) if compare.key(call) != compare.key(then)
-        )
-        return departed if len(departed) < len(calls) else ()
-    return ()
+    past = _back(schedule, rank, here - len(now), before.step)
+    if len(past) <= len(now) or past[: len(now)] != now:
+        return ()
+    standard = past[len(now)]
+    departed = tuple(r for r, c in sorted(calls.items()) if compare.key(c) != standard)
+    return departed if len(departed) < len(calls) else ()
+
+
+def _back(schedule: Schedule, rank: int, end: int, step: int) -> list[tuple[Any, ...]]:
+    """Keys of the calls of ``step`` before position ``end``, oldest first."""
+    keys = []
+    for position in range(end - 1, -1, -1):
+        call = schedule.at(rank, position)
+        if call is None or call.step != step:
+            break
+        keys.append(compare.key(call))
+    return keys[::-1]
 
 
 def _pairs(divergence: Divergence) -> Blame:

@@ -58,7 +58,7 @@ def gradient_facts(evidence: Evidence) -> GradientFacts:
     what_is_bad = next(iter(bad), "")
     return GradientFacts(
         error=error,
-        worst=worst,
+        worst=worst if error else None,
         compared=len(compared),
         wrong=tuple(names),
         missing=tuple(fqn for fqn in names if (first, fqn) in missing),

@@ -203,7 +203,7 @@ def _hang(facts: Facts) -> Judgement:
             _confidence(facts),
             text,
             culprits=culprits,
-            victims=tuple(sorted((set(waiting) | set(divergence.calls)) - set(culprits))),
+            victims=_others(facts),
             divergence=True,
         )
     if elsewhere:
@@ -216,16 +216,12 @@ def _hang(facts: Facts) -> Judgement:
             victims=tuple(sorted(waiting)),
         )
     seen = any(evidence.ranks[r].collectives for r in waiting if r in evidence.ranks)
-    text = f"{ranks(waiting).capitalize()} waited in a collective. "
-    if seen:
-        text += (
-            "The schedules agree as far as they were recorded: no rank is at fault, the operation "
-        )
-        text += (
-            "itself did not complete (network, backend, or a call that the recorder cannot see)."
-        )
-    else:
-        text += "No schedule was recorded, so nothing tells which rank is at fault."
+    text = f"{ranks(waiting).capitalize()} waited in a collective. " + (
+        "The schedules agree as far as they were recorded: no rank is at fault, the operation itself "
+        "did not complete (network, backend, or a call that the recorder cannot see)."
+        if seen
+        else "No schedule was recorded, so nothing tells which rank is at fault."
+    )
     confidence = Confidence.MEDIUM if seen else Confidence.LOW
     return Judgement(Verdict.HANG, confidence, text, victims=tuple(sorted(waiting)))
 
@@ -294,7 +290,10 @@ def _undecided(text: str) -> Judgement:
 
 
 def _others(facts: Facts) -> tuple[int, ...]:
-    """Everybody who did not diverge waits for, or dies with, those who did."""
+    """Everybody who did not diverge waits for, or dies with, those who did; nobody where it
+    cannot be told who did."""
+    if not facts.blame.culprits:
+        return ()
     return tuple(sorted(set(facts.evidence.ranks) - set(facts.blame.culprits)))
 
 

@@ -1,0 +1,217 @@
+"""The scenario file as strict types: what a person may write, field by field.
+
+The parts that reach the ranks are in ``sections``; rules that span several fields in ``checks``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from moediag.scenario.sections import (
+    Backend,
+    CostSection,
+    Kebab,
+    LayoutRequest,
+    ModelSection,
+    PackageName,
+    Rank,
+    Section,
+    SkewSection,
+    StepSection,
+    VerdictName,
+    Versions,
+    WrapperSection,
+)
+
+SCHEMA_VERSION = 1
+
+
+class WorldSection(Section):
+    """How many ranks the scenario runs on."""
+
+    default: int = Field(
+        default=2, ge=1, description="Ranks when neither --cpu nor --gpus is given."
+    )
+    min: int = Field(default=1, ge=1, description="Fewest ranks.")
+    max: int | None = Field(default=None, ge=1, description="Most ranks; null: no bound.")
+    multiple_of: int = Field(
+        default=1, ge=1, description="The number of ranks is a multiple of this."
+    )
+
+
+def _form(value: Any) -> str:
+    """Which of the three ways of writing a verdict this is."""
+    if isinstance(value, dict):
+        return "by-backend"
+    return "any-of" if isinstance(value, list) else "one"
+
+
+AnyOf = Annotated[list[VerdictName], Field(min_length=1)]
+VerdictChoice = Annotated[
+    Annotated[VerdictName, Tag("one")] | Annotated[AnyOf, Tag("any-of")],
+    Discriminator(_form),
+]
+VerdictRequest = Annotated[
+    Annotated[VerdictName, Tag("one")]
+    | Annotated[AnyOf, Tag("any-of")]
+    | Annotated[dict[Backend, VerdictChoice], Field(min_length=1), Tag("by-backend")],
+    Discriminator(_form),
+]
+
+
+class Expectation(Section):
+    """What a trial of this variant must show. Anything else is a broken expectation."""
+
+    verdict: VerdictRequest = Field(
+        description="One verdict, a list (any of them), or one of these per backend, "
+        "e.g. {gloo: collective-mismatch, nccl: hang}."
+    )
+    culprits: list[Rank] | None = Field(
+        default=None,
+        description="The ranks that must be named, no more and no fewer; null: not judged.",
+    )
+    judgement: Literal["correct", "wrong"] | None = Field(
+        default=None,
+        description="Of a fix: `wrong` when the run is to show that it does not repair the "
+        "failure. Default: correct.",
+    )
+
+    def verdicts(self, backend: str) -> tuple[str, ...]:
+        """The verdicts that meet the expectation on ``backend``; empty when it says nothing
+        about that backend."""
+        choice: Any = self.verdict
+        if isinstance(choice, dict):
+            choice = choice.get(backend, [])
+        return (choice,) if isinstance(choice, str) else tuple(choice)
+
+    def words(self, backend: str | None = None) -> str:
+        """For a person: ``collective-mismatch``, or with no backend all of them."""
+        if backend is None and isinstance(self.verdict, dict):
+            return ", ".join(f"{' or '.join(self.verdicts(b))} ({b})" for b in self.verdict)
+        return " or ".join(self.verdicts(backend or "gloo"))
+
+
+class Variant(Section):
+    """One code path of the scenario. Its sections are laid over the scenario's, field by field;
+    a ``layout`` replaces the scenario's whole."""
+
+    role: Literal["unfixed", "fix", "control"] = Field(
+        description="unfixed: the failure itself (exactly one); fix: a repair to be judged; "
+        "control: must stay clean, or the whole comparison proves nothing."
+    )
+    title: str = Field(min_length=1, description="One line for a person.")
+    source: str | None = Field(
+        default=None, description="Where the fix comes from: URL or reference."
+    )
+    note: str | None = Field(
+        default=None, description="What a reader of the result must know about this variant."
+    )
+    fix: Kebab | None = Field(
+        default=None, description="A module of moediag.fixes in kebab-case, e.g. zero-fill."
+    )
+    expect: Expectation
+    requires: list[PackageName] = Field(
+        default_factory=list,
+        description="Python packages without which the variant is not applicable.",
+    )
+    stack: Versions = Field(default_factory=dict, description="Other versions than the scenario's.")
+    layout: LayoutRequest | None = Field(
+        default=None, description="Another layout than the scenario's."
+    )
+    model: ModelSection | None = Field(
+        default=None, description="Fields that differ from the scenario's."
+    )
+    wrapper: WrapperSection | None = Field(
+        default=None, description="Fields that differ from the scenario's."
+    )
+    step: StepSection | None = Field(
+        default=None, description="Fields that differ from the scenario's."
+    )
+    skew: SkewSection | None = Field(
+        default=None, description="Fields that differ from the scenario's."
+    )
+
+
+def _whole_world() -> LayoutRequest:
+    return {"dp_shard": "world"}
+
+
+class Scenario(Section):
+    """A named failure: its model, layout, skew, stack, variants and expectations."""
+
+    schema_version: Literal[1] = Field(description="Version of this file format: 1.")
+    name: Kebab = Field(description="The name given to `moediag run`; equals the file's name.")
+    title: str = Field(min_length=1, description="One line for `moediag list`.")
+    description: str = Field(default="", description="What fails, why, and what the variants show.")
+    sources: list[str] = Field(default_factory=list, description="Reports: URLs or references.")
+    world: WorldSection = Field(default_factory=WorldSection, description="Number of ranks.")
+    layout: LayoutRequest = Field(
+        default_factory=_whole_world,
+        description='Mesh axes and sizes; "world" takes the ranks that the others leave.',
+    )
+    stack: Versions = Field(
+        default_factory=dict, description='Versions to run on, e.g. {transformers: "4.53.2"}.'
+    )
+    timeout: float = Field(
+        default=120.0, gt=0, description="Seconds; bounds one launch, and is not the hang detector."
+    )
+    model: ModelSection = Field(default_factory=ModelSection, description="The tiny model.")
+    wrapper: WrapperSection = Field(default_factory=WrapperSection, description="Sharding.")
+    step: StepSection = Field(default_factory=StepSection, description="The training step.")
+    skew: SkewSection = Field(default_factory=SkewSection, description="How routing is bent.")
+    cost: CostSection | None = Field(default=None, description="Timing of the fixes; null: none.")
+    variants: dict[Kebab, Variant] = Field(
+        min_length=1, description="The code paths, in the order they run."
+    )
+
+    @property
+    def unfixed(self) -> Variant:
+        """The failure itself; exactly one exists once the file is loaded."""
+        return next(v for v in self.variants.values() if v.role == "unfixed")
+
+    def merged(self, variant: str) -> Scenario:
+        """The scenario with this variant's sections laid over its own."""
+        over = self.variants[variant]
+        changes: dict[str, Any] = {}
+        for name in MERGED_SECTIONS:
+            section = getattr(over, name)
+            if section is not None:
+                own = getattr(self, name)
+                fields = {f: getattr(section, f) for f in section.model_fields_set}
+                changes[name] = own.model_copy(update=fields)
+        if over.layout is not None:
+            changes["layout"] = over.layout
+        changes["stack"] = {**self.stack, **over.stack}
+        return self.model_copy(update=changes)
+
+
+# Sections that a variant lays over the scenario's field by field.
+MERGED_SECTIONS = ("model", "wrapper", "step", "skew")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a scenario file, in the subset that draft-7 readers understand."""
+    schema = Scenario.model_json_schema(ref_template="#/definitions/{model}")
+    definitions = schema.pop("$defs", {})
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        **schema,
+        "definitions": definitions,
+    }
+    plain: dict[str, Any] = _draft7(schema)
+    plain["title"] = "moediag scenario"
+    return plain
+
+
+def _draft7(node: Any) -> Any:
+    """Draft 7 ignores what stands beside a ``$ref``: wrap it so that descriptions survive."""
+    if isinstance(node, list):
+        return [_draft7(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _draft7(value) for key, value in node.items()}
+    if "$ref" in node and len(node) > 1:
+        return {**{k: v for k, v in node.items() if k != "$ref"}, "allOf": [{"$ref": node["$ref"]}]}
+    return node

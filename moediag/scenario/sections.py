@@ -1,0 +1,157 @@
+"""The parts of a scenario that reach the ranks, as strict types.
+
+model, wrapper, step, skew and cost mirror the dataclasses of ``moediag.protocol`` (a test holds
+names and defaults equal) and add the bounds and the words that an editor shows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Family = Literal[
+    "qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "glm4v_moe",
+    "gpt_oss", "qwen3_vl_moe", "qwen3_omni_moe", "internvl",
+]  # fmt: skip
+VerdictName = Literal[
+    "clean", "hang", "collective-mismatch", "wrong-gradients", "wrong-weights",
+    "replica-divergence", "nonfinite", "resume-drift", "crash", "not-applicable", "inconclusive",
+]  # fmt: skip
+Backend = Literal["gloo", "nccl"]
+Axis = Literal["pp", "dp_replicate", "dp_shard", "ep", "etp", "tp"]
+AxisSize = Annotated[int, Field(ge=1)] | Literal["world"]
+
+# Lower-case kebab: names become folders, JUnit names and command-line words.
+KEBAB = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+VERSION = r"^[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)$"
+Kebab = Annotated[str, StringConstraints(pattern=KEBAB, max_length=60)]
+Version = Annotated[str, StringConstraints(pattern=VERSION)]
+PackageName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+]
+Rank = Annotated[int, Field(ge=0)]
+Versions = dict[PackageName, Version]
+LayoutRequest = dict[Axis, AxisSize]
+
+
+class Section(BaseModel):
+    """Base of every part of the file: unknown fields and converted types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """A tiny model built from a configuration; no weights are downloaded."""
+
+    family: Family = Field(default="qwen3_moe", description="Model family of transformers.")
+    layers: int = Field(default=2, ge=1, description="Decoder layers.")
+    hidden: int = Field(default=32, ge=1, description="Width of the residual stream.")
+    intermediate: int = Field(default=16, ge=1, description="Width of one expert's hidden layer.")
+    experts: int = Field(default=8, ge=2, description="Routed experts per MoE layer.")
+    top_k: int = Field(default=2, ge=1, description="Experts that each token is sent to.")
+    heads: int = Field(default=4, ge=1, description="Attention heads; a multiple of kv_heads.")
+    kv_heads: int = Field(default=2, ge=1, description="Key/value heads.")
+    head_dim: int = Field(
+        default=8,
+        ge=2,
+        multiple_of=2,
+        description="Width of one head; even, since RoPE rotates pairs.",
+    )
+    vocab: int = Field(default=128, ge=32, description="Vocabulary size.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Type of the parameters; the reference always runs in float32.",
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of the family's configuration class, passed as they are.",
+    )
+
+
+class WrapperSection(Section):
+    """How parameters are sharded."""
+
+    kind: Literal["fsdp2", "fsdp1", "ddp", "zero2", "zero3"] = Field(
+        default="fsdp2", description="fsdp2 is fully_shard; zero2 and zero3 need DeepSpeed."
+    )
+    granularity: Literal["layer", "expert", "root"] = Field(
+        default="layer",
+        description="FSDP groups: one per decoder layer, one per expert besides, or the root only.",
+    )
+    reshard_after_forward: bool = Field(
+        default=True, description="Free the gathered parameters after forward (FSDP)."
+    )
+    reduce_dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="Type gradients are reduced in; null: that of the parameters."
+    )
+    find_unused_parameters: bool = Field(default=True, description="DDP's find_unused_parameters.")
+
+
+class StepSection(Section):
+    """The training step: forward, backward, clip, optimizer."""
+
+    steps: int = Field(default=2, ge=1, description="Training steps.")
+    batch: int = Field(default=1, ge=1, description="Sequences per rank and micro-batch.")
+    seq_len: int = Field(default=64, ge=1, description="Tokens per sequence.")
+    accumulate: int = Field(default=1, ge=1, description="Micro-batches per step.")
+    accumulate_sync: bool = Field(
+        default=True,
+        description="false: gradients are reduced in the last micro-batch only (no_sync).",
+    )
+    checkpointing: Literal["none", "reentrant", "non-reentrant"] = Field(
+        default="none", description="Activation checkpointing of each decoder layer."
+    )
+    clip: float | None = Field(
+        default=1.0, gt=0, description="Largest gradient norm; null: no clipping."
+    )
+    optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
+    seed: int = Field(default=0, ge=0, description="Seed of the weights and of the batches.")
+
+
+class StarveSection(Section):
+    """From one training step on, no token goes to one expert, on one rank or on all."""
+
+    expert: int = Field(ge=0, description="The expert, counted from 0.")
+    rank: Rank | None = Field(default=None, description="The rank; null: every rank.")
+    layer: int | None = Field(
+        default=None, ge=0, description="The decoder layer; null: every layer."
+    )
+    from_step: int = Field(
+        default=1, ge=1, description="First step of the starvation, counted from 1."
+    )
+    every: int | None = Field(
+        default=None,
+        ge=2,
+        description="Repeats the pattern: with `every: 2`, rank 0 stands for ranks 0, 2, 4, …; "
+        "the scenario then means the same at any world size. null: this rank alone.",
+    )
+
+
+class SkewSection(Section):
+    """How routing is bent per rank."""
+
+    starve: list[StarveSection] = Field(
+        default_factory=list, description="Through the router: experts that get no token."
+    )
+    batches: Literal["distinct", "identical", "one-token"] = Field(
+        default="distinct",
+        description="Through the data: each rank its own batch, all ranks rank 0's, or on each "
+        "rank one repeated token, another one on each.",
+    )
+
+
+class CostSection(Section):
+    """The side-by-side timing of fixes on a mid-size healthy step."""
+
+    fixes: list[Kebab] = Field(
+        default_factory=list,
+        description="Fixes to time; empty: those of the selected variants on the same stack.",
+    )
+    rounds: int = Field(default=8, ge=1, description="Timed steps of each fix, taken in turn.")
+    model: ModelSection = Field(
+        default_factory=ModelSection, description="The model that is timed; mid-size."
+    )
+    batch: int = Field(default=1, ge=1, description="Sequences per rank.")
+    seq_len: int = Field(default=512, ge=1, description="Tokens per sequence.")

@@ -1,0 +1,182 @@
+"""A YAML file as plain data, and where in the file each value stands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError, YAMLStreamError
+from ruamel.yaml.reader import ReaderError
+
+from moediag.errors import ScenarioError
+
+KeyPath = tuple[str | int, ...]
+
+# A scenario is a page or two. More is a wrong file, or aliases that multiply each other.
+LARGEST_FILE = 1_000_000  # bytes
+MOST_NODES = 20_000
+
+
+def dotted(path: KeyPath) -> str:
+    """``("skew", "starve", 0, "rank")`` -> ``skew.starve[0].rank``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """``; did you mean "experts"?``, or the valid names when none is near."""
+    names = list(valid)
+    near = difflib.get_close_matches(word.lower(), [n.lower() for n in names], n=1, cutoff=0.6)
+    if near:
+        return f'; did you mean "{next(n for n in names if n.lower() == near[0])}"?'
+    return f"; known: {', '.join(names)}" if names else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Line and column, both from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``data`` is the file as dicts, lists and scalars; ``keys`` and ``values`` say where."""
+
+    path: Path
+    data: dict[str, Any]
+    keys: Mapping[KeyPath, Mark]
+    values: Mapping[KeyPath, Mark]
+
+    def mark(self, path: KeyPath, of_key: bool) -> Mark:
+        """Where the value of ``path`` (or its key) stands, else the nearest enclosing thing."""
+        for end in range(len(path), 0, -1):
+            table = self.keys if of_key or end < len(path) else self.values
+            found = table.get(path[:end]) or self.values.get(path[:end])
+            if found:
+                return found
+        return Mark(1, 1)
+
+
+def read(path: Path) -> Source:
+    """Reads the YAML mapping in ``path``. Raises ScenarioError with FILE:LINE:COLUMN."""
+    document = _parse(path, _text(path))
+    if document is None:
+        raise _error(path, Mark(1, 1), "the file is empty; a scenario starts with schema_version")
+    if not isinstance(document, CommentedMap):
+        raise _error(path, Mark(1, 1), "a scenario is a mapping of fields, e.g. `name: …`")
+    reader = _Reader(path)
+    data = reader.plain(document, (), ())
+    return Source(path, data, reader.keys, reader.values)
+
+
+def _error(path: Path, mark: Mark, message: str) -> ScenarioError:
+    return ScenarioError(f"{path}:{mark.line}:{mark.column}: {message}")
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.is_dir():
+            raise _error(path, Mark(1, 1), "is a folder; give a scenario file")
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise _error(path, Mark(1, 1), f"cannot be read: {error.strerror or error}") from None
+    if len(raw) > LARGEST_FILE:
+        raise _error(path, Mark(1, 1), f"too large for a scenario (over {LARGEST_FILE:,} bytes)")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
+        raise _error(path, Mark(line, column), "not a text file (UTF-8 expected)") from None
+    if "\0" in text:
+        raise _error(path, Mark(1, 1), "not a text file (it holds zero bytes)")
+    return text
+
+
+def _parse(path: Path, text: str) -> Any:
+    try:
+        return YAML(typ="rt", pure=True).load(text)
+    except MarkedYAMLError as error:
+        at = error.problem_mark or error.context_mark
+        mark = Mark(at.line + 1, at.column + 1) if at else Mark(1, 1)
+        problem = " ".join(str(error.problem or error.context or "not valid YAML").split())
+        if "duplicate key" in problem:
+            problem = problem.split(" with value")[0]
+            raise _error(path, mark, f"{problem}: each field stands once") from None
+        raise _error(path, mark, f"not valid YAML: {problem}") from None
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise _error(path, Mark(line, 1), "not a text file (special characters)") from None
+    except RecursionError:
+        raise _error(path, Mark(1, 1), "nested too deeply for a scenario") from None
+    except (YAMLError, YAMLStreamError, ValueError) as error:
+        problem = str(error).splitlines()[0] if str(error) else "unknown"
+        raise _error(path, Mark(1, 1), f"not valid YAML: {problem}") from None
+
+
+class _Reader:
+    """Turns ruamel's round-trip tree into plain data, noting positions on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.keys: dict[KeyPath, Mark] = {}
+        self.values: dict[KeyPath, Mark] = {}
+        self._nodes = 0
+
+    def plain(self, node: Any, path: KeyPath, above: tuple[int, ...]) -> Any:
+        self._nodes += 1
+        if self._nodes > MOST_NODES or id(node) in above:
+            raise _error(self.path, self._near(path), f"{dotted(path)}: aliases without end")
+        if isinstance(node, CommentedMap):
+            inside = above + (id(node),)
+            return {key: self._entry(node, key, path, inside) for key in node}
+        if isinstance(node, CommentedSeq):
+            inside = above + (id(node),)
+            for index in range(len(node)):
+                self._note(self.values, (*path, index), node.lc.item, index)
+            return [self.plain(item, (*path, i), inside) for i, item in enumerate(node)]
+        return self._scalar(node, path)
+
+    def _entry(self, node: CommentedMap, key: Any, path: KeyPath, inside: tuple[int, ...]) -> Any:
+        if not isinstance(key, str):
+            raise _error(
+                self.path, self._near(path), f"{dotted((*path, str(key)))}: a field name is text"
+            )
+        self._note(self.keys, (*path, key), node.lc.key, key)
+        self._note(self.values, (*path, key), node.lc.value, key)
+        return self.plain(node[key], (*path, key), inside)
+
+    def _scalar(self, node: Any, path: KeyPath) -> Any:
+        if node is None or isinstance(node, bool):
+            return node
+        # ruamel's scalars remember how they were written; pydantic's strict mode wants plain ones.
+        for kind in (str, int, float):
+            if isinstance(node, kind):
+                plain = kind(node)
+                return bool(plain) if type(node).__name__ == "ScalarBoolean" else plain
+        raise _error(
+            self.path,
+            self._near(path),
+            f"{dotted(path)}: neither text nor number nor true/false; quote it if it is text",
+        )
+
+    def _note(self, table: dict[KeyPath, Mark], path: KeyPath, find: Any, key: Any) -> None:
+        # Merged keys (<<) and flow sequences may have no position of their own.
+        try:
+            line, column = find(key)
+        except (KeyError, TypeError, AttributeError):
+            return
+        table[path] = Mark(line + 1, column + 1)
+
+    def _near(self, path: KeyPath) -> Mark:
+        return Source(self.path, {}, self.keys, self.values).mark(path, of_key=False)

@@ -126,9 +126,9 @@ class Recorder:
 
     def finish(self) -> None:
         """The rank reached its end."""
-        self.flush()
-        self.event("end")
         if self.active:
+            self.flush()
+            self.event("end")
             self.heartbeat.finish()
 
     def uninstall(self) -> None:

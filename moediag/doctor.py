@@ -318,7 +318,7 @@ def _disk() -> Check:
 
 
 def _index() -> Check:
-    from moediag.stacks.indexes import redacted, read_config
+    from moediag.stacks.indexes import read_config, redacted
     from moediag.stacks.releases import files
 
     config = read_config()

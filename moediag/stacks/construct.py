@@ -159,7 +159,9 @@ def _fill(
     linked: list[str] = []
     if not full:
         linked = overlay.link_torch(folder, parts, set(resolution.installed))
-        needed.append(f"{overlay.FOLDER}/torch")
+        # Links that lead nowhere any more: the base's torch was upgraded, moved or removed.
+        links = sorted((folder / overlay.FOLDER).iterdir())
+        needed += [f"{overlay.FOLDER}/{link.name}" for link in links]
     record = {
         "format": FORMAT,
         "key": key,

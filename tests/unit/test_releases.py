@@ -1,0 +1,312 @@
+"""Releases from indexes of every kind that a pip configuration can name."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from moediag.errors import NoSuchRelease, StackError
+from moediag.stacks import releases
+from moediag.stacks.indexes import IndexConfig, read_config, redacted
+from moediag.stacks.pages import parse_html, parse_json, read_links
+
+JSON = "application/vnd.pypi.simple.v1+json"
+
+
+class Server:
+    """An index on loopback: pages by path, and a count of what was asked."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[int, str, bytes]] = {}
+        self.asked: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append(self.path)
+                server.headers.append(dict(self.headers))
+                code, kind, body = server.pages.get(self.path, (404, "text/html", b""))
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/simple"
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.02,))
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    running = Server()
+    yield running
+    running.stop()
+
+
+def page(*entries: dict[str, object]) -> tuple[int, str, bytes]:
+    return 200, JSON, json.dumps({"meta": {"api-version": "1.1"}, "files": entries}).encode()
+
+
+def entry(name: str, **more: object) -> dict[str, object]:
+    return {"filename": name, "url": f"../../files/{name}", "hashes": {}, **more}
+
+
+def test_json_index_gives_dates_yanks_and_prereleases(server: Server) -> None:
+    server.pages["/simple/demo/"] = page(
+        entry("demo-2.0rc1-py3-none-any.whl", **{"upload-time": "2025-03-01T10:00:00Z"}),
+        entry(
+            "demo-1.10-py3-none-any.whl",
+            **{"upload-time": "2025-02-01T10:00:00.123456Z", "requires-python": ">=3.9"},
+        ),
+        entry("demo-1.10.tar.gz", **{"upload-time": "2025-02-01T10:00:30Z"}),
+        entry("demo-1.9-py3-none-any.whl", yanked="broken wheel"),
+        entry("demo-1.9.exe"),
+        entry("other-7-py3-none-any.whl"),
+    )
+    found = releases.releases("Demo", IndexConfig(indexes=(server.url,)))
+    assert [r.version for r in found] == ["1.9", "1.10", "2.0rc1"]
+    old, middle, candidate = found
+    assert old.yanked and old.yanked_reason == "broken wheel" and old.uploaded is None
+    assert middle.uploaded == datetime(2025, 2, 1, 10, 0, 0, 123456, tzinfo=timezone.utc)
+    assert middle.settled == datetime(2025, 2, 1, 10, 0, 30, tzinfo=timezone.utc)
+    assert middle.requires_python == ">=3.9" and not middle.yanked and not middle.prerelease
+    assert candidate.prerelease
+
+
+def test_a_release_is_yanked_only_when_all_its_files_are(server: Server) -> None:
+    server.pages["/simple/demo/"] = page(
+        entry("demo-1.0-py3-none-any.whl", yanked=True), entry("demo-1.0.tar.gz", yanked=False)
+    )
+    (found,) = releases.releases("demo", IndexConfig(indexes=(server.url,)))
+    assert not found.yanked
+
+
+def test_html_index_may_lack_dates() -> None:
+    text = """<!DOCTYPE html><body>
+    <a href="../../f/demo-1.0-py3-none-any.whl#sha256=ab" data-requires-python="&gt;=3.9"
+       data-yanked>demo</a>
+    <a href="https://e.org/demo-1.1.tar.gz" data-upload-time="2025-01-02T03:04:05Z">demo</a>
+    <a href="/simple/other/">other</a></body>"""
+    first, second = parse_html(text, "https://e.org/simple/demo/", "demo")
+    assert first.url == "https://e.org/f/demo-1.0-py3-none-any.whl"
+    assert (first.sha256, first.requires_python, first.yanked) == ("ab", ">=3.9", "")
+    assert first.uploaded is None
+    assert second.uploaded == datetime(2025, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    assert second.yanked is None
+
+
+def test_json_dates_may_be_missing_or_odd() -> None:
+    text = json.dumps(
+        {
+            "files": [
+                entry("demo-1.tar.gz"),
+                entry("demo-2.tar.gz", **{"upload-time": "yesterday"}),
+                entry("demo-3.tar.gz", **{"upload-time": "2025-01-02T03:04:05.1234567Z"}),
+            ]
+        }
+    )
+    one, two, three = parse_json(text, "https://e.org/simple/demo/", "demo")
+    assert one.uploaded is None and two.uploaded is None
+    assert three.uploaded is not None and three.uploaded.year == 2025
+
+
+def test_all_places_are_merged_and_the_dated_record_wins(server: Server, tmp_path: Path) -> None:
+    name = "demo-1.0-py3-none-any.whl"
+    (tmp_path / name).touch()
+    (tmp_path / "demo-0.9.tar.gz").touch()
+    server.pages["/simple/demo/"] = page(entry(name, **{"upload-time": "2025-02-01T10:00:00Z"}))
+    config = IndexConfig(indexes=(server.url,), find_links=(str(tmp_path),))
+    found = releases.releases("demo", config)
+    assert [(r.version, r.uploaded is not None) for r in found] == [("0.9", False), ("1.0", True)]
+
+
+def test_file_index(tmp_path: Path) -> None:
+    folder = tmp_path / "simple" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "index.html").write_text('<a href="../../files/demo-3.0.tar.gz">x</a>')
+    config = IndexConfig(indexes=((tmp_path / "simple").as_uri(),))
+    (found,) = releases.files("demo", config).files
+    assert found.url == (tmp_path / "files" / "demo-3.0.tar.gz").as_uri()
+
+
+def test_find_links_page_and_missing_folder(tmp_path: Path) -> None:
+    links = tmp_path / "links.html"
+    links.write_text('<a href="demo-1.0.tar.gz">x</a><a href="other-1.0.tar.gz">x</a>')
+    assert [f.version for f in read_links(str(links), "demo", IndexConfig())] == ["1.0"]
+    assert read_links(str(tmp_path / "absent"), "demo", IndexConfig()) == []
+
+
+def test_no_such_release_names_the_nearest(server: Server) -> None:
+    versions = ["4.51.0", "4.52.4", "4.53.0", "4.53.1", "4.53.3", "4.54.0", "5.0.0"]
+    server.pages["/simple/demo/"] = page(*(entry(f"demo-{v}.tar.gz") for v in versions))
+    config = IndexConfig(indexes=(server.url,))
+    with pytest.raises(NoSuchRelease) as caught:
+        releases.find("demo", "4.53.2", config)
+    assert "4.53.0, 4.53.1, 4.53.3, 4.54.0" in caught.value.message
+    assert releases.find("demo", "4.53", config).version == "4.53.0"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [("0.1", ["1", "2", "3", "4"]), ("9", ["2", "3", "4", "5"])]
+)
+def test_nearest_at_both_ends(wanted: str, expected: list[str]) -> None:
+    assert releases.nearest(wanted, ["5", "4", "3", "2", "1"]) == expected
+
+
+def test_a_local_version_is_found_by_its_public_one(tmp_path: Path) -> None:
+    (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
+    config = IndexConfig(indexes=(), find_links=(str(tmp_path),))
+    assert releases.find("torch", "2.13.0", config).version == "2.13.0+cpu"
+    with pytest.raises(NoSuchRelease):
+        releases.find("torch", "2.13.0+cu128", config)
+
+
+def test_newest_skips_yanked_prereleases_and_other_pythons(server: Server) -> None:
+    server.pages["/simple/demo/"] = page(
+        entry("demo-1.0.tar.gz"),
+        entry("demo-1.1.tar.gz", **{"requires-python": ">=3.9"}),
+        entry("demo-1.2.tar.gz", **{"requires-python": ">=3.13"}),
+        entry("demo-1.3.tar.gz", yanked=True),
+        entry("demo-2.0b1.tar.gz"),
+    )
+    config = IndexConfig(indexes=(server.url,))
+    assert releases.newest("demo", "3.11.7", config).version == "1.1"
+    assert releases.newest("demo", "3.13.0", config).version == "1.2"
+
+
+def test_without_network_the_error_says_what_to_type() -> None:
+    with pytest.raises(StackError) as caught:
+        releases.releases("demo", IndexConfig(indexes=("http://127.0.0.1:9/simple",), timeout=5))
+    assert not isinstance(caught.value, NoSuchRelease)
+    assert "127.0.0.1:9" in caught.value.message
+    assert "moediag stacks build" in caught.value.help_text
+
+
+def test_half_a_network_never_claims_that_a_release_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "demo-1.0.tar.gz").touch()
+    dead = "http://someone:secret@127.0.0.1:9/simple"
+    config = IndexConfig(indexes=(dead,), find_links=(str(tmp_path),), timeout=5)
+    assert releases.find("demo", "1.0", config).version == "1.0"
+    with pytest.raises(StackError) as caught:
+        releases.find("demo", "2.0", config)
+    assert not isinstance(caught.value, NoSuchRelease)
+    assert "secret" not in caught.value.message
+
+
+def test_unknown_package(server: Server) -> None:
+    with pytest.raises(NoSuchRelease, match="no package named demo"):
+        releases.releases("demo", IndexConfig(indexes=(server.url,)))
+
+
+def test_a_failing_server_is_asked_twice_and_named(server: Server) -> None:
+    server.pages["/simple/demo/"] = (503, "text/html", b"later")
+    with pytest.raises(StackError, match="503"):
+        releases.releases("demo", IndexConfig(indexes=(server.url,)))
+    assert len(server.asked) == 2
+
+
+def test_credentials_go_into_the_header(server: Server) -> None:
+    server.pages["/simple/demo/"] = page(entry("demo-1.0.tar.gz"))
+    url = server.url.replace("http://", "http://us%40er:pass@")
+    assert releases.releases("demo", IndexConfig(indexes=(url,)))
+    assert server.headers[0]["Authorization"] == "Basic dXNAZXI6cGFzcw=="
+    assert "json" in server.headers[0]["Accept"]
+
+
+# --- where to look ---------------------------------------------------------------------
+
+
+def config_from(tmp_path: Path, text: str = "", **environ: str) -> IndexConfig:
+    file = tmp_path / "pip.conf"
+    file.write_text(text)
+    nowhere = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "none")}
+    return read_config({**nowhere, "PIP_CONFIG_FILE": str(file), **environ}, tmp_path / "prefix")
+
+
+def test_pip_configuration_is_read_like_pip_reads_it(tmp_path: Path) -> None:
+    text = """
+[global]
+index-url = https://a.example/simple
+extra_index_url =
+    https://b.example/simple
+    file:///srv/simple
+find-links = /srv/wheels /srv/more
+timeout = 40
+[install]
+index-url = https://c.example/simple
+trusted-host = c.example
+"""
+    config = config_from(tmp_path, text)
+    assert config.indexes == (
+        "https://c.example/simple", "https://b.example/simple", "file:///srv/simple",
+    )  # fmt: skip
+    assert config.find_links == ("/srv/wheels", "/srv/more")
+    assert (config.timeout, config.trusted_hosts) == (40.0, ("c.example",))
+    arguments = " ".join(config.uv_arguments())
+    assert "--default-index https://c.example/simple" in arguments
+    assert "--index https://b.example/simple --index file:///srv/simple" in arguments
+    assert "--find-links /srv/wheels --find-links /srv/more" in arguments
+    assert "--index-strategy unsafe-best-match" in arguments
+    assert "--allow-insecure-host c.example" in arguments
+
+
+def test_environment_wins_over_files_and_uv_over_pip(tmp_path: Path) -> None:
+    text = "[global]\nindex-url = https://a.example/simple\n"
+    config = config_from(tmp_path, text, PIP_INDEX_URL="https://e.example/simple")
+    assert config.indexes[0] == "https://e.example/simple"
+    both = config_from(
+        tmp_path, text, PIP_INDEX_URL="https://e.example/simple",
+        UV_DEFAULT_INDEX="mine=https://u.example/simple",
+    )  # fmt: skip
+    assert both.indexes == ("https://u.example/simple",)
+
+
+def test_dev_null_ignores_all_files(tmp_path: Path) -> None:
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://x.example\n")
+    seen = config_from(tmp_path)
+    assert seen.indexes == ("https://x.example",)
+    assert config_from(tmp_path, PIP_CONFIG_FILE="/dev/null").indexes == (
+        "https://pypi.org/simple",
+    )
+
+
+def test_no_index_and_the_folder_without_network(tmp_path: Path) -> None:
+    config = config_from(tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="/srv/wheels")
+    assert config.indexes == () and "--no-index" in config.uv_arguments()
+    (tmp_path / "bundle" / "wheels").mkdir(parents=True)
+    offline = config_from(tmp_path, MOEDIAG_WHEELS=str(tmp_path / "bundle"))
+    assert offline.find_links == (str(tmp_path / "bundle" / "wheels"),)
+    assert {"--no-index", "--offline"} <= set(offline.uv_arguments())
+
+
+def test_uv_gets_the_certificate_and_no_second_opinion_on_indexes(tmp_path: Path) -> None:
+    config = config_from(tmp_path, "[global]\ncert = /etc/ca.pem\nproxy = http://p:3128\n")
+    child = config.uv_environment({"UV_INDEX_URL": "https://x", "VIRTUAL_ENV": "/v", "A": "b"})
+    assert child["SSL_CERT_FILE"] == "/etc/ca.pem" and child["HTTPS_PROXY"] == "http://p:3128"
+    assert "UV_INDEX_URL" not in child and "VIRTUAL_ENV" not in child and child["A"] == "b"
+    assert config.uv_environment({"SSL_CERT_FILE": "/mine"})["SSL_CERT_FILE"] == "/mine"
+
+
+def test_redacted() -> None:
+    assert redacted("https://user:pw@h.example/simple") == "https://***@h.example/simple"
+    assert redacted("https://h.example/simple") == "https://h.example/simple"

@@ -63,6 +63,11 @@ def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
     return bool(unfixed) and all(verdict == Verdict.CLEAN for verdict in unfixed)
 
 
+def broken(t: TrialResult) -> bool:
+    """An expectation that something else was shown against; not applicable shows nothing."""
+    return not t.met and t.verdict != Verdict.NOT_APPLICABLE
+
+
 def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
     """``group``: repeats of one trial with the same outcome, at least one."""
     t = group[0]
@@ -99,6 +104,10 @@ def _remark(t: TrialResult, result: RunResult) -> str:
         if t.role == Role.FIX and t.verdict in FAILURES:
             return "this fix fails where the unfixed code is clean: it introduces the failure"
         return ""
+    if t.verdict == Verdict.NOT_APPLICABLE:
+        return f"not applicable on this stack: expected {t.expected}, nothing was shown"
+    if t.verdict in t.expected.split(" or "):
+        return "the verdict is the expected one, but other ranks were expected to be the culprits"
     if t.role == Role.CONTROL:
         return f"a control failed (expected {t.expected}): the comparison proves nothing"
     if t.verdict == Verdict.CLEAN:

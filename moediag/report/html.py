@@ -9,6 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from moediag.report import names
+from moediag.report.finding import broken
 from moediag.report.model import RunResult
 from moediag.report.page import page_of
 from moediag.report.terminal import MOST_FRAMES, verdict_style
@@ -28,6 +29,7 @@ def render(results: Sequence[RunResult]) -> str:
         stack=names.stack,
         rank_list=names.ranks,
         style=verdict_style,
+        broken=broken,
         grid=rank_grid,
         most_frames=MOST_FRAMES,
     )

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from moediag.report import names
+from moediag.report.finding import broken
 from moediag.report.layout import plain
 from moediag.report.model import RunResult
 from moediag.report.page import Page, page_of
@@ -50,7 +51,7 @@ def _summary(page: Page, result: RunResult) -> str:
         cells = (
             t.variant,
             ", ".join(names.stack(t.stack)),
-            t.verdict + ("" if t.met else " ❌"),
+            t.verdict + (" ❌" if broken(t) else ""),
             t.expected,
             names.ranks(t.culprits) if t.culprits else "",
             names.error_size(t.gradient_error),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moediag.errors import ExitCode
 from moediag.report import names
-from moediag.report.finding import FAILURES, Finding, finding_of, unfixed_clean
+from moediag.report.finding import FAILURES, Finding, broken, finding_of, unfixed_clean
 from moediag.report.model import FixJudgement, RunResult, TrialResult
 from moediag.verdicts import Role, Verdict
 
@@ -33,7 +33,7 @@ class FixRow:
 class ControlRow:
     variant: str
     verdict: str
-    met: bool
+    failed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,24 @@ def exit_code(result: RunResult) -> int:
     """0 every expectation met, 1 one broken, 3 inconclusive.
 
     A control that fails makes the whole comparison inconclusive, whatever else happened; a
-    trial that could not be judged is inconclusive, never a broken expectation. Where nothing was
-    expected (a diagnosis after the fact), 1 says that a failure was found.
+    trial that could not be judged is inconclusive, never a broken expectation. What is not
+    applicable here says nothing, so it counts only where nothing else is left of the question.
+    Where nothing was expected (a diagnosis after the fact), 1 says that a failure was found.
     """
+    judged = [t for t in result.trials if t.met or broken(t)]
     free = [t.verdict for t in result.trials if not t.expected]
     if any(verdict in FAILURES for verdict in free):
         return ExitCode.FAILURE_FOUND
     if Verdict.INCONCLUSIVE in free:
         return ExitCode.INCONCLUSIVE
-    unmet = [t for t in result.trials if not t.met]
+    unmet = [t for t in judged if not t.met]
     if any(t.role == Role.CONTROL for t in unmet):
         return ExitCode.INCONCLUSIVE
-    if any(t.verdict not in (Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE) for t in unmet):
+    if any(t.verdict != Verdict.INCONCLUSIVE for t in unmet):
         return ExitCode.FAILURE_FOUND
-    return ExitCode.INCONCLUSIVE if unmet or not result.trials else ExitCode.OK
+    asked = [t for t in result.trials if t.role == Role.UNFIXED] or result.trials
+    nothing_shown = not any(t in judged for t in asked)
+    return ExitCode.INCONCLUSIVE if unmet or nothing_shown else ExitCode.OK
 
 
 def _repeats(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:
@@ -102,6 +106,8 @@ def _repeats(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:
 
 
 def _of_interest(t: TrialResult, result: RunResult) -> bool:
+    if t.verdict == Verdict.NOT_APPLICABLE and not t.met:
+        return t.role == Role.UNFIXED
     if not t.met:
         return True
     if not t.expected:
@@ -142,7 +148,8 @@ def _fix_row(
 ) -> FixRow:
     first = trials[0]
     verdicts = list(dict.fromkeys(t.verdict for t in trials))
-    if verdicts == [Verdict.NOT_APPLICABLE]:
+    not_here = verdicts == [Verdict.NOT_APPLICABLE]
+    if not_here:
         judgement = "not applicable"
     elif fix is None or Verdict.INCONCLUSIVE in verdicts:
         judgement = "unknown"
@@ -150,7 +157,7 @@ def _fix_row(
         judgement = "correct" if fix.correct else "wrong"
     cheapest = variant == result.conclusion.cheapest_correct_fix
     measured = fix.step_time_ratio if fix else first.step_time_ratio
-    remarks = [f"expected {t.expected}" for t in trials if not t.met][:1]
+    remarks = [t.cause if not_here else f"expected {t.expected}" for t in trials if not t.met][:1]
     if judgement == "wrong" and unfixed_clean(result.trials):
         remarks.append("fails where the unfixed code is clean")
     spread = first.step_time_spread
@@ -174,18 +181,21 @@ def _fix_row(
 
 
 def _control_rows(trials: Sequence[TrialResult]) -> tuple[ControlRow, ...]:
-    rows = [ControlRow(t.variant, t.verdict, t.met) for t in trials if t.role == Role.CONTROL]
+    rows = [ControlRow(t.variant, t.verdict, broken(t)) for t in trials if t.role == Role.CONTROL]
     return tuple(dict.fromkeys(rows))
 
 
 def _conclusion(result: RunResult) -> tuple[str, ...]:
-    met = sum(t.met for t in result.trials)
+    judged = [t for t in result.trials if t.met or broken(t)]
     if result.trials and not any(t.expected for t in result.trials):
         failures = sum(t.verdict in FAILURES for t in result.trials)
         trials = names.plural(len(result.trials), "trial")
         return (f"{names.plural(failures, 'failure')} found in {trials}",)
-    lines = [f"{met} of {names.plural(len(result.trials), 'expectation')} met"]
-    failed = [t.variant for t in result.trials if t.role == Role.CONTROL and not t.met]
+    met = sum(t.met for t in judged)
+    lines = [f"{met} of {names.plural(len(judged), 'expectation')} met"]
+    if len(judged) < len(result.trials):
+        lines.append(f"{len(result.trials) - len(judged)} not applicable here")
+    failed = [t.variant for t in judged if t.role == Role.CONTROL and not t.met]
     if failed:
         lines.append("inconclusive: control " + ", ".join(dict.fromkeys(failed)) + " failed")
     elif result.conclusion.reproduced is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from moediag.report.finding import FAILURES, Finding, Side, StackGroup
 from moediag.report.layout import Line, at_right, columns, flow, indented, labelled, plain, wrap
 from moediag.report.model import RunResult
-from moediag.report.page import FixRow, Page, page_of
+from moediag.report.page import ControlRow, FixRow, Page, page_of
 from moediag.verdicts import Verdict
 
 STYLES = {
@@ -194,16 +194,23 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
 
 
 def _judgement(row: FixRow) -> str:
-    return row.judgement if row.verdict == Verdict.CLEAN else f"{row.judgement}: {row.verdict}"
+    plain_words = row.verdict in (Verdict.CLEAN, Verdict.NOT_APPLICABLE)
+    return row.judgement if plain_words else f"{row.judgement}: {row.verdict}"
 
 
 def _controls(page: Page, width: int) -> Iterator[Line]:
     if not page.controls:
         return
     pieces = [
-        (f"{c.variant} {c.verdict}" + ("" if c.met else " (FAILED)"), "good" if c.met else "bad")
+        (f"{c.variant} {c.verdict}" + (" (FAILED)" if c.failed else ""), _control_style(c))
         for c in page.controls
     ]
     for number, line in enumerate(flow(pieces, width, " · ", indent=10)):
         head = (" CONTROLS".ljust(10), "label") if number == 0 else (" " * 10, "plain")
         yield head, *line[1:]
+
+
+def _control_style(row: ControlRow) -> str:
+    if row.failed:
+        return "bad"
+    return "good" if row.verdict == Verdict.CLEAN else "doubt"

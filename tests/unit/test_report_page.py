@@ -99,6 +99,19 @@ def test_a_different_failure_is_not_the_one_looked_for() -> None:
     assert "· not reproduced" in text
 
 
+def test_other_culprits_are_not_called_another_failure() -> None:
+    text = " ".join(page_text(replace(MISMATCH, met=False)).split())
+    assert "but other ranks were expected to be the culprits" in text
+    assert "a different failure" not in text
+
+
+def test_a_fix_that_is_not_applicable_is_one_row_with_its_reason() -> None:
+    absent = replace(FIX, verdict="not-applicable", met=False, cause="no such attribute here")
+    text = page_text(MISMATCH, absent, CONTROL)
+    assert "touch  not applicable    no such attribute here" in text
+    assert "2 of 2 expectations met · 1 not applicable here" in text
+
+
 def test_a_fix_that_breaks_what_was_fine_is_told_in_full() -> None:
     healthy = replace(MISMATCH, verdict="clean", expected="clean", culprits=(), victims=())
     broken = replace(FIX, verdict="crash", expected="crash", cause="AssertionError")
@@ -154,6 +167,13 @@ def test_a_page_without_findings_is_a_few_lines() -> None:
         ((replace(MISMATCH, met=False, verdict="inconclusive"),), ExitCode.INCONCLUSIVE),
         ((replace(MISMATCH, met=False, verdict="not-applicable"),), ExitCode.INCONCLUSIVE),
         ((), ExitCode.INCONCLUSIVE),
+        # what is not applicable says nothing, unless nothing else is left
+        ((MISMATCH, replace(FIX, met=False, verdict="not-applicable")), ExitCode.OK),
+        ((MISMATCH, replace(CONTROL, met=False, verdict="not-applicable")), ExitCode.OK),
+        (
+            (replace(MISMATCH, met=False, verdict="not-applicable"), CONTROL),
+            ExitCode.INCONCLUSIVE,
+        ),
         # nothing was expected: a diagnosis
         ((replace(MISMATCH, expected=""),), ExitCode.FAILURE_FOUND),
         ((replace(FIX, expected=""),), ExitCode.OK),

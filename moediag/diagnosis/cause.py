@@ -13,7 +13,7 @@ from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.starvation import Starved, layer_name
-from moediag.evidence.model import Collective
+from moediag.evidence.model import Collective, Evidence
 from moediag.report.names import compact, error_size, plural, ranks
 
 T = TypeVar("T")
@@ -169,6 +169,18 @@ def _consequence(
     if backend == "gloo" and died and divergence.kind in ("size", "op", "splits"):
         return "On NCCL the same run hangs; gloo aborts."
     return ""
+
+
+def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
+    """Where ranks came to a stop after a divergence that went unnoticed at first."""
+    last = {
+        rank: evidence.ranks[rank].collectives[-1]
+        for rank in stopped
+        if rank in evidence.ranks and evidence.ranks[rank].collectives
+    }
+    if len({describe(call) for call in last.values()}) < 2:
+        return " From there on the ranks are out of step."
+    return f" From there on the ranks are out of step, and stopped where {_what(last)}."
 
 
 # ------------------------------------------------------------------------ pieces

@@ -62,7 +62,10 @@ def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
     last = evidence.ranks[waiter].collectives[-1]
     if waiter in result.waits or call.completed or call.asynchronous or last.index != call.index:
         return
-    event = ((channel.group.name, (channel.sender, channel.receiver)), min(sent, received))
+    event = (
+        (f"{channel.group.name} point-to-point", (channel.sender, channel.receiver)),
+        min(sent, received),
+    )
     result.add(waiter, event, call, (peer,), channel.group)
 
 

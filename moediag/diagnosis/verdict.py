@@ -135,10 +135,13 @@ def _failed(facts: Facts) -> Judgement:
 
 def _mismatch(facts: Facts) -> Judgement:
     assert facts.divergence is not None
+    text = cause.of_divergence(facts.divergence, facts.blame, facts.evidence.backend, died=True)
+    if facts.divergence.silent:
+        text += cause.out_of_step(facts.evidence, sorted(facts.evidence.ranks))
     return Judgement(
         Verdict.COLLECTIVE_MISMATCH,
         _confidence(facts),
-        cause.of_divergence(facts.divergence, facts.blame, facts.evidence.backend, died=True),
+        text,
         culprits=facts.blame.culprits,
         victims=_others(facts),
         divergence=True,
@@ -197,6 +200,8 @@ def _hang(facts: Facts) -> Judgement:
         )
     if divergence is not None:
         text = cause.of_divergence(divergence, facts.blame, evidence.backend, died=False)
+        if divergence.silent:
+            text += cause.out_of_step(evidence, waiting)
         culprits = facts.blame.culprits
         return Judgement(
             Verdict.HANG,
@@ -217,8 +222,8 @@ def _hang(facts: Facts) -> Judgement:
         )
     seen = any(evidence.ranks[r].collectives for r in waiting if r in evidence.ranks)
     text = f"{ranks(waiting).capitalize()} waited in a collective. " + (
-        "The schedules agree as far as they were recorded: no rank is at fault, the operation itself "
-        "did not complete (network, backend, or a call that the recorder cannot see)."
+        "The schedules agree as far as they were recorded: no rank is at fault, the operation "
+        "itself did not complete (network, backend, or a call that the recorder cannot see)."
         if seen
         else "No schedule was recorded, so nothing tells which rank is at fault."
     )

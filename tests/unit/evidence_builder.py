@@ -19,8 +19,8 @@ from moediag.evidence.model import (
     Evidence,
     ExitStatus,
     Group,
-    RankEvidence,
     RankError,
+    RankEvidence,
     Stall,
     TokenCount,
 )
@@ -129,8 +129,9 @@ class _Run:
         self.clock = 0.0
 
     def evidence(self) -> Evidence:
-        while any([self._advance(rank) for rank in range(self.job.world)]):
-            pass
+        moved = True
+        while moved:  # one call of each rank in turn
+            moved = sum(self._advance(rank) for rank in range(self.job.world)) > 0
         ranks = {}
         for rank in range(self.job.world):
             finished = rank not in self.blocked and self.at[rank] == len(self.job.programs[rank])
@@ -374,11 +375,11 @@ def events(seen: RankEvidence, world_size: int) -> list[dict[str, object]]:
     out: list[dict[str, object]] = [
         {"e": "start", "t": 0.0, "rank": seen.rank, "world_size": world_size, **seen.versions}
     ]
-    for group in seen.groups.values():
-        out.append(
-            {"e": "group", "t": 0.0, "group": group.name, "desc": group.desc, "axis": group.axis,
-             "ranks": list(group.ranks), "backend": group.backend}
-        )  # fmt: skip
+    out += [
+        {"e": "group", "t": 0.0, "group": group.name, "desc": group.desc, "axis": group.axis,
+         "ranks": list(group.ranks), "backend": group.backend}
+        for group in seen.groups.values()
+    ]  # fmt: skip
     names: dict[tuple[str, ...], int] = {}
 
     def interned(fqns: tuple[str, ...] | None) -> int | None:
@@ -389,8 +390,7 @@ def events(seen: RankEvidence, world_size: int) -> list[dict[str, object]]:
             out.append({"e": "names", "t": 0.0, "id": names[fqns], "fqns": list(fqns)})
         return names[fqns]
 
-    for line in seen.tokens:
-        out.append({"e": "tokens", "t": 0.0, **dataclasses.asdict(line)})
+    out += [{"e": "tokens", "t": 0.0, **dataclasses.asdict(line)} for line in seen.tokens]
     for c in seen.collectives:
         carries = interned(c.parameters)
         of = None if c.parameters is None else interned(c.parameters + c.parameters_missing)

@@ -7,11 +7,11 @@ anything can tell (its parameters, or a majority), and never another one.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.evidence_builder import Job, Op
 
 from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import blame
@@ -20,6 +20,7 @@ from moediag.diagnosis.failures import failures
 from moediag.diagnosis.order import replay
 from moediag.diagnosis.starvation import tokens_of
 from moediag.evidence.model import Evidence
+from tests.unit.evidence_builder import Job, Op
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LAYOUTS = [(2, 1), (3, 1), (2, 2), (4, 1), (2, 3), (2, 4)]
@@ -272,7 +273,7 @@ def test_an_inverted_order_is_found(
     possible = [
         (rank, at)
         for rank, program in enumerate(job.programs)
-        for at, (a, b) in enumerate(zip(program, program[1:], strict=False))
+        for at, (a, b) in enumerate(pairwise(program))
         if a.group != b.group and not a.asynchronous and not b.asynchronous
     ]
     if not possible:

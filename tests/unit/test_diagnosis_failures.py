@@ -1,0 +1,450 @@
+"""The failures of the catalogue, one by one: verdict, culprits, cause; and what must stay quiet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis.diagnose import diagnose
+from moediag.evidence.model import (
+    Evidence,
+    ExitStatus,
+    Frame,
+    RankError,
+    RankEvidence,
+    Stack,
+    Stall,
+)
+from moediag.protocol import GradientError, Outcome
+from moediag.verdicts import Confidence, Verdict
+from tests.unit.evidence_builder import (
+    RESET,
+    Job,
+    Op,
+    aborted_on_gloo,
+    died,
+    expert,
+    expert_job,
+    fsdp2_job,
+    measured,
+)
+
+STARVED = {(1, 3)}
+
+
+def ended_early(job: Job, rank: int, at: int) -> Evidence:
+    job.programs[rank] = job.programs[rank][:at]
+    return job.run()
+
+
+# ------------------------------------------------------------------------ starved experts
+
+
+@pytest.mark.parametrize("aborting", [0, 1])
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_starved_expert_shortens_the_reduction(world: int, aborting: int) -> None:
+    """Whichever rank gloo aborts, the starved one is the culprit."""
+    job = fsdp2_job(*[STARVED if rank == 1 else set() for rank in range(world)])
+    found = diagnose(aborted_on_gloo(job.run(), aborting))
+    assert found.verdict == Verdict.COLLECTIVE_MISMATCH
+    assert found.culprits == (1,)
+    assert found.victims == tuple(r for r in range(world) if r != 1)
+    assert found.confidence == Confidence.HIGH
+    first = found.first_divergence
+    assert first is not None
+    assert (first.axis, first.phase, first.module) == ("dp_shard", "backward", "model.layers.1")
+    assert first.index == 3  # three all-gathers, then the last layer's reduce-scatter
+    assert (first.ranks["0"].numel, first.ranks["1"].numel) == (26 * 512, 23 * 512)
+    assert first.ranks["1"].parameters_missing == expert(1, 3)
+    assert first.ranks["0"].parameters_missing == ()
+    told = "rank 0: 7" if world == 2 else "rank 0: 7, rank 2: 7, rank 3: 7"
+    assert found.cause == (
+        f"On rank 1 expert 3 of layer 1 received 0 tokens ({told}), so its parameters have no "
+        "gradient there and FSDP2 leaves them out of the reduction: 3 of 26 parameters, 1,536 "
+        "elements fewer. On NCCL the same run hangs; gloo aborts."
+    )
+    assert found.signature == (
+        "collective-mismatch:size reduce_scatter:dp_shard:backward:starved-expert:one-rank"
+    )
+
+
+def test_on_nccl_the_same_is_a_hang() -> None:
+    job = fsdp2_job(set(), STARVED)
+    job.backend = "nccl"
+    found = diagnose(job.run())
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
+    assert "gloo" not in found.cause
+
+
+def test_swapped_experts_are_silent_and_both_ranks_at_fault() -> None:
+    wrong = (*expert(1, 3), *expert(1, 5))
+    found = diagnose(measured(fsdp2_job({(1, 3)}, {(1, 5)}).run(), wrong))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert found.culprits == (0, 1)
+    assert found.first_divergence is not None
+    missing = {r: s.parameters_missing for r, s in found.first_divergence.ranks.items()}
+    assert missing == {"0": expert(1, 3), "1": expert(1, 5)}
+    assert "expert 3 of layer 1 received 0 tokens (rank 1: 7)" in found.cause
+    assert "expert 5 of layer 1 received 0 tokens (rank 0: 9)" in found.cause
+    assert "summed into each other" in found.cause
+    assert "6 of 55 parameters have wrong gradients" in found.cause
+    assert found.wrong_parameters == wrong
+    assert (found.gradient_error, found.parameters_compared) == (3e-3, 55)
+
+
+def test_differing_schedules_with_right_gradients_are_clean_and_noted() -> None:
+    found = diagnose(measured(fsdp2_job({(1, 3)}, {(1, 5)}).run()))
+    assert (found.verdict, found.culprits) == (Verdict.CLEAN, ())
+    assert found.first_divergence is None
+    assert "schedules differ" in found.notes[0]
+
+
+def test_one_token_per_rank_leaves_everybody_at_fault() -> None:
+    """Pure data skew: each rank hits another two experts, so the sizes agree."""
+    both = [{(n, e) for n in (0, 1) for e in range(8) if e // 2 != rank} for rank in (0, 1)]
+    found = diagnose(measured(fsdp2_job(*both).run(), expert(1, 0)))
+    assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, (0, 1))
+    assert found.first_divergence is not None
+    # Experts 4 to 7 are starved on both alike: nothing that differs.
+    assert found.first_divergence.ranks["0"].parameters_missing == (*expert(1, 2), *expert(1, 3))
+
+
+@pytest.mark.parametrize("starved", [set(), STARVED])
+def test_starved_nowhere_or_everywhere_is_clean(starved: set[tuple[int, int]]) -> None:
+    found = diagnose(measured(fsdp2_job(starved, starved).run()))
+    assert (found.verdict, found.culprits, found.first_divergence) == (Verdict.CLEAN, (), None)
+    assert found.confidence == Confidence.HIGH
+    assert found.signature == "clean"
+
+
+def test_a_late_divergence_names_its_step() -> None:
+    job = fsdp2_job(set(), STARVED, steps=3, from_step=3)
+    found = diagnose(aborted_on_gloo(job.run(), 0))
+    assert found.first_divergence is not None
+    assert found.first_divergence.index == 2 * 7 + 3
+    assert found.cause.startswith("In step 3: On rank 1 expert 3")
+
+
+def test_a_majority_that_starves_is_named_all_the_same() -> None:
+    found = diagnose(aborted_on_gloo(fsdp2_job(set(), STARVED, STARVED, STARVED).run(), 0))
+    assert found.culprits == (1, 2, 3)
+    assert found.confidence == Confidence.MEDIUM
+    assert "Most ranks do the same" in found.cause
+
+
+def test_an_expert_group_of_its_own_is_skipped() -> None:
+    """A true hang: the ranks drift apart silently and stop in different operations."""
+    found = diagnose(expert_job(set(), {3}).run())
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
+    assert found.first_divergence is not None
+    assert found.first_divergence.index == 3
+    assert found.first_divergence.ranks["1"].parameters_missing == expert(0, 3)
+    assert "rank 1 skips that expert" in found.cause
+    assert "stopped where rank 0 is in all_gather" in found.cause
+    assert "rank 1 is in reduce_scatter" in found.cause
+
+
+def test_swapped_expert_groups_are_silent_and_both_ranks_at_fault() -> None:
+    found = diagnose(measured(expert_job({3}, {5}).run(), expert(0, 3)))
+    assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, (0, 1))
+    assert "put together as one weight" in found.cause
+
+
+def test_without_token_counts_the_step_before_tells() -> None:
+    """Two ranks, no parameters known: only what both did in step 1 speaks against rank 1."""
+
+    def step(number: int, numel: int) -> list[Op]:
+        return [Op("0", "all_reduce", n, step=number) for n in (8, numel, 32)]
+
+    job = Job({"0": ((0, 1), "dp")}, [step(1, 16) + step(2, 16), step(1, 16) + step(2, 20)])
+    found = diagnose(job.run())
+    assert (found.culprits, found.confidence) == ((1,), Confidence.MEDIUM)
+    job = Job({"0": ((0, 1), "dp")}, [step(1, 16), step(1, 20)])
+    found = diagnose(job.run())
+    assert (found.culprits, found.victims, found.confidence) == ((), (), Confidence.MEDIUM)
+    assert "Nothing that was seen tells" in found.cause
+    assert found.signature.endswith(":no-rank")
+
+
+# ------------------------------------------------------------------------ calls never made
+
+
+def test_a_killed_rank_is_a_crash_of_that_rank() -> None:
+    evidence = ended_early(fsdp2_job(set(), set(), set()), 2, 4)
+    found = diagnose(died(evidence, 2, signal="SIGKILL"))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (2,), (0, 1))
+    assert found.signature == "crash:SIGKILL:one-rank"
+    assert "Ranks 0, 1 then waited in reduce_scatter" in found.cause
+
+
+@pytest.mark.parametrize("stalled", [False, True])
+def test_an_exception_is_the_cause_and_the_stall_its_consequence(stalled: bool) -> None:
+    evidence = ended_early(fsdp2_job(set(), set()), 1, 4)
+    error = RankError("IndexError", "index 9 is out of bounds", "model.py:40 load", time=2.0)
+    broken = died(evidence, 1, error)
+    if stalled:
+        broken = replace(broken, stall=Stall(1.0, 3.0, (0,), (1,)))
+    found = diagnose(broken)
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (1,), (0,))
+    assert found.signature == "crash:IndexError:model.py load:one-rank"
+    assert "IndexError at model.py:40 load: index 9 is out of bounds" in found.cause
+
+
+def test_the_same_exception_everywhere_has_no_victims() -> None:
+    error = RankError("ValueError", "shape", "step.py:3 loss")
+    ranks = {
+        r: RankEvidence(r, exit=ExitStatus(code=1), error=error, versions={"torch": "2"})
+        for r in (0, 1)
+    }
+    found = diagnose(Evidence(2, ranks))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (0, 1), ())
+
+
+def test_calls_of_the_clean_up_after_an_exception_are_no_divergence() -> None:
+    """A rank that raises and then meets the others in a barrier of its `finally`."""
+    job = fsdp2_job(set(), set())
+    job.programs[1] = [*job.programs[1][:4], Op("0", "barrier", 0, "")]
+    evidence = job.run()
+    raised = evidence.ranks[1].collectives[-1].time - 0.5
+    error = RankError("KeyError", "'router'", "step.py:9 forward", time=raised)
+    found = diagnose(died(evidence, 1, error))
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, (1,))
+    assert found.first_divergence is not None
+    assert found.first_divergence.ranks["1"].op == "none"
+
+
+def test_a_rank_that_ends_in_peace_too_early() -> None:
+    found = diagnose(ended_early(fsdp2_job(set(), set(), set()), 1, 5))
+    assert (found.verdict, found.culprits) == (Verdict.HANG, (1,))
+    assert "rank 1 reached the end without that call" in found.cause
+
+
+def test_one_rank_that_calls_once_more_is_not_the_victim() -> None:
+    job = fsdp2_job(set(), set(), set())
+    job.programs[0] = [*job.programs[0], Op("0", "broadcast", 4, peer=0)]
+    found = diagnose(job.run())
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (0,), (1, 2))
+
+
+def test_a_rank_stuck_elsewhere_is_the_culprit() -> None:
+    evidence = ended_early(fsdp2_job(set(), set()), 1, 4)
+    ranks = dict(evidence.ranks)
+    ranks[1] = replace(ranks[1], finished=False, exit=ExitStatus(signal="SIGKILL", by_us=True))
+    found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0,), (1,))))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
+
+
+def test_agreeing_schedules_that_stand_still_are_nobodys_fault() -> None:
+    evidence = fsdp2_job(set(), set()).run()
+    ranks = {
+        r: replace(
+            seen,
+            collectives=tuple(replace(c, completed=False) for c in seen.collectives),
+            finished=False,
+            exit=ExitStatus(signal="SIGKILL", by_us=True),
+        )
+        for r, seen in evidence.ranks.items()
+    }
+    found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
+    assert (found.verdict, found.culprits) == (Verdict.HANG, ())
+    assert "no rank is at fault" in found.cause
+
+
+def test_ranks_killed_together_were_merely_behind() -> None:
+    """The launcher's time bound cuts them off at different places: that is no divergence."""
+    evidence = ended_early(fsdp2_job(set(), set()), 1, 4)
+    ranks = {
+        r: replace(seen, finished=False, exit=ExitStatus(signal="SIGTERM", by_us=True))
+        for r, seen in evidence.ranks.items()
+    }
+    found = diagnose(replace(evidence, ranks=ranks, stall=None, timed_out=True))
+    assert (found.verdict, found.culprits) == (Verdict.INCONCLUSIVE, ())
+    assert found.first_divergence is None
+
+
+def test_waiting_in_a_circle() -> None:
+    a, b = Op("a"), Op("b")
+    groups = {"a": ((0, 1, 2), "dp"), "b": ((0, 1, 2), "ep")}
+    found = diagnose(Job(groups, [[a, b], [b, a], [a, b]]).run())
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0, 2))
+    assert "in a circle" in found.cause and "on ep" in found.cause
+
+
+# ------------------------------------------------------------------------ groups
+
+
+def test_groups_that_share_a_name_are_told_apart_by_their_ranks() -> None:
+    """Two halves of a split communicator do different things: that is healthy."""
+    first = [Op("half", "all_reduce", 8)] * 2
+    second = [Op("half", "all_gather", 16)]
+    job = Job({"half": ((0, 1), "tp")}, [first, first, second, second])
+    evidence = job.whole()
+    ranks = dict(evidence.ranks)
+    for rank in (2, 3):
+        other = replace(evidence.ranks[0].groups["half"], ranks=(2, 3))
+        ranks[rank] = replace(ranks[rank], groups={"half": other})
+    found = diagnose(measured(replace(evidence, ranks=ranks)))
+    assert (found.verdict, found.first_divergence, found.notes) == (Verdict.CLEAN, None, ())
+
+
+def pipeline(*programs: list[Op]) -> Job:
+    return Job({"pp": (tuple(range(len(programs))), "pp")}, list(programs))
+
+
+def test_point_to_point_is_paired_by_peers_and_not_by_position() -> None:
+    """Three stages issue different numbers of calls; the all-reduces between them still align."""
+    reduce = Op("pp", "all_reduce", 4)
+
+    def send(to: int) -> Op:
+        return Op("pp", "send", 8, peer=to)
+
+    def receive(source: int) -> Op:
+        return Op("pp", "recv", 8, peer=source)
+
+    job = pipeline(
+        [send(1), send(1), reduce],
+        [receive(0), send(2), receive(0), send(2), reduce],
+        [receive(1), receive(1), reduce],
+    )
+    found = diagnose(measured(job.whole()))
+    assert (found.verdict, found.first_divergence, found.notes) == (Verdict.CLEAN, None, ())
+    job.programs[2][1] = replace(receive(1), numel=6)
+    found = diagnose(measured(job.whole()))
+    assert "Sizes differ" in found.notes[0]
+    job.programs[2][1] = receive(1)
+    job.programs[1][4] = replace(reduce, op="all_gather")
+    assert "Different operations meet" in diagnose(measured(job.whole())).notes[0]
+
+
+def test_a_receive_that_nobody_sends() -> None:
+    evidence = pipeline([], [Op("pp", "recv", 8, peer=0)]).whole()
+    ranks = dict(evidence.ranks)
+    ranks[1] = replace(ranks[1], finished=False, exit=ExitStatus(signal="SIGKILL", by_us=True))
+    found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (1,))))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (0,), (1,))
+
+
+# ------------------------------------------------------------------------ only errors, only ends
+
+
+def test_the_librarys_own_words_count_where_no_schedule_was_recorded() -> None:
+    ranks = {r: RankEvidence(r, exit=ExitStatus(code=1), error=RESET) for r in (0, 1)}
+    words = RankError("gloo::EnforceNotMet", "Is there a distributed collective mismatch?")
+    told = {**ranks, 1: replace(ranks[1], error=words)}
+    found = diagnose(Evidence(2, told))
+    assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, ())
+    assert found.confidence == Confidence.LOW
+    found = diagnose(Evidence(2, ranks))
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, ())
+    assert found.confidence == Confidence.LOW
+
+
+def test_an_own_exception_beside_a_silent_divergence_is_a_crash() -> None:
+    evidence = fsdp2_job({(1, 3)}, {(1, 5)}).run()
+    found = diagnose(died(evidence, 0, RankError("AssertionError", "uniform gradient dtype")))
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, (0,))
+
+
+def test_a_later_abort_of_a_silent_divergence_is_a_mismatch() -> None:
+    evidence = fsdp2_job({(1, 3)}, {(1, 5)}).run()
+    found = diagnose(aborted_on_gloo(evidence, 1))
+    assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, (0, 1))
+    assert "out of step" in found.cause
+
+
+def empty(world: int = 2, **fields: object) -> Evidence:
+    return replace(Evidence(world, {r: RankEvidence(r) for r in range(world)}), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        (empty(launch_error="no such interpreter"), "no such interpreter"),
+        (empty(timed_out=True), "time bound"),
+        (empty(interrupted=True), "interrupted"),
+        (empty(), "no measurements"),
+        (empty(stall=Stall(1.0, 3.0, (), (0, 1))), "not in a collective"),
+        (measured(fsdp2_job(set(), set()).run(), compared=()), "no gradient was compared"),
+    ],
+)
+def test_what_cannot_be_said_is_inconclusive(evidence: Evidence, said: str) -> None:
+    found = diagnose(evidence)
+    assert (found.verdict, found.culprits) == (Verdict.INCONCLUSIVE, ())
+    assert found.confidence == Confidence.LOW
+    assert said in found.cause
+
+
+def test_a_stack_that_cannot_run_it_is_not_applicable() -> None:
+    outcome = Outcome(0, applicable="transformers 4.50.0 has no Glm4vMoe", notes=["a shim"])
+    evidence = Evidence(2, {0: RankEvidence(0, outcome=outcome), 1: RankEvidence(1)})
+    found = diagnose(evidence)
+    assert found.verdict == Verdict.NOT_APPLICABLE
+    assert found.cause == "transformers 4.50.0 has no Glm4vMoe"
+    assert found.notes == ("a shim",)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", float("nan")])
+def test_nonfinite_gradients(value: object) -> None:
+    evidence = measured(fsdp2_job(set(), set()).run())
+    outcome = evidence.ranks[1].outcome
+    assert outcome is not None
+    bad = GradientError(value, 1.0, wrong=True)  # type: ignore[arg-type]
+    gradients = {"1": {**outcome.gradients["1"], "lm_head.weight": bad}}
+    ranks = {
+        **evidence.ranks,
+        1: replace(evidence.ranks[1], outcome=replace(outcome, gradients=gradients)),
+    }
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert (found.verdict, found.culprits) == (Verdict.NONFINITE, (1,))
+    assert "lm_head.weight" in found.cause
+    assert found.worst_parameter == "lm_head.weight"
+
+
+def test_wrong_gradients_without_divergence_are_nobodys_fault() -> None:
+    found = diagnose(measured(fsdp2_job(set(), set()).run(), ["lm_head.weight"]))
+    assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, ())
+    assert "no rank is at fault" in found.cause
+    assert found.signature == "wrong-gradients:no divergence seen:no-rank"
+
+
+def test_only_the_first_wrong_step_is_listed() -> None:
+    """Later steps start from weights that are wrong already."""
+    evidence = measured(fsdp2_job(set(), set()).run())
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        assert seen.outcome is not None
+        right = seen.outcome.gradients["1"]
+        one = {**right, "lm_head.weight": GradientError(1e-3, 1.0, wrong=True)}
+        more = {**one, "model.norm.weight": GradientError(5e-3, 1.0, wrong=True)}
+        outcome = replace(seen.outcome, gradients={"1": right, "2": one, "3": more})
+        ranks[rank] = replace(seen, outcome=outcome)
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert found.wrong_parameters == ("lm_head.weight",)
+    assert (found.gradient_error, found.worst_parameter) == (5e-3, "model.norm.weight")
+    assert "in step 2" in found.cause.lower()
+
+
+# ------------------------------------------------------------------------ what is shown
+
+
+def test_both_stacks_of_a_hang_are_shown_without_helper_threads() -> None:
+    main = Stack("MainThread", "py-spy", (Frame("/x/torch/distributed/c10d.py", 9, "wait"),))
+    helper = Stack("recorder", "py-spy", (Frame("/x/threading.py", 1, "_bootstrap"),))
+    other = Stack("1", "pystack", (Frame("a.c", 1, "poll", native=True),))
+    evidence = expert_job(set(), {3}).run()
+    ranks = {r: replace(s, stacks=(helper, main, other)) for r, s in evidence.ranks.items()}
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert found.stacks == {0: ("wait (c10d.py:9)",), 1: ("wait (c10d.py:9)",)}
+
+
+def test_what_was_not_seen_is_said_once() -> None:
+    evidence = measured(fsdp2_job(set(), set()).run())
+    ranks = {r: replace(s, not_seen=("dtype of barriers",)) for r, s in evidence.ranks.items()}
+    ranks[0] = replace(ranks[0], not_seen=("dtype of barriers", "tokens per expert"))
+    found = diagnose(replace(evidence, ranks=ranks, not_seen=("native frames (py-spy missing)",)))
+    assert found.not_seen == (
+        "native frames (py-spy missing)",
+        "dtype of barriers",
+        "rank 0: tokens per expert",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -148,7 +149,7 @@ class Usage(NamedTuple):
     ("free", "status"), [(100 * 10**9, "ok"), (10**9, "warn"), (10**8, "fail")]
 )
 def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(10**12, 0, free))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, free))
     check = named("disk", network=False)
     assert check.status == status
     assert ("stacks clean" in check.advice) == (status != "ok")
@@ -156,7 +157,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
 
 @pytest.mark.parametrize(("size", "status"), [(10**9, "ok"), (64 * 2**20, "warn")])
 def test_shared_memory(monkeypatch: pytest.MonkeyPatch, size: int, status: str) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(size, 0, 10**12))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(size, 0, 10**12))
     assert named("shared memory", network=False).status == status
 
 

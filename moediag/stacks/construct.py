@@ -138,7 +138,7 @@ def _fill(
     from moediag.stacks import overlay, uv
 
     full = resolution.kind == "full"
-    size = " with a torch of its own (up to several GB)" if full else ""
+    size = " with a torch of its own (CUDA: several GB)" if full else ""
     progress(f"building {key}{size}", 0.15)
     python = resolution.python or str(base.executable)
     uv.run(

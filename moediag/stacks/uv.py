@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -95,6 +96,13 @@ def _error(lines: list[str], what: str) -> StackError:
     tail = "\n".join(text.splitlines()[-12:])
     if any(mark in low for mark in _DISK_FULL):
         return StackError(f"the disk is full: {what}\n{tail}", disk_full(Path()).help_text)
+    unbuilt = re.search(r"failed to build `([^`]+)`", text, re.IGNORECASE)
+    if unbuilt:
+        return StackError(
+            f"{what}: {unbuilt[1]} has no wheel for this Python, and building it failed\n{tail}",
+            "Ask for a Python of its time, e.g. --stack python=3.10, or pin a release of it that "
+            "has a wheel.",
+        )
     if any(mark in low for mark in _NO_NETWORK):
         return StackError(f"no network: {what}\n{tail}", NO_NETWORK_HELP)
     if "no solution found" in low or "not satisf" in low:

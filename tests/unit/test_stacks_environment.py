@@ -322,6 +322,10 @@ def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str) -> No
         ("error: failed to write: No space left on device (os error 28)", "disk is full"),
         ("error: Request failed after 3 retries", "no network"),
         ("error: No interpreter found for Python 3.99", "no such Python"),
+        (
+            "Failed to build `tokenizers==0.12`: Request failed after",
+            "tokenizers==0.12 has no wheel",
+        ),
         ("error: something new", "uv failed"),
     ],
 )

@@ -1,0 +1,147 @@
+"""Expectations, and what all trials together say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from moediag.diagnosis.judge import conclusion, met
+from moediag.diagnosis.model import Diagnosis
+from moediag.report.model import TrialResult
+from moediag.verdicts import Confidence, Verdict
+
+
+@dataclass
+class Expected:
+    verdict: Any
+    culprits: list[int] | None = None
+
+
+def diagnosis(verdict: str, *culprits: int, backend: str = "gloo") -> Diagnosis:
+    return Diagnosis(Verdict(verdict), "s", Confidence.HIGH, culprits=culprits, backend=backend)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "result"),
+    [
+        (None, diagnosis("clean"), True),
+        (None, diagnosis("hang"), False),
+        (Expected("hang"), diagnosis("hang", 1), True),
+        (Expected("hang"), diagnosis("collective-mismatch", 1), False),
+        (Expected(["hang", "collective-mismatch"]), diagnosis("collective-mismatch"), True),
+        (Expected({"gloo": "collective-mismatch", "nccl": "hang"}), diagnosis("hang"), False),
+        (Expected({"gloo": ["hang", "crash"]}), diagnosis("crash"), True),
+        (Expected({"nccl": "hang"}), diagnosis("hang"), False),
+        (Expected("hang", [1]), diagnosis("hang", 1), True),
+        (Expected("hang", [1]), diagnosis("hang", 0), False),
+        (Expected("hang", [1, 0]), diagnosis("hang", 0, 1), True),
+        (Expected("hang", [1]), diagnosis("hang"), False),
+        (Expected("hang", []), diagnosis("hang", 1), False),
+        (Expected(["clean", "hang"], [1]), diagnosis("clean"), True),
+        (Expected("clean"), diagnosis("inconclusive"), False),
+    ],
+)
+def test_met(expected: Expected | None, found: Diagnosis, result: bool) -> None:
+    assert met(expected, found) is result
+
+
+def test_met_on_a_given_backend() -> None:
+    both = Expected({"gloo": "collective-mismatch", "nccl": "hang"})
+    assert met(both, diagnosis("hang"), "nccl")
+    assert not met(both, diagnosis("hang"), "gloo")
+
+
+def trial(
+    variant: str,
+    role: str,
+    verdict: str,
+    met: bool = True,
+    ratio: float | None = None,
+    spread: tuple[float, float] | None = None,
+) -> TrialResult:
+    return TrialResult(
+        variant, role, {}, "fork", "gloo", 2, verdict, verdict if met else "x", met, "s", "high",
+        step_time_ratio=ratio, step_time_spread=spread,
+    )  # fmt: skip
+
+
+UNFIXED = trial("unfixed", "unfixed", "collective-mismatch")
+CONTROL = trial("identical", "control", "clean")
+
+
+@pytest.mark.parametrize(
+    ("trials", "reproduced"),
+    [
+        ([UNFIXED, CONTROL], True),
+        ([UNFIXED], True),
+        ([CONTROL], None),
+        ([], None),
+        ([trial("unfixed", "unfixed", "clean", met=False), CONTROL], False),
+        # A different failure never counts as the one looked for.
+        ([trial("unfixed", "unfixed", "crash", met=False)], False),
+        ([trial("unfixed", "unfixed", "inconclusive", met=False)], None),
+        ([trial("unfixed", "unfixed", "not-applicable", met=False)], None),
+        # A failing control makes the comparison inconclusive.
+        ([UNFIXED, trial("identical", "control", "hang", met=False)], None),
+        ([UNFIXED, trial("identical", "control", "inconclusive", met=False)], None),
+        ([UNFIXED, trial("fused", "control", "not-applicable", met=False)], True),
+        # Repeats that disagree.
+        ([UNFIXED, trial("unfixed", "unfixed", "clean", met=False)], None),
+        ([UNFIXED, UNFIXED], True),
+        # Unfixed, and expected to be clean: nothing was reproduced.
+        ([trial("unfixed", "unfixed", "clean")], False),
+    ],
+)
+def test_reproduced(trials: list[TrialResult], reproduced: bool | None) -> None:
+    assert conclusion(trials).reproduced is reproduced
+
+
+def test_only_a_clean_fix_is_correct() -> None:
+    trials = [
+        UNFIXED,
+        trial("flag", "fix", "clean", ratio=1.02),
+        trial("wrong", "fix", "wrong-gradients", ratio=1.0),
+        trial("unsure", "fix", "inconclusive", ratio=1.0),
+        trial("flaky", "fix", "clean", ratio=1.0),
+        trial("flaky", "fix", "hang"),
+    ]
+    end = conclusion(trials)
+    assert [(f.variant, f.correct) for f in end.fixes] == [
+        ("flag", True),
+        ("wrong", False),
+        ("unsure", False),
+        ("flaky", False),
+    ]
+    assert end.cheapest_correct_fix == "flag"
+
+
+def test_no_fix_is_judged_beside_a_failing_control() -> None:
+    broken = trial("identical", "control", "hang", met=False)
+    end = conclusion([UNFIXED, broken, trial("flag", "fix", "clean", ratio=1.0)])
+    assert (end.fixes, end.cheapest_correct_fix) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("fixes", "cheapest"),
+    [
+        ([("a", 1.2, (1.1, 1.3)), ("b", 1.02, (1.0, 1.04))], "b"),
+        # Inside the noise: equal, so the first listed.
+        ([("a", 1.04, (1.01, 1.07)), ("b", 1.02, (0.99, 1.05))], "a"),
+        ([("a", 1.84, (1.8, 1.9)), ("b", 1.05, (1.0, 1.1)), ("c", 1.02, (0.9, 1.06))], "b"),
+        # No spread: only equal numbers are equal.
+        ([("a", 1.03, None), ("b", 1.02, None)], "b"),
+        ([("a", 1.02, None), ("b", 1.02, None)], "a"),
+        # What was not timed cannot be the cheapest, unless it is the only one.
+        ([("a", None, None), ("b", 1.5, None)], "b"),
+        ([("a", None, None)], "a"),
+        ([("a", None, None), ("b", None, None)], None),
+        ([], None),
+    ],
+)
+def test_the_cheapest_correct_fix(
+    fixes: list[tuple[str, float | None, tuple[float, float] | None]], cheapest: str | None
+) -> None:
+    trials = [trial(v, "fix", "clean", ratio=r, spread=s) for v, r, s in fixes]
+    assert conclusion([UNFIXED, *trials]).cheapest_correct_fix == cheapest

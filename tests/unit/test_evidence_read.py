@@ -1,0 +1,215 @@
+"""Folders in, evidence out: what was written is read back, and what is cut off is counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moediag import protocol
+from moediag.diagnosis.diagnose import diagnose
+from moediag.errors import EvidenceError
+from moediag.evidence.model import Evidence, ExitStatus, RankError
+from moediag.evidence.read import read_trial
+from moediag.verdicts import Verdict
+from tests.unit.evidence_builder import (
+    aborted_on_gloo,
+    died,
+    events,
+    expert_job,
+    fsdp2_job,
+    measured,
+    write,
+)
+
+STARVED = {(1, 3)}
+
+# Folders as trials leave them, with the verdict and the culprits that they must give.
+FOLDERS: dict[str, tuple[Evidence, Verdict, tuple[int, ...]]] = {
+    "mismatch": (
+        aborted_on_gloo(fsdp2_job(set(), STARVED).run(), 0),
+        Verdict.COLLECTIVE_MISMATCH,
+        (1,),
+    ),
+    "silent": (
+        measured(fsdp2_job({(1, 3)}, {(1, 5)}).run(), ["lm_head.weight"]),
+        Verdict.WRONG_GRADIENTS,
+        (0, 1),
+    ),
+    "hang": (expert_job(set(), {3}).run(), Verdict.HANG, (1,)),
+    "clean": (measured(fsdp2_job(set(), set()).run()), Verdict.CLEAN, ()),
+    "crash": (
+        died(fsdp2_job(set(), set()).run(), 1, RankError("KeyError", "'x'", "a.py:1 f", 99.0)),
+        Verdict.CRASH,
+        (1,),
+    ),
+}
+
+
+@pytest.fixture(params=FOLDERS)
+def case(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> tuple[Path, Evidence, Verdict, tuple[int, ...]]:
+    evidence, verdict, culprits = FOLDERS[request.param]
+    return write(evidence, tmp_path / "trial"), evidence, verdict, culprits
+
+
+def test_what_was_written_is_read_back(
+    case: tuple[Path, Evidence, Verdict, tuple[int, ...]],
+) -> None:
+    folder, evidence, verdict, culprits = case
+    read = read_trial(folder)
+    for rank, seen in evidence.ranks.items():
+        assert read.ranks[rank].collectives == seen.collectives
+        assert read.ranks[rank].groups == seen.groups
+        assert read.ranks[rank].tokens == seen.tokens
+        assert read.ranks[rank].outcome == seen.outcome
+        assert read.ranks[rank].exit == seen.exit
+        assert read.ranks[rank].finished == seen.finished
+    assert (read.stall, read.world_size, read.backend) == (evidence.stall, 2, "gloo")
+    assert read.not_seen == ()
+    found = diagnose(read)
+    assert (found.verdict, found.culprits) == (verdict, culprits)
+    assert found == diagnose(evidence)
+
+
+def test_a_log_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+    folder = write(fsdp2_job(set(), STARVED).run(), tmp_path)
+    path = folder / protocol.events_file(1)
+    whole = path.read_bytes()
+    complete = len(read_trial(folder).ranks[1].collectives)
+    for size in range(0, len(whole), 97):
+        path.write_bytes(whole[:size])
+        seen = read_trial(folder).ranks[1]
+        assert len(seen.collectives) <= complete
+        assert seen.collectives == read_trial(folder).ranks[1].collectives
+        diagnose(read_trial(folder))
+    path.write_bytes(whole[:-20])
+    assert "rank 1: its last event (the recorder log ends in mid-line)" in (
+        read_trial(folder).ranks[1].not_seen
+    )
+
+
+def test_garbage_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+    folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
+    path = folder / protocol.events_file(0)
+    lines = path.read_text().splitlines(keepends=True)
+    junk = ["{not json}\n", "\xff\xfe\n", "[1, 2]\n", '{"e": "collective", "n": "x"}\n', '"text"\n']
+    later = '{"e": "a kind of a later version", "x": 1}\n'
+    path.write_text("".join([*lines[:3], *junk, later, *lines[3:]]))
+    seen = read_trial(folder).ranks[0]
+    assert "rank 0: 5 unreadable lines of its recorder log" in seen.not_seen
+    assert len(seen.collectives) == 7 and seen.finished
+    assert diagnose(read_trial(folder)).verdict == Verdict.CLEAN
+
+
+def test_a_name_list_that_was_lost_is_unknown_and_no_divergence(tmp_path: Path) -> None:
+    folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
+    path = folder / protocol.events_file(0)
+    path.write_text(
+        "".join(li for li in path.read_text().splitlines(True) if '"e": "names"' not in li)
+    )
+    read = read_trial(folder)
+    assert all(c.parameters is None for c in read.ranks[0].collectives)
+    found = diagnose(read)
+    assert (found.verdict, found.notes) == (Verdict.CLEAN, ())
+
+
+def test_equal_name_lists_are_one_object_for_all_ranks(tmp_path: Path) -> None:
+    read = read_trial(write(fsdp2_job(set(), set()).run(), tmp_path))
+    first, second = (read.ranks[r].collectives[0].parameters for r in (0, 1))
+    assert first is second
+
+
+def test_missing_ranks_and_files(tmp_path: Path) -> None:
+    folder = write(fsdp2_job(set(), STARVED).run(), tmp_path)
+    (folder / protocol.events_file(1)).unlink()
+    (folder / "launch.json").unlink()
+    read = read_trial(folder)
+    assert sorted(read.ranks) == [0, 1]
+    assert read.ranks[1].not_seen == ("rank 1: its collectives (there is no recorder log)",)
+    assert read.not_seen == ("exit codes and signals (no launch.json)",)
+    assert diagnose(read).verdict == Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("name", ["launch.json", "trial.json", "rank-0.outcome.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "null"])
+def test_broken_files_are_said_and_survived(tmp_path: Path, name: str, content: str) -> None:
+    folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
+    (folder / name).write_text(content)
+    read = read_trial(folder)
+    assert read.world_size == 2
+    said = " ".join((*read.not_seen, *read.ranks[0].not_seen))
+    if name == "launch.json":
+        assert "launch.json is unreadable" in said
+    if name == "rank-0.outcome.json":
+        assert "outcome file is unreadable" in said
+        assert diagnose(read).verdict == Verdict.INCONCLUSIVE
+
+
+def test_an_empty_folder_is_inconclusive_and_none_is_an_error(tmp_path: Path) -> None:
+    assert diagnose(read_trial(tmp_path)).verdict == Verdict.INCONCLUSIVE
+    with pytest.raises(EvidenceError):
+        read_trial(tmp_path / "nowhere")
+
+
+def test_the_older_segment_of_the_ring_comes_first(tmp_path: Path) -> None:
+    evidence = fsdp2_job(set(), set(), steps=2).run()
+    folder = write(evidence, tmp_path)
+    path = folder / protocol.events_file(0)
+    lines = path.read_text().splitlines(True)
+    preamble = [li for li in lines if '"e": "names"' in li or '"e": "group"' in li]
+    at = next(i for i, li in enumerate(lines) if '"n": 7,' in li)
+    (folder / protocol.older_events_file(0)).write_text("".join(lines[:at]))
+    path.write_text("".join([lines[0], *preamble, *lines[at:]]))
+    assert read_trial(folder).ranks[0].collectives == evidence.ranks[0].collectives
+    (folder / protocol.older_events_file(0)).unlink()
+    seen = read_trial(folder)
+    assert seen.ranks[0].collectives[0].index == 7
+    assert diagnose(measured(seen)).notes == ()
+
+
+def test_wrapped_names_are_made_plain(tmp_path: Path) -> None:
+    folder = write(fsdp2_job(set(), set()).run(), tmp_path)
+    path = folder / protocol.events_file(0)
+    lines = path.read_text().replace(
+        "model.layers.1.", "model.layers.1._checkpoint_wrapped_module."
+    )
+    path.write_text(lines.replace("lm_head.", "_fsdp_wrapped_module.lm_head."))
+    own, other = (read_trial(folder).ranks[r].collectives for r in (0, 1))
+    assert [c.parameters for c in own] == [c.parameters for c in other]
+
+
+def test_order_of_death_and_every_exit_are_kept(tmp_path: Path) -> None:
+    folder = write(replace(fsdp2_job(set(), set()).run(), deaths=(1, 0)), tmp_path)
+    raw = json.loads((folder / "launch.json").read_text())
+    raw["exits"]["1"] = {"code": None, "signal": "SIGABRT", "by_us": False}
+    (folder / "launch.json").write_text(json.dumps(raw))
+    read = read_trial(folder)
+    assert read.deaths == (1, 0)
+    assert read.ranks[1].exit == ExitStatus(None, "SIGABRT", False)
+
+
+def test_no_gradient_phase_and_error_events(tmp_path: Path) -> None:
+    folder = write(fsdp2_job(set()).run(), tmp_path)
+    more = [
+        {"e": "names", "id": 99, "fqns": ["a.weight"]},
+        {"e": "no_gradient", "step": 2, "names": 99},
+        {"e": "phase", "name": "step 2", "step": 2},
+        {"e": "not_seen", "text": "splits of old torch"},
+        {"e": "error", "t": 5.0, "type": "KeyError", "message": "'x'", "where": "a.py:1 f"},
+    ]
+    with (folder / protocol.events_file(0)).open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in more)
+    seen = read_trial(folder).ranks[0]
+    assert seen.no_gradient == {2: ("a.weight",)}
+    assert seen.last_phase == "step 2"
+    assert seen.not_seen == ("splits of old torch",)
+    assert seen.error == RankError("KeyError", "'x'", "a.py:1 f", 5.0)
+
+
+def test_the_builder_writes_what_the_protocol_lists() -> None:
+    seen = fsdp2_job({(1, 3)}).run().ranks[0]
+    assert {e["e"] for e in events(seen, 1)} <= set(protocol.EVENT_KINDS)

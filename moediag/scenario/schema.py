@@ -5,10 +5,23 @@ The parts that reach the ranks are in ``sections``; rules that span several fiel
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import (
+    Discriminator,
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+)
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import LiteralScalarString
 
+from moediag.layout import Layout
 from moediag.scenario.sections import (
     Backend,
     CostSection,
@@ -26,6 +39,9 @@ from moediag.scenario.sections import (
 )
 
 SCHEMA_VERSION = 1
+
+# Sections that a variant lays over the scenario's field by field.
+MERGED_SECTIONS = ("model", "wrapper", "step", "skew")
 
 
 class WorldSection(Section):
@@ -101,7 +117,7 @@ class Variant(Section):
         description="unfixed: the failure itself (exactly one); fix: a repair to be judged; "
         "control: must stay clean, or the whole comparison proves nothing."
     )
-    title: str = Field(min_length=1, description="One line for a person.")
+    title: str = Field(default="", description="One line for a person.")
     source: str | None = Field(
         default=None, description="Where the fix comes from: URL or reference."
     )
@@ -132,6 +148,21 @@ class Variant(Section):
     skew: SkewSection | None = Field(
         default=None, description="Fields that differ from the scenario's."
     )
+
+    @model_serializer(mode="wrap")
+    def _only_what_differs(
+        self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        """A section here is a difference: defaults written out would undo the scenario's."""
+        whole: dict[str, Any] = serialize(self)
+        for name in ("layout", *MERGED_SECTIONS):
+            if whole.get(name) is None:
+                whole.pop(name, None)
+        for name in MERGED_SECTIONS:
+            section = getattr(self, name)
+            if section is not None:
+                whole[name] = section.model_dump(mode=info.mode, exclude_unset=True)
+        return whole
 
 
 def _whole_world() -> LayoutRequest:
@@ -166,6 +197,33 @@ class Scenario(Section):
         min_length=1, description="The code paths, in the order they run."
     )
 
+    # Not a field: what the command line laid over the file, as typed.
+    _overrides: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Every override as typed, e.g. ``--set model.experts=16``."""
+        return self._overrides
+
+    def with_overrides(self, texts: Sequence[str]) -> Scenario:
+        """The same scenario, remembering what was laid over it."""
+        copy = self.model_copy()
+        copy._overrides = tuple(texts)
+        return copy
+
+    def to_yaml(self) -> str:
+        """The scenario as run, defaults filled in; loads again to an equal one."""
+        text = io.StringIO()
+        yaml = YAML(typ="rt", pure=True)
+        yaml.width = 100
+        yaml.dump(_blocks(self.model_dump(mode="json")), text)
+        return text.getvalue()
+
+    def layout_for(self, world_size: int) -> Layout:
+        """The mesh of ``world_size`` ranks. Raises LayoutError, printing every factor."""
+        request: dict[str, int | str] = {str(axis): size for axis, size in self.layout.items()}
+        return Layout.resolve(request, world_size)
+
     @property
     def unfixed(self) -> Variant:
         """The failure itself; exactly one exists once the file is loaded."""
@@ -187,8 +245,13 @@ class Scenario(Section):
         return self.model_copy(update=changes)
 
 
-# Sections that a variant lays over the scenario's field by field.
-MERGED_SECTIONS = ("model", "wrapper", "step", "skew")
+def _blocks(node: Any) -> Any:
+    """Text of several lines written as it was: a block, not one long quoted line."""
+    if isinstance(node, dict):
+        return {key: _blocks(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_blocks(item) for item in node]
+    return LiteralScalarString(node) if isinstance(node, str) and "\n" in node else node
 
 
 def json_schema() -> dict[str, Any]:

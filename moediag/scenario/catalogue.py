@@ -1,0 +1,64 @@
+"""The scenarios that ship with moediag, and those of a user, by path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+from dataclasses import dataclass
+from pathlib import Path
+
+from moediag.errors import ScenarioError
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of ``moediag list``. ``expected``: the verdicts of the unfixed variant."""
+
+    name: str
+    title: str
+    expected: str
+    variants: int
+
+
+def folder() -> Path:
+    """Where the shipped scenarios are; a real folder, since moediag is never run from a zip."""
+    return Path(str(importlib.resources.files("moediag") / "catalogue"))
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in folder().glob("*.yaml"))
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a scenario of the catalogue, or the user's own. A word with a suffix or a slash
+    is a path. Raises ScenarioError with the nearest names."""
+    if name_or_path in names():
+        return folder() / f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    looks_like_path = path.suffix in _SUFFIXES or "/" in name_or_path or "\\" in name_or_path
+    if not looks_like_path and not path.is_file():
+        near = difflib.get_close_matches(name_or_path, names(), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ScenarioError(
+            f"no scenario is called {name_or_path!r}{hint}",
+            "`moediag list` names them all; a file of your own is given by its path.",
+        )
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # a name too long, a zero byte
+        exists = False
+    if not exists:
+        raise ScenarioError(
+            f"{name_or_path}: no such file", "`moediag list` names the scenarios that are shipped."
+        )
+    return path
+
+
+def entries() -> list[Entry]:
+    """Every scenario of the catalogue, for ``moediag list``."""
+    from moediag.scenario.load import load
+
+    found = [load(find(name)) for name in names()]
+    return [Entry(s.name, s.title, s.unfixed.expect.words(), len(s.variants)) for s in found]

@@ -1,0 +1,191 @@
+"""Rules that span several fields: what is well-formed and still cannot be."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator
+
+from moediag.errors import LayoutError
+from moediag.scenario.explain import Problem
+from moediag.scenario.schema import Scenario, Variant
+from moediag.scenario.sections import ModelSection, StarveSection
+from moediag.scenario.source import KeyPath, nearest
+
+# Folders of the run directory and its own trial of costs.
+_TAKEN = ("cost",)
+_TAKEN_PREFIXES = ("stack-", "reference-")
+
+
+def known_fixes() -> tuple[str, ...]:
+    """The fixes that exist, in kebab-case: the files of moediag/fixes, not imported, because they
+    import torch."""
+    folder = importlib.resources.files("moediag") / "fixes"
+    files = (entry.name for entry in folder.iterdir())
+    names = (f[:-3] for f in files if f.endswith(".py") and not f.startswith("_"))
+    return tuple(sorted(name.replace("_", "-") for name in names))
+
+
+def check(scenario: Scenario) -> Iterator[Problem]:
+    """Everything that is wrong with ``scenario`` as a whole, in the order of the file."""
+    yield from _world(scenario)
+    yield from _layout(scenario, ("layout",))
+    if scenario.cost is not None:
+        yield from _model(scenario.cost.model, ("cost", "model"))
+        for index, fix in enumerate(scenario.cost.fixes):
+            yield from _fix(fix, ("cost", "fixes", index))
+    yield from _content(scenario, scenario, ())
+    yield from _roles(scenario)
+    for name, variant in scenario.variants.items():
+        at: KeyPath = ("variants", name)
+        yield from _variant(name, variant, at)
+        merged = scenario.merged(name)
+        if variant.layout is not None:
+            yield from _layout(merged, (*at, "layout"))
+        yield from _content(merged, variant, at)
+
+
+def _world(scenario: Scenario) -> Iterator[Problem]:
+    world, most = scenario.world, scenario.world.max
+    involved: tuple[KeyPath, ...] = tuple(
+        ("world", f) for f in ("default", "min", "max", "multiple_of")
+    )
+    if world.default < world.min or (most is not None and world.default > most):
+        span = f"at least {world.min}" if most is None else f"from {world.min} to {most}"
+        message = f"{world.default} ranks, but the scenario runs on {span}"
+        yield Problem(("world", "default"), message, involved=involved)
+    if world.default % world.multiple_of:
+        message = f"{world.default} is not a multiple of {world.multiple_of}"
+        yield Problem(("world", "default"), message, involved=involved)
+
+
+def _layout(scenario: Scenario, at: KeyPath) -> Iterator[Problem]:
+    try:
+        scenario.layout_for(scenario.world.default)
+    except LayoutError as error:
+        yield Problem(at, error.message, involved=(("world", "default"),))
+
+
+def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
+    """Model and skew against each other, reported where ``owner`` (the scenario, or a variant laid
+    over it) sets them. A variant that changes neither repeats nothing."""
+    if owner.model is not None:
+        yield from _model(merged.model, (*at, "model"))
+    own_starve = owner.skew is not None and "starve" in owner.skew.model_fields_set
+    if not at or own_starve:
+        for index, starve in enumerate(merged.skew.starve):
+            yield from _starve(starve, merged, (*at, "skew", "starve", index), at)
+        yield from _too_many(merged, (*at, "skew", "starve"), at)
+    elif owner.model is not None:
+        # The scenario's own starvation on the variant's other model.
+        for index, starve in enumerate(merged.skew.starve):
+            for problem in _bounds(starve, merged, ("skew", "starve", index), at):
+                message = f"skew.starve[{index}].{problem.path[-1]}: {problem.message}"
+                yield Problem((*at, "model"), message, involved=problem.involved)
+        yield from _too_many(merged, (*at, "model"), at)
+
+
+def _model(model: ModelSection, at: KeyPath) -> Iterator[Problem]:
+    if model.top_k > model.experts:
+        message = f"{model.top_k} is more than the {model.experts} experts"
+        yield Problem((*at, "top_k"), message, involved=((*at, "experts"),))
+    if model.heads % model.kv_heads:
+        message = f"{model.heads} is not a multiple of kv_heads, {model.kv_heads}"
+        yield Problem((*at, "heads"), message, involved=((*at, "kv_heads"),))
+
+
+def _starve(
+    starve: StarveSection, merged: Scenario, path: KeyPath, owner: KeyPath
+) -> Iterator[Problem]:
+    yield from _bounds(starve, merged, path, owner)
+    if starve.every is not None and starve.rank is None:
+        yield Problem((*path, "every"), "repeats a rank, but no rank is given")
+    elif starve.every is not None and starve.rank is not None and starve.rank >= starve.every:
+        message = f"{starve.rank} does not lie below every, {starve.every}"
+        yield Problem((*path, "rank"), message, involved=((*path, "every"),))
+
+
+def _bounds(
+    starve: StarveSection, merged: Scenario, path: KeyPath, owner: KeyPath
+) -> Iterator[Problem]:
+    model, step = merged.model, merged.step
+    bounds = (
+        ("expert", starve.expert, model.experts - 1, "model", "experts"),
+        ("layer", starve.layer, model.layers - 1, "model", "layers"),
+        ("from_step", starve.from_step, step.steps, "step", "steps"),
+    )
+    for field, value, most, section, name in bounds:
+        # A control may end before a failure begins; a failure that never begins is a mistake.
+        if value is None or value <= most or (field == "from_step" and owner):
+            continue
+        size = getattr(getattr(merged, section), name)
+        involved: tuple[KeyPath, ...] = ((section, name), (*owner, section, name))
+        message = f"{value} is above {most}: {section}.{name} is {size}"
+        yield Problem((*path, field), message, involved=involved)
+
+
+def _too_many(merged: Scenario, path: KeyPath, owner: KeyPath) -> Iterator[Problem]:
+    """Every token needs top_k experts that are not starved."""
+    model = merged.model
+    for starve in merged.skew.starve:
+        alike = {
+            s.expert
+            for s in merged.skew.starve
+            if s.rank in (None, starve.rank) and s.layer in (None, starve.layer)
+        }
+        left = model.experts - len(alike)
+        if left < model.top_k:
+            where = "every rank" if starve.rank is None else f"rank {starve.rank}"
+            message = (
+                f"{left} of {model.experts} experts are left on {where} for top_k {model.top_k}"
+            )
+            involved = (("model", "experts"), ("model", "top_k"), (*owner, "model", "experts"))
+            yield Problem(path, message, involved=involved)
+            return
+
+
+def _roles(scenario: Scenario) -> Iterator[Problem]:
+    unfixed = [name for name, v in scenario.variants.items() if v.role == "unfixed"]
+    if not unfixed:
+        yield Problem(("variants",), "one variant must have `role: unfixed`, the failure itself")
+    for name in unfixed[1:]:
+        message = f"only one variant can be unfixed, and {unfixed[0]} is"
+        yield Problem(("variants", name, "role"), message)
+
+
+def _variant(name: str, variant: Variant, at: KeyPath) -> Iterator[Problem]:
+    if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
+        yield Problem(at, "this name is taken by the run directory", of_key=True)
+    if variant.fix is not None:
+        yield from _fix(variant.fix, (*at, "fix"))
+        if variant.role != "fix":
+            yield Problem((*at, "fix"), f"a variant with role {variant.role} has no fix")
+    changes = variant.fix or variant.stack or variant.layout
+    if variant.role == "fix" and not changes and not any(_sections(variant)):
+        yield Problem(at, "a fix must change something: give fix, stack or a section", of_key=True)
+    yield from _expectation(variant, (*at, "expect"))
+
+
+def _sections(variant: Variant) -> Iterator[bool]:
+    for section in (variant.model, variant.wrapper, variant.step, variant.skew):
+        yield section is not None and bool(section.model_fields_set)
+
+
+def _fix(name: str, at: KeyPath) -> Iterator[Problem]:
+    if name not in known_fixes():
+        yield Problem(at, f'no fix is called "{name}"{nearest(name, known_fixes())}')
+
+
+def _expectation(variant: Variant, at: KeyPath) -> Iterator[Problem]:
+    expect = variant.expect
+    backends = list(expect.verdict) if isinstance(expect.verdict, dict) else ["gloo"]
+    clean = ["clean" in expect.verdicts(backend) for backend in backends]
+    if variant.role != "fix":
+        if expect.judgement is not None:
+            yield Problem((*at, "judgement"), f"only a fix is judged, not a {variant.role} variant")
+        if variant.role == "control" and not all(clean):
+            yield Problem((*at, "verdict"), "a control expects clean; this shows nothing otherwise")
+    elif expect.judgement == "wrong" and all(clean):
+        yield Problem((*at, "judgement"), "a fix that is wrong does not end clean")
+    elif expect.judgement != "wrong" and not any(clean):
+        message = "a fix that does not end clean is a wrong one: add `judgement: wrong`"
+        yield Problem((*at, "verdict"), message)

@@ -1,0 +1,59 @@
+"""A scenario from its file: read, override, validate; every mistake is one located message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from moediag.errors import ScenarioError
+from moediag.scenario import explain
+from moediag.scenario.checks import check
+from moediag.scenario.explain import Problem
+from moediag.scenario.overrides import apply, location
+from moediag.scenario.schema import Scenario
+from moediag.scenario.source import KeyPath, Source, read
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario in ``path`` with ``overrides`` ("model.experts=16") laid over it.
+
+    Raises ScenarioError: ``FILE:LINE:COLUMN: FIELD: what``, or ``--set TEXT: FIELD: what`` when an
+    override is to blame.
+    """
+    source = read(Path(path))
+    given = apply(source.data, overrides)
+    try:
+        scenario = Scenario.model_validate(source.data)
+    except ValidationError as error:
+        found = explain.problems(error.errors(include_url=False), source.data)
+        raise _error(found, source, given) from None
+    found = list(check(scenario))
+    if found:
+        raise _error(found, source, given)
+    return scenario.with_overrides([f"--set {text}" for text in overrides])
+
+
+def _error(found: Sequence[Problem], source: Source, given: Mapping[KeyPath, str]) -> ScenarioError:
+    """The first problem: one that an override made, else the first in the file."""
+    blamed = [(problem, _culprit(problem, given)) for problem in found]
+    for problem, override in blamed:
+        if override is not None:
+            return ScenarioError(f"{location(override)}: {problem}")
+    marks = [(source.mark(p.path, p.of_key), p) for p in found]
+    mark, problem = min(marks, key=lambda pair: (pair[0].line, pair[0].column))
+    return ScenarioError(f"{source.path}:{mark.line}:{mark.column}: {problem}")
+
+
+def _culprit(problem: Problem, given: Mapping[KeyPath, str]) -> str | None:
+    """The override that set the field, something around it, or a field the rule reads. The last
+    one given wins, as it does when they are applied."""
+    for path, override in reversed(list(given.items())):
+        for place in (problem.path, *problem.involved):
+            if place[: len(path)] == path:
+                return override
+        # A section that an override began (skew.starve[0].rank=1) and that lacks another field.
+        if "missing" in problem.message and problem.path[:-1] == path[: len(problem.path) - 1]:
+            return override
+    return None

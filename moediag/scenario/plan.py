@@ -1,0 +1,222 @@
+"""scenario x variant x stack x repeat -> trials: everything that a run will launch, decided once.
+
+Pure: nothing is started and nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moediag.errors import LayoutError, ScenarioError, UsageError
+from moediag.protocol import CostSpec, ModelSpec, SkewSpec, Starve, StepSpec, Trial, WrapperSpec
+from moediag.scenario.schema import Expectation, Scenario
+from moediag.scenario.sections import CostSection, SkewSection
+from moediag.scenario.source import nearest
+
+Device = Literal["cpu", "gpu"]
+COST = "cost"  # name, variant and purpose of the trial that times the fixes
+BACKENDS = {"cpu": "gloo", "gpu": "nccl"}
+LAUNCHERS = {"cpu": "fork", "gpu": "torchrun"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrial:
+    """``stack``: requested versions. ``expected``: None for the cost trial. ``repeat``: from 0.
+    ``reference_key``: trials with an equal one share a single-process reference run; None where
+    none is needed. ``requires``: Python packages without which it is not applicable. ``note``:
+    what a reader of the result must know about this variant."""
+
+    trial: Trial
+    stack: dict[str, str]
+    expected: Expectation | None = None
+    repeat: int = 0
+    reference_key: str | None = None
+    requires: tuple[str, ...] = ()
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``overrides``: every --set and --stack, as typed, for the result."""
+
+    scenario: Scenario
+    trials: tuple[PlannedTrial, ...]
+    overrides: tuple[str, ...] = ()
+
+
+def plan(
+    scenario: Scenario,
+    world_size: int | None,
+    device: str,
+    variants: Sequence[str] = (),
+    launcher: str = "auto",
+    repeat: int = 1,
+    timeout: float | None = None,
+    stack_overrides: Mapping[str, str] | None = None,
+) -> Plan:
+    """All trials of a run, in order: the variants as the scenario lists them, each ``repeat``
+    times, then the timing of the fixes.
+
+    ``world_size`` None: the scenario's own. ``variants``: those to run, all when empty.
+    ``stack_overrides`` replace the scenario's versions; a variant that names a version of its own
+    (``upgrade``) keeps it. Raises UsageError, LayoutError, ScenarioError.
+    """
+    if device not in BACKENDS:
+        raise UsageError(f"device {device!r}: one of cpu, gpu")
+    if repeat < 1:
+        raise UsageError(f"--repeat {repeat}: at least 1")
+    ranks = scenario.world.default if world_size is None else world_size
+    _check_world(scenario, ranks)
+    given = dict(stack_overrides or {})
+    planned = scenario.model_copy(update={"stack": {**scenario.stack, **given}})
+    build = _Build(
+        planned,
+        ranks,
+        BACKENDS[device],
+        LAUNCHERS[device] if launcher == "auto" else launcher,
+        scenario.timeout if timeout is None else timeout,
+    )
+    selected = _selected(scenario, variants)
+    trials = [build.step(name, number) for name in selected for number in range(repeat)]
+    trials += build.cost(selected)
+    texts = [f"--stack {package}={version}" for package, version in given.items()]
+    return Plan(planned, tuple(trials), (*scenario.overrides, *texts))
+
+
+def _selected(scenario: Scenario, variants: Sequence[str]) -> list[str]:
+    for name in variants:
+        if name not in scenario.variants:
+            raise UsageError(
+                f"--variant {name}: {scenario.name} has no such variant"
+                f"{nearest(name, scenario.variants)}",
+                f"`moediag show {scenario.name}` lists them.",
+            )
+    return [name for name in scenario.variants if not variants or name in variants]
+
+
+def _check_world(scenario: Scenario, ranks: int) -> None:
+    world = scenario.world
+    most = "" if world.max is None else f" to {world.max}"
+    step = "" if world.multiple_of == 1 else f", in multiples of {world.multiple_of}"
+    too_many = world.max is not None and ranks > world.max
+    if ranks < world.min or too_many or ranks % world.multiple_of:
+        raise LayoutError(
+            f"{scenario.name} runs on {world.min}{most or ' or more'} ranks{step}, not on {ranks}",
+            f"Give --cpu or --gpus such a number, e.g. {world.default}.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    scenario: Scenario
+    world_size: int
+    backend: str
+    launcher: str
+    timeout: float
+
+    def step(self, name: str, repeat: int) -> PlannedTrial:
+        variant, merged = self.scenario.variants[name], self.scenario.merged(name)
+        self._check_ranks(name, merged)
+        # A dot cannot stand in a variant's name, so no other trial can have this one.
+        trial = self._trial(merged, name if repeat == 0 else f"{name}.{repeat + 1}", name)
+        trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix)
+        stack = dict(merged.stack)
+        return PlannedTrial(
+            trial,
+            stack,
+            variant.expect,
+            repeat,
+            reference_key(trial, stack),
+            tuple(variant.requires),
+            variant.note,
+        )
+
+    def cost(self, selected: Sequence[str]) -> Iterator[PlannedTrial]:
+        """The timing of the selected fixes that run on the scenario's own stack; none without
+        a ``cost`` section or without such a fix."""
+        section = self.scenario.cost
+        if section is None:
+            return
+        own: dict[str, None] = {}
+        for name in selected:
+            variant = self.scenario.variants[name]
+            if variant.fix and self.scenario.merged(name).stack == self.scenario.stack:
+                own.setdefault(variant.fix)
+        if not own:
+            return
+        trial = self._trial(self.scenario, COST, COST)
+        yield PlannedTrial(
+            dataclasses.replace(
+                trial,
+                role="control",
+                purpose="cost",
+                skew=SkewSpec(),
+                cost=_cost(section, section.fixes or list(own)),
+            ),
+            dict(self.scenario.stack),
+        )
+
+    def _trial(self, merged: Scenario, name: str, variant: str) -> Trial:
+        return Trial(
+            name=name,
+            scenario=merged.name,
+            variant=variant,
+            world_size=self.world_size,
+            layout=dict(merged.layout_for(self.world_size).axes),
+            backend=self.backend,
+            launcher=self.launcher,
+            model=ModelSpec(**merged.model.model_dump()),
+            wrapper=WrapperSpec(**merged.wrapper.model_dump()),
+            step=StepSpec(**merged.step.model_dump()),
+            skew=_skew(merged.skew, self.world_size),
+            timeout=self.timeout,
+        )
+
+    def _check_ranks(self, name: str, merged: Scenario) -> None:
+        named = [(f"skew.starve[{i}].rank", s.rank) for i, s in enumerate(merged.skew.starve)]
+        culprits = self.scenario.variants[name].expect.culprits or []
+        named += [(f"variants.{name}.expect.culprits", rank) for rank in culprits]
+        for field, rank in named:
+            if rank is not None and rank >= self.world_size:
+                raise ScenarioError(
+                    f"{merged.name}: {field}: there is no rank {rank} among "
+                    f"{self.world_size} ranks (0 to {self.world_size - 1}), variant {name}",
+                    "Give more ranks with --cpu or --gpus, or another rank with --set.",
+                )
+
+
+def _skew(section: SkewSection, world_size: int) -> SkewSpec:
+    """``every`` written out as one entry per rank: ranks know no patterns."""
+    starve: list[Starve] = []
+    for entry in section.starve:
+        ranks: Sequence[int | None] = (entry.rank,)
+        if entry.every is not None and entry.rank is not None:
+            ranks = range(entry.rank, world_size, entry.every)
+        starve += [Starve(entry.expert, rank, entry.layer, entry.from_step) for rank in ranks]
+    return SkewSpec(starve, section.batches)
+
+
+def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
+    values: dict[str, Any] = section.model_dump(exclude={"model", "fixes"})
+    return CostSpec(fixes=list(fixes), model=ModelSpec(**section.model.model_dump()), **values)
+
+
+def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
+    """Equal for trials whose gradients one single-process run decides: same model, data, routing,
+    step and stack. The fix, the sharding and checkpointing do not change what is right."""
+    step = dataclasses.asdict(trial.step)
+    del step["checkpointing"], step["accumulate_sync"]
+    decisive = {
+        "model": dataclasses.asdict(trial.model),
+        "step": step,
+        "skew": dataclasses.asdict(trial.skew),
+        "world_size": trial.world_size,
+        "stack": dict(stack),
+    }
+    text = json.dumps(decisive, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -448,3 +448,12 @@ def test_what_was_not_seen_is_said_once() -> None:
         "dtype of barriers",
         "rank 0: tokens per expert",
     )
+
+
+def test_asynchronous_calls_in_another_order_make_nobody_wait() -> None:
+    """Issued the other way round, waited for later: lawful, unlike the same with waiting calls."""
+    a, b = Op("a", asynchronous=True), Op("b", asynchronous=True)
+    groups = {"a": ((0, 1), "dp"), "b": ((0, 1), "ep")}
+    assert diagnose(measured(Job(groups, [[a, b], [b, a]]).whole())).notes == ()
+    a, b = Op("a"), Op("b")
+    assert diagnose(measured(Job(groups, [[a, b], [b, a]]).whole())).notes != ()

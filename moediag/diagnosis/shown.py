@@ -13,6 +13,7 @@ from moediag.report.model import FirstDivergence, RankSide
 
 NO_CALL = "none"  # op of a rank that made no call
 _FRAMES = 12
+_OWN = "/moediag/recorder/"  # wrappers around the user's calls; they say nothing about them
 _IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
 
 
@@ -52,7 +53,8 @@ def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
     for rank, seen in sorted(evidence.ranks.items()):
         stack = _that_counts(seen.stacks)
         if stack is not None:
-            shown[rank] = tuple(frame_text(frame) for frame in stack.frames[:_FRAMES])
+            frames = [frame for frame in stack.frames if _OWN not in frame.file]
+            shown[rank] = tuple(frame_text(frame) for frame in frames[:_FRAMES])
     return shown
 
 

@@ -429,7 +429,9 @@ def test_only_the_first_wrong_step_is_listed() -> None:
 
 
 def test_both_stacks_of_a_hang_are_shown_without_helper_threads() -> None:
-    main = Stack("MainThread", "py-spy", (Frame("/x/torch/distributed/c10d.py", 9, "wait"),))
+    own = Frame("/x/moediag/recorder/collectives.py", 1, "wait")
+    blocked = (own, Frame("/x/torch/distributed/c10d.py", 9, "wait"))
+    main = Stack("MainThread", "py-spy", blocked)
     helper = Stack("recorder", "py-spy", (Frame("/x/threading.py", 1, "_bootstrap"),))
     other = Stack("1", "pystack", (Frame("a.c", 1, "poll", native=True),))
     evidence = expert_job(set(), {3}).run()

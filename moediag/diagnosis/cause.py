@@ -216,7 +216,7 @@ def _elsewhere(starved: Sequence[Starved]) -> str:
 def describe(call: Collective) -> str:
     """``all_gather of model.layers.0.mlp.experts.3.{gate,up}_proj.weight (1,536 elements)``."""
     of = ""
-    if call.parameters:
+    if call.parameters and (not call.module or len(compact(call.parameters)) == 1):
         of = f" of {listed(call.parameters)}"
     elif call.module:
         of = f" of {call.module}"

@@ -32,7 +32,7 @@ from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.evidence.model import Evidence
-from moediag.report.names import plural, ranks
+from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
 
 
@@ -272,7 +272,8 @@ def _measured(facts: Facts) -> Judgement:
         why = cause.of_divergence(divergence, blamed, facts.evidence.backend, died=False)
         notes = (f"the schedules differ, although the result is right: {why}",)
     if numbers.compared:
-        text = f"{plural(numbers.compared, 'gradient')} equal the reference on every rank."
+        text = f"{plural(numbers.compared, 'gradient')} as in the reference on every rank, largest "
+        text += f"error {error_size(numbers.error)}."
         confidence = Confidence.MEDIUM if divergence is not None else Confidence.HIGH
         return Judgement(Verdict.CLEAN, confidence, text, notes=notes)
     if any(

@@ -24,6 +24,7 @@ class Problem:
     message: str
     of_key: bool = False
     involved: tuple[KeyPath, ...] = ()
+    missing: bool = False
 
     def __str__(self) -> str:
         return f"{dotted(self.path)}: {self.message}"
@@ -37,7 +38,8 @@ def problems(errors: Sequence[ErrorDetails], data: dict[str, Any]) -> list[Probl
         of_key = error["type"] == "extra_forbidden" or error["loc"][-1:] == ("[key]",)
         by_place.setdefault((path, of_key), []).append(error)
     return [
-        Problem(path, _sentence(path, group), of_key) for (path, of_key), group in by_place.items()
+        Problem(path, _sentence(path, group), of_key, missing=group[0]["type"] == "missing")
+        for (path, of_key), group in by_place.items()
     ]
 
 

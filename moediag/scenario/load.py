@@ -36,24 +36,26 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def _error(found: Sequence[Problem], source: Source, given: Mapping[KeyPath, str]) -> ScenarioError:
-    """The first problem: one that an override made, else the first in the file."""
-    blamed = [(problem, _culprit(problem, given)) for problem in found]
-    for problem, override in blamed:
+    """The first problem: one that an override made, else the first in the file. What is missing
+    comes last: a misspelt field makes two problems, and the spelling is the one to mend."""
+    for problem in sorted(found, key=lambda p: p.missing):
+        override = _culprit(problem, source, given)
         if override is not None:
             return ScenarioError(f"{location(override)}: {problem}")
     marks = [(source.mark(p.path, p.of_key), p) for p in found]
-    mark, problem = min(marks, key=lambda pair: (pair[0].line, pair[0].column))
+    mark, problem = min(marks, key=lambda pair: (pair[1].missing, pair[0].line, pair[0].column))
     return ScenarioError(f"{source.path}:{mark.line}:{mark.column}: {problem}")
 
 
-def _culprit(problem: Problem, given: Mapping[KeyPath, str]) -> str | None:
+def _culprit(problem: Problem, source: Source, given: Mapping[KeyPath, str]) -> str | None:
     """The override that set the field, something around it, or a field the rule reads. The last
     one given wins, as it does when they are applied."""
+    begun = problem.path[:-1] if problem.missing else problem.path
+    in_file = not begun or begun in source.values or begun in source.keys
     for path, override in reversed(list(given.items())):
-        for place in (problem.path, *problem.involved):
-            if place[: len(path)] == path:
-                return override
-        # A section that an override began (skew.starve[0].rank=1) and that lacks another field.
-        if "missing" in problem.message and problem.path[:-1] == path[: len(problem.path) - 1]:
+        if any(place[: len(path)] == path for place in (problem.path, *problem.involved)):
+            return override
+        # A section that only the override began, e.g. modle.experts=16.
+        if not in_file and path[: len(begun)] == begun:
             return override
     return None

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from moediag.errors import ScenarioError
 from moediag.scenario.source import KeyPath, dotted, nearest
@@ -55,7 +54,7 @@ def _parse(override: str) -> tuple[KeyPath, Any]:
         return tuple(path), text.strip()  # 5.0 is a version here, not a number
     try:
         return tuple(path), YAML(typ="safe", pure=True).load(text)
-    except (YAMLError, ValueError, RecursionError):
+    except Exception:  # ruamel: YAMLError, and AttributeError and the like on misused tags
         raise ScenarioError(f"{location(override)}: {name}: {text!r} is not YAML") from None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError, YAMLStreamError
+from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
 
 from moediag.errors import ScenarioError
@@ -74,7 +74,7 @@ def read(path: Path) -> Source:
     if not isinstance(document, CommentedMap):
         raise _error(path, Mark(1, 1), "a scenario is a mapping of fields, e.g. `name: …`")
     reader = _Reader(path)
-    data = reader.plain(document, (), ())
+    data = reader.plain(document, ())
     return Source(path, data, reader.keys, reader.values)
 
 
@@ -119,8 +119,9 @@ def _parse(path: Path, text: str) -> Any:
         raise _error(path, Mark(line, 1), "not a text file (special characters)") from None
     except RecursionError:
         raise _error(path, Mark(1, 1), "nested too deeply for a scenario") from None
-    except (YAMLError, YAMLStreamError, ValueError) as error:
-        problem = str(error).splitlines()[0] if str(error) else "unknown"
+    except Exception as error:
+        # Misused tags (`!!set x`) end in AttributeError and the like inside ruamel.
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _error(path, Mark(1, 1), f"not valid YAML: {problem}") from None
 
 
@@ -133,28 +134,28 @@ class _Reader:
         self.values: dict[KeyPath, Mark] = {}
         self._nodes = 0
 
-    def plain(self, node: Any, path: KeyPath, above: tuple[int, ...]) -> Any:
+    def plain(self, node: Any, path: KeyPath) -> Any:
         self._nodes += 1
-        if self._nodes > MOST_NODES or id(node) in above:
+        if self._nodes > MOST_NODES:
             raise _error(self.path, self._near(path), f"{dotted(path)}: aliases without end")
         if isinstance(node, CommentedMap):
-            inside = above + (id(node),)
-            return {key: self._entry(node, key, path, inside) for key in node}
+            return {key: self._entry(node, key, path) for key in node}
         if isinstance(node, CommentedSeq):
-            inside = above + (id(node),)
             for index in range(len(node)):
                 self._note(self.values, (*path, index), node.lc.item, index)
-            return [self.plain(item, (*path, i), inside) for i, item in enumerate(node)]
+            return [self.plain(item, (*path, i)) for i, item in enumerate(node)]
         return self._scalar(node, path)
 
-    def _entry(self, node: CommentedMap, key: Any, path: KeyPath, inside: tuple[int, ...]) -> Any:
+    def _entry(self, node: CommentedMap, key: Any, path: KeyPath) -> Any:
         if not isinstance(key, str):
             raise _error(
                 self.path, self._near(path), f"{dotted((*path, str(key)))}: a field name is text"
             )
         self._note(self.keys, (*path, key), node.lc.key, key)
-        self._note(self.values, (*path, key), node.lc.value, key)
-        return self.plain(node[key], (*path, key), inside)
+        # Nothing has no place: ruamel gives that of whatever follows.
+        place = node.lc.key if node[key] is None else node.lc.value
+        self._note(self.values, (*path, key), place, key)
+        return self.plain(node[key], (*path, key))
 
     def _scalar(self, node: Any, path: KeyPath) -> Any:
         if node is None or isinstance(node, bool):

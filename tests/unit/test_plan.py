@@ -1,0 +1,200 @@
+"""scenario x variant x stack x repeat -> trials."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moediag.errors import LayoutError, MoediagError, ScenarioError, UsageError
+from moediag.protocol import Starve, Trial
+from moediag.scenario.catalogue import find, names
+from moediag.scenario.load import load
+from moediag.scenario.plan import plan, reference_key
+from moediag.scenario.schema import Scenario
+
+
+@pytest.fixture(scope="module")
+def starvation() -> Scenario:
+    return load(find("expert-starvation"))
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize(("device", "ranks"), [("cpu", 2), ("cpu", 4), ("gpu", 8)])
+def test_every_shipped_scenario_plans(name: str, device: str, ranks: int) -> None:
+    scenario = load(find(name))
+    planned = plan(scenario, ranks, device, repeat=2)
+    found = [p.trial for p in planned.trials]
+    assert len({t.name for t in found}) == len(found)
+    for trial in found:
+        assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", trial.name)
+        assert trial.world_size == ranks
+        assert trial.layout == {"dp_shard": ranks}
+        assert trial.backend == ("gloo" if device == "cpu" else "nccl")
+        assert trial.launcher == ("fork" if device == "cpu" else "torchrun")
+    assert {t.variant for t in found if t.purpose == "step"} == set(scenario.variants)
+
+
+def test_a_planned_trial_survives_its_file(starvation: Scenario, tmp_path: Path) -> None:
+    for planned in plan(starvation, 2, "cpu").trials:
+        assert Trial.read(planned.trial.write(tmp_path)) == planned.trial
+
+
+def test_the_variants_keep_their_order_and_role(starvation: Scenario) -> None:
+    trials = plan(starvation, None, "cpu").trials
+    steps = [p for p in trials if p.trial.purpose == "step"]
+    assert [p.trial.variant for p in steps] == list(starvation.variants)
+    assert steps[0].trial.role == "unfixed"
+    assert steps[0].trial.world_size == starvation.world.default
+    assert steps[0].trial.skew.starve == [Starve(expert=3, rank=1, layer=1)]
+    assert steps[0].expected is not None
+    assert steps[0].expected.verdicts("gloo") == ("collective-mismatch",)
+    assert steps[0].stack == {"transformers": "4.53.2"}
+
+
+def test_the_costs_come_last_with_the_fixes_of_the_own_stack(starvation: Scenario) -> None:
+    last = plan(starvation, 2, "cpu").trials[-1]
+    assert (last.trial.purpose, last.trial.variant, last.trial.role) == ("cost", "cost", "control")
+    assert last.trial.cost is not None
+    own = [v.fix for v in starvation.variants.values() if v.fix]
+    assert last.trial.cost.fixes == own
+    assert last.trial.cost.model.hidden > starvation.model.hidden
+    assert last.trial.skew.starve == []
+    assert last.reference_key is None
+    assert last.expected is None
+
+
+def test_no_costs_without_a_fix_among_the_selected(starvation: Scenario) -> None:
+    for chosen in (["unfixed"], ["upgrade"], ["identical-batches", "unfixed"]):
+        trials = plan(starvation, 2, "cpu", variants=chosen).trials
+        assert {p.trial.variant for p in trials} == set(chosen)
+    some = plan(starvation, 2, "cpu", variants=["touch", "unfixed"]).trials
+    assert [p.trial.variant for p in some] == ["unfixed", "touch", "cost"]
+    assert some[-1].trial.cost is not None
+    assert some[-1].trial.cost.fixes == ["touch"]
+
+
+def test_trials_share_a_reference_where_the_right_gradients_are_the_same(
+    starvation: Scenario,
+) -> None:
+    key = {p.trial.variant: p.reference_key for p in plan(starvation, 2, "cpu").trials}
+    assert key["unfixed"] == key["zero-fill"] == key["dense-experts"]
+    # Other data, other releases and other models have right gradients of their own.
+    others = ["identical-sampler", "upgrade", "identical-batches", "starved-everywhere"]
+    assert len({key[name] for name in ["unfixed", *others, "fused-family"]}) == 6
+    wrappers = plan(load(find("expert-starvation-wrappers")), 2, "cpu").trials
+    assert (
+        len({p.reference_key for p in wrappers if p.trial.variant in ("fsdp2", "fsdp1", "ddp")})
+        == 1
+    )
+
+
+@given(st.sampled_from(["seed", "steps", "batch", "seq_len", "accumulate", "lr", "clip"]))
+def test_the_reference_depends_on_the_step(field: str) -> None:
+    trial = Trial(name="t", scenario="s", variant="v")
+    other = dataclasses.replace(trial, step=dataclasses.replace(trial.step, **{field: 7}))
+    assert reference_key(trial, {}) != reference_key(other, {})
+
+
+def test_the_reference_does_not_depend_on_fix_sharding_or_checkpointing() -> None:
+    trial = Trial(name="t", scenario="s", variant="v")
+    other = dataclasses.replace(
+        trial,
+        fix="touch",
+        wrapper=dataclasses.replace(trial.wrapper, kind="ddp"),
+        step=dataclasses.replace(trial.step, checkpointing="reentrant"),
+    )
+    assert reference_key(trial, {}) == reference_key(other, {})
+    assert reference_key(trial, {}) != reference_key(trial, {"transformers": "5.0.0"})
+    wider = dataclasses.replace(trial, world_size=4)
+    assert reference_key(trial, {}) != reference_key(wider, {})
+
+
+def test_a_pattern_of_ranks_reaches_every_rank() -> None:
+    silent = load(find("expert-starvation-silent"))
+    trial = plan(silent, 4, "cpu").trials[0].trial
+    assert {(s.rank, s.expert) for s in trial.skew.starve} == {(0, 3), (2, 3), (1, 5), (3, 5)}
+
+
+def test_repeats_have_names_of_their_own(starvation: Scenario) -> None:
+    trials = plan(starvation, 2, "cpu", variants=["unfixed"], repeat=3).trials
+    assert [p.trial.name for p in trials] == ["unfixed", "unfixed.2", "unfixed.3"]
+    assert [p.repeat for p in trials] == [0, 1, 2]
+    assert len({p.reference_key for p in trials}) == 1
+
+
+def test_stack_overrides_leave_a_variants_own_version(starvation: Scenario) -> None:
+    made = plan(
+        starvation, 2, "cpu", stack_overrides={"transformers": "4.57.6", "accelerate": "1.14"}
+    )
+    stacks = {p.trial.variant: p.stack for p in made.trials}
+    assert stacks["unfixed"] == {"transformers": "4.57.6", "accelerate": "1.14"}
+    assert stacks["upgrade"] == {"transformers": "5.0.0", "accelerate": "1.14"}
+    assert stacks["cost"] == stacks["unfixed"]
+    assert made.scenario.stack["transformers"] == "4.57.6"
+
+
+def test_the_plan_remembers_what_was_typed() -> None:
+    scenario = load(find("expert-starvation"), ["model.experts=16"])
+    made = plan(scenario, 2, "cpu", stack_overrides={"transformers": "4.57.6"})
+    assert made.overrides == ("--set model.experts=16", "--stack transformers=4.57.6")
+
+
+def test_launcher_timeout_and_requirements() -> None:
+    wrappers = load(find("expert-starvation-wrappers"))
+    made = plan(wrappers, 2, "cpu", launcher="torchrun", timeout=7.5)
+    assert {(p.trial.launcher, p.trial.timeout) for p in made.trials} == {("torchrun", 7.5)}
+    assert next(p for p in made.trials if p.trial.variant == "zero2").requires == ("deepspeed",)
+    note = next(
+        p.note
+        for p in plan(load(find("expert-starvation")), 2, "cpu").trials
+        if p.trial.variant == "identical-sampler"
+    )
+    assert note is not None
+    assert "wrong batch" in note
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "error", "parts"),
+    [
+        (1, {}, LayoutError, ["runs on 2 or more ranks, not on 1"]),
+        (0, {}, LayoutError, ["not on 0"]),
+        (2, {"variants": ["unfixd"]}, UsageError, ["--variant unfixd", 'did you mean "unfixed"?']),
+        (2, {"repeat": 0}, UsageError, ["--repeat 0"]),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    starvation: Scenario, ranks: int, options: dict[str, object], error: type[MoediagError],
+    parts: list[str],
+) -> None:  # fmt: skip
+    with pytest.raises(error) as caught:
+        plan(starvation, ranks, "cpu", **options)  # type: ignore[arg-type]
+    for part in parts:
+        assert part in caught.value.message
+
+
+def test_a_rank_that_does_not_exist_is_refused() -> None:
+    scenario = load(find("expert-starvation"), ["skew.starve[0].rank=2"])
+    with pytest.raises(ScenarioError, match=r"skew\.starve\[0\]\.rank: there is no rank 2 among 2"):
+        plan(scenario, 2, "cpu")
+
+
+def test_the_bounds_of_a_world() -> None:
+    scenario = load(
+        find("expert-starvation"), ["world={default: 4, min: 2, max: 8, multiple_of: 2}"]
+    )
+    assert plan(scenario, None, "cpu").trials[0].trial.world_size == 4
+    for ranks in (3, 10):
+        with pytest.raises(LayoutError, match="2 to 8 ranks, in multiples of 2"):
+            plan(scenario, ranks, "cpu")
+
+
+def test_a_layout_that_does_not_fit_prints_every_factor() -> None:
+    scenario = load(find("expert-starvation"), ["layout={dp_replicate: 2, dp_shard: world}"])
+    assert plan(scenario, 4, "cpu").trials[0].trial.layout == {"dp_replicate": 2, "dp_shard": 2}
+    with pytest.raises(LayoutError, match="dp_replicate=2 x dp_shard=world: 3 ranks"):
+        plan(scenario, 3, "cpu")

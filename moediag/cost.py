@@ -1,4 +1,4 @@
-"""Step-time ratios from the cost trial: each fix against the healthy unfixed step, round by round."""
+"""Step-time ratios of the cost trial: each fix against the healthy unfixed step, in rounds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def with_ratios(
 
 
 def _filled(
-    result: TrialResult, planned: PlannedTrial | None, trial: PlannedTrial, measured: dict[str, Ratio]
+    result: TrialResult,
+    planned: PlannedTrial | None,
+    trial: PlannedTrial,
+    measured: dict[str, Ratio],
 ) -> TrialResult:
     if planned is None or planned is trial or planned.stack != trial.stack:
         return result

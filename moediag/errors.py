@@ -53,7 +53,9 @@ class StackError(MoediagError):
     """An environment that cannot be built."""
 
     exit_code = ExitCode.CANNOT_RUN_HERE
-    help_text = "`moediag doctor` says what this machine lacks; `moediag stacks list` what is built."
+    help_text = (
+        "`moediag doctor` says what this machine lacks, `moediag stacks list` what is there."
+    )
 
 
 class NoSuchRelease(StackError):

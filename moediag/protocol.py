@@ -117,9 +117,7 @@ class Heartbeat:
     LAYOUT = struct.Struct("<8sQqQdq")  # magic, progress, collective, state, time, step
     SIZE = 64
 
-    def __init__(
-        self, progress: int, collective: int, state: str, time: float, step: int
-    ) -> None:
+    def __init__(self, progress: int, collective: int, state: str, time: float, step: int) -> None:
         self.progress = progress
         self.collective = collective
         self.state = state
@@ -282,16 +280,18 @@ class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
     ``gradients``: by step (as a string, JSON) and FQN, only of steps that were compared.
-    ``losses``, ``gradient_norms``: one per step; a norm is null where the library keeps it to
-    itself. ``applicable``: a reason when this trial cannot be done on this stack (verdict
-    not-applicable), else null. ``cost``: by fix name ("" is the unfixed step, "again" the same once
-    more, which shows the noise), the seconds of each round. ``notes``: facts about how the trial
-    was run that a reader of the result must know (shims, look-alikes).
+    ``losses`` (this rank's mean), ``reference_losses`` (mean over ranks), ``gradient_norms``: one
+    per step; a norm is null where the library keeps it to itself. ``applicable``: a reason when
+    this trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix
+    name ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds
+    of each round. ``notes``: facts about how the trial was run that a reader of the result must
+    know (shims, look-alikes).
     """
 
     rank: int
     gradients: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
     losses: List[float] = field(default_factory=list)
+    reference_losses: List[float] = field(default_factory=list)
     gradient_norms: List[Optional[float]] = field(default_factory=list)
     steps_done: int = 0
     step_seconds: List[float] = field(default_factory=list)

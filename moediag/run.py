@@ -25,7 +25,7 @@ from moediag.evidence.read import read_trial
 from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.options import LaunchOptions
 from moediag.launch.record import LaunchRecord
-from moediag.protocol import Outcome, Trial, outcome_file
+from moediag.protocol import Outcome, outcome_file
 from moediag.report.model import RunResult, Seconds, TrialResult
 from moediag.report.progress import Observer
 from moediag.scenario.plan import Plan, PlannedTrial
@@ -82,16 +82,12 @@ def run_folder(out: Path | None, name: str) -> Path:
 class _Run:
     """One run's state: what is built, what is finished."""
 
-    def __init__(
-        self, plan: Plan, options: RunOptions, observer: Observer, folder: Path
-    ) -> None:
+    def __init__(self, plan: Plan, options: RunOptions, observer: Observer, folder: Path) -> None:
         self.plan = plan
         self.observer = observer
         self.folder = folder
         families = {t.trial.model.family for t in plan.trials}
-        self.launch_options = dataclasses.replace(
-            options.launch, families=tuple(sorted(families))
-        )
+        self.launch_options = dataclasses.replace(options.launch, families=tuple(sorted(families)))
         self.started = datetime.now(timezone.utc)
         self.results: list[TrialResult] = []
         self.stacks: dict[tuple[tuple[str, str], ...], Stack | StackError] = {}
@@ -172,7 +168,7 @@ class _Run:
         key = tuple(sorted(request.items()))
         if key in self.stacks:
             return self.stacks[key]
-        label = ", ".join(f"{k} {v}" for k, v in request.items()) or "as installed"
+        label = ", ".join(f"{k} {v}" for k, v in request.items()) or "transformers, newest release"
 
         def progress(text: str, fraction: float | None) -> None:
             self.observer.stack(label, text, fraction)
@@ -287,7 +283,7 @@ class _Run:
             stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
             wrong_parameters=tuple(found.wrong_parameters),
             parameters_compared=found.parameters_compared,
-            notes=tuple(found.notes) + tuple(stack.notes),
+            notes=_notes(planned, *found.notes, *stack.notes),
         )
 
     def _not_applicable(
@@ -299,9 +295,11 @@ class _Run:
 
     def _not_built(self, planned: PlannedTrial, error: StackError) -> None:
         requested: dict[str, str | None] = dict(planned.stack)
-        self._add(
-            self._without_launch(planned, requested, Verdict.INCONCLUSIVE, error.message, "")
-        )
+        verdict, reason = Verdict.INCONCLUSIVE, error.message
+        if planned.requires:  # an optional extra: without it the question does not arise
+            verdict = Verdict.NOT_APPLICABLE
+            reason = f"needs {', '.join(planned.requires)}: {reason}"
+        self._add(self._without_launch(planned, requested, verdict, reason, ""))
 
     def _without_launch(
         self,
@@ -330,7 +328,12 @@ class _Run:
             cause=reason,
             evidence=folder,
             repeat=planned.repeat,
+            notes=_notes(planned),
         )
+
+
+def _notes(planned: PlannedTrial, *others: str) -> tuple[str, ...]:
+    return (*([planned.note] if planned.note else []), *others)
 
 
 def _expected(planned: PlannedTrial) -> str:
@@ -348,5 +351,3 @@ def _to_verdict(record: LaunchRecord, captured: float) -> float | None:
     if record.stall is None:
         return None
     return round(captured - record.started - record.stall.at, 3)
-
-

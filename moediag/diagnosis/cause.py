@@ -38,7 +38,7 @@ def of_divergence(divergence: Divergence, blame: Blame, backend: str, died: bool
         text = _sides(divergence, calls, blame)
     step = min((c.step for c in calls.values()), default=0)
     if step > 1:
-        text = f"In step {step}: {text}"
+        text = f"In step {step}: {text[:1].lower() + text[1:]}"
     if blame.contradicted:
         text += " Most ranks do the same; what they leave out is wrong all the same."
     return f"{text} {_consequence(divergence, calls, backend, died)}".rstrip()
@@ -252,6 +252,9 @@ def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None)
     return "; ".join(_first_few(pieces)) + (f"; and {more} more sides" if more > 0 else "")
 
 
+_SAME_LOSS = 1e-5  # relative
+
+
 def of_gradients(facts: GradientFacts) -> str:
     """``18 of 69 parameters have wrong gradients in step 1, worst …``."""
     verb = (
@@ -266,7 +269,10 @@ def of_gradients(facts: GradientFacts) -> str:
         text += f" ({len(facts.missing)} have none on some rank)"
     if facts.worst is not None:
         text += f"; largest error {error_size(facts.error)} in {facts.worst}"
-    return _sentence(text)
+    text = _sentence(text)
+    if facts.loss_error is not None and facts.loss_error < _SAME_LOSS:
+        text += " The loss of that step is right to five digits: it does not show this."
+    return text
 
 
 def _first_few(items: Iterable[T]) -> list[T]:

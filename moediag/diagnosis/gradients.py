@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moediag.evidence.model import Evidence
+from moediag.protocol import Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFacts:
-    """``error`` and ``worst``: over everything compared. ``wrong``: FQNs of the first step (from
-    1) with any wrong gradient, ``step``; later steps start from weights that are wrong already.
+    """``error`` and ``worst``: of the first step with a wrong gradient, ``step`` (from 1), as
+    ``wrong``, its FQNs; later steps start from weights that are wrong already. With nothing
+    wrong, ``error`` is over everything compared.
     ``missing``: those of them that some rank has no gradient for. ``ranks``: where it is wrong.
     ``nonfinite``: what is nan or infinite, in words; empty when nothing is. ``measured``: every
     rank reached its end and left its numbers."""
@@ -26,12 +29,14 @@ class GradientFacts:
     nonfinite: str = ""
     nonfinite_ranks: tuple[int, ...] = ()
     measured: bool = False
+    loss_error: float | None = None
+    """|mean loss of the ranks - reference loss| of the first wrong step (of step 1 without one)
+    relative to the reference; None where the losses were not compared."""
 
 
 def gradient_facts(evidence: Evidence) -> GradientFacts:
     outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
-    error: float | None = None
-    worst: str | None = None
+    largest: dict[int, tuple[float, str]] = {}  # step -> error, FQN
     compared: set[str] = set()
     wrong: dict[int, dict[str, list[int]]] = {}  # step -> FQN -> ranks
     missing: set[tuple[int, str]] = set()
@@ -41,8 +46,8 @@ def gradient_facts(evidence: Evidence) -> GradientFacts:
             for fqn, gradient in by_fqn.items():
                 compared.add(fqn)
                 size = number(gradient.max_abs)
-                if error is None or _larger(size, error):
-                    error, worst = size, fqn
+                if int(step) not in largest or _larger(size, largest[int(step)][0]):
+                    largest[int(step)] = size, fqn
                 if not math.isfinite(size):
                     bad.setdefault(f"the gradient of {fqn} is {size}", []).append(rank)
                 if gradient.wrong:
@@ -56,6 +61,7 @@ def gradient_facts(evidence: Evidence) -> GradientFacts:
     first = min(wrong, default=None)
     names = wrong.get(first, {}) if first is not None else {}
     what_is_bad = next(iter(bad), "")
+    error, worst = _largest(largest, first)
     return GradientFacts(
         error=error,
         worst=worst if error else None,
@@ -67,7 +73,32 @@ def gradient_facts(evidence: Evidence) -> GradientFacts:
         nonfinite=what_is_bad,
         nonfinite_ranks=tuple(sorted(set(bad.get(what_is_bad, ())))),
         measured=len(outcomes) >= evidence.world_size > 0,
+        loss_error=_loss_error(list(outcomes.values()), first or 1),
     )
+
+
+def _largest(
+    by_step: Mapping[int, tuple[float, str]], step: int | None
+) -> tuple[float | None, str | None]:
+    """Of ``step``, else of all."""
+    if step is not None:
+        return by_step[step]
+    found: tuple[float | None, str | None] = (None, None)
+    for size, fqn in by_step.values():
+        if found[0] is None or _larger(size, found[0]):
+            found = size, fqn
+    return found
+
+
+def _loss_error(outcomes: Sequence[Outcome], step: int) -> float | None:
+    """Each rank's loss is the mean over its own tokens, all ranks have equally many."""
+    losses = [number(o.losses[step - 1]) for o in outcomes if len(o.losses) >= step]
+    expected = next(
+        (o.reference_losses[step - 1] for o in outcomes if len(o.reference_losses) >= step), None
+    )
+    if not losses or not expected:
+        return None
+    return abs(sum(losses) / len(losses) - expected) / abs(expected)
 
 
 def number(value: float | str) -> float:

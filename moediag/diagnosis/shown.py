@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 
@@ -14,6 +15,15 @@ from moediag.report.model import FirstDivergence, RankSide
 NO_CALL = "none"  # op of a rank that made no call
 _FRAMES = 12
 _OWN = "/moediag/recorder/"  # wrappers around the user's calls; they say nothing about them
+# Decorators and loggers of torch between the frames that mean something.
+_PLUMBING = (
+    "c10d_logger.py",
+    "utils/_contextlib.py",
+    "_dynamo/eval_frame.py",
+    "torch/_compile.py",
+    "_fully_shard/_fsdp_common.py",
+)
+_ENTRY = "/moediag/worker/entry.py"  # outward of it is the launcher
 _IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
 
 
@@ -53,8 +63,9 @@ def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
     for rank, seen in sorted(evidence.ranks.items()):
         stack = _that_counts(seen.stacks)
         if stack is not None:
-            frames = [frame for frame in stack.frames if _OWN not in frame.file]
-            shown[rank] = tuple(frame_text(frame) for frame in frames[:_FRAMES])
+            frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), stack.frames)
+            telling = [f for f in frames if _OWN not in f.file and not f.file.endswith(_PLUMBING)]
+            shown[rank] = tuple(frame_text(frame) for frame in telling[:_FRAMES])
     return shown
 
 

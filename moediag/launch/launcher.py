@@ -128,10 +128,10 @@ class Launcher(ABC):
         env = dict(os.environ)
         # An import that may not leave bytecode behind costs every later interpreter 12 s.
         env.pop("PYTHONDONTWRITEBYTECODE", None)
-        paths = [str(p) for p in self.stack.pythonpath]
-        if paths:
-            inherited = [env[_PYTHONPATH]] if env.get(_PYTHONPATH) else []
-            env[_PYTHONPATH] = os.pathsep.join(paths + inherited)
+        # Not the user's PYTHONPATH: another transformers there would be the one under test.
+        env.pop(_PYTHONPATH, None)
+        if self.stack.pythonpath:
+            env[_PYTHONPATH] = os.pathsep.join(str(p) for p in self.stack.pythonpath)
         env.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONUNBUFFERED="1")
         if self.options.nnodes == 1 and Path("/sys/class/net/lo").exists():
             env.setdefault("GLOO_SOCKET_IFNAME", "lo")

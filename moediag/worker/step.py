@@ -64,6 +64,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         rank=rank,
         gradients=gradients,
         losses=losses,
+        reference_losses=expected["losses"] if expected is not None else [],
         gradient_norms=norms,
         steps_done=trial.step.steps,
         step_seconds=seconds,

@@ -293,7 +293,7 @@ def measured(
     ranks = {
         rank: replace(
             seen,
-            outcome=Outcome(rank, {"1": gradients}, [4.85], [1.2], steps_done=1),
+            outcome=Outcome(rank, {"1": gradients}, [4.85], gradient_norms=[1.2], steps_done=1),
         )
         for rank, seen in evidence.ranks.items()
     }

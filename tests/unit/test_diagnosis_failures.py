@@ -123,7 +123,7 @@ def test_a_late_divergence_names_its_step() -> None:
     found = diagnose(aborted_on_gloo(job.run(), 0))
     assert found.first_divergence is not None
     assert found.first_divergence.index == 2 * 7 + 3
-    assert found.cause.startswith("In step 3: On rank 1 expert 3")
+    assert found.cause.startswith("In step 3: on rank 1 expert 3")
 
 
 def test_a_majority_that_starves_is_named_all_the_same() -> None:
@@ -421,8 +421,29 @@ def test_only_the_first_wrong_step_is_listed() -> None:
         ranks[rank] = replace(seen, outcome=outcome)
     found = diagnose(replace(evidence, ranks=ranks))
     assert found.wrong_parameters == ("lm_head.weight",)
-    assert (found.gradient_error, found.worst_parameter) == (5e-3, "model.norm.weight")
+    assert (found.gradient_error, found.worst_parameter) == (1e-3, "lm_head.weight")
     assert "in step 2" in found.cause.lower()
+
+
+@pytest.mark.parametrize(("ranks_lose", "said"), [((2.0, 4.0), True), ((2.0, 4.1), False)])
+def test_a_loss_that_hides_wrong_gradients_is_pointed_out(
+    ranks_lose: tuple[float, float], said: bool
+) -> None:
+    evidence = measured(fsdp2_job(set(), set()).run())
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        assert seen.outcome is not None
+        wrong = {"lm_head.weight": GradientError(1e-3, 1.0, wrong=True)}
+        outcome = replace(
+            seen.outcome,
+            gradients={"1": wrong},
+            losses=[ranks_lose[rank]],
+            reference_losses=[3.0],
+        )
+        ranks[rank] = replace(seen, outcome=outcome)
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert ("loss of that step is right" in found.cause) is said
 
 
 # ------------------------------------------------------------------------ what is shown

@@ -16,8 +16,8 @@ RANK = """
 import os, signal, sys
 from moediag.recorder import lifeline
 lifeline.attach(sys.argv[1], 3)
-os.write(int(sys.argv[2]), b"ready")
 def waits_for_ever():
+    os.write(int(sys.argv[2]), b"ready")
     while True:
         signal.pause()
 waits_for_ever()

@@ -26,6 +26,7 @@ from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.options import LaunchOptions
 from moediag.launch.record import LaunchRecord
 from moediag.protocol import Outcome, outcome_file
+from moediag.regressions import with_regressions
 from moediag.report.model import RunResult, Seconds, TrialResult
 from moediag.report.progress import Observer
 from moediag.scenario.plan import Plan, PlannedTrial
@@ -112,6 +113,7 @@ class _Run:
 
     def _finish(self) -> RunResult:
         trials = cost.with_ratios(self.plan, self.results, self.folder)
+        trials = with_regressions(self.plan, trials)
         result = RunResult(
             scenario=self.plan.scenario.name,
             started=self.started.isoformat(timespec="seconds"),
@@ -284,6 +286,7 @@ class _Run:
             wrong_parameters=tuple(found.wrong_parameters),
             parameters_compared=found.parameters_compared,
             notes=_notes(planned, *found.notes, *stack.notes),
+            other_batch=trial.skew.batches != self.plan.scenario.skew.batches,
         )
 
     def _not_applicable(

@@ -98,8 +98,10 @@ def _ratio(own: Sequence[TrialResult]) -> float | None:
 def _cheapest(trials: Sequence[TrialResult], fixes: Sequence[FixJudgement]) -> str | None:
     """Of the correct fixes the one with the smallest step-time ratio. One whose spread overlaps
     the smallest's is equally cheap, and of equals the first listed wins. Without any cost only a
-    single correct fix can be called the cheapest."""
-    correct = [fix for fix in fixes if fix.correct]
+    single correct fix can be called the cheapest. A workaround that trains on another batch is
+    right for that batch, but no answer to the question."""
+    other = {t.variant for t in trials if t.other_batch}
+    correct = [fix for fix in fixes if fix.correct and fix.variant not in other]
     timed = [
         (fix.variant, fix.step_time_ratio) for fix in correct if fix.step_time_ratio is not None
     ]

@@ -74,6 +74,7 @@ class TrialResult:
     parameters_compared: int = 0
     step_time_spread: tuple[float, float] | None = None  # quartiles of the per-round ratio
     notes: tuple[str, ...] = ()
+    other_batch: bool = False  # trains on other data than the unfixed trial: no repair of the code
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 Family = Literal[
     "qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "glm4v_moe",
-    "gpt_oss", "qwen3_vl_moe", "qwen3_omni_moe", "internvl",
+    "gpt_oss", "llama4", "qwen3_vl_moe", "qwen3_omni_moe", "internvl",
 ]  # fmt: skip
 VerdictName = Literal[
     "clean", "hang", "collective-mismatch", "wrong-gradients", "wrong-weights",

@@ -154,6 +154,19 @@ def _gpt_oss(s: ModelSpec) -> Dict[str, Any]:
     )
 
 
+def _llama4(s: ModelSpec) -> Dict[str, Any]:
+    return dict(
+        _common(s),
+        head_dim=s.head_dim,
+        intermediate_size=s.intermediate,
+        intermediate_size_mlp=s.intermediate * 2,
+        num_local_experts=s.experts,
+        num_experts_per_tok=s.top_k,
+        interleave_moe_layer_step=1,
+        attention_chunk_size=4096,
+    )
+
+
 def _rope_3d(s: ModelSpec) -> Dict[str, Any]:
     # Three sections (time, height, width) that fill half of the rotary dimension.
     half = s.head_dim // 2
@@ -246,6 +259,7 @@ FAMILIES: Dict[str, Family] = {
         "glm4v_moe", "Glm4vMoeConfig", "Glm4vMoeForConditionalGeneration", _glm4v_moe
     ),
     "gpt_oss": Family("gpt_oss", "GptOssConfig", "GptOssForCausalLM", _gpt_oss),
+    "llama4": Family("llama4", "Llama4TextConfig", "Llama4ForCausalLM", _llama4),
     "qwen3_vl_moe": Family(
         "qwen3_vl_moe", "Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe
     ),

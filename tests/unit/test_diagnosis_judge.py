@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -145,3 +145,11 @@ def test_the_cheapest_correct_fix(
 ) -> None:
     trials = [trial(v, "fix", "clean", ratio=r, spread=s) for v, r, s in fixes]
     assert conclusion([UNFIXED, *trials]).cheapest_correct_fix == cheapest
+
+
+def test_a_workaround_that_trains_on_another_batch_is_no_fix_to_choose() -> None:
+    workaround = replace(trial("same data", "fix", "clean"), other_batch=True)
+    assert conclusion([UNFIXED, workaround]).cheapest_correct_fix is None
+    assert conclusion([UNFIXED, workaround]).fixes[0].correct
+    both = [UNFIXED, workaround, trial("flag", "fix", "clean")]
+    assert conclusion(both).cheapest_correct_fix == "flag"

@@ -16,23 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import moediag
-from moediag import cost, doctor
+from moediag import cost, doctor, results
 from moediag.diagnosis import judge
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.model import Diagnosis
-from moediag.errors import Interrupted, MoediagError, StackError, UsageError
+from moediag.errors import Interrupted, LaunchError, StackError, UsageError
 from moediag.evidence.read import read_trial
 from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.options import LaunchOptions
 from moediag.launch.record import LaunchRecord
-from moediag.protocol import Outcome, outcome_file
+from moediag.protocol import Outcome, outcome_file, output_file
 from moediag.regressions import with_regressions
 from moediag.report.model import RunResult, Seconds, TrialResult
 from moediag.report.progress import Observer
 from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
-from moediag.verdicts import Confidence, Verdict
+from moediag.verdicts import Verdict
 
 SCENARIO_FILE = "scenario.yaml"
 
@@ -80,6 +79,15 @@ def run_folder(out: Path | None, name: str) -> Path:
     return out.resolve()
 
 
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """``verdict``: None, or the verdict of every trial that needs this reference, with why."""
+
+    path: Path
+    verdict: Verdict | None = None
+    reason: str = ""
+
+
 class _Run:
     """One run's state: what is built, what is finished."""
 
@@ -92,7 +100,8 @@ class _Run:
         self.started = datetime.now(timezone.utc)
         self.results: list[TrialResult] = []
         self.stacks: dict[tuple[tuple[str, str], ...], Stack | StackError] = {}
-        self.references: dict[tuple[str, str], tuple[Path, str | None]] = {}
+        self.references: dict[tuple[str, str], _Reference] = {}
+        self.launch_errors: list[LaunchError] = []
 
     def run(self) -> RunResult:
         (self.folder / SCENARIO_FILE).write_text(self.plan.scenario.to_yaml(), encoding="utf-8")
@@ -107,7 +116,12 @@ class _Run:
                 "Nothing is left running. The same command starts again; "
                 "environments that were built are kept.",
             ) from error
+        except BaseException:
+            self._finish()  # nothing gathered is lost
+            raise
         result = self._finish()
+        if self.launch_errors and len(self.launch_errors) >= len(self.results):
+            raise self.launch_errors[0]  # nothing ran at all: that is the answer
         self.observer.finished(result)
         return result
 
@@ -148,7 +162,7 @@ class _Run:
                 stack = self.stacks[request]
                 for planned in trials:
                     if isinstance(stack, StackError):
-                        self._not_built(planned, stack)
+                        self._add(results.not_built(planned, stack))
                     else:
                         key = (stack.key, planned.trial.launcher)
                         self._one(planned, stack, launchers[key])
@@ -192,32 +206,42 @@ class _Run:
         began = time.monotonic()
         trial = planned.trial
         self.observer.trial_started(trial.name)
-        reason = None
+        versions = dict(stack.versions)
         if planned.reference_key is not None:
-            path, reason = self._reference(planned, stack, start)
-            trial = dataclasses.replace(trial, reference_path=str(path))
-        if reason is not None:
-            self._add(self._not_applicable(planned, stack, reason))
-            return
+            reference = self._reference(planned, stack, start)
+            if reference.verdict is not None:
+                self._add(
+                    results.without_launch(planned, versions, reference.verdict, reference.reason)
+                )
+                return
+            trial = dataclasses.replace(trial, reference_path=str(reference.path))
         folder = self.folder / trial.name
-        record = start.run(
-            trial, folder, lambda p: self.observer.trial_progress(planned.trial.name, p)
-        )
-        captured = time.time()
+        try:
+            record = start.run(
+                trial, folder, lambda p: self.observer.trial_progress(planned.trial.name, p)
+            )
+        except LaunchError as error:
+            self.launch_errors.append(error)
+            self._add(
+                results.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
+            )
+            return
         diagnosis = diagnose(read_trial(folder))
         seconds = Seconds(
             environment=round(stack.seconds, 3),
             launch=_since(record.started, record.first_progress),
-            stall_to_verdict=_to_verdict(record, captured),
+            stall_to_verdict=_to_verdict(record),
             total=round(time.monotonic() - began, 3),
         )
-        self._add(self._result(planned, stack, diagnosis, seconds, folder))
+        other_batch = trial.skew.batches != self.plan.scenario.skew.batches
+        self._add(
+            results.launched(
+                planned, stack, diagnosis, seconds, folder.name, other_batch=other_batch
+            )
+        )
 
-    def _reference(
-        self, planned: PlannedTrial, stack: Stack, start: Launcher
-    ) -> tuple[Path, str | None]:
-        """The single-process run that this trial is held against, done once per key and stack:
-        (its file, why it is not applicable or None). Raises MoediagError when it fails."""
+    def _reference(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> _Reference:
+        """The single-process run that this trial is held against, done once per key and stack."""
         key = (stack.key, str(planned.reference_key))
         if key in self.references:
             return self.references[key]
@@ -232,125 +256,44 @@ class _Run:
             reference_path=str(path),
         )
         folder = self.folder / name
-        record = start.run(trial, folder, None)
-        reason: str | None = None
         try:
+            start.run(trial, folder, None)
             reason = Outcome.read(folder / outcome_file(0)).applicable
-        except (OSError, ValueError) as error:
-            raise MoediagError(
-                f"the single-process reference of {planned.trial.name} failed: "
-                f"{record.launch_error or 'see its log'}",
-                f"Its output is in {folder}. Without a reference nothing can be judged.",
-            ) from error
-        self.references[key] = (path, reason)
-        return path, reason
+            found = _Reference(path, Verdict.NOT_APPLICABLE if reason else None, reason or "")
+        except LaunchError as error:
+            self.launch_errors.append(error)
+            found = _Reference(path, Verdict.INCONCLUSIVE, error.message)
+        except (OSError, ValueError):
+            log = folder / output_file(0)
+            found = _Reference(
+                path,
+                Verdict.INCONCLUSIVE,
+                f"the single-process reference failed, so nothing can be judged: "
+                f"{last_line(log) or 'it left no output'} (all of it in {name}/{log.name})",
+            )
+        self.references[key] = found
+        return found
 
     def _add(self, result: TrialResult) -> None:
         self.results.append(result)
         self.observer.trial_finished(result)
-
-    # -- results -----------------------------------------------------------------------
-
-    def _result(
-        self,
-        planned: PlannedTrial,
-        stack: Stack,
-        found: Diagnosis,
-        seconds: Seconds,
-        folder: Path,
-    ) -> TrialResult:
-        trial = planned.trial
-        return TrialResult(
-            variant=trial.variant,
-            role=trial.role,
-            stack=dict(stack.versions),
-            launcher=trial.launcher,
-            backend=trial.backend,
-            world_size=trial.world_size,
-            verdict=str(found.verdict),
-            expected=_expected(planned),
-            met=judge.met(planned.expected, found, trial.backend),
-            signature=found.signature,
-            confidence=str(found.confidence),
-            culprits=tuple(found.culprits),
-            victims=tuple(found.victims),
-            cause=found.cause,
-            not_seen=tuple(found.not_seen),
-            first_divergence=found.first_divergence,
-            gradient_error=found.gradient_error,
-            worst_parameter=found.worst_parameter,
-            seconds=seconds,
-            evidence=folder.name,
-            repeat=planned.repeat,
-            stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
-            wrong_parameters=tuple(found.wrong_parameters),
-            parameters_compared=found.parameters_compared,
-            notes=_notes(planned, *found.notes, *stack.notes),
-            other_batch=trial.skew.batches != self.plan.scenario.skew.batches,
-        )
-
-    def _not_applicable(
-        self, planned: PlannedTrial, stack: Stack, reason: str, folder: str = ""
-    ) -> TrialResult:
-        return self._without_launch(
-            planned, dict(stack.versions), Verdict.NOT_APPLICABLE, reason, folder
-        )
-
-    def _not_built(self, planned: PlannedTrial, error: StackError) -> None:
-        requested: dict[str, str | None] = dict(planned.stack)
-        verdict, reason = Verdict.INCONCLUSIVE, error.message
-        if planned.requires:  # an optional extra: without it the question does not arise
-            verdict = Verdict.NOT_APPLICABLE
-            reason = f"needs {', '.join(planned.requires)}: {reason}"
-        self._add(self._without_launch(planned, requested, verdict, reason, ""))
-
-    def _without_launch(
-        self,
-        planned: PlannedTrial,
-        versions: dict[str, str | None],
-        verdict: Verdict,
-        reason: str,
-        folder: str,
-    ) -> TrialResult:
-        trial = planned.trial
-        found = Diagnosis(
-            verdict=verdict, signature=str(verdict), confidence=Confidence.HIGH, cause=reason
-        )
-        return TrialResult(
-            variant=trial.variant,
-            role=trial.role,
-            stack=versions,
-            launcher=trial.launcher,
-            backend=trial.backend,
-            world_size=trial.world_size,
-            verdict=str(verdict),
-            expected=_expected(planned),
-            met=judge.met(planned.expected, found, trial.backend),
-            signature=str(verdict),
-            confidence=str(Confidence.HIGH),
-            cause=reason,
-            evidence=folder,
-            repeat=planned.repeat,
-            notes=_notes(planned),
-        )
-
-
-def _notes(planned: PlannedTrial, *others: str) -> tuple[str, ...]:
-    return (*([planned.note] if planned.note else []), *others)
-
-
-def _expected(planned: PlannedTrial) -> str:
-    if planned.expected is None:
-        return str(Verdict.CLEAN)
-    return " or ".join(planned.expected.verdicts(planned.trial.backend))
 
 
 def _since(start: float, end: float | None) -> float | None:
     return None if end is None else round(end - start, 3)
 
 
-def _to_verdict(record: LaunchRecord, captured: float) -> float | None:
-    """Seconds from the last progress of a stalled run to its verdict; None without a stall."""
+def _to_verdict(record: LaunchRecord) -> float | None:
+    """Seconds from the last progress of a stalled run to its verdict, now; None without a stall."""
     if record.stall is None:
         return None
-    return round(captured - record.started - record.stall.at, 3)
+    return round(time.time() - record.started - record.stall.at, 3)
+
+
+def last_line(log: Path) -> str:
+    """The last line that says something; "" without any."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from moediag.protocol import Outcome, outcome_file
 from moediag.report.model import TrialResult
-from moediag.scenario.plan import Plan, PlannedTrial
-from moediag.verdicts import Verdict
+from moediag.scenario.plan import COST, Plan, PlannedTrial
+from moediag.verdicts import Role, Verdict
 
 UNFIXED, AGAIN = "", "again"  # keys of Outcome.cost
 
@@ -42,18 +42,28 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
 def with_ratios(
     plan: Plan, results: Sequence[TrialResult], folder: Path
 ) -> tuple[TrialResult, ...]:
-    """``results`` with the ratios of the plan's cost trial filled in where a trial ran the same
-    code on the same stack. Without a finished cost trial they are returned as they are."""
-    trial = next((p for p in plan.trials if p.trial.purpose == "cost"), None)
+    """``results`` less the cost trial's own row, with its ratios filled in where a trial ran the
+    same code on the same stack. A cost trial proves nothing about right and wrong: one that failed
+    is a note on the unfixed trial."""
+    trial = next((p for p in plan.trials if p.trial.purpose == COST), None)
     if trial is None:
         return tuple(results)
+    own = next((r for r in results if r.variant == COST), None)
+    others = tuple(r for r in results if r.variant != COST)
     try:
         outcome = Outcome.read(folder / trial.trial.name / outcome_file(0))
     except (OSError, ValueError):
-        return tuple(results)
+        return others if own is None else tuple(_unmeasured(r, own) for r in others)
     measured = ratios(outcome.cost)
     planned = {(p.trial.variant, p.repeat): p for p in plan.trials}
-    return tuple(_filled(r, planned.get((r.variant, r.repeat)), trial, measured) for r in results)
+    return tuple(_filled(r, planned.get((r.variant, r.repeat)), trial, measured) for r in others)
+
+
+def _unmeasured(result: TrialResult, cost: TrialResult) -> TrialResult:
+    if result.role != Role.UNFIXED:
+        return result
+    note = f"step times were not measured: {cost.verdict}. {cost.cause}".rstrip()
+    return dataclasses.replace(result, notes=(*result.notes, note))
 
 
 def _filled(
@@ -64,9 +74,9 @@ def _filled(
 ) -> TrialResult:
     if planned is None or planned is trial or planned.stack != trial.stack:
         return result
-    if result.role == "control" or result.verdict == Verdict.NOT_APPLICABLE:
+    if result.role == Role.CONTROL or result.verdict == Verdict.NOT_APPLICABLE:
         return result
-    if planned.trial.fix is None and result.role != "unfixed":
+    if planned.trial.fix is None and result.role != Role.UNFIXED:
         return result  # a fix of the data or the stack: not another step on this one
     ratio = measured.get(planned.trial.fix or UNFIXED)
     if ratio is None:

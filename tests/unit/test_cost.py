@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from moediag.cost import ratios
+from moediag.cost import ratios, with_ratios
+from moediag.protocol import Outcome
+from moediag.report.model import TrialResult
+from moediag.scenario import catalogue
+from moediag.scenario.load import load
+from moediag.scenario.plan import plan
 
 
 def test_a_ratio_is_taken_round_by_round():
@@ -23,3 +30,50 @@ def test_the_unfixed_step_shows_the_noise_of_its_second_timing():
 def test_too_few_rounds_give_no_ratio():
     assert ratios({"": [1.0], "touch": [1.0]}) == {}
     assert ratios({}) == {}
+
+
+class TestResults:
+    PLAN = plan(load(catalogue.find("expert-starvation")), 2, "cpu")
+
+    @staticmethod
+    def results(cost: str) -> list[TrialResult]:
+        def row(variant: str, role: str, verdict: str, cause: str = "") -> TrialResult:
+            return TrialResult(
+                variant, role, {}, "fork", "gloo", 2, verdict, verdict, True, verdict, "high",
+                cause=cause,
+            )  # fmt: skip
+
+        return [
+            row("unfixed", "unfixed", "collective-mismatch"),
+            row("touch", "fix", "clean"),
+            row("identical-sampler", "fix", "clean"),
+            row("upgrade", "fix", "clean"),
+            row("identical-batches", "control", "clean"),
+            row("cost", "control", cost, "Rank 0 ran out of memory."),
+        ]
+
+    def test_each_trial_of_the_same_code_on_the_same_stack_gets_its_ratio(
+        self, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "cost"
+        folder.mkdir()
+        seconds = {"": [1.0, 1.0], "again": [0.98, 1.02], "touch": [1.1, 1.2]}
+        Outcome(0, cost=seconds).write(folder)
+        found = {r.variant: r for r in with_ratios(self.PLAN, self.results("clean"), tmp_path)}
+        assert found["touch"].step_time_ratio == pytest.approx(1.15)
+        assert found["unfixed"].step_time_ratio == 1.0
+        # Other data, another stack, a control: not this step.
+        others = ("identical-sampler", "upgrade", "identical-batches")
+        assert [found[name].step_time_ratio for name in others] == [None] * 3
+        assert "cost" not in found
+
+    def test_a_cost_trial_that_failed_is_a_note_and_no_failing_control(
+        self, tmp_path: Path
+    ) -> None:
+        found = {r.variant: r for r in with_ratios(self.PLAN, self.results("crash"), tmp_path)}
+        assert "cost" not in found
+        assert found["unfixed"].notes == (
+            "step times were not measured: crash. Rank 0 ran out of memory.",
+        )
+        assert found["touch"].step_time_ratio is None
+        assert found["touch"].notes == ()

@@ -21,6 +21,7 @@ _PLUMBING = (
     "utils/_contextlib.py",
     "_dynamo/eval_frame.py",
     "torch/_compile.py",
+    "torch/_ops.py",
     "_fully_shard/_fsdp_common.py",
 )
 _ENTRY = "/moediag/worker/entry.py"  # outward of it is the launcher

@@ -10,6 +10,7 @@ process group, so gloo is fork-safe in the ranks.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -73,6 +74,9 @@ class Host:
         import torch
 
         torch.set_num_threads(1)
+        # A rank's collector would walk, and so copy, every object that the imports made.
+        gc.collect()
+        gc.freeze()
         self.report("ready", seconds=time.monotonic() - begun, torch=torch.__version__)
         self._listen()
 

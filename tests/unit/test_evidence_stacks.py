@@ -139,7 +139,7 @@ def test_what_is_no_stack_gives_none(parse: object, text: str) -> None:
 
 TRACEBACK = """step 1
 [rank1]: Traceback (most recent call last):
-[rank1]:   File "/work/train.py", line 40, in main
+[rank1]:   File "/job/train.py", line 40, in main
 [rank1]:     load(model)
 [rank1]:   File "/x/site-packages/torch/nn/module.py", line 9, in __call__
 [rank1]:     return fn()

@@ -193,11 +193,16 @@ def blocked_frames(pids: Mapping[int, int], seconds: float) -> list[int]:
 
 def in_collective(dump: bytes) -> bool:
     """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed; raises
-    ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no."""
+    ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no; and
+    neither is meeting: with many ranks a connection that the store's full queue dropped is tried
+    again only seconds later, by a rank that sleeps. torch bounds that wait itself."""
     threads = json.loads(dump)
     main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
-    names = [str(f.get("filename", "")) for f in (main or {}).get("frames", [])[:6]]
-    if any("importlib" in name for name in names):
+    frames = (main or {}).get("frames", [])[:6]
+    names = [str(f.get("filename", "")) for f in frames]
+    if any("importlib" in name for name in names) or any(
+        f.get("name") == "init_process_group" for f in frames
+    ):
         return False
     return any("torch/distributed/" in name and "/elastic/" not in name for name in names)
 

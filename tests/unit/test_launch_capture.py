@@ -134,6 +134,10 @@ def dump(*files: str, thread: str = "MainThread") -> bytes:
         (dump("/x/torch/distributed/c10d.py", thread="Thread-1"), False),
         (dump(*["/x/user.py"] * 9, "/x/torch/distributed/run.py"), False),
         (b"[]", False),
+        (
+            dump("/x/torch/distributed/c10d.py").replace(b'"f"', b'"init_process_group"'),
+            False,
+        ),
     ],
 )
 def test_a_collective_on_the_stack(raw: bytes, expected: bool) -> None:

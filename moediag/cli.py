@@ -83,6 +83,7 @@ def run(
     o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value)
     stack_overrides = o.pairs(stack, "--stack")
 
+    from moediag import doctor as doctor_
     from moediag import run as runner
     from moediag.launch.options import LaunchOptions
     from moediag.report import jsonview, page, terminal, views
@@ -96,7 +97,7 @@ def run(
         world_size or scenario.world.default,
         device,
         variants=variant,
-        launcher=launcher.value,
+        launcher=o.launcher_for(launcher, nnodes),
         repeat=repeat,
         timeout=timeout,
         stack_overrides=stack_overrides,
@@ -104,6 +105,10 @@ def run(
     launch = LaunchOptions(
         quiescence=quiescence, nnodes=nnodes, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank
     )
+    if device == "gpu":
+        doctor_.require_gpus(
+            (world_size or scenario.world.default) // nnodes, plan.scenario.stack.get("torch")
+        )
     folder = runner.run_folder(out, scenario.name)
     with views.progress(no_color) as observer:
         result = runner.run(plan, runner.RunOptions(folder, launch), observer)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moediag import __version__
-from moediag.errors import MoediagError
+from moediag.errors import MachineError, MoediagError
 from moediag.stacks import probe
 from moediag.stacks.environment import ENV_CACHE, cache_root
 
@@ -154,6 +154,36 @@ def gpus() -> list[Gpu]:
     output = _run([tool, query, "--format=csv,noheader,nounits"])
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
     return [Gpu(*row) for row in rows if len(row) == 3]
+
+
+def require_gpus(count: int, torch: str | None = None) -> None:
+    """Raises MachineError unless ``count`` ranks of this node can have a GPU each. ``torch``: the
+    version that the ranks are to run on; default: the installed one."""
+    cpu_instead = (
+        f"On the CPU: --cpu {max(2, count)}. `moediag doctor` says what this machine can do."
+    )
+    found = len(gpus()) or len(_driver_gpus())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        listed = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
+        found = min(found, len(listed))
+    if found < count:
+        hidden = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
+        raise MachineError(f"{count} GPUs are wanted here, {found} found{hidden}", cpu_instead)
+    installed = torch or probe.identity()["torch"] or ""
+    if "+cpu" in installed:
+        raise MachineError(
+            f"torch {installed} is built for CPUs and cannot use the GPUs of this machine",
+            "Type: python -m pip install --force-reinstall torch",
+        )
+
+
+def _driver_gpus() -> list[str]:
+    """What the kernel's driver lists, where a container has GPUs but no nvidia-smi."""
+    try:
+        return os.listdir("/proc/driver/nvidia/gpus")  # noqa: PTH208
+    except OSError:
+        return []
 
 
 def _guarded(name: str, look: Callable[[], Check]) -> Check:

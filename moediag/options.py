@@ -45,7 +45,7 @@ SetPairs = Annotated[
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; repeatable."),
 ]
 LauncherOption = Annotated[
-    LauncherKind, typer.Option("--launcher", help="auto: fork on CPU, torchrun on GPUs.")
+    LauncherKind, typer.Option("--launcher", help="auto: fork on one node's CPU, else torchrun.")
 ]
 Nnodes = Annotated[
     int, typer.Option("--nnodes", min=1, metavar="N", help="Nodes of a torchrun launch.")
@@ -105,6 +105,11 @@ def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:
     if gpus is not None and cpu is not None:
         raise UsageError("--gpus and --cpu exclude each other", "Each of them sets the world size.")
     return (gpus, "gpu") if gpus is not None else (cpu, "cpu")
+
+
+def launcher_for(chosen: LauncherKind, nnodes: int) -> str:
+    """Only torchrun starts ranks on several nodes, whatever they compute on."""
+    return "torchrun" if chosen is LauncherKind.auto and nnodes > 1 else chosen.value
 
 
 def nodes(nnodes: int, endpoint: str | None, node_rank: int | None, launcher: str) -> None:

@@ -19,7 +19,7 @@ import moediag
 from moediag import cost, doctor, results
 from moediag.diagnosis import judge
 from moediag.diagnosis.diagnose import diagnose
-from moediag.errors import Interrupted, LaunchError, StackError, UsageError
+from moediag.errors import Interrupted, LaunchError, NoSuchRelease, StackError, UsageError
 from moediag.evidence.read import read_trial
 from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.options import LaunchOptions
@@ -180,7 +180,7 @@ class _Run:
 
     def _stack(self, request: Mapping[str, str]) -> Stack | StackError:
         """Built or from the cache. One that cannot be built fails its own trials only, unless
-        it is the only one."""
+        none can be, or what was typed names no release."""
         key = tuple(sorted(request.items()))
         if key in self.stacks:
             return self.stacks[key]
@@ -193,12 +193,20 @@ class _Run:
         try:
             stack = environment.ensure(request, progress)
         except StackError as error:
-            only = len({tuple(sorted(t.stack.items())) for t in self.plan.trials}) == 1
-            if only:
+            wanted = {tuple(sorted(t.stack.items())) for t in self.plan.trials}
+            failed = {k: s for k, s in self.stacks.items() if isinstance(s, StackError)}
+            if self._mistyped(error, request):
                 raise
+            if wanted <= {key, *failed}:
+                raise next(iter(failed.values()), error) from None
             stack = error
         self.stacks[key] = stack
         return stack
+
+    def _mistyped(self, error: StackError, request: Mapping[str, str]) -> bool:
+        """Whether ``--stack`` asked for what does not exist: a question to correct, no result."""
+        typed = any(text.startswith("--stack ") for text in self.plan.overrides)
+        return isinstance(error, NoSuchRelease) and typed and request == self.plan.scenario.stack
 
     # -- one trial ---------------------------------------------------------------------
 

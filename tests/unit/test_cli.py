@@ -47,11 +47,15 @@ class Pipeline:
         self.loaded: list[Any] = []
         self.planned: dict[str, Any] = {}
         self.options: Any = None
+        self.gpus: tuple[int, str | None] | None = None
+
+    def require_gpus(self, count: int, torch: str | None) -> None:
+        self.gpus = (count, torch)
 
     def load(self, path: Path, overrides: list[str]) -> Any:
         self.loaded = [path, list(overrides)]
         world = types.SimpleNamespace(default=3)
-        return types.SimpleNamespace(name="s", title="t", world=world)
+        return types.SimpleNamespace(name="s", title="t", world=world, stack={"torch": "2.9.0"})
 
     def plan(self, scenario: Any, world_size: int, device: str, **named: Any) -> Any:
         self.planned = {"world_size": world_size, "device": device, **named}
@@ -68,8 +72,9 @@ class Pipeline:
 
 
 @pytest.fixture
-def pipeline(module: Module) -> Pipeline:
+def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     made = Pipeline()
+    monkeypatch.setattr("moediag.doctor.require_gpus", made.require_gpus)
     module("moediag.scenario.catalogue", find=Path, names=lambda: ["s"])
     module("moediag.scenario.load", load=made.load)
     module("moediag.scenario.plan", plan=made.plan)
@@ -121,6 +126,26 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
     launch = pipeline.options.launch
     assert (launch.nnodes, launch.rdzv_endpoint, launch.node_rank) == (2, "head:29500", 1)
     assert launch.quiescence == 5.0
+    assert pipeline.gpus == (4, "2.9.0")  # on this one of two nodes
+
+
+def test_a_machine_without_the_gpus_is_told_before_anything_runs(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(count: int, torch: str | None) -> None:
+        raise MachineError(f"{count} GPUs are wanted")
+
+    monkeypatch.setattr("moediag.doctor.require_gpus", refuse)
+    assert cli.main(["run", "s", "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
+    assert pipeline.options is None
+    assert cli.main(["run", "s", "--cpu", "2"]) == ExitCode.OK
+
+
+def test_several_nodes_are_torchruns(pipeline: Pipeline) -> None:
+    invoke("run", "s", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "0")
+    assert pipeline.planned["launcher"] == "torchrun"
+    invoke("run", "s")
+    assert pipeline.planned["launcher"] == "auto"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from moediag import doctor
-from moediag.errors import StackError
+from moediag.errors import MachineError, StackError
 from moediag.stacks import probe
 from moediag.stacks import uv as uv_module
 
@@ -111,6 +111,26 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert named("gpus", network=False).status == "ok"
     program(tmp_path, "nvidia-smi", "echo 'driver/library version mismatch'; exit 18")
     assert doctor.gpus() == []
+
+
+def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("H", "1", "1")] * 2)
+    monkeypatch.setattr(doctor, "_driver_gpus", list)
+    monkeypatch.setattr(probe, "identity", lambda: {"torch": "2.13.0+cu128"})
+    doctor.require_gpus(2)
+    with pytest.raises(MachineError, match="3 GPUs are wanted here, 2 found") as caught:
+        doctor.require_gpus(3)
+    assert "--cpu 3" in caught.value.help_text
+    with pytest.raises(MachineError, match="built for CPUs"):
+        doctor.require_gpus(2, "2.9.0+cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1"):
+        doctor.require_gpus(2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(doctor, "gpus", list)  # a container without nvidia-smi
+    monkeypatch.setattr(doctor, "_driver_gpus", lambda: ["0000:01:00.0", "0000:02:00.0"])
+    doctor.require_gpus(2)
 
 
 @pytest.mark.parametrize(

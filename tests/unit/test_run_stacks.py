@@ -1,0 +1,80 @@
+"""What a run does when an environment cannot be had: correct the user, or fail its trials only."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag import run as module
+from moediag.errors import LaunchError, NoSuchRelease, StackError
+from moediag.report.model import RunResult
+from moediag.report.views import progress
+from moediag.scenario import catalogue, load
+from moediag.scenario.plan import Plan, plan
+from moediag.stacks.environment import Stack
+
+UPGRADE = "5.0.0"  # the version that the variant `upgrade` keeps for itself
+
+
+class NoRanks:
+    """A launcher that cannot start anything."""
+
+    def __init__(self, *_: Any) -> None: ...
+    def __enter__(self) -> "NoRanks":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, *_: Any) -> None:
+        raise LaunchError("no ranks here")
+
+
+def planned(**stack: str) -> Plan:
+    scenario = load.load(catalogue.find("expert-starvation"))
+    return plan(scenario, 2, "cpu", ["unfixed", "upgrade"], stack_overrides=stack)
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, the_plan: Plan, errors: Mapping[str, StackError]
+) -> RunResult:
+    """``errors``: by the version of transformers."""
+
+    def ensure(request: Mapping[str, str], _: Any = None) -> Stack:
+        version = request["transformers"]
+        if version in errors:
+            raise errors[version]
+        return Stack(Path("python"), dict(request), f"stack-{version}", 0.0, [])
+
+    monkeypatch.setattr("moediag.stacks.environment.ensure", ensure)
+    monkeypatch.setattr(module, "launcher", NoRanks)
+    with progress(no_color=True) as observer:
+        return module.run(the_plan, module.RunOptions(folder), observer)
+
+
+def verdicts(result: RunResult) -> Sequence[tuple[str, str]]:
+    return [(t.variant, t.cause) for t in result.trials]
+
+
+def test_a_release_that_was_typed_and_does_not_exist_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(NoSuchRelease, match="no 99"):
+        run(monkeypatch, tmp_path, planned(transformers="99"), {"99": NoSuchRelease("no 99")})
+
+
+def test_another_stack_that_cannot_be_had_costs_its_own_trials_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result = run(monkeypatch, tmp_path, planned(), {UPGRADE: NoSuchRelease("withdrawn")})
+    assert verdicts(result) == [("unfixed", "no ranks here"), ("upgrade", "withdrawn")]
+
+
+def test_no_stack_at_all_is_an_error_with_the_first_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    the_plan = planned()
+    first = StackError("no network for the first")
+    own = the_plan.trials[0].stack["transformers"]
+    with pytest.raises(StackError, match="for the first"):
+        run(monkeypatch, tmp_path, the_plan, {own: first, UPGRADE: StackError("nor the second")})

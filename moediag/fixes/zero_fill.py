@@ -44,6 +44,10 @@ def _fill(group: Any) -> None:
         unsharded = getattr(p, "_unsharded_param", None)
         if unsharded is None or not unsharded.requires_grad:
             continue
+        if _accumulates_in_place(p):
+            if unsharded.grad is None:
+                unsharded.grad = torch.zeros_like(unsharded, dtype=unsharded.grad_dtype)
+            continue
         if p.unsharded_accumulated_grad is not None:
             continue
         gradient = unsharded.grad if unsharded.grad is not None else torch.zeros_like(unsharded)
@@ -53,3 +57,9 @@ def _fill(group: Any) -> None:
             unsharded.grad = None
         else:
             unsharded.grad = gradient
+
+
+def _accumulates_in_place(parameter: Any) -> bool:
+    """torch 2.15 accumulates without sync in ``.grad`` itself and brings all dtypes to the
+    reduction's when it copies; before, there was a second buffer in the reduction dtype."""
+    return isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property)

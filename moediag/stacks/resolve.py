@@ -84,11 +84,13 @@ def resolve(
     lines: tuple[str, ...] = (),
     target: Target | None = None,
 ) -> Resolution:
-    """Asks the indexes and uv. ``lines``: torch's own requirements, which companions must meet.
+    """Asks the indexes and uv. ``lines``: the base torch's own requirements, which companions of
+    an overlay must meet; a full environment has another torch with requirements of its own.
 
     Raises StackError (no network, nothing fits) and NoSuchRelease.
     """
     kind = "overlay" if target else kind_of(wanted, base)
+    lines = lines if kind == "overlay" else ()
     python = wanted.get("python") if kind == "full" else None
     running = target.python if target else python or base.python
     pins, notes, cutoff = _pinned(wanted, kind, running, base, config, progress)

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from moediag import run as runner
+from tests.e2e.pipeline import Command, Hosts
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """The command line, with hosts that are shared by all tests of the session."""
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "launcher", hosts.launcher)
+        try:
+            yield Command(tmp_path_factory.mktemp("runs"))
+        finally:
+            hosts.close()

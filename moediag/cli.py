@@ -19,6 +19,7 @@ import moediag
 from moediag import cli_stacks
 from moediag import options as o
 from moediag.errors import ExitCode, MoediagError
+from moediag.launch import signals
 from moediag.report import out as stdout
 
 HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
@@ -227,10 +228,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
     try:
-        app(args=given, prog_name="moediag")
+        with signals.as_interrupts(for_good=arguments is None):
+            app(args=given, prog_name="moediag")
     except SystemExit as end:
-        return _code(end)
+        code = _code(end)
+        if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+            typer.echo("error: interrupted", err=True)
+        return code
     except KeyboardInterrupt:
+        typer.echo("error: interrupted", err=True)
         return ExitCode.INTERRUPTED
     except MoediagError as error:
         _explain(error, debug)

@@ -21,6 +21,7 @@ from moediag.diagnosis import judge
 from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import Interrupted, LaunchError, NoSuchRelease, StackError, UsageError
 from moediag.evidence.read import read_trial
+from moediag.launch import signals
 from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.options import LaunchOptions
 from moediag.launch.record import LaunchRecord
@@ -109,7 +110,8 @@ class _Run:
         try:
             self._trials()
         except (KeyboardInterrupt, Interrupted) as error:
-            self._finish()
+            with signals.held():
+                self._finish()
             raise Interrupted(
                 f"interrupted after {len(self.results)} of {len(self.plan.trials)} trials; "
                 f"evidence is in {self.folder}",

@@ -84,7 +84,8 @@ class Host:
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(2.0)
+            # While it imports it does not read: there is nothing to wait for.
+            self._process.wait(2.0 if self._ready else 0.0)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

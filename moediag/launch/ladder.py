@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from moediag.launch.processes import Family
 
@@ -29,16 +27,3 @@ def end(family: Family, graces: Sequence[float]) -> tuple[dict[int, str], list[i
         gone.update(dict.fromkeys(before - after, step.name))
         before = after
     return gone, sorted(before)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Holds back Ctrl-C while processes are being ended; the ladder itself is bounded."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

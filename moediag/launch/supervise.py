@@ -15,7 +15,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.errors import LaunchError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.launch import ladder
+from moediag.launch import ladder, signals
 from moediag.launch.capture import blocked_frames, capture
 from moediag.launch.launcher import Running, json_lines, last_lines
 from moediag.launch.options import LaunchOptions, OnProgress, Progress
@@ -98,8 +98,9 @@ class _Supervisor:
         except KeyboardInterrupt:
             seen.interrupted = True
         finally:
-            with ladder.uninterrupted():
+            with signals.held() as came:
                 self._end()
+            seen.interrupted |= bool(came)
         return LaunchRecord(
             started=seen.started,
             ended=time.time(),

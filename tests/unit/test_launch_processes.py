@@ -115,10 +115,3 @@ def test_kept_and_unrelated_processes_are_left_alone(spawn: Spawner) -> None:
         assert stranger.poll() is None
     finally:
         spawn.processes += other.processes
-
-
-def test_ctrl_c_is_held_back_and_comes_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with ladder.uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,75 @@
+"""Ctrl-C, and what else asks moediag to end: one meaning, and never in the middle of tidying up.
+
+SIGTERM (a scheduler, a cancelled CI job) and SIGHUP (a closed terminal) mean what Ctrl-C means: end
+the ranks, keep the evidence, exit code 130. Only SIGKILL leaves no time for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from moediag.errors import ExitCode
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def as_interrupts(*, for_good: bool = False) -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt. A signal that the caller had us ignore
+    (``nohup``) stays ignored, a handler that is installed already stays.
+
+    ``for_good``: the process ends afterwards. After an interruption all of them are ignored: there
+    is nothing left to interrupt, and one more would only show the inside of the interpreter's end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    mine = [sig for sig in ENDING[1:] if signal.getsignal(sig) == signal.SIG_DFL]
+    for sig in mine:
+        signal.signal(sig, _interrupt)
+    try:
+        yield
+    except BaseException as error:
+        if for_good and _is_interruption(error):
+            for sig in ENDING:
+                signal.signal(sig, signal.SIG_IGN)
+            mine = []
+        raise
+    finally:
+        for sig in mine:
+            signal.signal(sig, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[list[int]]:
+    """Holds those signals back while processes are ended or results written, which is bounded. The
+    list names those that came: whoever holds them back must act on them afterwards."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        came.append(number)
+
+    # None: a handler that was not installed from Python, which could not be put back.
+    changed = [sig for sig in ENDING if signal.getsignal(sig) not in (signal.SIG_IGN, None)]
+    previous = [(sig, signal.signal(sig, note)) for sig in changed]
+    try:
+        yield came
+    finally:
+        for sig, handler in previous:
+            signal.signal(sig, handler)
+
+
+def _is_interruption(error: BaseException) -> bool:
+    code = getattr(error, "exit_code", getattr(error, "code", None))
+    return isinstance(error, KeyboardInterrupt) or code == ExitCode.INTERRUPTED
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise KeyboardInterrupt

@@ -1,0 +1,112 @@
+"""Ctrl-C, SIGTERM and SIGHUP mean the same, are never lost, and never cut tidying up short."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag import cli
+from moediag.errors import ExitCode
+from moediag.launch import signals, supervise
+from moediag.launch.launcher import Running
+from moediag.launch.options import LaunchOptions
+from moediag.protocol import Trial
+
+
+@pytest.mark.parametrize("sig", signals.ENDING)
+def test_each_interrupts(sig: signal.Signals) -> None:
+    before = signal.getsignal(sig)
+    with pytest.raises(KeyboardInterrupt), signals.as_interrupts():
+        os.kill(os.getpid(), sig)
+    assert signal.getsignal(sig) == before
+
+
+def test_nohup_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.as_interrupts(), signals.held() as came:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert came == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("sig", signals.ENDING)
+def test_held_back_and_told(sig: signal.Signals) -> None:
+    before = signal.getsignal(sig)
+    with signals.as_interrupts():
+        inside = signal.getsignal(sig)
+        with signals.held() as came:
+            os.kill(os.getpid(), sig)
+        assert came == [sig]
+        assert signal.getsignal(sig) == inside
+    assert signal.getsignal(sig) == before
+
+
+IMPATIENT = """
+import os, signal, sys
+from moediag.errors import Interrupted
+from moediag.launch import signals
+try:
+    with signals.as_interrupts(for_good=True):
+        raise {error}
+except BaseException:
+    for sig in signals.ENDING:
+        os.kill(os.getpid(), sig)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("KeyboardInterrupt", 0),
+        ("Interrupted('x')", 0),
+        ("SystemExit(130)", 0),
+        ("ValueError", -signal.SIGTERM),
+    ],
+)
+def test_nothing_interrupts_the_end_of_an_interrupted_command(error: str, code: int) -> None:
+    """Of an error that is none, SIGINT raises and SIGTERM has its default action again."""
+    program = IMPATIENT.format(error=error)
+    if code:
+        program = program.replace("signals.ENDING", "[signal.SIGTERM]")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, b"")
+    assert ExitCode.INTERRUPTED == 130
+
+
+def test_ctrl_c_while_a_finished_launch_is_tidied_up_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def impatient(self: supervise._Supervisor) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(supervise._Supervisor, "_follow", lambda self: None)
+    monkeypatch.setattr(supervise._Supervisor, "_end", impatient)
+    record = supervise.supervise(
+        NoTrial(), Trial("t", "s", "unfixed"), tmp_path, 1, LaunchOptions(), "fork", None
+    )
+    assert record.interrupted
+
+
+class NoTrial(Running):
+    def poll(self) -> None: ...
+
+
+@pytest.mark.parametrize("sig", signals.ENDING)
+def test_the_command_says_that_it_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sig: signal.Signals
+) -> None:
+    def slow(*_: Any) -> None:
+        os.kill(os.getpid(), sig)
+
+    monkeypatch.setattr("moediag.scenario.catalogue.names", slow)
+    assert cli.main(["list"]) == ExitCode.INTERRUPTED
+    said = capsys.readouterr()
+    assert said.err.strip() == "error: interrupted"

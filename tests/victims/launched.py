@@ -78,6 +78,14 @@ def success(me: Rank) -> None:
     protocol.write_json(me.folder / f"env-{me.rank}.json", {n: os.environ[n] for n in names})
 
 
+def watched(me: Rank) -> None:
+    """Ends once somebody who watches has made the file ``seen``."""
+    me.all_reduce()
+    while not (me.folder / "seen").exists():
+        time.sleep(0.001)
+    success(me)
+
+
 def exception(me: Rank) -> None:
     me.all_reduce()
     if me.rank == 1:
@@ -147,7 +155,8 @@ def stubborn_childless(me: Rank) -> None:
 
 
 def stubborn(me: Rank) -> None:
-    """Ignores what it can, and has a child that does too, of rank 0 even in another session."""
+    """Ignores what it can, and has a child that does too, of rank 0 even in another session. Then
+    it hangs."""
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     me.all_reduce()
@@ -155,6 +164,8 @@ def stubborn(me: Rank) -> None:
         [sys.executable, "-c", "import signal; signal.pause()"], start_new_session=me.rank == 0
     )
     me.ready()
+    if me.rank == 0:
+        me.all_reduce()
     signal.pause()
 
 
@@ -180,7 +191,7 @@ def early_exit(folder: Path) -> None:
 VICTIMS: dict[str, Callable[[Rank], None]] = {
     f.__name__.replace("_", "-"): f
     for f in (
-        success, exception, killed, death_beside_waiter, hang, hang_two_groups, busy,
+        success, watched, exception, killed, death_beside_waiter, hang, hang_two_groups, busy,
         blocked_outside, stubborn, stubborn_childless,
     )
 }  # fmt: skip

@@ -30,6 +30,12 @@ class RouterSkew:
         self._rank = 0
         self._step = 1
         self._layers: List[int] = []
+        self._wanted = self._bent_some = False
+
+    @property
+    def missed(self) -> bool:
+        """Experts were to starve, but no top-k over the experts was seen in those layers."""
+        return self._wanted and not self._bent_some
 
     def set_rank(self, rank: int) -> None:
         self._rank = rank
@@ -73,6 +79,7 @@ class RouterSkew:
     def _entering(self, index: int) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             self._layers.append(index)
+            self._wanted = self._wanted or bool(self._banned())
 
         return hook
 
@@ -86,6 +93,7 @@ class RouterSkew:
             banned = self._banned() if last and scores.shape[-1] == self._experts else frozenset()
             if not banned:
                 return original(scores, k, dim, *args, **kwargs)
+            self._bent_some = True
             ban = torch.zeros(self._experts, dtype=scores.dtype, device=scores.device)
             ban[sorted(banned)] = _BAN
             indices = original(scores.detach() - ban, k, dim, *args, **kwargs)[1]

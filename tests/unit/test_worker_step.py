@@ -131,6 +131,24 @@ class TestSkew:
         self.counts(STARVED)
         assert (torch.topk, torch.Tensor.topk) == before
 
+    def test_it_knows_whether_a_router_could_be_bent(self):
+        """From step 2 on the expert starves: before that nothing was to be bent."""
+        model = models.build(ModelSpec(), 0)
+        anatomy = models.anatomy(model, ModelSpec())
+        bent = RouterSkew(SkewSpec(starve=[Starve(expert=3, from_step=2)]), 8)
+        (_, layer), *_ = anatomy.layers
+        enter = bent._entering(0)
+        enter(layer, ())
+        assert not bent.missed
+        bent.set_step(2)
+        enter(layer, ())
+        assert bent.missed, "no top-k was seen"
+        with bent.installed(anatomy):
+            torch.topk(torch.rand(5, 4), 2)
+            assert bent.missed, "not over the experts"
+            torch.topk(torch.rand(5, 8), 2)
+        assert not bent.missed
+
     def test_real_scores_are_returned_and_carry_the_gradient(self):
         model = models.build(ModelSpec(), 0)
         anatomy = models.anatomy(model, ModelSpec())
@@ -195,6 +213,27 @@ class TestReferenceAndComparison:
         subject = trial(reference_path=str(tmp_path / "reference.pt"), world_size=2)
         reference.run(subject)
         return subject, reference.load(str(tmp_path / "reference.pt"))
+
+    def test_a_model_that_draws_random_numbers_has_no_reference(self, tmp_path, monkeypatch):
+        plain = Wrapped.loss
+
+        def with_dropout(self, tokens):
+            return plain(self, tokens) + 0 * torch.nn.functional.dropout(torch.ones(4), 0.5).sum()
+
+        monkeypatch.setattr(Wrapped, "loss", with_dropout)
+        path = tmp_path / "reference.pt"
+        with pytest.raises(models.NotApplicable, match="qwen3_moe draws random numbers"):
+            reference.run(trial(reference_path=str(path)))
+        assert not path.exists()
+
+    def test_a_router_without_a_top_k_cannot_be_made_to_starve(self, tmp_path, monkeypatch):
+        # As a router that samples its experts: its top-k does not see the experts' scores.
+        monkeypatch.setattr(RouterSkew, "_bent", lambda self, original: original)
+        path = tmp_path / "reference.pt"
+        with pytest.raises(models.NotApplicable, match="does not choose experts by a top-k"):
+            reference.run(trial(reference_path=str(path), skew=STARVED))
+        reference.run(trial(reference_path=str(path)))
+        assert path.exists(), "a healthy routing needs no bending"
 
     def test_it_averages_over_the_ranks(self, expected):
         subject, stored = expected

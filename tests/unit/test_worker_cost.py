@@ -1,0 +1,144 @@
+"""The timing of fixes on one rank: who is timed, in what order, on what data; and the worker's
+outcome on disk. No time is compared with another."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from moediag import cost as control  # noqa: E402
+from moediag.protocol import (  # noqa: E402
+    CostSpec,
+    ModelSpec,
+    Outcome,
+    SkewSpec,
+    Starve,
+    StepSpec,
+    Trial,
+)
+from moediag.worker import cost, data, models, reference  # noqa: E402
+from moediag.worker import step as training  # noqa: E402
+from moediag.worker.wrap import Wrapped  # noqa: E402
+
+TINY = ModelSpec(layers=1, experts=4, vocab=64)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Unsharded models instead of FSDP2's; notes who steps on what, in order."""
+    seen: list[tuple[str, Any]] = []
+    real = training.forward_backward
+
+    def prepare(trial: Trial, device: Any) -> Wrapped:
+        if trial.fix == "zero-fill":
+            raise models.NotApplicable("zero-fill acts on FSDP2")
+        model = models.build(trial.model, trial.step.seed)
+        wrapped = Wrapped(model, models.anatomy(model, trial.model), trial)
+        wrapped.make_optimizer()
+        return wrapped
+
+    def forward_backward(wrapped: Wrapped, rank: int, number: int, device: Any) -> float:
+        seen.append((wrapped.trial.fix or "", wrapped.trial))
+        return real(wrapped, rank, number, device)
+
+    monkeypatch.setattr(cost, "synchronize", lambda: None)  # there are no other ranks
+    monkeypatch.setattr(training, "prepare", prepare)
+    monkeypatch.setattr(training, "forward_backward", forward_backward)
+    return seen
+
+
+def trial(*fixes: str, rounds: int = 3) -> Trial:
+    return Trial(
+        "cost", "s", "cost", purpose="cost", world_size=1, layout={"dp_shard": 1},
+        step=StepSpec(steps=4, accumulate=2, seq_len=8),
+        skew=SkewSpec(starve=[Starve(expert=3)]),
+        cost=CostSpec(fixes=list(fixes), rounds=rounds, model=TINY, batch=2, seq_len=16),
+    )  # fmt: skip
+
+
+def test_every_fix_and_the_unfixed_step_twice_are_timed_each_round(
+    ran: list[tuple[str, Any]],
+) -> None:
+    outcome = cost.run(trial("touch", "iterate-all"), 0, None, CPU)
+    assert set(outcome.cost) == {"", "again", "touch", "iterate-all"}
+    assert {len(seconds) for seconds in outcome.cost.values()} == {3}
+    assert all(second > 0 for seconds in outcome.cost.values() for second in seconds)
+    # Round 0 is run and not counted.
+    assert [fix for fix, _ in ran].count("touch") == 4
+    assert [fix for fix, _ in ran].count("") == 8
+    # Another one goes first in each round.
+    firsts = [ran[i][0] for i in range(0, len(ran), 4)]
+    assert len(set(firsts)) == 3
+    assert set(control.ratios(outcome.cost)) == {"", "touch", "iterate-all"}
+
+
+def test_the_step_that_is_timed_is_healthy_and_of_the_size_asked_for(
+    ran: list[tuple[str, Any]],
+) -> None:
+    cost.run(trial("touch", rounds=1), 0, None, CPU)
+    for _, timed in ran:
+        assert timed.skew == SkewSpec(batches="identical")
+        assert (timed.model, timed.step.batch, timed.step.seq_len) == (TINY, 2, 16)
+        assert timed.step.accumulate == 1
+        assert timed.reference_path is None
+
+
+def test_a_fix_that_cannot_be_applied_is_a_note_and_the_others_are_timed(
+    ran: list[tuple[str, Any]],
+) -> None:
+    outcome = cost.run(trial("zero-fill", "touch", rounds=2), 0, None, CPU)
+    assert set(outcome.cost) == {"", "again", "touch"}
+    assert outcome.notes == ["cost of zero-fill: zero-fill acts on FSDP2"]
+
+
+def test_without_a_cost_section_there_is_nothing_to_time() -> None:
+    with pytest.raises(ValueError, match="cost section"):
+        cost.run(dataclasses.replace(trial(), cost=None), 0, None, CPU)
+
+
+def test_the_outcome_of_a_cost_trial_survives_its_file(
+    ran: list[tuple[str, Any]], tmp_path: Path
+) -> None:
+    outcome = cost.run(trial("touch", rounds=2), 0, None, CPU)
+    path = outcome.write(tmp_path)
+    assert Outcome.read(path) == outcome
+
+
+def test_a_step_equals_its_reference_and_another_batch_does_not(tmp_path: Path) -> None:
+    """The whole step in one process: losses, gradients of every step, norms."""
+    path = str(tmp_path / "reference.pt")
+    subject = dataclasses.replace(
+        trial(), purpose="step", model=TINY, cost=None, skew=SkewSpec(), reference_path=path
+    )
+    reference.run(subject)
+    expected = reference.load(path)
+    assert len(expected["gradients"]) == len(expected["losses"]) == subject.step.steps
+    for skew, right in ((SkewSpec(), True), (SkewSpec(batches="one-token"), False)):
+        model = models.build(TINY, 0)
+        wrapped = Wrapped(model, models.anatomy(model, TINY), subject)
+        wrapped.make_optimizer()
+        for number in range(1, subject.step.steps + 1):
+            total = 0.0
+            for micro in range(subject.step.accumulate):
+                tokens = data.batch(TINY, subject.step, skew, 0, number, micro)
+                loss = wrapped.loss(tokens) / subject.step.accumulate
+                wrapped.backward(loss)
+                total += float(loss.detach())
+            errors = training.compare.compare(wrapped, expected["gradients"][number - 1], "float32")
+            assert any(e.wrong for e in errors.values()) is not right
+            norm = training.finish(wrapped)
+            close = norm == pytest.approx(expected["norms"][number - 1], rel=1e-4)
+            assert close is right
+            assert (total == pytest.approx(expected["losses"][number - 1], rel=1e-5)) is right

@@ -52,8 +52,16 @@ class Group:
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
-        return self.axis or self.desc or self.name
+        """What a person calls it: its mesh axis, its description, else who is in it."""
+        nameless = self.desc in ("", "undefined")  # torch's own word for no description
+        return self.axis or (self._members if nameless else self.desc)
+
+    @property
+    def _members(self) -> str:
+        first, last = min(self.ranks, default=0), max(self.ranks, default=0)
+        if len(self.ranks) == last - first + 1 > 2:
+            return f"ranks {first}-{last}"
+        return f"ranks {', '.join(map(str, sorted(self.ranks)))}" if self.ranks else self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from moediag import protocol
 from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import EvidenceError
-from moediag.evidence.model import Evidence, ExitStatus, RankError
+from moediag.evidence.model import Evidence, ExitStatus, Group, RankError
 from moediag.evidence.read import read_trial
 from moediag.verdicts import Verdict
 from tests.unit.evidence_builder import (
@@ -213,3 +213,20 @@ def test_no_gradient_phase_and_error_events(tmp_path: Path) -> None:
 def test_the_builder_writes_what_the_protocol_lists() -> None:
     seen = fsdp2_job({(1, 3)}).run().ranks[0]
     assert {e["e"] for e in events(seen, 1)} <= set(protocol.EVENT_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("group", "label"),
+    [
+        (Group("7", (0, 1), axis="dp_shard", desc="mesh_dp_shard"), "dp_shard"),
+        (Group("0", (0, 1), desc="world"), "world"),
+        (Group("1", (0, 1), desc="undefined"), "ranks 0, 1"),
+        (Group("1", (3, 0, 1, 2)), "ranks 0-3"),
+        (Group("1", (0, 2, 4)), "ranks 0, 2, 4"),
+        (Group("1", ()), "1"),
+    ],
+)
+def test_a_group_is_called_by_its_axis_its_description_or_its_ranks(
+    group: Group, label: str
+) -> None:
+    assert group.label == label

@@ -7,6 +7,7 @@ use, so each command imports what it needs.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import typer
 import moediag
 from moediag import cli_stacks
 from moediag import options as o
-from moediag.errors import ExitCode, MoediagError
+from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
 from moediag.report import out as stdout
 
@@ -29,6 +30,10 @@ A failure is a scenario; running it says which rank diverged, where, why, and wh
 Exit codes: 0 every expectation met, 1 an expectation broken (diagnose: a failure found), 2 wrong
 usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
 """
+
+_MAKE_ROOM = (
+    "Make room (`moediag stacks clean`, old folders in moediag-runs), or give --out another disk."
+)
 
 app = typer.Typer(
     help=HELP,
@@ -242,6 +247,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _explain(error, debug)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f": {error.filename}" if error.filename else ""
+            full = MachineError(f"the disk is full{where}", _MAKE_ROOM)
+            _explain(full, debug)
+            return full.exit_code
         _apologise(error, debug)
         return ExitCode.BUG
     return ExitCode.OK

@@ -69,6 +69,7 @@ def checks(network: bool = True) -> list[Check]:
         ("pystack", _pystack),
         ("ptrace", _ptrace),
         ("gpus", _gpus),
+        ("loopback", _loopback),
         ("cores", _cores),
         ("memory", _memory),
         ("shared memory", _shared_memory),
@@ -309,6 +310,13 @@ def _memory() -> Check:
         advice = "Two ranks need about 2 GB; close something, or use --cpu 2."
         return Check("memory", "warn", found, advice)
     return Check("memory", "ok", found)
+
+
+def _loopback() -> Check:
+    from moediag.launch.launcher import require_loopback
+
+    require_loopback()
+    return Check("loopback", "ok", "up")
 
 
 def _shared_memory() -> Check:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -71,7 +72,13 @@ def run_folder(out: Path | None, name: str) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         taken = any(out.iterdir())
     except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror or error}") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            problem = "is a file, or below one"
+        else:
+            problem = f"cannot be used: {error.strerror or error}"
+        raise UsageError(f"--out {out}: {problem}", "Give a folder that can be made.") from error
     if taken:
         raise UsageError(
             f"--out {out}: the folder is not empty",

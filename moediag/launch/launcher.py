@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 import uuid
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from moediag.errors import Interrupted, LaunchError, UsageError
+from moediag.errors import Interrupted, LaunchError, MachineError, UsageError
 from moediag.launch.options import LaunchOptions, OnProgress
 from moediag.launch.processes import ENV_LAUNCH, Family
 from moediag.launch.record import LaunchRecord
@@ -160,7 +161,22 @@ def launcher(
         raise UsageError(
             "the fork launcher runs on one node", "For several nodes: --launcher torchrun."
         )
+    if chosen.nnodes == 1:
+        require_loopback()
     return kinds[kind](stack, run_folder, chosen)
+
+
+def require_loopback() -> None:
+    """Raises MachineError where the ranks of one node could not even meet: a network namespace
+    without a loopback (some sandboxes) would only show as ranks that wait for ever."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # a datagram socket sends nothing by connecting
+        except OSError as error:
+            raise MachineError(
+                f"the loopback interface cannot be used ({error.strerror}), so ranks cannot meet",
+                "Type: ip link set lo up (in a sandbox: allow its own loopback).",
+            ) from error
 
 
 def _clear(folder: Path) -> None:

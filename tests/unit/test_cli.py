@@ -3,6 +3,7 @@
 What the commands call is replaced by fakes; the real thing has its own tests.
 """
 
+import errno
 import importlib
 import json
 import subprocess
@@ -202,6 +203,8 @@ def test_wrong_usage_is_exit_code_2(
         (MachineError("2 GPUs wanted, 0 found"), ExitCode.CANNOT_RUN_HERE),
         (Interrupted("interrupted after 1 of 2 trials", "again"), ExitCode.INTERRUPTED),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/a"), ExitCode.CANNOT_RUN_HERE),
+        (OSError(errno.EPERM, "not foreseen"), ExitCode.BUG),
         (KeyError("x"), ExitCode.BUG),
     ],
 )

@@ -1,5 +1,6 @@
-"""What a run does when an environment cannot be had: correct the user, or fail its trials only."""
+"""A run that cannot have its folder or an environment: an error, or the end of single trials."""
 
+import errno
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from moediag import run as module
-from moediag.errors import LaunchError, NoSuchRelease, StackError
+from moediag.errors import LaunchError, NoSuchRelease, StackError, UsageError
 from moediag.report.model import RunResult
 from moediag.report.views import progress
 from moediag.scenario import catalogue, load
@@ -78,3 +79,25 @@ def test_no_stack_at_all_is_an_error_with_the_first_reason(
     own = the_plan.trials[0].stack["transformers"]
     with pytest.raises(StackError, match="for the first"):
         run(monkeypatch, tmp_path, the_plan, {own: first, UPGRADE: StackError("nor the second")})
+
+
+def test_an_out_that_cannot_be_a_folder_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match="is a file, or below one"):
+            module.run_folder(out, "s")
+    with pytest.raises(UsageError, match="cannot be used"):
+        module.run_folder(Path("/proc/nowhere/x"), "s")
+    with pytest.raises(UsageError, match="not empty"):
+        module.run_folder(tmp_path, "s")
+
+
+def test_a_full_disk_is_not_blamed_on_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(OSError, match="No space"):
+        module.run_folder(tmp_path / "new", "s")

@@ -1,0 +1,52 @@
+"""A machine whose ranks could not meet is told so; it does not look like a hang."""
+
+import errno
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from moediag import doctor
+from moediag.errors import MachineError
+from moediag.launch.launcher import launcher, require_loopback
+from moediag.launch.options import LaunchOptions
+
+STACK = SimpleNamespace(python=Path("python"), pythonpath=[], key="k")
+
+
+@pytest.fixture
+def no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    class Unconnected(socket.socket):
+        connect = unreachable
+
+    monkeypatch.setattr("moediag.launch.launcher.socket.socket", Unconnected)
+
+
+def test_with_a_loopback_all_is_well() -> None:
+    require_loopback()
+    assert next(c for c in doctor.checks(network=False) if c.name == "loopback").status == "ok"
+
+
+@pytest.mark.usefixtures("no_loopback")
+@pytest.mark.parametrize("kind", ["fork", "torchrun"])
+def test_without_one_nothing_is_launched(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="Network is unreachable") as caught:
+        launcher(kind, STACK, tmp_path)
+    assert "ip link set lo up" in caught.value.help_text
+
+
+@pytest.mark.usefixtures("no_loopback")
+def test_several_nodes_do_not_need_it(tmp_path: Path) -> None:
+    launcher("torchrun", STACK, tmp_path, LaunchOptions(nnodes=2))
+
+
+@pytest.mark.usefixtures("no_loopback")
+def test_the_doctor_sees_it() -> None:
+    check = next(c for c in doctor.checks(network=False) if c.name == "loopback")
+    assert check.status == "fail"
+    assert "ip link set lo up" in check.advice

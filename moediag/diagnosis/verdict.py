@@ -128,7 +128,7 @@ def _failed(facts: Facts) -> Judgement:
         Verdict.CRASH,
         Confidence.LOW,
         f"{ranks(f.rank for f in facts.failed).capitalize()} lost the connection to a peer "
-        f"({_first_line(facts.failed)}); nothing that was seen tells why, so no rank is at fault.",
+        f"({_first_line(facts.failed)}); nothing seen tells why, or which rank is at fault.",
         failure=some,
     )
 
@@ -221,13 +221,17 @@ def _hang(facts: Facts) -> Judgement:
             victims=tuple(sorted(waiting)),
         )
     seen = any(evidence.ranks[r].collectives for r in waiting if r in evidence.ranks)
-    text = f"{ranks(waiting).capitalize()} waited in a collective. " + (
-        "The schedules agree as far as they were recorded: no rank is at fault, the operation "
-        "itself did not complete (network, backend, or a call that the recorder cannot see)."
-        if seen
-        else "No schedule was recorded, so nothing tells which rank is at fault."
-    )
-    confidence = Confidence.MEDIUM if seen else Confidence.LOW
+    lost = _unrecorded(evidence)
+    text = f"{ranks(waiting).capitalize()} waited in a collective. "
+    if seen and not lost:
+        text += (
+            "The schedules agree as far as they were recorded: no rank is at fault, the operation "
+            "itself did not complete (network, backend, or a call that the recorder cannot see)."
+        )
+    else:
+        whose = f" of {ranks(lost)}" if seen else ""
+        text += f"No schedule{whose} was recorded, so nothing tells which rank is at fault."
+    confidence = Confidence.MEDIUM if seen and not lost else Confidence.LOW
     return Judgement(Verdict.HANG, confidence, text, victims=tuple(sorted(waiting)))
 
 
@@ -254,14 +258,19 @@ def _measured(facts: Facts) -> Judgement:
     if numbers.wrong:
         text = cause.of_gradients(numbers)
         culprits: tuple[int, ...] = ()
+        lost = _unrecorded(facts.evidence)
         if divergence is not None:
             why = cause.of_divergence(divergence, blamed, facts.evidence.backend, died=False)
             text, culprits = f"{why} {text}", blamed.culprits
+        elif lost:
+            text += f" No schedule of {ranks(lost)} was recorded: whether a rank is at fault is not"
+            text += " known."
         else:
             text += " The schedules agree: no rank is at fault, all compute the same wrong thing."
+        certain = Confidence.MEDIUM if lost else Confidence.HIGH
         return Judgement(
             Verdict.WRONG_GRADIENTS,
-            _confidence(facts) if divergence is not None else Confidence.HIGH,
+            _confidence(facts) if divergence is not None else certain,
             text,
             culprits=culprits,
             victims=tuple(sorted(set(numbers.ranks) - set(culprits))) if culprits else (),
@@ -293,6 +302,11 @@ def _few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:
 
 def _undecided(text: str) -> Judgement:
     return Judgement(Verdict.INCONCLUSIVE, Confidence.LOW, text)
+
+
+def _unrecorded(evidence: Evidence) -> list[int]:
+    """Ranks whose schedule nobody knows: what they did may be what is wrong."""
+    return [rank for rank, seen in sorted(evidence.ranks.items()) if not was_recorded(seen)]
 
 
 def _others(facts: Facts) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from moediag.report import names
 from moediag.report.model import FirstDivergence, RunResult, TrialResult
-from moediag.verdicts import Role, Verdict
+from moediag.verdicts import Confidence, Role, Verdict
 
 FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
 
@@ -136,7 +136,8 @@ def _blame(t: TrialResult) -> tuple[str, ...]:
             label = "CULPRIT" if len(t.culprits) == 1 else "CULPRITS"
             pieces.append(f"{label}  {names.ranks(t.culprits)}")
         else:
-            pieces.append("no rank is at fault")
+            known = t.confidence != Confidence.LOW
+            pieces.append("no rank is at fault" if known else "no culprit is known")
         if t.victims:
             pieces.append(f"VICTIMS  {names.ranks(t.victims)}")
     pieces.append(f"confidence {t.confidence}")

@@ -249,6 +249,12 @@ def test_agreeing_schedules_that_stand_still_are_nobodys_fault() -> None:
     found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
     assert (found.verdict, found.culprits) == (Verdict.HANG, ())
     assert "no rank is at fault" in found.cause
+    # With the log of one rank gone it may have been that rank.
+    ranks[1] = RankEvidence(1, exit=ranks[1].exit)
+    found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
+    assert (found.verdict, found.confidence) == (Verdict.HANG, Confidence.LOW)
+    assert "No schedule of rank 1 was recorded" in found.cause
+    assert "no rank is at fault" not in found.cause
 
 
 def test_ranks_killed_together_were_merely_behind() -> None:
@@ -406,6 +412,15 @@ def test_wrong_gradients_without_divergence_are_nobodys_fault() -> None:
     assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, ())
     assert "no rank is at fault" in found.cause
     assert found.signature == "wrong-gradients:no divergence seen:no-rank"
+
+
+def test_wrong_gradients_with_a_log_gone_accuse_and_acquit_nobody() -> None:
+    evidence = measured(fsdp2_job(set(), set()).run(), ["lm_head.weight"])
+    lost = RankEvidence(1, exit=evidence.ranks[1].exit, outcome=evidence.ranks[1].outcome)
+    found = diagnose(replace(evidence, ranks={**evidence.ranks, 1: lost}))
+    assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, ())
+    assert found.confidence == Confidence.MEDIUM
+    assert "not known" in found.cause and "no rank is at fault" not in found.cause
 
 
 def test_only_the_first_wrong_step_is_listed() -> None:

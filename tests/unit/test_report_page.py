@@ -61,6 +61,8 @@ def test_culprits_and_victims_are_told_apart() -> None:
 def test_no_rank_is_blamed_without_a_culprit() -> None:
     text = page_text(replace(MISMATCH, culprits=(), victims=()))
     assert "no rank is at fault" in text
+    unknown = page_text(replace(MISMATCH, culprits=(), victims=(), confidence="low"))
+    assert "no rank is at fault" not in unknown and "no culprit is known" in unknown
     assert "CULPRIT" not in text
     assert "VICTIM" not in text
 

@@ -32,7 +32,7 @@ usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 int
 """
 
 _MAKE_ROOM = (
-    "Make room (`moediag stacks clean`, old folders in moediag-runs), or give --out another disk."
+    "Make room (`moediag stacks clean`, old folders in moediag-runs), or use --out on another disk."
 )
 
 app = typer.Typer(

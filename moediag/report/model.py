@@ -114,8 +114,11 @@ def read_result(path: Path) -> RunResult:
     if path.is_dir():
         path = path / RESULT_FILE
     raw = json.loads(path.read_text(encoding="utf-8"))
-    if raw.get("schema_version") != 1:
-        raise ValueError(f"{path}: schema_version {raw.get('schema_version')!r}, expected 1")
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version is None:
+        raise ValueError("it has no schema_version")
+    if version != 1:
+        raise ValueError(f"schema_version {version!r}, this moediag reads 1")
     trials = tuple(_trial(t) for t in raw.pop("trials"))
     end = raw.pop("conclusion")
     conclusion = Conclusion(

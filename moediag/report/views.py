@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,8 +53,10 @@ def load(path: Path) -> tuple[RunResult, Path]:
             f"{file} does not exist", "Give the directory of a finished `moediag run`."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # What other shapes of JSON lead to says nothing to a person.
+        why = error if isinstance(error, OSError | ValueError) else "fields are missing or wrong"
         raise EvidenceError(
-            f"{file} is not a result of moediag: {error}",
+            f"{file} is not a result of moediag: {why}",
             "Give the directory of a finished `moediag run`.",
         ) from error
 
@@ -62,6 +65,8 @@ def write(loaded: Sequence[tuple[RunResult, Path]], wanted: Mapping[str, Path]) 
     """Writes each wanted format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
     Returns the files written. Raises UsageError where one cannot be."""
     written = []
+    if sum(str(target) == "-" for target in wanted.values()) > 1:
+        raise UsageError("stdout holds one format", "Give files for the others.")
     for kind, target in wanted.items():
         text = _renderer(kind)(loaded)
         if str(target) == "-":
@@ -71,6 +76,8 @@ def write(loaded: Sequence[tuple[RunResult, Path]], wanted: Mapping[str, Path]) 
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             raise UsageError(f"--{kind} {target}: {error.strerror or error}") from error
         written.append(target)
     return written

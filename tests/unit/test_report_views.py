@@ -157,3 +157,31 @@ def test_a_view_that_cannot_be_written_is_a_usage_error(
 ) -> None:
     with pytest.raises(UsageError, match="--html"):
         views.write([(starvation, tmp_path)], {"html": tmp_path})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"schema_version": 2}', "schema_version 2, this moediag reads 1"),
+        ("{}", "no schema_version"),
+        ("[]", "no schema_version"),
+        ("null", "no schema_version"),
+        ('{"schema_version": 1, "trials": 3}', "fields are missing or wrong"),
+        ('{"schema_version": 1, "trials": [{}]}', "fields are missing or wrong"),
+        ('{"schema_version": 1', "Expecting"),
+    ],
+)
+def test_what_is_no_result_is_said_in_words(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(EvidenceError, match=why):
+        views.load(tmp_path)
+
+
+def test_stdout_takes_one_format(starvation: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stdout holds one format"):
+        views.write([(starvation, tmp_path)], {"html": Path("-"), "junit": Path("-")})
+
+
+def test_a_full_disk_is_no_wrong_usage(starvation: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        views.write([(starvation, tmp_path)], {"html": Path("/dev/full")})

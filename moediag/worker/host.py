@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -188,12 +189,23 @@ def run_trial(request: Dict[str, Any]) -> int:
         local_addr="127.0.0.1",
         logs_specs=_logs(folder),
     )
+    # torch keeps the traceback of each forked rank that raised in a temporary file of its own, and
+    # nobody removes it: here it at least stays inside the run directory when we are killed.
+    tempfile.tempdir = str(folder)
     try:
-        elastic_launch(config, entry.run)(trial)
+        elastic_launch(config, _rank)(trial)
     except ChildFailedError:
         traceback.print_exc()
         return 1
+    finally:
+        for left in folder.glob("pytorch-errorfile-*"):
+            left.unlink()
     return 0
+
+
+def _rank(trial: str) -> None:
+    tempfile.tempdir = None  # the training code's own files go where they always go
+    entry.run(trial)
 
 
 def _logs(folder: Path) -> Any:

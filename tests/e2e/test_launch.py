@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,6 +116,18 @@ def test_an_exception_names_the_rank_that_failed_first(both: Launcher, tmp_path:
     error = json.loads((tmp_path / "t" / protocol.error_file(1)).read_text())
     assert error["message"]["message"] == "ValueError: the router is gone"
     assert "the router is gone" in (tmp_path / "t" / protocol.output_file(1)).read_text()
+
+
+def test_a_rank_that_raised_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    chosen = options(uuid.uuid4().hex)
+    chosen = replace(chosen, environment={**chosen.environment, "TMPDIR": str(temporary)})
+    with launcher("fork", STACK, tmp_path, chosen) as launch:
+        launch.run(trial("exception"), tmp_path / "t")
+    assert (tmp_path / "t" / protocol.error_file(1)).exists()
+    assert list(temporary.glob("pytorch-errorfile*")) == []
+    assert list(tmp_path.glob("t/pytorch-errorfile*")) == []
 
 
 def test_a_killed_rank(both: Launcher, tmp_path: Path) -> None:

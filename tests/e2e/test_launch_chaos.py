@@ -52,7 +52,7 @@ def test_kill_9_at_a_random_moment(case: int, tmp_path: Path) -> None:
     command = [sys.executable, str(PARENT), kind, "stubborn-childless", str(tmp_path), mark]
     parent = subprocess.Popen(command, start_new_session=True)
     try:
-        time.sleep(dice.uniform(0.05, 5.0))
+        time.sleep(dice.uniform(0.05, 3.5))
         below = marked(mark)
         target = dice.choice(below) if below and dice.random() < 0.6 else parent.pid
         os.kill(target, signal.SIGKILL)

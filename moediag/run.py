@@ -117,16 +117,16 @@ class _Run:
         try:
             self._trials()
         except (KeyboardInterrupt, Interrupted) as error:
+            done = f"interrupted after {len(self.results)} of {len(self.plan.trials)} trials"
             with signals.held():
-                self._finish()
+                self._finish(done)
             raise Interrupted(
-                f"interrupted after {len(self.results)} of {len(self.plan.trials)} trials; "
-                f"evidence is in {self.folder}",
+                f"{done}; evidence is in {self.folder}",
                 "Nothing is left running. The same command starts again; "
                 "environments that were built are kept.",
             ) from error
-        except BaseException:
-            self._finish()  # nothing gathered is lost
+        except BaseException as error:
+            self._finish(f"ended by an error: {error}")  # nothing gathered is lost
             raise
         result = self._finish()
         if self.launch_errors and len(self.launch_errors) >= len(self.results):
@@ -134,17 +134,21 @@ class _Run:
         self.observer.finished(result)
         return result
 
-    def _finish(self) -> RunResult:
+    def _finish(self, incomplete: str = "") -> RunResult:
         trials = cost.with_ratios(self.plan, self.results, self.folder)
         trials = with_regressions(self.plan, trials)
+        conclusion = judge.conclusion(trials)
+        if incomplete:  # a fix that was not tried may be cheaper
+            conclusion = dataclasses.replace(conclusion, cheapest_correct_fix=None)
         result = RunResult(
             scenario=self.plan.scenario.name,
             started=self.started.isoformat(timespec="seconds"),
             moediag_version=moediag.__version__,
             machine=doctor.machine(),
             trials=tuple(trials),
-            conclusion=judge.conclusion(trials),
+            conclusion=conclusion,
             overrides=tuple(self.plan.overrides),
+            incomplete=incomplete,
         )
         result.write(self.folder)
         return result

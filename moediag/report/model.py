@@ -100,6 +100,7 @@ class RunResult:
     trials: tuple[TrialResult, ...]
     conclusion: Conclusion
     overrides: tuple[str, ...] = ()  # every --set and --stack, as typed
+    incomplete: str = ""  # why trials of the plan are missing; empty where none is
     schema_version: int = 1
 
     def to_json(self) -> dict[str, Any]:

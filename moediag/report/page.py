@@ -78,6 +78,7 @@ def exit_code(result: RunResult) -> int:
     A control that fails makes the whole comparison inconclusive, whatever else happened; a
     trial that could not be judged is inconclusive, never a broken expectation. What is not
     applicable here says nothing, so it counts only where nothing else is left of the question.
+    A run that was cut short has not met what it did not try.
     Where nothing was expected (a diagnosis after the fact), 1 says that a failure was found.
     """
     judged = [t for t in result.trials if t.met or broken(t)]
@@ -93,7 +94,8 @@ def exit_code(result: RunResult) -> int:
         return ExitCode.FAILURE_FOUND
     asked = [t for t in result.trials if t.role == Role.UNFIXED] or result.trials
     nothing_shown = not any(t in judged for t in asked)
-    return ExitCode.INCONCLUSIVE if unmet or nothing_shown else ExitCode.OK
+    open_ = unmet or nothing_shown or result.incomplete
+    return ExitCode.INCONCLUSIVE if open_ else ExitCode.OK
 
 
 def _repeats(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:
@@ -193,6 +195,8 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
         return (f"{names.plural(failures, 'failure')} found in {trials}",)
     met = sum(t.met for t in judged)
     lines = [f"{met} of {names.plural(len(judged), 'expectation')} met"]
+    if result.incomplete:
+        lines.insert(0, f"incomplete: {result.incomplete}")
     if len(judged) < len(result.trials):
         lines.append(f"{len(result.trials) - len(judged)} not applicable here")
     failed = [t.variant for t in judged if t.role == Role.CONTROL and not t.met]
@@ -210,5 +214,9 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
 def _reproduced(result: RunResult) -> str:
     if result.conclusion.reproduced:
         return "reproduced"
-    expected = {t.expected for t in result.trials if t.role == Role.UNFIXED}
-    return "unfixed is clean, as expected" if expected == {Verdict.CLEAN} else "not reproduced"
+    unfixed = [t for t in result.trials if t.role == Role.UNFIXED]
+    if {t.expected for t in unfixed} != {Verdict.CLEAN}:
+        return "not reproduced"
+    if all(t.verdict == Verdict.CLEAN for t in unfixed):
+        return "unfixed is clean, as expected"
+    return "unfixed fails, which was expected to be clean"

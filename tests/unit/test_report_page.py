@@ -233,3 +233,16 @@ def test_brackets_in_a_cause_are_shown_as_they_are() -> None:
         run_of(replace(MISMATCH, cause="got [bold]x[/] and :smile:")), Console(file=out, width=90)
     )
     assert "got [bold]x[/] and :smile:" in out.getvalue()
+
+
+def test_unfixed_code_that_fails_is_not_called_clean() -> None:
+    text = page_text(replace(MISMATCH, expected="clean", met=False), reproduced=False)
+    assert "is clean" not in text
+    assert "unfixed fails, which was expected to be clean" in text
+
+
+def test_a_run_that_was_cut_short_has_met_nothing_yet() -> None:
+    whole = run_of(MISMATCH)
+    short = replace(whole, incomplete="interrupted after 1 of 9 trials")
+    assert (page_of(whole).status, page_of(short).status) == ("met", "inconclusive")
+    assert page_of(short).conclusion[0] == "incomplete: interrupted after 1 of 9 trials"

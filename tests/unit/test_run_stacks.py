@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from moediag import run as module
-from moediag.errors import LaunchError, NoSuchRelease, StackError, UsageError
-from moediag.report.model import RunResult
+from moediag.errors import Interrupted, LaunchError, NoSuchRelease, StackError, UsageError
+from moediag.report.model import RunResult, read_result
 from moediag.report.views import progress
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan, plan
@@ -62,6 +62,8 @@ def test_a_release_that_was_typed_and_does_not_exist_is_an_error(
 ) -> None:
     with pytest.raises(NoSuchRelease, match="no 99"):
         run(monkeypatch, tmp_path, planned(transformers="99"), {"99": NoSuchRelease("no 99")})
+    saved = read_result(tmp_path)
+    assert (saved.trials, saved.incomplete) == ((), "ended by an error: no 99")
 
 
 def test_another_stack_that_cannot_be_had_costs_its_own_trials_only(
@@ -101,3 +103,15 @@ def test_a_full_disk_is_not_blamed_on_the_user(
     monkeypatch.setattr(Path, "mkdir", full)
     with pytest.raises(OSError, match="No space"):
         module.run_folder(tmp_path / "new", "s")
+
+
+def test_an_interrupted_run_says_so_in_its_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ctrl_c(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NoRanks, "run", ctrl_c)
+    with pytest.raises(Interrupted, match="after 0 of 2 trials"):
+        run(monkeypatch, tmp_path, planned(), {})
+    assert read_result(tmp_path).incomplete == "interrupted after 0 of 2 trials"

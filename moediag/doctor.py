@@ -271,12 +271,13 @@ def _ptrace() -> Check:
             return Check("ptrace", "ok", "py-spy reads the stack of another process")
     except ValueError:
         pass
+    yama = scope not in ("0", "absent")  # else it is the container or sandbox that refuses
+    advice = "Type: sudo sysctl kernel.yama.ptrace_scope=0   " if yama else ""
     return Check(
         "ptrace",
         "warn",
         f"refused (Yama scope {scope}): stacks of hung ranks come from faulthandler instead",
-        "Type: sudo sysctl kernel.yama.ptrace_scope=0   "
-        "(in a container: docker run --cap-add SYS_PTRACE)",
+        f"{advice}(in a container: docker run --cap-add SYS_PTRACE)",
     )
 
 

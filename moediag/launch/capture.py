@@ -59,7 +59,7 @@ class _Looker:
         self._proc(into / f"{name}.proc.txt")
         self._request_flight()
         dump = ["py-spy", "dump", "-p", pid]
-        seen = self._tool(into / f"{name}.pyspy.json", "Python frames", [*dump, "--json"])
+        seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
             self.miss("Python stack (faulthandler cannot be asked either)")
         if native and seen:

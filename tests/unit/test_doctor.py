@@ -94,8 +94,11 @@ def test_ptrace_is_tried_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert named("ptrace", network=False).status == "ok"
     refused = program(tmp_path, "spy-no", "echo 'Permission Denied' >&2; exit 1")
     monkeypatch.setattr(doctor, "tool", lambda wanted: refused)
-    check = named("ptrace", network=False)
-    assert check.status == "warn" and "ptrace_scope=0" in check.advice
+    for scope, told in (("1", True), ("0", False), ("absent", False)):
+        monkeypatch.setattr(doctor, "_yama", lambda scope=scope: scope)
+        check = named("ptrace", network=False)
+        assert check.status == "warn" and "SYS_PTRACE" in check.advice
+        assert ("ptrace_scope=0" in check.advice) == told
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_without_tools_faulthandler_is_asked(
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)
     done = capture(tmp_path, {0: victim.pid}, 30.0)
-    assert "rank 0: Python frames (py-spy missing)" in done.not_seen
+    assert "rank 0: Python frames by py-spy (py-spy missing)" in done.not_seen
     assert "rank 0: native frames by pystack (pystack missing)" in done.not_seen
     assert not any("faulthandler" in line for line in done.not_seen)
     stacks = tmp_path / protocol.stacks_file(0)
@@ -95,7 +95,7 @@ def test_a_tool_that_refuses_or_hangs_is_named(
     tools = {"py-spy": str(refuses), "pystack": str(hangs)}
     monkeypatch.setattr(module, "find_tool", tools.get)
     done = capture(tmp_path, {0: victim.pid}, 0.5)
-    assert "rank 0: Python frames (py-spy: ptrace refused)" in done.not_seen
+    assert "rank 0: Python frames by py-spy (py-spy: ptrace refused)" in done.not_seen
     assert "rank 0: native frames by pystack (pystack took too long)" in done.not_seen
 
 

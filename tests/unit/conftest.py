@@ -1,0 +1,12 @@
+"""Unit tests say themselves what the terminal is like."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI sets some of these; a test that wants one sets it itself."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)

@@ -12,7 +12,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -21,6 +20,16 @@ from typing import Any, Literal
 
 from moediag import __version__
 from moediag.errors import MachineError, MoediagError
+from moediag.hardware import (
+    Gpu,
+    cores,
+    driver_gpus,
+    gpus,
+    memory,
+    output_of,
+    read_text,
+    tool,
+)
 from moediag.stacks import probe
 from moediag.stacks.environment import ENV_CACHE, cache_root
 
@@ -48,15 +57,6 @@ class Check:
     status: Status
     found: str
     advice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """``memory`` in MiB, as the driver reports it."""
-
-    name: str
-    memory: str
-    driver: str
 
 
 def checks(network: bool = True) -> list[Check]:
@@ -120,50 +120,13 @@ def environment_report() -> str:
     return "\n".join(lines) + "\n"
 
 
-def cores() -> int:
-    """Cores that this process may use: affinity and the container's quota."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:
-        count = os.cpu_count() or 1
-    quota = _text("/sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit() and int(quota[1]):
-        count = min(count, max(1, int(quota[0]) // int(quota[1])))
-    return count
-
-
-def memory() -> tuple[int, int]:
-    """Total and available bytes, the container's limit taken into account."""
-    import psutil  # type: ignore[import-untyped]
-
-    now = psutil.virtual_memory()
-    total, free = int(now.total), int(now.available)
-    limit = _text("/sys/fs/cgroup/memory.max").strip()
-    used = _text("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and int(limit) < total:
-        total = int(limit)
-        free = min(free, total - int(used or 0))
-    return total, max(0, free)
-
-
-def gpus() -> list[Gpu]:
-    """What the NVIDIA driver reports; empty without one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = "--query-gpu=name,memory.total,driver_version"
-    output = _run([tool, query, "--format=csv,noheader,nounits"])
-    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
-    return [Gpu(*row) for row in rows if len(row) == 3]
-
-
 def require_gpus(count: int, torch: str | None = None) -> None:
     """Raises MachineError unless ``count`` ranks of this node can have a GPU each. ``torch``: the
     version that the ranks are to run on; default: the installed one."""
     cpu_instead = (
         f"On the CPU: --cpu {max(2, count)}. `moediag doctor` says what this machine can do."
     )
-    found = len(gpus()) or len(_driver_gpus())
+    found = len(gpus()) or len(driver_gpus())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         listed = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
@@ -177,14 +140,6 @@ def require_gpus(count: int, torch: str | None = None) -> None:
             f"torch {installed} is built for CPUs and cannot use the GPUs of this machine",
             "Type: python -m pip install --force-reinstall torch",
         )
-
-
-def _driver_gpus() -> list[str]:
-    """What the kernel's driver lists, where a container has GPUs but no nvidia-smi."""
-    try:
-        return os.listdir("/proc/driver/nvidia/gpus")  # noqa: PTH208
-    except OSError:
-        return []
 
 
 def _guarded(name: str, look: Callable[[], Check]) -> Check:
@@ -218,7 +173,7 @@ def _torch() -> Check:
 def _uv() -> Check:
     from moediag.stacks.uv import find_uv
 
-    words = _run([str(find_uv()), "--version"]).split()
+    words = output_of([str(find_uv()), "--version"]).split()
     return Check("uv", "ok", words[1] if len(words) > 1 else "found")
 
 
@@ -372,15 +327,6 @@ def _index() -> Check:
     return Check("package index", "ok", f"{where} answers")
 
 
-def tool(name: str) -> Path | None:
-    """A program installed beside this Python, or on PATH."""
-    beside = Path(sysconfig.get_path("scripts")) / name
-    found = shutil.which(name)
-    if os.access(beside, os.X_OK):
-        return beside
-    return Path(found) if found else None
-
-
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -402,7 +348,7 @@ def _gpu_line(found: Iterable[Gpu]) -> str:
 
 
 def _yama() -> str:
-    return _text("/proc/sys/kernel/yama/ptrace_scope").strip() or "absent"
+    return read_text("/proc/sys/kernel/yama/ptrace_scope").strip() or "absent"
 
 
 def _built() -> str:
@@ -412,19 +358,3 @@ def _built() -> str:
     broken = sum(info.broken for info in found)
     names = ", ".join(info.key for info in found[:10])
     return f"{len(found)} ({broken} broken) {names}".rstrip()
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _run(command: list[str]) -> str:
-    """What a program prints; empty where it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from moediag import doctor
+from moediag import doctor, hardware
 from moediag.errors import MachineError, StackError
 from moediag.stacks import probe
 from moediag.stacks import uv as uv_module
@@ -119,7 +119,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("H", "1", "1")] * 2)
-    monkeypatch.setattr(doctor, "_driver_gpus", list)
+    monkeypatch.setattr(doctor, "driver_gpus", list)
     monkeypatch.setattr(probe, "identity", lambda: {"torch": "2.13.0+cu128"})
     doctor.require_gpus(2)
     with pytest.raises(MachineError, match="3 GPUs are wanted here, 2 found") as caught:
@@ -132,7 +132,7 @@ def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
         doctor.require_gpus(2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(doctor, "gpus", list)  # a container without nvidia-smi
-    monkeypatch.setattr(doctor, "_driver_gpus", lambda: ["0000:01:00.0", "0000:02:00.0"])
+    monkeypatch.setattr(doctor, "driver_gpus", lambda: ["0000:01:00.0", "0000:02:00.0"])
     doctor.require_gpus(2)
 
 
@@ -154,7 +154,7 @@ def test_container_limits_count(monkeypatch: pytest.MonkeyPatch) -> None:
         "/sys/fs/cgroup/memory.max": str(3 * 10**9),
         "/sys/fs/cgroup/memory.current": str(2 * 10**9),
     }
-    monkeypatch.setattr(doctor, "_text", lambda path: limits.get(path, ""))
+    monkeypatch.setattr(hardware, "read_text", lambda path: limits.get(path, ""))
     assert doctor.cores() == 1
     total, free = doctor.memory()
     assert total == 3 * 10**9 and free <= 10**9

@@ -1,0 +1,89 @@
+"""What this machine has: cores, memory, GPUs, programs. Read, never guessed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """``memory`` in MiB, as the driver reports it."""
+
+    name: str
+    memory: str
+    driver: str
+
+
+def cores() -> int:
+    """Cores that this process may use: affinity and the container's quota."""
+    try:
+        count = len(os.sched_getaffinity(0))
+    except AttributeError:
+        count = os.cpu_count() or 1
+    quota = read_text("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit() and int(quota[1]):
+        count = min(count, max(1, int(quota[0]) // int(quota[1])))
+    return count
+
+
+def memory() -> tuple[int, int]:
+    """Total and available bytes, the container's limit taken into account."""
+    import psutil  # type: ignore[import-untyped]
+
+    now = psutil.virtual_memory()
+    total, free = int(now.total), int(now.available)
+    limit = read_text("/sys/fs/cgroup/memory.max").strip()
+    used = read_text("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdigit() and int(limit) < total:
+        total = int(limit)
+        free = min(free, total - int(used or 0))
+    return total, max(0, free)
+
+
+def gpus() -> list[Gpu]:
+    """What the NVIDIA driver reports; empty without one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = "--query-gpu=name,memory.total,driver_version"
+    output = output_of([tool, query, "--format=csv,noheader,nounits"])
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines()]
+    return [Gpu(*row) for row in rows if len(row) == 3]
+
+
+def driver_gpus() -> list[str]:
+    """What the kernel's driver lists, where a container has GPUs but no nvidia-smi."""
+    try:
+        return os.listdir("/proc/driver/nvidia/gpus")  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def tool(name: str) -> Path | None:
+    """A program installed beside this Python, or on PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = shutil.which(name)
+    if os.access(beside, os.X_OK):
+        return beside
+    return Path(found) if found else None
+
+
+def read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def output_of(command: list[str]) -> str:
+    """What a program prints; empty where it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -26,6 +26,7 @@ _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistS
 _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
 )
+_SUMMARY = 240  # characters
 _ENDED_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
 
 
@@ -41,6 +42,16 @@ class Failure:
     consequence: bool = False
     mismatch: bool = False
     time: float = 0.0
+
+    @property
+    def summary(self) -> str:
+        """The message on one line, whole sentences where it is long; "" without one."""
+        text = " ".join(self.message.split())
+        if len(text) <= _SUMMARY:
+            return text
+        head = text[:_SUMMARY]
+        end = head.rfind(". ")
+        return head[: end + 1] if end > _SUMMARY // 3 else head.rstrip() + "…"
 
 
 def failures(evidence: Evidence) -> tuple[Failure, ...]:

@@ -120,7 +120,7 @@ def _failed(facts: Facts) -> Judgement:
             Verdict.COLLECTIVE_MISMATCH,
             Confidence.LOW,
             f"{ranks(f.rank for f in facts.failed if f.mismatch).capitalize()}: the communication "
-            f"library says that collectives did not match ({_first_line(facts.failed)}). "
+            f"library says that collectives did not match ({_said(facts.failed)}). "
             "No recorded schedule shows which.",
         )
     some = facts.failed[0]
@@ -128,7 +128,7 @@ def _failed(facts: Facts) -> Judgement:
         Verdict.CRASH,
         Confidence.LOW,
         f"{ranks(f.rank for f in facts.failed).capitalize()} lost the connection to a peer "
-        f"({_first_line(facts.failed)}); nothing seen tells why, or which rank is at fault.",
+        f"({_said(facts.failed)}); nothing seen tells why, or which rank is at fault.",
         failure=some,
     )
 
@@ -155,7 +155,7 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
     text = f"{ranks(same).capitalize()} "
     if first.message or first.where:
         text += f"raised {first.name}" + (f" at {first.where}" if first.where else "")
-        text += f": {first.message.splitlines()[0]}" if first.message.strip() else ""
+        text += f": {first.summary}" if first.summary else ""
     elif first.name.startswith("exit code"):
         text += f"ended with {first.name} and left no exception"
     else:
@@ -180,10 +180,9 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
     )
 
 
-def _first_line(failed: tuple[Failure, ...]) -> str:
-    told = next((f for f in failed if f.message.strip()), failed[0])
-    line = told.message.strip().splitlines()[0][:200] if told.message.strip() else ""
-    return f"{told.name}: {line}" if line else told.name
+def _said(failed: tuple[Failure, ...]) -> str:
+    told = next((f for f in failed if f.summary), failed[0])
+    return f"{told.name}: {told.summary}" if told.summary else told.name
 
 
 # ------------------------------------------------------------------------ stood still

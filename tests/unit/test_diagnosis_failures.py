@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis.failures import Failure
 from moediag.evidence.model import (
     Evidence,
     ExitStatus,
@@ -495,3 +496,17 @@ def test_asynchronous_calls_in_another_order_make_nobody_wait() -> None:
     assert diagnose(measured(Job(groups, [[a, b], [b, a]]).whole())).notes == ()
     a, b = Op("a"), Op("b")
     assert diagnose(measured(Job(groups, [[a, b], [b, a]]).whole())).notes != ()
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("one line", "one line"),
+        ("first,\n  and second", "first, and second"),
+        ("A sentence of some length. " * 12, ("A sentence of some length. " * 8).rstrip()),
+        ("x" * 500, "x" * 240 + "…"),
+        ("", ""),
+    ],
+)
+def test_a_long_message_is_cut_at_a_sentence(message: str, shown: str) -> None:
+    assert Failure(0, "RuntimeError", message).summary == shown

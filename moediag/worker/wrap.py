@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Trial
+from moediag.worker import fsdp2
 from moediag.worker.models import Anatomy, NotApplicable
 
 Select = Callable[[torch.Tensor], torch.Tensor]
@@ -50,9 +51,9 @@ class Wrapped:
         self.anatomy = anatomy
         self.trial = trial
         self.device = next(model.parameters()).device
+        self.notes: List[str] = []
         self.model = self.wrap(model)
         self.optimizer: Any = None
-        self.notes: List[str] = []
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -105,6 +106,9 @@ class FSDP2(Wrapped):
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         except ImportError as error:  # torch < 2.6
             raise NotApplicable("FSDP2 needs torch >= 2.6") from error
+        if self.device.type == "cpu":
+            self.notes += fsdp2.prepare_cpu()
+        self._divide_by = self._missing_divisor()
         spec = self.trial.wrapper
         options: Dict[str, Any] = dict(
             mesh=mesh_of(self.trial), reshard_after_forward=spec.reshard_after_forward
@@ -125,6 +129,19 @@ class FSDP2(Wrapped):
                 fully_shard(layer, **options)
         fully_shard(model, **options)
         return model
+
+    def _missing_divisor(self) -> int:
+        """What the loss must be divided by because this backend does not; 1 as a rule."""
+        if not fsdp2.sums_for_means(self.trial.backend):
+            return 1
+        replicas = self.trial.layout.get("dp_replicate", 1)
+        if replicas > 1:
+            raise NotApplicable("FSDP2 on dp_replicate and gloo needs torch >= 2.9")
+        self.notes.append(fsdp2.OLD_GLOO.format(self.trial.world_size))
+        return self.trial.world_size
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss / self._divide_by if self._divide_by > 1 else loss)
 
     def accumulating(self, last: bool) -> ContextManager[Any]:
         if not self.trial.step.accumulate_sync:

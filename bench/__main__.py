@@ -61,7 +61,7 @@ def recorder_overhead(stack: environment.Stack) -> tuple[float, str]:
     """Median over rounds of (step with recorder : the same step without)."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/seconds.json"
-        command = torchrun(stack, "recorder_overhead.py", out, "24")
+        command = torchrun(stack, "recorder_overhead.py", out, "48")
         timed(command, env=rank_environment(stack))
         seconds = json.loads(Path(out).read_text())
     ratios = [on / off for on, off in zip(seconds["on"], seconds["off"], strict=True)]

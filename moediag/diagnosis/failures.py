@@ -26,7 +26,7 @@ _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistS
 _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
 )
-_SUMMARY = 240  # characters
+_SUMMARY = 480  # characters: two or three sentences
 _ENDED_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
 
 

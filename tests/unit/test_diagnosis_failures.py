@@ -503,8 +503,8 @@ def test_asynchronous_calls_in_another_order_make_nobody_wait() -> None:
     [
         ("one line", "one line"),
         ("first,\n  and second", "first, and second"),
-        ("A sentence of some length. " * 12, ("A sentence of some length. " * 8).rstrip()),
-        ("x" * 500, "x" * 240 + "…"),
+        ("A sentence of some length. " * 30, ("A sentence of some length. " * 17).rstrip()),
+        ("x" * 500, "x" * 480 + "…"),
         ("", ""),
     ],
 )

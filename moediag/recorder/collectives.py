@@ -233,7 +233,7 @@ def _record_operator(
 
 
 def _unboxed(argument: Any) -> Any:
-    """The reduction of an operator's call; torch before 2.10 keeps it to itself."""
+    """The reduction of an operator's call; torch before 2.15 keeps it to itself."""
     if isinstance(argument, torch.ScriptObject) and hasattr(dist.ReduceOp, "unbox"):
         return dist.ReduceOp.unbox(argument)
     return argument

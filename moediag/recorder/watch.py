@@ -8,7 +8,7 @@ import os
 import threading
 from pathlib import Path
 
-from moediag.protocol import dump_request_file, flight_file
+from moediag.protocol import dump_request_file, flight_file, write_json
 from moediag.recorder import flight, lifeline
 from moediag.recorder.core import Recorder
 
@@ -46,7 +46,15 @@ class Watch:
 
     def _dump(self) -> None:
         try:
-            if not flight.write(self._answer):
+            records = flight.dump()
+            if records is None:
                 self._recorder.note_not_seen("Flight Recorder: this torch keeps none")
+                return
+            if not flight.recorded(records):
+                self._recorder.note_not_seen(
+                    "Flight Recorder: this torch kept no operation of this backend"
+                )
+            # The answer comes last: whoever asked may end this process once it is there.
+            write_json(self._answer, records)
         except Exception as error:
             self._recorder.note_not_seen(f"Flight Recorder: {error!r}")

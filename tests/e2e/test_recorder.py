@@ -18,6 +18,8 @@ from moediag.protocol import EVENT_KINDS, OPS, Heartbeat, flight_file, heartbeat
 
 pytestmark = pytest.mark.e2e
 JOB = Path(__file__).parents[1] / "victims" / "recorded_job.py"
+# The Python of another stack, to hold the recorder to its torch (docs/compatibility.md).
+RANK_PYTHON = os.environ.get("MOEDIAG_TEST_RANK_PYTHON", sys.executable)
 SCENES = (
     "on", "off", "divergent", "silent", "checkpoint", "ddp", "fsdp1", "hsdp", "calls", "flight",
     "kill", "disk-full", "broken", "uninstall",
@@ -71,7 +73,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Rank
     folder = tmp_path_factory.mktemp("recorder")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     subprocess.run(
-        [sys.executable, str(JOB), str(folder), *SCENES], env=environment, timeout=300, check=True
+        [RANK_PYTHON, str(JOB), str(folder), *SCENES], env=environment, timeout=300, check=True
     )
     return lambda name: [read(folder / name, rank) for rank in range(2)]
 

@@ -85,4 +85,5 @@ def _examined(folder: Path) -> tuple[str, TrialResult]:
         wrong_parameters=tuple(found.wrong_parameters),
         parameters_compared=found.parameters_compared,
         notes=tuple(found.notes),
+        tables=tuple(found.tables),
     )

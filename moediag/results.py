@@ -49,6 +49,7 @@ def launched(
         parameters_compared=found.parameters_compared,
         notes=_notes(planned, *found.notes, *stack.notes),
         other_batch=other_batch,
+        tables=tuple(found.tables),
     )
 
 

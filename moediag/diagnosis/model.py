@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moediag.report.model import FirstDivergence
+from moediag.report.model import FirstDivergence, Table
 from moediag.verdicts import Confidence, Verdict
 
 
@@ -14,7 +14,8 @@ class Diagnosis:
     """``gradient_error``: largest |gradient - reference| of all ranks, parameters and compared
     steps, None when nothing was compared; ``wrong_parameters``: of the first step in which any is
     wrong; ``parameters_compared``: distinct parameters. ``stacks``: rank -> frames of the thread
-    that counts, innermost first. ``notes``: facts a reader of the result must know."""
+    that counts, innermost first. ``notes``: facts a reader of the result must know;
+    ``tables``: the numbers behind them, side by side."""
 
     verdict: Verdict
     signature: str
@@ -31,3 +32,4 @@ class Diagnosis:
     stacks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     backend: str = ""
+    tables: tuple[Table, ...] = ()

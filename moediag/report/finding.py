@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moediag.report import names
-from moediag.report.model import FirstDivergence, RunResult, TrialResult
+from moediag.report.model import FirstDivergence, RunResult, Table, TrialResult
+from moediag.report.tables import of_repeats
 from moediag.verdicts import Confidence, Role, Verdict
 
 FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
@@ -55,6 +56,7 @@ class Finding:
     notes: tuple[str, ...]
     not_seen: tuple[str, ...]
     evidence: str
+    tables: tuple[Table, ...]
 
 
 def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
@@ -93,6 +95,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         notes=t.notes,
         not_seen=t.not_seen,
         evidence=t.evidence,
+        tables=of_repeats(group),
     )
 
 

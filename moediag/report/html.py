@@ -8,7 +8,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from moediag.report import names
+from moediag.report import names, tables
 from moediag.report.finding import broken
 from moediag.report.model import RunResult
 from moediag.report.page import page_of
@@ -30,6 +30,7 @@ def render(results: Sequence[RunResult]) -> str:
         rank_list=names.ranks,
         style=verdict_style,
         broken=broken,
+        table_grid=tables.grid,
         grid=rank_grid,
         most_frames=MOST_FRAMES,
     )

@@ -14,9 +14,11 @@ from moediag.report import names
 from moediag.report.finding import finding_of
 from moediag.report.layout import plain
 from moediag.report.model import RunResult, TrialResult
+from moediag.report.tables import lines
 from moediag.report.terminal import finding_lines
 from moediag.verdicts import Verdict
 
+WIDTH = 100  # of the texts, in characters
 # Characters that XML 1.0 cannot hold, even escaped; ranks' output is full of them.
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -38,6 +40,9 @@ def render(results: Sequence[RunResult]) -> str:
             time=f"{sum(t.seconds.total or 0.0 for t in result.trials):.3f}",
         )
         suite.extend(case for _, case in cases)
+        if result.tables:
+            page = (plain(line) for table in result.tables for line in lines(table, WIDTH))
+            ElementTree.SubElement(suite, "system-out").text = _clean("\n".join(page))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
@@ -48,7 +53,7 @@ def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
     case = ElementTree.Element(
         "testcase", name=_clean(name), classname=_clean(where), time=f"{t.seconds.total or 0:.3f}"
     )
-    page = "\n".join(plain(line) for line in finding_lines(finding_of([t], result), 100, None))
+    page = "\n".join(plain(line) for line in finding_lines(finding_of([t], result), WIDTH, None))
     message = f"{t.verdict}, expected {t.expected}" + (f": {t.cause}" if t.cause else "")
     if t.verdict == Verdict.NOT_APPLICABLE:
         ElementTree.SubElement(case, "skipped", message=_clean(t.cause or "not applicable"))

@@ -1,22 +1,26 @@
-"""Markdown for a step summary or an issue: the answer first, each finding folded below it.
+"""Markdown for a step summary or an issue: the answer first, then the tables of the run, then each
+finding folded, with its own tables.
 
-GitHub drops a step summary beyond 1 MiB whole and refuses an issue body beyond 65,536
-characters, so the text is kept below ``LIMIT`` by leaving out findings from the end, and says so.
+GitHub drops a step summary beyond 1 MiB whole and refuses an issue body beyond 65,536 characters,
+so the text is kept below ``LIMIT`` by leaving out blocks from the end, and says so.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from moediag.report import names
-from moediag.report.finding import broken
+from moediag.report import names, tables
+from moediag.report.finding import Finding, broken
 from moediag.report.layout import plain
 from moediag.report.model import RunResult
 from moediag.report.page import Page, page_of
 from moediag.report.terminal import finding_lines
 
 LIMIT = 65_000  # characters; below the 65,536 of an issue body
+MOST_OPEN = 16  # rows; a longer table of the run is folded
 MARKS = {"met": "✅", "broken": "❌", "inconclusive": "❔"}
 
 
@@ -24,25 +28,26 @@ def render(results: Sequence[RunResult], limit: int = LIMIT) -> str:
     """At most ``limit`` characters, and never more bytes than a step summary takes."""
     pages = [page_of(result) for result in results]
     parts = [_summary(page, result) for page, result in zip(pages, results, strict=True)]
-    details = [(i, text) for i, page in enumerate(pages) for text in _details(page)]
+    blocks = [(i, *block) for i, page in enumerate(pages) for block in _blocks(page)]
     note = "\n*{} left out here; `moediag report RUN… --html FILE` has them.*\n"
     used = sum(len(part) for part in parts) + len(note) + 20
     kept: dict[int, list[str]] = {}
-    for i, text in details:
+    left = Counter(kind for _, kind, _ in blocks)
+    for i, kind, text in blocks:
         if used + len(text) > limit:
             break
         kept.setdefault(i, []).append(text)
+        left[kind] -= 1
         used += len(text)
     out = "".join(part + "".join(kept.get(i, ())) for i, part in enumerate(parts))
-    left = len(details) - sum(len(texts) for texts in kept.values())
-    if left:
-        out += note.format(names.plural(left, "finding"))
+    if +left:
+        out += note.format(" and ".join(names.plural(n, kind) for kind, n in (+left).items()))
     return out if len(out) <= limit else out[: limit - 30] + "\n\n*cut at the size limit*\n"
 
 
 def _summary(page: Page, result: RunResult) -> str:
-    lines = [f"## {MARKS[page.status]} {_inline(page.scenario)}", ""]
-    lines += [_inline(" · ".join(page.conclusion)), ""]
+    lines = [f"## {MARKS[page.status]} {names.inline(page.scenario)}", ""]
+    lines += [names.inline(" · ".join(page.conclusion)), ""]
     if page.overrides:
         lines += [f"With `{' '.join(page.overrides)}`.", ""]
     lines += ["| trial | stack | verdict | expected | culprits | gradient error |"]
@@ -56,37 +61,47 @@ def _summary(page: Page, result: RunResult) -> str:
             names.ranks(t.culprits) if t.culprits else "",
             names.error_size(t.gradient_error),
         )
-        lines.append("| " + " | ".join(_inline(cell) for cell in cells) + " |")
+        lines.append("| " + " | ".join(names.inline(cell) for cell in cells) + " |")
     if page.fixes:
         lines += ["", "| fix | judgement | step time [quartiles] | |", "|---|---|---|---|"]
         for row in page.fixes:
             mark = "**cheapest correct**" if row.cheapest else ""
-            remark = "; ".join(filter(None, (_inline(row.remark), *map(_inline, row.notes))))
+            remark = "; ".join(names.inline(text) for text in (row.remark, *row.notes) if text)
             judgement = f"{row.judgement} ({row.verdict})"
-            fix = (_inline(row.variant), _inline(judgement), row.cost)
+            fix = (names.inline(row.variant), names.inline(judgement), row.cost)
             lines.append(f"| {' | '.join(fix)} | {' '.join(filter(None, (mark, remark)))} |")
     return "\n".join([*lines, "", ""])
 
 
-def _details(page: Page) -> list[str]:
-    """Each finding as a folded block, fenced by more backticks than it holds."""
-    blocks = []
+def _blocks(page: Page) -> Iterator[tuple[str, str]]:
+    """What may be left out, with the word for it, most important first."""
+    for table in page.tables:
+        if len(table.rows) <= MOST_OPEN:
+            yield "table", tables.markdown(table)
+        else:
+            yield "table", _folded(table.title, tables.markdown(replace(table, title="")))
     for finding in page.findings:
-        text = "\n".join(plain(line) for line in finding_lines(finding, 110, None))
-        longest = max((len(run) for run in re.findall("`+", text)), default=0)
-        fence = "`" * max(3, longest + 1)
-        title = _html(f"{finding.title[1]}: {finding.verdict}")
-        blocks.append(
-            f"<details><summary>{title}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>\n\n"
-        )
-    return blocks
+        yield "finding", _folded(_title(finding), _finding(finding))
+    for finding in page.tabled:
+        yield "trial with tables", _folded(_title(finding), _markdown_tables(finding))
 
 
-def _html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _title(finding: Finding) -> str:
+    return f"{finding.title[1]}: {finding.verdict}"
 
 
-def _inline(text: str) -> str:
-    """Text that stays text in a table cell: no cell border, no tag, no emphasis."""
-    flat = _html(" ".join(text.split()))
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", flat)
+def _finding(finding: Finding) -> str:
+    """Fenced by more backticks than it holds; its tables below, where a person can copy them."""
+    words = replace(finding, tables=())
+    text = "\n".join(plain(line) for line in finding_lines(words, 110, None))
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}\n\n" + _markdown_tables(finding)
+
+
+def _markdown_tables(finding: Finding) -> str:
+    return "".join(map(tables.markdown, finding.tables))
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{names.html(title)}</summary>\n\n{text}</details>\n\n"

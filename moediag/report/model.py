@@ -12,6 +12,9 @@ from moediag.protocol import write_json
 
 RESULT_FILE = "result.json"
 
+# An int is a count, a float a measured number, None is "not measured"; a bool is yes or no.
+Cell = str | int | float | None
+
 
 @dataclass(frozen=True, slots=True)
 class RankSide:
@@ -45,6 +48,35 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers side by side that a person may paste into a pull request.
+
+    Cells are values; each view writes them (:mod:`moediag.report.tables`). Ranks, steps and
+    experts are rows, not columns, so that a table of 64 ranks still fits on a page. ``note``:
+    what a reader must know to trust the numbers. Raises ValueError where a row is not as long as
+    ``columns`` or a cell is no :data:`Cell`.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise ValueError(f"table {self.title!r} has no columns")
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(
+                    f"table {self.title!r} has {len(self.columns)} columns and a row of {len(row)}"
+                )
+            for cell in row:
+                if not isinstance(cell, str | int | float | None):
+                    kind = type(cell).__name__
+                    raise ValueError(f"table {self.title!r} has a cell of type {kind}")
+
+
+@dataclass(frozen=True, slots=True)
 class TrialResult:
     variant: str
     role: str
@@ -75,6 +107,7 @@ class TrialResult:
     step_time_spread: tuple[float, float] | None = None  # quartiles of the per-round ratio
     notes: tuple[str, ...] = ()
     other_batch: bool = False  # trains on other data than the unfixed trial: no repair of the code
+    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +134,7 @@ class RunResult:
     conclusion: Conclusion
     overrides: tuple[str, ...] = ()  # every --set and --stack, as typed
     incomplete: str = ""  # why trials of the plan are missing; empty where none is
+    tables: tuple[Table, ...] = ()  # over the whole run: variants side by side
     schema_version: int = 1
 
     def to_json(self) -> dict[str, Any]:
@@ -128,7 +162,10 @@ def read_result(path: Path) -> RunResult:
         end["cheapest_correct_fix"],
     )
     raw["overrides"] = tuple(raw.get("overrides", ()))
-    return RunResult(trials=trials, conclusion=conclusion, **raw)
+    raw["tables"] = _tables(raw)
+    known = {f.name for f in dataclasses.fields(RunResult)}
+    values = {k: v for k, v in raw.items() if k in known}
+    return RunResult(trials=trials, conclusion=conclusion, **values)
 
 
 def _trial(raw: dict[str, Any]) -> TrialResult:
@@ -146,4 +183,13 @@ def _trial(raw: dict[str, Any]) -> TrialResult:
         values[name] = tuple(values.get(name) or ())
     if values.get("step_time_spread"):
         values["step_time_spread"] = tuple(values["step_time_spread"])
+    values["tables"] = _tables(values)
     return TrialResult(**values)
+
+
+def _tables(raw: dict[str, Any]) -> tuple[Table, ...]:
+    """Results from before there were tables have none."""
+    return tuple(
+        Table(t["title"], tuple(t["columns"]), tuple(map(tuple, t["rows"])), t.get("note", ""))
+        for t in raw.get("tables") or ()
+    )

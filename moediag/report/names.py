@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 
@@ -107,3 +108,14 @@ def stack(versions: Mapping[str, str | None]) -> list[str]:
         for package in ("transformers", "torch", "deepspeed")
         if (version := versions.get(package))
     ]
+
+
+def html(text: str) -> str:
+    """Text that stays text between tags of HTML or markdown."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def inline(text: str) -> str:
+    """Text that stays text in a cell of a markdown table: no cell border, no tag, no emphasis."""
+    flat = html(" ".join(text.split()))
+    return re.sub(r"([\\`*_~\[\]|])", r"\\\1", flat)

@@ -1,7 +1,7 @@
 """What a person is told about a run: pure data, computed once, laid out by every text view.
 
 ``page_of`` decides what is worth a full finding (an unfixed failure, a broken expectation, a
-fix that fails where the unfixed code is clean) and what is worth one row.
+fix that fails where the unfixed code is clean) and what is worth one row. Tables are always shown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from moediag.errors import ExitCode
 from moediag.report import names
 from moediag.report.finding import FAILURES, Finding, broken, finding_of, unfixed_clean
-from moediag.report.model import FixJudgement, RunResult, TrialResult
+from moediag.report.model import FixJudgement, RunResult, Table, TrialResult
 from moediag.verdicts import Role, Verdict
 
 
@@ -38,12 +38,15 @@ class ControlRow:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``status``: met, broken or inconclusive, the three exit codes of a run."""
+    """``tabled``: trials worth no finding that brought tables; ``tables``: of the whole run;
+    ``status``: met, broken or inconclusive, the three exit codes of a run."""
 
     scenario: str
     started: str
     overrides: tuple[str, ...]
     findings: tuple[Finding, ...]
+    tabled: tuple[Finding, ...]
+    tables: tuple[Table, ...]
     fixes: tuple[FixRow, ...]
     controls: tuple[ControlRow, ...]
     conclusion: tuple[str, ...]
@@ -53,8 +56,9 @@ class Page:
 
 def page_of(result: RunResult) -> Page:
     """The page of one run. Repeats with the same outcome are told once, with their number."""
-    shown = [group for group in _repeats(result.trials) if _of_interest(group[0], result)]
-    findings = tuple(finding_of(group, result) for group in shown)
+    repeats = _repeats(result.trials)
+    findings = tuple(finding_of(g, result) for g in repeats if _of_interest(g[0], result))
+    others = (finding_of(g, result) for g in repeats if not _of_interest(g[0], result))
     seen = {text for finding in findings for text in finding.not_seen}
     rest = dict.fromkeys(text for t in result.trials for text in t.not_seen if text not in seen)
     return Page(
@@ -62,6 +66,8 @@ def page_of(result: RunResult) -> Page:
         started=result.started,
         overrides=result.overrides,
         findings=findings,
+        tabled=tuple(other for other in others if other.tables),
+        tables=result.tables,
         fixes=_fix_rows(result),
         controls=_control_rows(result.trials),
         conclusion=_conclusion(result),

@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from moediag.report import tables
 from moediag.report.finding import FAILURES, Finding, Side, StackGroup
 from moediag.report.layout import Line, at_right, columns, flow, indented, labelled, plain, wrap
-from moediag.report.model import RunResult
+from moediag.report.model import RunResult, Table
 from moediag.report.page import ControlRow, FixRow, Page, page_of
 from moediag.verdicts import Verdict
 
@@ -58,6 +59,13 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
         title = list(flow([(page.scenario, "label")], width))
         yield from at_right(title, "as expected" if page.status == "met" else page.status, status,
                             width)  # fmt: skip
+    for finding in page.tabled:
+        yield from _title(finding, width)
+        yield from _tables(finding.tables, width)
+        yield ()
+    for table in page.tables:
+        yield from tables.lines(table, width)
+        yield ()
     yield from _fixes(page.fixes, width)
     yield from _controls(page, width)
     for number, text in enumerate(page.not_seen):
@@ -74,9 +82,7 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
 
 def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iterator[Line]:
     """One finding in full."""
-    pieces = [(piece, "label" if i < 2 else "plain") for i, piece in enumerate(finding.title)]
-    style = verdict_style(finding.verdict)
-    yield from at_right(list(flow(pieces, width, " · ")), finding.verdict, style, width)
+    yield from _title(finding, width)
     if finding.remark:
         yield from indented(finding.remark, width, 1, "doubt")
     yield from flow(((text, _blame_style(text)) for text in finding.blame), width)
@@ -91,6 +97,7 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
         yield from labelled("CAUSE", finding.cause, width)
     for number, group in enumerate(finding.stacks):
         yield from _stack(group, "STACKS" if number == 0 else "", width)
+    yield from _tables(finding.tables, width)
     for text in finding.notes:
         yield from labelled("NOTE", text, width)
     for number, text in enumerate(finding.not_seen):
@@ -98,6 +105,17 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
     if finding.evidence:
         where = finding.evidence if run_folder is None else str(run_folder / finding.evidence)
         yield from labelled("EVIDENCE", where, width, "faint")
+
+
+def _title(finding: Finding, width: int) -> Iterator[Line]:
+    pieces = [(piece, "label" if i < 2 else "plain") for i, piece in enumerate(finding.title)]
+    style = verdict_style(finding.verdict)
+    yield from at_right(list(flow(pieces, width, " · ")), finding.verdict, style, width)
+
+
+def _tables(shown: Sequence[Table], width: int) -> Iterator[Line]:
+    for table in shown:
+        yield from tables.lines(table, width)
 
 
 def verdict_style(verdict: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moediag.errors import EvidenceError
@@ -73,6 +73,7 @@ def test_floats_of_a_column_have_the_same_decimals() -> None:
     assert [row[1] for row in grid.rows] == ["1.5", "784.0", "40.0", "2.0", "3.0", "4.0"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
 def test_a_float_is_right_to_seven_digits_whatever_stands_beside_it(values: list[float]) -> None:
     grid = tables.grid(Table("t", ("x",), tuple((value,) for value in values)))
@@ -137,6 +138,7 @@ cells = st.none() | st.integers() | st.floats() | st.booleans() | st.text(max_si
 words = st.text(st.sampled_from("abc def./"), max_size=40)
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 9), st.integers(40, 120))
 def test_no_line_is_wider_than_the_terminal(data: st.DataObject, count: int, width: int) -> None:
     columns = tuple(data.draw(words) for _ in range(count))
@@ -145,6 +147,7 @@ def test_no_line_is_wider_than_the_terminal(data: st.DataObject, count: int, wid
     assert all(len(plain(line)) <= width for line in tables.lines(table, width))
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.sampled_from("abcdefgh./"), max_size=60), min_size=3, max_size=3),
        st.integers(43, 100))  # fmt: skip
 def test_no_character_of_a_cell_is_lost(words: list[str], width: int) -> None:

@@ -89,13 +89,18 @@ def dump_request_file(rank: int) -> str:
 # tokens      step layer(FQN of the MoE block) counts[experts]   one line per forward of it
 # no_gradient step names(id)       parameters whose .grad is None when the optimizer steps
 # phase       name(free text: "step 1", "imports", …) step
+# weights     when(loaded|prepared|resumed) experts[ExpertRows…] unequal[FQN…: other parameters
+#             that differ from the checkpoint] compared(int: how many of those) asked(ep size asked
+#             for, 1: none) whole(experts of a layer in the checkpoint)
+# experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
+# note        text                 a fact about how the trial was run (shims, how it was asked)
 # not_seen    text                 something this rank's recorder cannot observe here
 # error       type message where   the exception that ends the rank
 # end
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
     "start", "group", "names", "collective", "done", "tokens", "no_gradient", "phase",
-    "not_seen", "error", "end",
+    "weights", "experts_used", "note", "not_seen", "error", "end",
 )  # fmt: skip
 
 OPS = (
@@ -145,7 +150,11 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A tiny model built from a configuration; no weights are downloaded."""
+    """A tiny model built from a configuration; no weights are downloaded.
+
+    ``source``: ``config`` builds it in every rank; ``checkpoint`` saves it once (the reference run
+    does) and every rank loads it by the library's own ``from_pretrained``.
+    """
 
     family: str = "qwen3_moe"
     layers: int = 2
@@ -159,17 +168,32 @@ class ModelSpec:
     vocab: int = 128
     dtype: str = "float32"  # float32 | bfloat16: dtype of the parameters
     config: Dict[str, Any] = field(default_factory=dict)  # passed to the config class as is
+    source: str = "config"  # config | checkpoint
+    experts_implementation: Optional[str] = None  # eager | batched_mm | grouped_mm
 
 
 @dataclass(frozen=True)
 class WrapperSpec:
-    """How parameters are sharded."""
+    """How parameters are sharded.
 
-    kind: str = "fsdp2"  # fsdp2 | fsdp1 | ddp | zero2 | zero3
+    With an ``ep`` axis in the layout the model comes out of ``from_pretrained(distributed_config=
+    …)``; the kind says who shards the rest: ``transformers`` nobody else, ``fsdp2`` torch's
+    ``fully_shard`` with the experts left out, ``accelerate`` its ``prepare``.
+    ``distributed_config``: the arguments of transformers' DistributedConfig as they are, None for
+    this release's own way to ask for the layout. ``native_fsdp``: that it shall shard with FSDP2
+    too (kind transformers). ``cpu_ram_efficient_loading`` and ``ignore_experts``: of accelerate's
+    FSDP plugin.
+    """
+
+    kind: str = "fsdp2"  # fsdp2 | fsdp1 | ddp | zero2 | zero3 | transformers | accelerate
     granularity: str = "layer"  # fsdp2/fsdp1: layer | expert | root
     reshard_after_forward: bool = True
     reduce_dtype: Optional[str] = None  # float32 | bfloat16 | null: same as the parameters
     find_unused_parameters: bool = True  # ddp
+    distributed_config: Optional[Dict[str, Any]] = None
+    native_fsdp: bool = False
+    cpu_ram_efficient_loading: bool = False
+    ignore_experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +210,7 @@ class StepSpec:
     optimizer: str = "adamw"  # adamw | sgd
     lr: float = 1e-3
     seed: int = 0
+    fill_uninitialized: bool = False  # memory that nobody wrote holds nan
 
 
 @dataclass(frozen=True)
@@ -204,7 +229,9 @@ class SkewSpec:
     """How routing is bent per rank."""
 
     starve: List[Starve] = field(default_factory=list)  # through the router
-    batches: str = "distinct"  # distinct | identical | one-token (rank r: one repeated token)
+    # distinct | identical | per-replica (ranks that differ only in ep, etp, tp or pp share one) |
+    # one-token (rank r: one repeated token)
+    batches: str = "distinct"
 
 
 @dataclass(frozen=True)
@@ -244,6 +271,13 @@ class Trial:
     timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def checkpoint_path(self) -> Path:
+        """The folder of the saved model, beside the reference that wrote it. Raises ValueError."""
+        if self.reference_path is None:
+            raise ValueError(f"trial {self.name}: no reference run, so nothing saved a checkpoint")
+        return Path(self.reference_path).with_suffix(".checkpoint")
+
     def write(self, folder: Union[str, Path]) -> Path:
         """Writes ``trial.json`` atomically; returns its path."""
         return write_json(Path(folder) / TRIAL_FILE, dataclasses.asdict(self))
@@ -261,18 +295,38 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class ExpertRows:
+    """Which experts one rank really holds of one expert parameter, row by row of its local part.
+
+    ``held``: per local row the expert of the checkpoint whose bytes it has, -1 for none of that
+    layer. ``declared``: per local row the expert that sharding says it is (from the DTensor's
+    placements, or the rank's place on the ep axis), -1 where that is not known. ``rows``: dim 0 of
+    the whole parameter as the rank sees it; an intact one has as many as there are experts.
+    ``placement``: "Shard(0) on ep[2]", or "plain" for a tensor that is not distributed.
+    """
+
+    fqn: str
+    held: List[int]
+    declared: List[int]
+    rows: int
+    placement: str = "plain"
+
+
+@dataclass(frozen=True)
 class GradientError:
     """One parameter's gradient against the reference, over this rank's shard.
 
     ``max_abs`` is max |gradient - reference|; ``scale`` max |reference| over the shard, inf or
     nan are given as the strings JSON allows; ``missing`` when this rank has no gradient where
     the reference has a non-zero one; ``wrong`` by the tolerance in worker.compare.
+    ``placement``: how the parameter lies on the mesh, "" where it is a plain tensor.
     """
 
     max_abs: float
     scale: float
     wrong: bool
     missing: bool = False
+    placement: str = ""
 
 
 @dataclass(frozen=True)
@@ -280,6 +334,7 @@ class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
     ``gradients``: by step (as a string, JSON) and FQN, only of steps that were compared.
+    ``inputs``: likewise the gradient of each MoE block's input, by the block's FQN.
     ``losses`` (this rank's mean), ``reference_losses`` (mean over ranks), ``gradient_norms``: one
     per step; a norm is null where the library keeps it to itself. ``applicable``: a reason when
     this trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix
@@ -299,6 +354,7 @@ class Outcome:
     cost: Dict[str, List[float]] = field(default_factory=dict)
     notes: List[str] = field(default_factory=list)
     versions: Dict[str, Optional[str]] = field(default_factory=dict)
+    inputs: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))
@@ -306,12 +362,7 @@ class Outcome:
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Outcome":
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
-        gradients = raw.pop("gradients", {})
-        built = {
-            step: {fqn: GradientError(**error) for fqn, error in by_fqn.items()}
-            for step, by_fqn in gradients.items()
-        }
-        return cls(gradients=built, **raw)
+        return typing.cast("Outcome", _build(cls, raw))
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -340,6 +391,8 @@ def _convert(hint: Any, value: Any) -> Any:
         return _convert(next(a for a in args if a is not type(None)), value)
     if origin is list:
         return [_convert(args[0], item) for item in value]
+    if origin is dict:
+        return {key: _convert(args[1], item) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return _build(hint, value)
     return value

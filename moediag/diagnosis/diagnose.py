@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import shown
+from moediag.diagnosis import ownership, shown
 from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
@@ -10,6 +10,7 @@ from moediag.diagnosis.failures import failures
 from moediag.diagnosis.gradients import gradient_facts
 from moediag.diagnosis.model import Diagnosis
 from moediag.diagnosis.order import replay
+from moediag.diagnosis.ownership import ownership_facts
 from moediag.diagnosis.signature import signature
 from moediag.diagnosis.starvation import tokens_of
 from moediag.diagnosis.verdict import Facts, judge
@@ -27,10 +28,13 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if divergence is not None:
         schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
         found = blame(divergence, schedule, tokens_of(evidence))
-    facts = Facts(evidence, failed, divergence, found, gradient_facts(evidence))
+    owned = ownership_facts(evidence)
+    facts = Facts(evidence, failed, divergence, found, gradient_facts(evidence), owned)
     judged = judge(facts)
+    at_end = () if judged.verdict == Verdict.WRONG_WEIGHTS or not owned.wrong else (owned.text,)
+    tables = (ownership.table(evidence),)
     numbers = facts.gradients
-    wrong = judged.verdict == Verdict.WRONG_GRADIENTS
+    wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     return Diagnosis(
         verdict=judged.verdict,
         signature=signature(
@@ -39,6 +43,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             found,
             judged.failure,
             judged.culprits,
+            owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else "",
         ),
         confidence=judged.confidence,
         culprits=judged.culprits,
@@ -55,7 +60,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         parameters_compared=numbers.compared,
         not_seen=not_seen(evidence, aligned.not_seen),
         stacks=shown.stacks(evidence),
-        notes=judged.notes + _worker_notes(evidence),
+        notes=judged.notes + at_end + _worker_notes(evidence),
+        tables=tuple(table for table in tables if table is not None),
         backend=evidence.backend,
     )
 
@@ -77,7 +83,6 @@ def not_seen(evidence: Evidence, of_alignment: tuple[str, ...]) -> tuple[str, ..
 
 
 def _worker_notes(evidence: Evidence) -> tuple[str, ...]:
-    notes = (
-        note for seen in evidence.ranks.values() if seen.outcome for note in seen.outcome.notes
-    )
-    return tuple(dict.fromkeys(notes))
+    early = (note for seen in evidence.ranks.values() for note in seen.notes)
+    late = (note for seen in evidence.ranks.values() if seen.outcome for note in seen.outcome.notes)
+    return tuple(dict.fromkeys((*early, *late)))

@@ -28,10 +28,14 @@ def signature(
     blame: Blame,
     failure: Failure | None,
     culprits: Sequence[int],
+    pattern: str = "",
 ) -> str:
-    """``divergence`` and ``failure``: those that explain the verdict, else None."""
+    """``divergence`` and ``failure``: those that explain the verdict, else None; ``pattern``: the
+    word for what is wrong where neither does."""
     parts = [str(verdict)]
-    if failure is not None:
+    if pattern:
+        parts.append(pattern)
+    elif failure is not None:
         parts += [failure.name, _function(failure.where)]
     elif divergence is not None:
         operations = sorted({c.op for c in divergence.calls.values() if c is not None})

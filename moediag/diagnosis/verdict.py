@@ -9,7 +9,8 @@ The verdict, the first rule that applies:
    leaves others waiting is the cause, their stall its consequence;
 4. ``hang``: the watchdog saw quiescent ranks wait in a collective;
 5. ``inconclusive``: the time bound ended it without a stall, or a rank left no numbers;
-6. ``nonfinite``, ``wrong-gradients``: against the reference, whatever the schedules say;
+6. ``wrong-weights``: some rank trained other weights than the checkpoint's, or was not sharded as
+   asked; ``nonfinite``, ``wrong-gradients``: against the reference, whatever the schedules say;
 7. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
 The confidence:
@@ -23,7 +24,7 @@ The confidence:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moediag.diagnosis import cause
 from moediag.diagnosis.align import was_recorded
@@ -31,6 +32,7 @@ from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.gradients import GradientFacts
+from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.evidence.model import Evidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
@@ -45,6 +47,7 @@ class Facts:
     divergence: Divergence | None
     blame: Blame
     gradients: GradientFacts
+    ownership: OwnershipFacts = field(default_factory=OwnershipFacts)
 
     @property
     def loud(self) -> bool:
@@ -246,6 +249,8 @@ def _unmeasured(facts: Facts) -> Judgement:
 def _measured(facts: Facts) -> Judgement:
     numbers, divergence = facts.gradients, facts.divergence
     blamed = facts.blame
+    if facts.ownership.wrong:
+        return _wrong_weights(facts)
     if numbers.nonfinite:
         name = numbers.nonfinite
         return Judgement(
@@ -282,6 +287,8 @@ def _measured(facts: Facts) -> Judgement:
     if numbers.compared:
         text = f"{plural(numbers.compared, 'gradient')} as in the reference on every rank, largest "
         text += f"error {error_size(numbers.error)}."
+        if facts.ownership.seen:
+            text += f" {facts.ownership.experts} experts of each layer where they belong."
         confidence = Confidence.MEDIUM if divergence is not None else Confidence.HIGH
         return Judgement(Verdict.CLEAN, confidence, text, notes=notes)
     if any(
@@ -289,6 +296,19 @@ def _measured(facts: Facts) -> Judgement:
     ):
         return Judgement(Verdict.CLEAN, Confidence.LOW, "Only timed; nothing was compared.")
     return _undecided("Every rank reached its end, but no gradient was compared with a reference.")
+
+
+def _wrong_weights(facts: Facts) -> Judgement:
+    """No rank is at fault where the library lost experts on all of them."""
+    numbers, held = facts.gradients, facts.ownership
+    text = held.text
+    if numbers.wrong:
+        text += f" {cause.of_gradients(numbers)}"
+    elif numbers.compared:
+        text += f" {plural(numbers.compared, 'gradient')} as in the reference all the same."
+    return Judgement(
+        Verdict.WRONG_WEIGHTS, Confidence.HIGH, text, culprits=_few(held.ranks, facts.evidence)
+    )
 
 
 def _few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:

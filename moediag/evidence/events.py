@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moediag.evidence.model import Collective, Group, RankError, TokenCount
-from moediag.protocol import events_file
+from moediag.evidence.model import Collective, Group, HeldWeights, RankError, TokenCount
+from moediag.protocol import ExpertRows, events_file
 
 Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
 
@@ -35,6 +35,9 @@ class RankLog:
     collectives: list[Collective] = field(default_factory=list)
     tokens: list[TokenCount] = field(default_factory=list)
     no_gradient: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    weights: list[HeldWeights] = field(default_factory=list)
+    experts_used: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     last_phase: str = ""
     error: RankError | None = None
     finished: bool = False
@@ -100,6 +103,7 @@ class _Reader:
             "start": self.start, "group": self.group, "names": self.name_list,
             "collective": self.collective, "done": self.done, "tokens": self.tokens,
             "no_gradient": self.no_gradient, "phase": self.phase, "not_seen": self.not_seen,
+            "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
             "error": self.error, "end": self.end,
         }  # fmt: skip
 
@@ -183,6 +187,26 @@ class _Reader:
 
     def no_gradient(self, event: Mapping[str, Any]) -> None:
         self.log.no_gradient[int(event["step"])] = self.resolve(event["names"]) or ()
+
+    def weights(self, event: Mapping[str, Any]) -> None:
+        rows = (ExpertRows(**row) for row in event["experts"])
+        self.log.weights.append(
+            HeldWeights(
+                when=str(event["when"]),
+                experts=tuple(replace(row, fqn=plain_name(row.fqn)) for row in rows),
+                unequal=tuple(plain_name(str(fqn)) for fqn in event.get("unequal") or ()),
+                compared=int(event.get("compared") or 0),
+                asked=int(event.get("asked") or 1),
+                whole=int(event.get("whole") or 0),
+            )
+        )
+
+    def experts_used(self, event: Mapping[str, Any]) -> None:
+        for fqn, rows in event["rows"].items():
+            self.log.experts_used[plain_name(str(fqn))] = int(rows)
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        self.log.notes.append(str(event["text"]))
 
     def phase(self, event: Mapping[str, Any]) -> None:
         self.log.last_phase = str(event["name"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moediag.protocol import Outcome
+from moediag.protocol import ExpertRows, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,21 @@ class TokenCount:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """What one rank held at one moment. ``when``: loaded | prepared | resumed. ``experts``: one
+    entry per expert parameter. ``unequal``: other parameters that differ from the checkpoint, of
+    ``compared``. ``asked``: size of the expert-parallel axis that was asked for, 1 for none.
+    ``whole``: experts of a layer in the checkpoint."""
+
+    when: str
+    experts: tuple[ExpertRows, ...]
+    unequal: tuple[str, ...] = ()
+    compared: int = 0
+    asked: int = 1
+    whole: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     file: str
     line: int
@@ -119,6 +134,9 @@ class RankEvidence:
     groups: Mapping[str, Group] = field(default_factory=dict)
     tokens: tuple[TokenCount, ...] = ()
     no_gradient: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by step
+    weights: tuple[HeldWeights, ...] = ()
+    experts_used: Mapping[str, int] = field(default_factory=dict)  # expert parameter -> rows
+    notes: tuple[str, ...] = ()  # facts about how it was run, told before the end
     stacks: tuple[Stack, ...] = ()
     exit: ExitStatus | None = None
     error: RankError | None = None

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from moediag.errors import LayoutError, ScenarioError, UsageError
+from moediag.layout import AXES, WORLD
 from moediag.protocol import CostSpec, ModelSpec, SkewSpec, Starve, StepSpec, Trial, WrapperSpec
 from moediag.scenario.schema import Expectation, Scenario
-from moediag.scenario.sections import CostSection, SkewSection
+from moediag.scenario.sections import CostSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
 
 Device = Literal["cpu", "gpu"]
@@ -162,16 +163,17 @@ class _Build:
         )
 
     def _trial(self, merged: Scenario, name: str, variant: str) -> Trial:
+        layout = dict(merged.layout_for(self.world_size).axes)
         return Trial(
             name=name,
             scenario=merged.name,
             variant=variant,
             world_size=self.world_size,
-            layout=dict(merged.layout_for(self.world_size).axes),
+            layout=layout,
             backend=self.backend,
             launcher=self.launcher,
             model=ModelSpec(**merged.model.model_dump()),
-            wrapper=WrapperSpec(**merged.wrapper.model_dump()),
+            wrapper=_wrapper(merged.wrapper, layout, self.world_size),
             step=StepSpec(**merged.step.model_dump()),
             skew=_skew(merged.skew, self.world_size),
             timeout=self.timeout,
@@ -188,6 +190,18 @@ class _Build:
                     f"{self.world_size} ranks (0 to {self.world_size - 1}), variant {name}",
                     "Give more ranks with --cpu or --gpus, or another rank with --set.",
                 )
+
+
+def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int) -> WrapperSpec:
+    """Texts in ``distributed_config`` that name a mesh axis become its size here."""
+    sizes = {**dict.fromkeys(AXES, 1), **layout, WORLD: world_size}
+    values = section.model_dump()
+    asked = values["distributed_config"]
+    if asked is not None:
+        values["distributed_config"] = {
+            k: sizes.get(v, v) if isinstance(v, str) else v for k, v in asked.items()
+        }
+    return WrapperSpec(**values)
 
 
 def _skew(section: SkewSection, world_size: int) -> SkewSpec:
@@ -208,13 +222,17 @@ def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
 
 def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
     """Equal for trials whose gradients one single-process run decides: same model, data, routing,
-    step and stack. The fix, the sharding and checkpointing do not change what is right."""
-    step = dataclasses.asdict(trial.step)
-    del step["checkpointing"], step["accumulate_sync"]
+    step and stack. The fix, the sharding, checkpointing and how experts are computed do not change
+    what is right."""
+    step, model = dataclasses.asdict(trial.step), dataclasses.asdict(trial.model)
+    del step["checkpointing"], step["accumulate_sync"], step["fill_uninitialized"]
+    del model["experts_implementation"]
     decisive = {
-        "model": dataclasses.asdict(trial.model),
+        "model": model,
         "step": step,
         "skew": dataclasses.asdict(trial.skew),
+        # Who shares a batch follows from the layout.
+        "layout": trial.layout if trial.skew.batches == "per-replica" else {},
         "world_size": trial.world_size,
         "stack": dict(stack),
     }

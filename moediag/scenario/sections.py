@@ -67,13 +67,26 @@ class ModelSection(Section):
         default_factory=dict,
         description="Further arguments of the family's configuration class, passed as they are.",
     )
+    source: Literal["config", "checkpoint"] = Field(
+        default="config",
+        description="config: every rank builds the model; checkpoint: it is saved once, and every "
+        "rank loads it by the library's own from_pretrained.",
+    )
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = Field(
+        default=None,
+        description="transformers' experts_implementation; null: the release's default.",
+    )
 
 
 class WrapperSection(Section):
     """How parameters are sharded."""
 
-    kind: Literal["fsdp2", "fsdp1", "ddp", "zero2", "zero3"] = Field(
-        default="fsdp2", description="fsdp2 is fully_shard; zero2 and zero3 need DeepSpeed."
+    kind: Literal["fsdp2", "fsdp1", "ddp", "zero2", "zero3", "transformers", "accelerate"] = Field(
+        default="fsdp2",
+        description="Who shards: fsdp2 is torch's fully_shard; zero2 and zero3 need DeepSpeed; "
+        "transformers is from_pretrained alone; accelerate is its prepare with FSDP2. With an ep "
+        "axis in the layout the experts are from_pretrained's part with any of the last two and "
+        "fsdp2.",
     )
     granularity: Literal["layer", "expert", "root"] = Field(
         default="layer",
@@ -86,6 +99,20 @@ class WrapperSection(Section):
         default=None, description="Type gradients are reduced in; null: that of the parameters."
     )
     find_unused_parameters: bool = Field(default=True, description="DDP's find_unused_parameters.")
+    distributed_config: dict[str, Any] | None = Field(
+        default=None,
+        description="Arguments of transformers' DistributedConfig; a text that names a mesh axis "
+        'or "world" stands for its size. null: how the installed release asks for the layout.',
+    )
+    native_fsdp: bool = Field(
+        default=False, description="Kind transformers: from_pretrained shards by FSDP2 too."
+    )
+    cpu_ram_efficient_loading: bool = Field(
+        default=False, description="Kind accelerate: rank 0 loads and broadcasts to the others."
+    )
+    ignore_experts: bool = Field(
+        default=False, description="Kind accelerate: the experts are its ignored_modules."
+    )
 
 
 class StepSection(Section):
@@ -108,6 +135,11 @@ class StepSection(Section):
     optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
     lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
     seed: int = Field(default=0, ge=0, description="Seed of the weights and of the batches.")
+    fill_uninitialized: bool = Field(
+        default=False,
+        description="Memory that torch allocates and nobody has written holds nan, so that "
+        "reading it shows every time.",
+    )
 
 
 class StarveSection(Section):
@@ -135,10 +167,11 @@ class SkewSection(Section):
     starve: list[StarveSection] = Field(
         default_factory=list, description="Through the router: experts that get no token."
     )
-    batches: Literal["distinct", "identical", "one-token"] = Field(
+    batches: Literal["distinct", "identical", "per-replica", "one-token"] = Field(
         default="distinct",
-        description="Through the data: each rank its own batch, all ranks rank 0's, or on each "
-        "rank one repeated token, another one on each.",
+        description="Through the data: each rank its own batch, all ranks rank 0's, one for all "
+        "ranks that differ only in ep, etp, tp or pp, or on each rank one repeated token, another "
+        "one on each.",
     )
 
 

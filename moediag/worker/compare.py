@@ -8,42 +8,99 @@ rounding of every activation.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+import dataclasses
+from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 
 from moediag.protocol import GradientError
-from moediag.worker.wrap import Wrapped
+from moediag.worker import place
+from moediag.worker.wrap import Wrapped, clean_fqn
 
 # dtype of the parameters -> (rtol, atol as a share of the largest gradient of the model)
 TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
 
 
 def compare(
-    wrapped: Wrapped, reference: Dict[str, Optional[torch.Tensor]], dtype: str
+    wrapped: Wrapped,
+    reference: Dict[str, Optional[torch.Tensor]],
+    held: Optional[Dict[str, List[int]]] = None,
 ) -> Dict[str, GradientError]:
     """``reference``: FQN -> full gradient (fp32) or None where no rank's batch reached it, which
-    equals zero. Collective for FSDP1 and DeepSpeed: call it on all ranks or on none."""
-    rtol, share = TOLERANCE[dtype]
-    largest = max((float(g.abs().max()) for g in reference.values() if g is not None), default=0.0)
-    atol = share * largest
+    equals zero. ``held``: for parameters with experts as rows, which expert each local row really
+    is; decides where the whole parameter lost rows, so that its placement means nothing.
+    Collective for FSDP1 and DeepSpeed: call it on all ranks or on none."""
+    tolerance = Tolerance.of(wrapped.trial.model.dtype, reference.values())
+    lies = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
     errors: Dict[str, GradientError] = {}
     for fqn, local, select in wrapped.gradients():
         full = reference.get(fqn)
-        scale = 0.0 if full is None else float(full.abs().max())
-        expected = None if full is None else select(full)
+        parameter: Any = lies.get(fqn)
+        expected = None
+        if full is not None and _whole(parameter, full):
+            expected = select(full)
+        elif full is not None:
+            expected = _rows(full, (held or {}).get(fqn, []), parameter)
+        found = tolerance.judge(local, expected, 0.0 if full is None else float(full.abs().max()))
+        errors[fqn] = dataclasses.replace(found, placement=place.placement(parameter))
+    return errors
+
+
+def _whole(parameter: Any, full: torch.Tensor) -> bool:
+    """Whether the parameter, put together, has the shape it should have. A plain tensor may be a
+    part of it; flattened ones (ZeRO-3) have been put together by the wrapper."""
+    return not place.distributed(parameter) or parameter.shape == full.shape
+
+
+def _rows(full: torch.Tensor, held: List[int], parameter: Any) -> torch.Tensor:
+    """The reference of the experts that the rows really are; zero for rows that are no expert's."""
+    part = torch.zeros(place.local(parameter).shape)
+    for number, expert in enumerate(held):
+        if expert >= 0:
+            part[number] = full[expert]
+    return part
+
+
+def inputs(
+    wrapped: Wrapped, kept: Dict[str, torch.Tensor], reference: Dict[str, torch.Tensor]
+) -> Dict[str, GradientError]:
+    """Gradients of the MoE blocks' inputs, by the block's FQN. The reference's loss is the mean
+    over ranks, a rank's own is not: so its gradient is ``world_size`` times as large. Empty where
+    the wrapper scales the loss in its own way (DeepSpeed, old gloo)."""
+    if wrapped.trial.wrapper.kind.startswith("zero") or getattr(wrapped, "_divide_by", 1) > 1:
+        return {}
+    whole = {fqn: gradient * wrapped.trial.world_size for fqn, gradient in reference.items()}
+    tolerance = Tolerance.of(wrapped.trial.model.dtype, whole.values())
+    return {
+        fqn: tolerance.judge(kept[fqn], whole[fqn], float(whole[fqn].abs().max()))
+        for fqn in whole
+        if fqn in kept and kept[fqn].shape == whole[fqn].shape
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    rtol: float
+    atol: float
+
+    @classmethod
+    def of(cls, dtype: str, references: Iterable[Optional[torch.Tensor]]) -> Tolerance:
+        rtol, share = TOLERANCE[dtype]
+        largest = max((float(g.abs().max()) for g in references if g is not None), default=0.0)
+        return cls(rtol, share * largest)
+
+    def judge(
+        self, local: Optional[torch.Tensor], expected: Optional[torch.Tensor], scale: float
+    ) -> GradientError:
+        """``None`` equals zero; ``scale``: max |reference| of the whole parameter."""
         if local is None and expected is None:
-            errors[fqn] = GradientError(0.0, 0.0, wrong=False)
-            continue
+            return GradientError(0.0, 0.0, wrong=False)
         actual = torch.zeros_like(expected) if local is None else local.detach().float().cpu()
         difference = actual if expected is None else actual - expected
         max_abs = float(difference.abs().max()) if difference.numel() else 0.0
         # `not <=` rather than `>`: a nan is wrong.
-        wrong = not max_abs <= atol + rtol * scale
-        errors[fqn] = GradientError(
-            _finite(max_abs), scale, wrong=wrong, missing=wrong and local is None
-        )
-    return errors
+        wrong = not max_abs <= self.atol + self.rtol * scale
+        return GradientError(_finite(max_abs), scale, wrong=wrong, missing=wrong and local is None)
 
 
 def _finite(value: float) -> Any:

@@ -289,9 +289,12 @@ def import_family(name: str) -> Tuple[type, type]:
         ) from error
 
 
-def build(spec: ModelSpec, seed: int, dtype: Optional[str] = None) -> nn.Module:
+def build(
+    spec: ModelSpec, seed: int, dtype: Optional[str] = None, experts: Optional[str] = None
+) -> nn.Module:
     """The model in training mode on the CPU, initialised in fp32 from ``seed`` so that every rank
     and the reference start from the same weights, then cast to ``dtype`` (default: the spec's).
+    ``experts``: the experts_implementation, where the release has the choice (None: its default).
 
     Raises NotApplicable.
     """
@@ -301,6 +304,8 @@ def build(spec: ModelSpec, seed: int, dtype: Optional[str] = None) -> nn.Module:
         if part is not None:
             part._attn_implementation = "eager"
             part.use_cache = False
+            if experts is not None and hasattr(part, "_experts_implementation"):
+                part._experts_implementation = experts
     torch.manual_seed(seed)
     model = model_class(config)
     if spec.dtype != "float32":

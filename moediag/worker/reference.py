@@ -15,38 +15,51 @@ from torch import nn
 
 from moediag.protocol import Trial
 from moediag.worker import data, models
+from moediag.worker.inputs import InputGradients
+from moediag.worker.load import save
 from moediag.worker.models import NotApplicable
 from moediag.worker.skew import RouterSkew
 from moediag.worker.wrap import Wrapped
 
 
 def run(trial: Trial) -> None:
-    """Writes ``trial.reference_path``: {"gradients": [per step {FQN: tensor or None}],
-    "losses": [per step, mean over ranks], "norms": [before clipping]}.
+    """Writes ``trial.reference_path``: {"gradients": [per step {FQN: tensor or None}], "inputs":
+    [per step [per rank {MoE block: gradient of its input, (micro-batches, batch, seq_len,
+    hidden)}]], "losses": [per step, mean over ranks], "norms": [before clipping], "weights": {FQN:
+    tensor as saved}}. Where ranks load a checkpoint, it is saved here first.
 
     Raises NotApplicable, also for a model that no reference can decide: one that draws random
     numbers while it trains, or whose router cannot be bent as asked.
     """
-    model = models.build(trial.model, trial.step.seed, dtype="float32")
+    # One expert after the other in a plain loop, whatever the trial computes them with.
+    model = models.build(trial.model, trial.step.seed, dtype="float32", experts="eager")
     anatomy = models.anatomy(model, trial.model)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    if trial.model.source == "checkpoint":
+        stored = models.build(trial.model, trial.step.seed)
+        save(stored, trial.checkpoint_path)
     wrapped = Wrapped(model, anatomy, trial)
     wrapped.make_optimizer()
     skew = RouterSkew(trial.skew, anatomy.experts)
     share = trial.world_size * trial.step.accumulate
     gradients: List[Dict[str, Any]] = []
+    inputs: List[List[Dict[str, torch.Tensor]]] = []
     losses: List[float] = []
     norms: List[float] = []
-    with skew.installed(anatomy):
+    with skew.installed(anatomy), InputGradients(anatomy) as kept:
         for number in range(1, trial.step.steps + 1):
             skew.set_step(number)
             total = 0.0
-            for micro in range(trial.step.accumulate):
-                for rank in range(trial.world_size):
-                    skew.set_rank(rank)
-                    tokens = data.batch(trial.model, trial.step, trial.skew, rank, number, micro)
+            by_rank: List[Dict[str, torch.Tensor]] = []
+            for rank in range(trial.world_size):
+                skew.set_rank(rank)
+                for micro in range(trial.step.accumulate):
+                    tokens = data.batch(trial, rank, number, micro)
                     loss = _forward(wrapped, tokens)
                     (loss / share).backward()
                     total += float(loss.detach()) / share
+                by_rank.append(kept.take())
+            inputs.append(by_rank)
             gradients.append(
                 {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
             )
@@ -61,7 +74,8 @@ def run(trial: Trial) -> None:
         )
     target = Path(str(trial.reference_path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    torch.save({"gradients": gradients, "losses": losses, "norms": norms}, temporary)
+    found = {"gradients": gradients, "inputs": inputs, "losses": losses, "norms": norms}
+    torch.save(dict(found, weights=weights), temporary)
     temporary.replace(target)
 
 

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import compare, data, models, reference
+from moediag.worker import compare, data, ep, load, models, ownership, reference
+from moediag.worker.inputs import InputGradients
 from moediag.worker.skew import RouterSkew
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped, wrap
+from moediag.worker.wrap import Wrapped, ep_rank, wrap
+
+Told = Callable[[str, nn.Module, models.Anatomy], None]
 
 
-def prepare(trial: Trial, device: torch.device) -> Wrapped:
-    """The wrapped model on ``device``. Raises NotApplicable, on all ranks alike."""
-    model = models.build(trial.model, trial.step.seed)
+def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> Wrapped:
+    """The wrapped model on ``device``. ``told(when, model, anatomy)`` is called once it is
+    ``loaded`` and once it is ``prepared``. Raises NotApplicable, on all ranks alike."""
+    if trial.model.source == "checkpoint":
+        ep.launch_environment(trial)
+        model = load.from_checkpoint(trial, device)
+    else:
+        model = models.build(
+            trial.model, trial.step.seed, experts=trial.model.experts_implementation
+        ).to(device)
     anatomy = models.anatomy(model, trial.model)
-    model = model.to(device)
+    if told is not None:
+        told("loaded by rank 0" if ep.only_rank_0_loads(trial) else "loaded", model, anatomy)
     checkpoint(model, trial.step.checkpointing)
-    return wrap(model, anatomy, trial)
+    wrapped = wrap(model, anatomy, trial)
+    wrapped.notes += load.notes(trial)
+    if told is not None:
+        told("prepared", wrapped.model, wrapped.anatomy)
+    return wrapped
 
 
 def checkpoint(model: nn.Module, kind: str) -> None:
@@ -38,15 +53,22 @@ def checkpoint(model: nn.Module, kind: str) -> None:
 def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
     """All steps; returns what was measured. Collective: ends on all ranks, or raises, or hangs,
     which is what the trial is there to find out."""
-    wrapped = prepare(trial, device)
+    if trial.step.fill_uninitialized:
+        fill_uninitialized()
     expected = reference.load(trial.reference_path) if trial.reference_path else None
+    weights = Weights(trial, recorder, expected)
+    wrapped = prepare(trial, device, weights.told)
+    if recorder is not None:
+        for note in wrapped.notes:
+            recorder.event("note", text=note)  # an Outcome is only written by who reaches the end
     skew = RouterSkew(trial.skew, wrapped.anatomy.experts)
     skew.set_rank(rank)
     gradients: Dict[str, Dict[str, GradientError]] = {}
+    inputs: Dict[str, Dict[str, GradientError]] = {}
     losses: List[float] = []
     norms: List[Optional[float]] = []
     seconds: List[float] = []
-    with skew.installed(wrapped.anatomy):
+    with skew.installed(wrapped.anatomy), InputGradients(wrapped.anatomy) as kept:
         for number in range(1, trial.step.steps + 1):
             if recorder is not None:
                 recorder.step(number)
@@ -55,14 +77,17 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
             losses.append(forward_backward(wrapped, rank, number, device))
             seconds.append(time.perf_counter() - began)
             if expected is not None:
+                of_inputs = expected["inputs"][number - 1][rank]
+                inputs[str(number)] = compare.inputs(wrapped, kept.take(), of_inputs)
                 gradients[str(number)] = compare.compare(
-                    wrapped, expected["gradients"][number - 1], trial.model.dtype
+                    wrapped, expected["gradients"][number - 1], weights.held
                 )
             norms.append(finish(wrapped))
     dist.barrier()
     return Outcome(
         rank=rank,
         gradients=gradients,
+        inputs=inputs,
         losses=losses,
         reference_losses=expected["losses"] if expected is not None else [],
         gradient_norms=norms,
@@ -73,12 +98,47 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     )
 
 
+class Weights:
+    """Watches who holds whose experts while a model is made; ``held`` is the last that was found
+    (FQN -> local rows' experts)."""
+
+    def __init__(self, trial: Trial, recorder: Any, expected: Optional[Dict[str, Any]]) -> None:
+        self.trial = trial
+        self.recorder = recorder
+        self.expected = expected
+        self.held: Dict[str, List[int]] = {}
+
+    def told(self, when: str, model: nn.Module, anatomy: models.Anatomy) -> None:
+        if self.expected is None or self.trial.model.source != "checkpoint":
+            return
+        rows = ownership.examine(model, anatomy, self.expected["weights"], ep_rank(self.trial))
+        self.held = {row.fqn: row.held for row in rows[0]}
+        if self.recorder is not None:
+            asked = load.expert_parallel(self.trial)
+            self.recorder.event(
+                "weights", **ownership.event(when, rows, asked, self.trial.model.experts)
+            )
+            if when == "prepared":
+                ownership.watch_use(anatomy, self._use)
+
+    def _use(self, rows: Dict[str, int]) -> None:
+        if self.recorder is not None:
+            self.recorder.event("experts_used", rows=rows)
+
+
+def fill_uninitialized() -> None:
+    """From here on memory that torch allocates without writing it holds nan (its own switch), so
+    that whoever reads it shows every time and not by chance."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
 def forward_backward(wrapped: Wrapped, rank: int, number: int, device: torch.device) -> float:
     """All micro-batches of one step; returns this rank's mean loss."""
     trial = wrapped.trial
     total = 0.0
     for micro in range(trial.step.accumulate):
-        tokens = data.batch(trial.model, trial.step, trial.skew, rank, number, micro).to(device)
+        tokens = data.batch(trial, rank, number, micro).to(device)
         with wrapped.accumulating(last=micro == trial.step.accumulate - 1):
             loss = wrapped.loss(tokens) / trial.step.accumulate
             wrapped.backward(loss)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple, Type
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Trial
-from moediag.worker import fsdp2
+from moediag.worker import fsdp2, place
 from moediag.worker.models import Anatomy, NotApplicable
 
 Select = Callable[[torch.Tensor], torch.Tensor]
@@ -50,6 +50,8 @@ class Wrapped:
     def __init__(self, model: nn.Module, anatomy: Anatomy, trial: Trial) -> None:
         self.anatomy = anatomy
         self.trial = trial
+        self.ep_rank = ep_rank(trial)
+        self._places: Dict[str, Select] = {}
         self.device = next(model.parameters()).device
         self.notes: List[str] = []
         self.model = self.wrap(model)
@@ -74,7 +76,9 @@ class Wrapped:
         # The mask is all ones, but some releases mistake 3-D position ids of multimodal families
         # for packed sequences when there is none.
         mask = torch.ones_like(tokens)
-        logits = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        logits: Any = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        if place.distributed(logits):
+            logits = logits.full_tensor()
         return F.cross_entropy(
             logits[:, :-1].reshape(-1, logits.shape[-1]).float(), tokens[:, 1:].reshape(-1)
         )
@@ -97,7 +101,25 @@ class Wrapped:
 
     def gradients(self) -> Iterator[GradientView]:
         for name, parameter in self.model.named_parameters():
-            yield clean_fqn(name), parameter.grad, _whole
+            fqn = clean_fqn(name)
+            if fqn not in self._places:
+                self._places[fqn] = self._place(parameter)
+            yield fqn, _reduced(parameter), self._places[fqn]
+
+    def _place(self, parameter: Any) -> Select:
+        """Cuts this rank's part out of the full tensor, by the placement; a plain tensor with
+        fewer rows than the full one has those of this rank's place on the ep axis."""
+        where = place.index(parameter)
+        if where is not None:
+            return lambda full: full.reshape(-1)[where.reshape(-1)].reshape(where.shape)
+        count, at = (parameter.shape[0] if parameter.ndim else 0), self.ep_rank
+
+        def rows(full: torch.Tensor) -> torch.Tensor:
+            if at is None or not full.ndim or full.shape[0] == count:
+                return full
+            return full[at * count : (at + 1) * count]
+
+        return rows
 
 
 class FSDP2(Wrapped):
@@ -111,7 +133,9 @@ class FSDP2(Wrapped):
         self._divide_by = self._missing_divisor()
         spec = self.trial.wrapper
         options: Dict[str, Any] = dict(
-            mesh=mesh_of(self.trial), reshard_after_forward=spec.reshard_after_forward
+            mesh=self.mesh(),
+            reshard_after_forward=spec.reshard_after_forward,
+            **self.left_out(model),
         )
         if spec.reduce_dtype:
             reduce_dtype = getattr(torch, spec.reduce_dtype)
@@ -129,6 +153,13 @@ class FSDP2(Wrapped):
                 fully_shard(layer, **options)
         fully_shard(model, **options)
         return model
+
+    def mesh(self) -> DeviceMesh:
+        return mesh_of(self.trial)
+
+    def left_out(self, model: nn.Module) -> Dict[str, Any]:
+        """Arguments of fully_shard by which it leaves parameters alone."""
+        return {}
 
     def _missing_divisor(self) -> int:
         """What the loss must be divided by because this backend does not; 1 as a rule."""
@@ -148,13 +179,6 @@ class FSDP2(Wrapped):
             model: Any = self.model
             model.set_requires_gradient_sync(last)
         return contextlib.nullcontext()
-
-    def gradients(self) -> Iterator[GradientView]:
-        for name, parameter in self.model.named_parameters():
-            sharded: Any = parameter
-            gradient: Any = parameter.grad
-            local = None if gradient is None else gradient.to_local()
-            yield clean_fqn(name), local, _shard_of(sharded)
 
 
 class FSDP1(Wrapped):
@@ -256,7 +280,7 @@ class DeepSpeedZero(Wrapped):
             yield clean_fqn(name), full_gradient(parameter), _whole
 
 
-_KINDS = {
+_KINDS: Dict[str, Type[Wrapped]] = {
     "fsdp2": FSDP2,
     "fsdp1": FSDP1,
     "ddp": DDP,
@@ -273,11 +297,19 @@ def wrap(model: nn.Module, anatomy: Anatomy, trial: Trial) -> Wrapped:
     fix = fixes.load(trial.fix) if trial.fix else None
     if fix is not None and hasattr(fix, "before_wrap"):
         fix.before_wrap(model, anatomy, trial.wrapper)
-    wrapped = _KINDS[trial.wrapper.kind](model, anatomy, trial)
+    wrapped = _kind(trial)(model, anatomy, trial)
     if fix is not None and hasattr(fix, "after_wrap"):
         fix.after_wrap(wrapped.model, anatomy, trial.wrapper)
     wrapped.make_optimizer()
     return wrapped
+
+
+def _kind(trial: Trial) -> Type[Wrapped]:
+    if trial.layout.get("ep", 1) > 1 or trial.wrapper.kind not in _KINDS:
+        from moediag.worker import ep
+
+        return ep.kind(trial.wrapper.kind)
+    return _KINDS[trial.wrapper.kind]
 
 
 def synchronize() -> None:
@@ -291,23 +323,25 @@ def _whole(full: torch.Tensor) -> torch.Tensor:
     return full
 
 
-def _shard_of(parameter: Any) -> Select:
-    """Cuts this rank's shard out of a full tensor, without communication: each mesh dimension
-    that shards a tensor dimension splits it as ``torch.chunk`` does."""
-    mesh, placements = parameter.device_mesh, parameter.placements
-    coordinate = mesh.get_coordinate()
+def _reduced(parameter: Any) -> Optional[torch.Tensor]:
+    """This rank's part of the gradient. One that is laid out in another way than its parameter
+    (a sum that is still to be made, say) is brought there first: collective, on all ranks alike."""
+    gradient = parameter.grad
+    if gradient is None or not place.distributed(gradient):
+        return gradient
+    if not place.distributed(parameter):
+        gradient = gradient.full_tensor()
+    elif gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return place.local(gradient)
 
-    def select(full: torch.Tensor) -> torch.Tensor:
-        part = full
-        for mesh_dim, placement in enumerate(placements):
-            if not placement.is_shard():
-                continue
-            chunks = torch.chunk(part, mesh.size(mesh_dim), dim=placement.dim)
-            index = coordinate[mesh_dim]
-            if index < len(chunks):
-                part = chunks[index]
-            else:
-                part = part.narrow(placement.dim, 0, 0)
-        return part
 
-    return select
+def ep_rank(trial: Trial) -> Optional[int]:
+    """This rank's place on the ep axis; None without one. Ranks fill the mesh row by row."""
+    if trial.layout.get("ep", 1) == 1 or not dist.is_initialized():
+        return None
+    axes = list(trial.layout)
+    inner = 1
+    for axis in axes[axes.index("ep") + 1 :]:
+        inner *= trial.layout[axis]
+    return dist.get_rank() // inner % trial.layout["ep"]

@@ -245,7 +245,9 @@ def test_the_catalogue_finds_names_and_paths(tmp_path: Path) -> None:
         assert hint in caught.value.message + caught.value.help_text
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_damaged_file_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
     """No damage ends in anything but a scenario or one message."""

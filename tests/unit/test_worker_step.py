@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from moediag import fixes  # noqa: E402
-from moediag.protocol import ModelSpec, SkewSpec, Starve, StepSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.protocol import ModelSpec, SkewSpec, Starve, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import compare, data, models, reference  # noqa: E402
 from moediag.worker.skew import RouterSkew  # noqa: E402
 from moediag.worker.wrap import Wrapped, clean_fqn  # noqa: E402
@@ -33,14 +33,14 @@ def one_backward(model, anatomy, skew: SkewSpec = STARVED) -> dict:
     wrapped = Wrapped(model, anatomy, trial())
     bent = RouterSkew(skew, anatomy.experts)
     with bent.installed(anatomy):
-        wrapped.loss(data.batch(ModelSpec(), StepSpec(), SkewSpec(), 0, 1, 0)).backward()
+        wrapped.loss(data.batch(trial(), 0, 1, 0)).backward()
     return {clean_fqn(n): p.grad for n, p in model.named_parameters()}
 
 
 class TestData:
     def test_a_batch_depends_on_rank_step_and_micro_batch_and_on_nothing_else(self):
         def at(rank, number, micro):
-            return data.batch(ModelSpec(), StepSpec(), SkewSpec(), rank, number, micro)
+            return data.batch(trial(), rank, number, micro)
 
         assert torch.equal(at(1, 2, 0), at(1, 2, 0))
         others = [at(0, 2, 0), at(1, 3, 0), at(1, 2, 1)]
@@ -48,13 +48,13 @@ class TestData:
 
     def test_identical_batches_are_the_same_on_all_ranks(self):
         skew = SkewSpec(batches="identical")
-        batches = [data.batch(ModelSpec(), StepSpec(), skew, rank, 1, 0) for rank in range(3)]
+        batches = [data.batch(trial(skew=skew), rank, 1, 0) for rank in range(3)]
         assert torch.equal(batches[0], batches[1])
         assert torch.equal(batches[0], batches[2])
 
     def test_one_token_batches_repeat_one_token_another_one_on_each_rank(self):
         skew = SkewSpec(batches="one-token")
-        tokens = [data.batch(ModelSpec(), StepSpec(), skew, rank, 1, 0) for rank in range(4)]
+        tokens = [data.batch(trial(skew=skew), rank, 1, 0) for rank in range(4)]
         assert all(t.unique().numel() == 1 for t in tokens)
         assert len({int(t[0, 0]) for t in tokens}) == 4
 
@@ -107,9 +107,7 @@ class TestSkew:
         bent.set_rank(rank)
         bent.set_step(step)
         with bent.installed(anatomy), torch.no_grad():
-            Wrapped(model, anatomy, trial()).loss(
-                data.batch(ModelSpec(), StepSpec(), SkewSpec(), 0, 1, 0)
-            )
+            Wrapped(model, anatomy, trial()).loss(data.batch(trial(), 0, 1, 0))
         return seen
 
     def test_the_starved_expert_gets_no_token_in_its_layer_only(self):
@@ -240,9 +238,9 @@ class TestReferenceAndComparison:
         model = models.build(ModelSpec(), 0)
         wrapped = Wrapped(model, models.anatomy(model, ModelSpec()), subject)
         for rank in range(2):
-            tokens = data.batch(ModelSpec(), StepSpec(), SkewSpec(), rank, 1, 0)
+            tokens = data.batch(trial(), rank, 1, 0)
             (wrapped.loss(tokens) / 2).backward()
-        errors = compare.compare(wrapped, stored["gradients"][0], "float32")
+        errors = compare.compare(wrapped, stored["gradients"][0])
         assert not any(e.wrong for e in errors.values())
         assert len(errors) == 69
 
@@ -264,7 +262,7 @@ class TestReferenceAndComparison:
         victim = "model.layers.1.mlp.experts.3.up_proj.weight"
         parameter = model.get_parameter(victim)
         parameter.grad = spoil(parameter.grad)
-        errors = compare.compare(wrapped, stored["gradients"][0], "float32")
+        errors = compare.compare(wrapped, stored["gradients"][0])
         assert [name for name, e in errors.items() if e.wrong] == [victim]
         assert errors[victim].missing is missing
 

@@ -1,0 +1,305 @@
+"""Who holds whose experts: all ranks' rows put together and held against the checkpoint.
+
+Together the ranks must hold every expert of every layer, each equally often, and each where
+sharding says it is. Which pieces are there instead tells the mechanism that lost the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moediag.evidence.model import Evidence, HeldWeights
+from moediag.protocol import ExpertRows
+from moediag.report.model import Table
+from moediag.report.names import compact, plural, ranks
+
+# moment -> how a sentence begins
+WHEN = {"loaded": "After loading", "prepared": "After sharding", "resumed": "After resuming"}
+# Shown, not judged: the other ranks hold nothing yet, by design.
+BY_RANK_0 = "loaded by rank 0"
+_AT_REST = ("loaded", "prepared", "resumed")
+
+RESHARDED = "one-slice-sharded-again"
+DIAGONAL = "piece-of-own-slice"
+COPIED = "one-slice-everywhere"
+NOT_LOADED = "not-loaded"
+MISPLACED = "misplaced"
+OFF = "not-sharded"
+OTHER_WEIGHTS = "other-weights"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipFacts:
+    """``pattern``: one of this module's names, "" when nothing is wrong. ``parameters``: FQNs of
+    the expert parameters (or others) that are wrong; ``ranks``: where. ``held``: of the first of
+    them, rank -> experts of its rows. ``seen``: whether anything was compared at all; ``experts``:
+    how many a layer has; ``axis``: size of the ep axis that was asked for."""
+
+    pattern: str = ""
+    text: str = ""
+    when: str = ""
+    parameters: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    held: Mapping[int, tuple[int, ...]] | None = None
+    seen: bool = False
+    experts: int = 0
+    axis: int = 1
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.pattern)
+
+
+def ownership_facts(evidence: Evidence) -> OwnershipFacts:
+    """Of the last moment that every rank told about."""
+    moments = _moments(evidence)
+    when = _last_common(moments, evidence.world_size)
+    if when is None:
+        return OwnershipFacts()
+    now = moments[when]
+    some = next(iter(now.values()))
+    seen = OwnershipFacts(when=when, seen=True, experts=some.whole, axis=some.asked)
+    off = _off(evidence, seen)
+    if off is not None:
+        return off
+    wrong = {
+        fqn: by_rank for fqn, by_rank in _by_parameter(now).items() if not _right(by_rank, some)
+    }
+    if wrong:
+        return _lost(wrong, moments, when, some)
+    return _others(now, seen)
+
+
+def _moments(evidence: Evidence) -> dict[str, dict[int, HeldWeights]]:
+    found: dict[str, dict[int, HeldWeights]] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        for held in seen.weights:
+            found.setdefault(held.when, {})[rank] = held
+    return found
+
+
+def _last_common(moments: Mapping[str, Mapping[int, HeldWeights]], world: int) -> str | None:
+    whole = [when for when in _AT_REST if len(moments.get(when, {})) >= world > 0]
+    return whole[-1] if whole else None
+
+
+def _by_parameter(now: Mapping[int, HeldWeights]) -> dict[str, dict[int, ExpertRows]]:
+    found: dict[str, dict[int, ExpertRows]] = {}
+    for rank, weights in now.items():
+        for rows in weights.experts:
+            found.setdefault(rows.fqn, {})[rank] = rows
+    return found
+
+
+def _right(by_rank: Mapping[int, ExpertRows], some: HeldWeights) -> bool:
+    """Every expert equally often, and every row the expert that sharding says it is."""
+    counts = dict.fromkeys(range(some.whole), 0)
+    for rows in by_rank.values():
+        if any(d >= 0 and d != h for d, h in zip(rows.declared, rows.held, strict=True)):
+            return False
+        for expert in rows.held:
+            if expert < 0:
+                return False
+            counts[expert] += 1
+    return len(set(counts.values())) == 1 and 0 not in counts.values()
+
+
+# ------------------------------------------------------------------------ what is wrong
+
+
+def _lost(
+    wrong: Mapping[str, Mapping[int, ExpertRows]],
+    moments: Mapping[str, Mapping[int, HeldWeights]],
+    when: str,
+    some: HeldWeights,
+) -> OwnershipFacts:
+    fqn, by_rank = next(iter(wrong.items()))
+    held = {rank: tuple(rows.held) for rank, rows in by_rank.items()}
+    slices = _slices(fqn, held, moments, when, some)
+    pattern, who = _pattern(held, slices)
+    absent = sorted(set(range(some.whole)) - {e for rows in held.values() for e in rows})
+    text = f"{WHEN[when]} the {some.whole} experts of a layer are not all where they belong: "
+    text += "; ".join(f"{names} {'holds' if one else 'hold'} {numbers(rows)}"
+                      for names, one, rows in _together(held))  # fmt: skip
+    text += f", and {_none_has(absent)}" if absent else ""
+    text += f" ({plural(len(wrong), 'expert parameter')}). {_mechanism(pattern, who, slices)}"
+    total = {rows.rows for rows in by_rank.values()}
+    if total != {some.whole} and pattern in (RESHARDED, DIAGONAL):
+        text += f" The whole parameter has {max(total)} rows now, for {some.whole} experts."
+    return OwnershipFacts(
+        pattern=pattern,
+        text=text,
+        when=when,
+        parameters=tuple(wrong),
+        ranks=tuple(sorted(held)),
+        held=held,
+        seen=True,
+        experts=some.whole,
+        axis=some.asked,
+    )
+
+
+def _slices(
+    fqn: str,
+    held: Mapping[int, tuple[int, ...]],
+    moments: Mapping[str, Mapping[int, HeldWeights]],
+    when: str,
+    some: HeldWeights,
+) -> dict[int, tuple[int, ...]]:
+    """rank -> the experts it had when the model came out of loading; by its place on the axis
+    where that was not so, or was not seen."""
+    loaded = moments.get("loaded", {}) if when != "loaded" else {}
+    each = some.whole // max(some.asked, 1)
+    slices = {}
+    for rank in held:
+        at = (rank % max(some.asked, 1)) * each
+        slices[rank] = tuple(range(at, at + each))
+        before = [r for r in loaded[rank].experts if r.fqn == fqn] if rank in loaded else []
+        if before and before[0].held and min(before[0].held) >= 0:
+            slices[rank] = tuple(before[0].held)
+    return slices
+
+
+def _pattern(
+    held: Mapping[int, tuple[int, ...]], slices: Mapping[int, tuple[int, ...]]
+) -> tuple[str, int | None]:
+    """The pattern, and the rank whose experts are meant, where it is one's."""
+    if all(expert < 0 for rows in held.values() for expert in rows):
+        return NOT_LOADED, None
+    everything = sorted(e for rows in held.values() for e in rows)
+    for rank, own in slices.items():
+        if len(held) > 1 and all(sorted(rows) == sorted(own) for rows in held.values()):
+            return COPIED, rank
+        if everything == sorted(own):
+            return RESHARDED, rank
+    if all(set(rows) < set(slices[rank]) for rank, rows in held.items()):
+        return DIAGONAL, None
+    if any(expert < 0 for rows in held.values() for expert in rows):
+        return NOT_LOADED, None
+    return MISPLACED, None
+
+
+def _mechanism(pattern: str, who: int | None, slices: Mapping[int, tuple[int, ...]]) -> str:
+    own = f"rank {who}'s slice ({numbers(slices[who])})" if who is not None else ""
+    return {
+        RESHARDED: f"That is {own}, taken for the whole parameter and sharded again over all "
+        "ranks; the other ranks' experts were overwritten.",
+        DIAGONAL: "Each rank took its own slice for the whole parameter and kept one piece of it; "
+        "the rest of every slice is gone.",
+        COPIED: f"That is {own} on every rank: as plain tensors of one name they were taken for "
+        "copies of each other, and one rank's was kept.",
+        NOT_LOADED: "Rows that are no expert of the checkpoint were never loaded.",
+        MISPLACED: "The rows are experts of the checkpoint, but not those that their place says.",
+    }[pattern]
+
+
+def _none_has(absent: Sequence[int]) -> str:
+    one = len(absent) == 1
+    return f"{'expert' if one else 'experts'} {numbers(absent)} {'is' if one else 'are'} on no rank"
+
+
+def _off(evidence: Evidence, seen: OwnershipFacts) -> OwnershipFacts | None:
+    """Expert parallelism was asked for, and a rank computes with all experts of a layer."""
+    if seen.axis <= 1:
+        return None
+    share = seen.experts // seen.axis
+    used = {
+        rank: most
+        for rank, one in sorted(evidence.ranks.items())
+        if one.experts_used and (most := max(one.experts_used.values())) > share
+    }
+    if not used:
+        return None
+    most = max(used.values())
+    return OwnershipFacts(
+        pattern=OFF,
+        text=f"Expert parallelism over {seen.axis} ranks was asked for, and none took place: "
+        f"{ranks(used)} {'computes' if len(used) == 1 else 'compute'} with {most} of "
+        f"{seen.experts} experts of a layer, not with {share}. Nothing reports it: the result is "
+        "that of a run without expert parallelism, in the memory of one.",
+        when=seen.when,
+        parameters=tuple(next(iter(evidence.ranks.values())).experts_used),
+        ranks=tuple(used),
+        seen=True,
+        experts=seen.experts,
+        axis=seen.axis,
+    )
+
+
+def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFacts:
+    unequal: dict[str, list[int]] = {}
+    for rank, weights in now.items():
+        for fqn in weights.unequal:
+            unequal.setdefault(fqn, []).append(rank)
+    if not unequal:
+        return seen
+    where = tuple(sorted({rank for who in unequal.values() for rank in who}))
+    names = compact(unequal)
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return OwnershipFacts(
+        pattern=OTHER_WEIGHTS,
+        text=f"{WHEN[seen.when]} {plural(len(unequal), 'parameter')} on {ranks(where)} "
+        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {some}.",
+        when=seen.when,
+        parameters=tuple(unequal),
+        ranks=where,
+        seen=True,
+        experts=seen.experts,
+        axis=seen.axis,
+    )
+
+
+# ------------------------------------------------------------------------ words and table
+
+
+def numbers(experts: Sequence[int]) -> str:
+    """``0-3, 6``; ``none of the checkpoint's`` for rows that are no expert."""
+    known = sorted({e for e in experts if e >= 0})
+    if not known:
+        return "none of the checkpoint's" if experts else "nothing"
+    runs: list[list[int]] = []
+    for expert in known:
+        if runs and expert == runs[-1][1] + 1:
+            runs[-1][1] = expert
+        else:
+            runs.append([expert, expert])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    lost = sum(1 for e in experts if e < 0)
+    return f"{text} and {plural(lost, 'row')} of none" if lost else text
+
+
+def _together(held: Mapping[int, tuple[int, ...]]) -> list[tuple[str, bool, tuple[int, ...]]]:
+    """Ranks that hold the same, said once."""
+    same: dict[tuple[int, ...], list[int]] = {}
+    for rank, rows in held.items():
+        same.setdefault(rows, []).append(rank)
+    return [(ranks(who), len(who) == 1, rows) for rows, who in same.items()]
+
+
+def table(evidence: Evidence) -> Table | None:
+    """Experts held by each rank at each moment; one row per rank where all expert parameters
+    agree, else one per rank and parameter. None where nothing was told."""
+    moments = _moments(evidence)
+    columns = [when for when in (BY_RANK_0, *_AT_REST) if when in moments]
+    if not columns:
+        return None
+    cells: dict[str, dict[int, list[str]]] = {}
+    for when in columns:
+        for fqn, by_rank in _by_parameter(moments[when]).items():
+            for rank, rows in by_rank.items():
+                row = cells.setdefault(fqn, {}).setdefault(rank, ["-"] * len(columns))
+                row[columns.index(when)] = f"{numbers(rows.held)} ({rows.placement})"
+    alike: dict[str, list[str]] = {}
+    for fqn, table_of in cells.items():
+        alike.setdefault(repr(sorted(table_of.items())), []).append(fqn)
+    lines: list[tuple[str, ...]] = []
+    for names in alike.values():
+        patterns = compact(names)
+        name = patterns[0] if len(patterns) == 1 else f"{plural(len(names), 'expert parameter')}"
+        lines += [(name, f"rank {r}", *row) for r, row in sorted(cells[names[0]].items())]
+    return Table(
+        title="Experts held by each rank, matched with the checkpoint's bytes",
+        columns=("parameter", "rank", *columns),
+        rows=tuple(lines),
+    )

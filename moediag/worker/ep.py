@@ -1,0 +1,142 @@
+"""Expert parallelism by transformers, and who shards the rest of the model.
+
+The model comes out of ``from_pretrained(distributed_config=...)`` with its experts divided over the
+ep axis; each class here is one way that people go on from there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import Any, Dict, List, Optional, Type
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from moediag.protocol import Trial
+from moediag.worker import ownership
+from moediag.worker.models import NotApplicable
+from moediag.worker.wrap import FSDP2, Wrapped
+
+ACCELERATE_ON_CPU = (
+    "accelerate never enters its FSDP path on the CPU: after Accelerator(cpu=True, "
+    "fsdp_plugin=...) its state was told distributed_type = FSDP; everything after that is the "
+    "released code"
+)
+
+
+class Transformers(Wrapped):
+    """``from_pretrained`` has done all there is to do."""
+
+
+class ExpertsLeftOut(FSDP2):
+    """``fully_shard`` by hand of the layers and the root over all ranks, the experts left where
+    from_pretrained put them."""
+
+    def mesh(self) -> DeviceMesh:
+        device = "cuda" if self.trial.backend == "nccl" else "cpu"
+        return init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp_shard",))
+
+    def left_out(self, model: nn.Module) -> Dict[str, Any]:
+        from torch.distributed.fsdp import fully_shard
+
+        if "ignored_params" not in inspect.signature(fully_shard).parameters:
+            raise NotApplicable(f"fully_shard of torch {torch.__version__} has no ignored_params")
+        experts = ownership.expert_parameters(model, self.anatomy)
+        return {"ignored_params": set(experts.values())}
+
+
+class Accelerated(Wrapped):
+    """``Accelerator.prepare`` of model and optimizer with its FSDP2 plugin."""
+
+    accelerator: Any = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.accelerator = accelerator(self.trial, self._experts(model), self._layer_class())
+        if self.device.type == "cpu":
+            self.notes.append(ACCELERATE_ON_CPU)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        base = torch.optim.AdamW(parameters, lr=self.trial.step.lr)
+        if self.trial.step.optimizer == "sgd":
+            base = torch.optim.SGD(parameters, lr=self.trial.step.lr)
+        prepared, self._prepared_optimizer = self.accelerator.prepare(model, base)
+        wrapped: nn.Module = prepared
+        return wrapped
+
+    def _experts(self, model: nn.Module) -> Optional[List[nn.Module]]:
+        if not self.trial.wrapper.ignore_experts:
+            return None
+        return [getattr(block.module, "experts") for block in self.anatomy.blocks]  # noqa: B009
+
+    def _layer_class(self) -> str:
+        return type(self.anatomy.layers[0][1]).__name__
+
+    def make_optimizer(self) -> None:
+        self.optimizer = self._prepared_optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.accelerator.backward(loss)
+
+    def clip(self, limit: float) -> Optional[float]:
+        norm: Any = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def launch_environment(trial: Trial) -> None:
+    """What ``accelerate launch`` tells its processes: from_pretrained reads it too, and leaves
+    loading to rank 0 when it is to be RAM-efficient. Call it before loading."""
+    if trial.wrapper.kind != "accelerate":
+        return
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    os.environ["FSDP_VERSION"] = "2"
+    ram = str(trial.wrapper.cpu_ram_efficient_loading).lower()
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = ram
+
+
+def only_rank_0_loads(trial: Trial) -> bool:
+    """Whether the other ranks come out of from_pretrained with nothing in their parameters, by
+    design: rank 0 is to broadcast while the model is prepared."""
+    return trial.wrapper.kind == "accelerate" and trial.wrapper.cpu_ram_efficient_loading
+
+
+def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: str) -> Any:
+    """An Accelerator with the FSDP2 plugin that the trial asks for. Raises NotApplicable."""
+    try:
+        from accelerate import Accelerator, FullyShardedDataParallelPlugin
+        from accelerate.utils import DistributedType
+    except ImportError as error:
+        raise NotApplicable("this stack has no accelerate") from error
+    if "fsdp_version" not in inspect.signature(FullyShardedDataParallelPlugin).parameters:
+        import accelerate
+
+        raise NotApplicable(f"accelerate {accelerate.__version__} has no FSDP2")
+    spec = trial.wrapper
+    plugin: Any = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[layer_class],
+        reshard_after_forward=spec.reshard_after_forward,
+        cpu_ram_efficient_loading=spec.cpu_ram_efficient_loading,
+        ignored_modules=ignored,
+    )
+    on_cpu = trial.backend != "nccl"
+    made: Any = Accelerator(cpu=on_cpu, fsdp_plugin=plugin)
+    if on_cpu:
+        made.state.distributed_type = DistributedType.FSDP
+        made.state.fsdp_plugin = plugin
+    return made
+
+
+_KINDS: Dict[str, Type[Wrapped]] = {
+    "transformers": Transformers,
+    "fsdp2": ExpertsLeftOut,
+    "accelerate": Accelerated,
+}
+
+
+def kind(name: str) -> Type[Wrapped]:
+    """Raises NotApplicable for a wrapper that cannot lie on an ep axis."""
+    if name not in _KINDS:
+        raise NotApplicable(f"wrapper {name} has no mesh axis ep")
+    return _KINDS[name]

@@ -1,0 +1,162 @@
+"""A saved tiny checkpoint and the library's own way to load it, sharded or not.
+
+The reference run saves the model once; every rank then goes through ``from_pretrained``, with a
+``DistributedConfig`` where the layout has an ep axis. How a release is asked for expert parallelism
+changed three times (measured on 5.7 to 5.23); :func:`spelling` is the only place that knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+
+import torch
+from torch import nn
+
+from moediag.protocol import Trial
+from moediag.worker import models
+from moediag.worker.models import NotApplicable
+
+SHARDERS = ("transformers", "fsdp2", "accelerate")  # wrapper kinds that can lie on an ep axis
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """``save_pretrained`` of the unsharded model, atomically: ``folder`` is whole or absent."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    saving: Any = model
+    saving.save_pretrained(str(temporary))
+    temporary.replace(folder)
+
+
+def expert_parallel(trial: Trial) -> int:
+    """Size of the ep axis, 1 without one."""
+    return trial.layout.get("ep", 1)
+
+
+def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
+    """Arguments of DistributedConfig by which the installed release is asked for the trial's
+    layout; None where it needs none. Raises NotApplicable.
+
+    - before 5.13: ``enable_expert_parallel`` alone; the ep axis is the whole world;
+    - 5.13 to 5.18: ``tp_size`` ranks share a batch and divide the experts, ``fsdp_size`` besides;
+    - 5.19 on: ``ep_size``; with FSDP the axis is carved out of ``fsdp_size``, without it out of
+      ``tp_size`` (which shards the other weights too).
+    """
+    wrapper, ep = trial.wrapper, expert_parallel(trial)
+    if wrapper.distributed_config is not None:
+        return dict(wrapper.distributed_config)
+    if ep == 1 and not wrapper.native_fsdp:
+        return None
+    known = _fields()
+    shards = trial.world_size // ep
+    if not wrapper.native_fsdp and shards > 1:
+        raise NotApplicable(
+            f"the layout leaves {shards} ranks for each expert, and nothing shards or replicates "
+            f"over them: kind {wrapper.kind} needs an ep axis of {trial.world_size}"
+        )
+    if "ep_size" in known:
+        if wrapper.native_fsdp:
+            return {"fsdp_size": trial.world_size, "ep_size": ep}
+        return {"tp_size": ep, "ep_size": ep}
+    if "tp_size" in known:
+        asked: Dict[str, Any] = {"fsdp_size": shards} if wrapper.native_fsdp else {}
+        return dict(asked, tp_size=ep, enable_expert_parallel=True) if ep > 1 else asked
+    if wrapper.native_fsdp:
+        raise NotApplicable(f"from_pretrained of transformers {_version()} cannot shard by FSDP2")
+    return {"enable_expert_parallel": True}
+
+
+def notes(trial: Trial) -> List[str]:
+    """How the library was asked, for the result."""
+    if trial.model.source != "checkpoint":
+        return []
+    asked = spelling(trial)
+    return [] if asked is None else [f"from_pretrained was asked by {words(asked)}"]
+
+
+def words(asked: Dict[str, Any]) -> str:
+    """``DistributedConfig(fsdp_size=2, ep_size=2)``."""
+    return f"DistributedConfig({', '.join(f'{k}={v!r}' for k, v in asked.items())})"
+
+
+def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
+    """The model of ``trial.checkpoint_path`` in training mode, loaded as the trial asks; its
+    parameters lie on ``device``. Collective where it is sharded. Raises NotApplicable, and what
+    the library raises."""
+    _, model_class = models.import_family(trial.model.family)
+    asked = spelling(trial)
+    arguments: Dict[str, Any] = {}
+    if asked is not None:
+        arguments["distributed_config"] = _config(asked)
+    if trial.model.experts_implementation is not None:
+        arguments["experts_implementation"] = _known(trial.model.experts_implementation)
+    loader: Any = model_class
+    with _no_progress_bars():
+        model = loader.from_pretrained(
+            str(trial.checkpoint_path),
+            dtype=getattr(torch, trial.model.dtype),
+            attn_implementation="eager",
+            use_cache=False,
+            **arguments,
+        )
+    return model.to(device).train()
+
+
+def _fields() -> Dict[str, Any]:
+    fields: Dict[str, Any] = getattr(_config_class(), "__dataclass_fields__", {})
+    return fields
+
+
+def _config_class() -> Any:
+    try:
+        from transformers.distributed import DistributedConfig
+    except ImportError as error:
+        raise NotApplicable(f"transformers {_version()} has no DistributedConfig") from error
+    return DistributedConfig
+
+
+def _config(asked: Dict[str, Any]) -> Any:
+    """Raises NotApplicable for arguments that this release does not know."""
+    unknown = [name for name in asked if name not in _fields()]
+    if unknown:
+        raise NotApplicable(
+            f"DistributedConfig of transformers {_version()} has no {' and no '.join(unknown)}"
+        )
+    return _config_class()(**asked)
+
+
+def _known(implementation: str) -> str:
+    """Raises NotApplicable where the release does not have it: loading would fail or, before
+    5.0, ignore the argument."""
+    try:
+        from transformers.integrations import moe
+    except ImportError as error:
+        raise NotApplicable(f"transformers {_version()} has no experts_implementation") from error
+    registered: Any = getattr(moe, "ALL_EXPERTS_FUNCTIONS", {})
+    if implementation != "eager" and implementation not in registered:
+        raise NotApplicable(f"transformers {_version()} has no experts_implementation "
+                            f"{implementation}")  # fmt: skip
+    return implementation
+
+
+def _version() -> str:
+    import transformers
+
+    version: str = transformers.__version__
+    return version
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """They would fill the rank's log with carriage returns."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

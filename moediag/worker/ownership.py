@@ -1,0 +1,135 @@
+"""Which experts a rank really holds: every local row matched with the checkpoint's bytes.
+
+What sharding declares is not believed. For each expert parameter (3-D: experts first, as in
+transformers >= 5.0) each local row is compared, bit by bit, with the same elements of every expert
+of that layer in the checkpoint. Everything else is compared where its placement says it lies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import torch
+from torch import nn
+
+from moediag.protocol import ExpertRows
+from moediag.worker import place
+from moediag.worker.models import Anatomy
+from moediag.worker.wrap import clean_fqn
+
+Rows = Tuple[List[ExpertRows], List[str], int]
+
+
+def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
+    """FQN -> parameter with the experts as its first dimension, of every MoE block."""
+    inside = tuple(f"{block.fqn}.experts." for block in anatomy.blocks)
+    found = {}
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
+        # A ModuleList has 2-D weights and "experts.3." in their names: whole or absent, never cut.
+        if fqn.startswith(inside) and "." not in fqn.rpartition(".experts.")[2]:
+            found[fqn] = parameter
+    return found
+
+
+def examine(
+    model: nn.Module,
+    anatomy: Anatomy,
+    truth: Mapping[str, torch.Tensor],
+    ep_rank: Optional[int],
+) -> Rows:
+    """Rows of every expert parameter; FQNs of other parameters that differ from ``truth`` (the
+    checkpoint's tensors, by FQN); how many of those were compared. ``ep_rank``: this rank's place
+    on the ep axis, by which plain tensors are declared; None without one. No communication."""
+    experts = expert_parameters(model, anatomy)
+    rows = [_rows(f, p, truth[f], ep_rank) for f, p in experts.items() if f in truth]
+    unequal, compared = [], 0
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
+        if fqn in experts or fqn not in truth:
+            continue
+        compared += 1
+        if not _equal(parameter, truth[fqn]):
+            unequal.append(fqn)
+    return rows, unequal, compared
+
+
+def _equal(parameter: Any, whole: torch.Tensor) -> bool:
+    own = place.local(parameter).cpu()
+    where = place.index(parameter)
+    if parameter.numel() != whole.numel():
+        return False
+    expected = whole if where is None else whole.reshape(-1)[where.reshape(-1)]
+    return torch.equal(own.reshape(-1), expected.reshape(-1).to(own.dtype))
+
+
+def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> ExpertRows:
+    """``whole``: shape (experts, ...)."""
+    own = place.local(parameter).cpu()
+    where = place.index(parameter)
+    experts, size = whole.shape[0], whole[0].numel()
+    flat = whole.reshape(experts, size).to(own.dtype)
+    total = int(parameter.shape[0])
+    declared = _declared(own.shape[0], where, size, total, experts, ep_rank)
+    held = []
+    for number in range(own.shape[0]):
+        row = own[number].reshape(-1)
+        # The part of an expert's row that lies here, where another dimension is cut too.
+        columns = None if where is None else where[number].reshape(-1) % size
+        same_size = columns is not None or row.numel() == size
+        parts = flat if columns is None else flat[:, columns]
+        equal = (parts == row).all(dim=1).nonzero().reshape(-1).tolist() if same_size else []
+        # Of equal experts (all zeros, say) the declared one is meant.
+        held.append(declared[number] if declared[number] in equal else (equal or [-1])[0])
+    return ExpertRows(fqn, held, declared, total, place.placement(parameter) or "plain")
+
+
+def _declared(
+    count: int,
+    where: Optional[torch.Tensor],
+    size: int,
+    total: int,
+    experts: int,
+    ep_rank: Optional[int],
+) -> List[int]:
+    if where is not None:
+        return [int(where[i].reshape(-1)[0]) // size for i in range(count)]
+    first = 0 if count == experts or ep_rank is None else ep_rank * count
+    return [first + i if first + i < experts else -1 for i in range(count)]
+
+
+def watch_use(anatomy: Anatomy, told: Callable[[Dict[str, int]], None]) -> None:
+    """Tells once per MoE block, at its first forward, with how many experts it computes: the rows
+    of its expert parameters as they are then, gathered by FSDP where they are. FQN -> rows."""
+    for block in anatomy.blocks:
+        experts: Any = getattr(block.module, "experts", None)
+        if not block.experts and isinstance(experts, nn.Module):
+            _watch(experts, f"{block.fqn}.experts", told)
+
+
+def _watch(experts: nn.Module, fqn: str, told: Callable[[Dict[str, int]], None]) -> None:
+    def first(module: nn.Module, args: Any) -> None:
+        handle.remove()
+        rows = {
+            f"{fqn}.{name}": int(place.local(p).shape[0])
+            for name, p in module.named_parameters(recurse=False)
+            if p.ndim == 3
+        }
+        if rows:
+            told(rows)
+
+    handle = experts.register_forward_pre_hook(first)
+
+
+def event(when: str, rows: Rows, asked: int, whole: int) -> Dict[str, Any]:
+    """The fields of a ``weights`` event, see protocol."""
+    experts, unequal, compared = rows
+    return {
+        "when": when,
+        "experts": [dataclasses.asdict(row) for row in experts],
+        "unequal": unequal,
+        "compared": compared,
+        "asked": asked,
+        "whole": whole,
+    }

@@ -91,7 +91,8 @@ def dump_request_file(rank: int) -> str:
 # phase       name(free text: "step 1", "imports", …) step
 # weights     when(loaded|prepared|resumed) experts[ExpertRows…] unequal[FQN…: other parameters
 #             that differ from the checkpoint] compared(int: how many of those) asked(ep size asked
-#             for, 1: none) whole(experts of a layer in the checkpoint)
+#             for, 1: none) whole(experts of a layer in the checkpoint) left_out(bool: sharding
+#             was told to leave the experts alone)
 # experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
 # note        text                 a fact about how the trial was run (shims, how it was asked)
 # not_seen    text                 something this rank's recorder cannot observe here
@@ -303,6 +304,8 @@ class ExpertRows:
     placements, or the rank's place on the ep axis), -1 where that is not known. ``rows``: dim 0 of
     the whole parameter as the rank sees it; an intact one has as many as there are experts.
     ``placement``: "Shard(0) on ep[2]", or "plain" for a tensor that is not distributed.
+    ``first``: the first element of the local part; ``should``: the checkpoint's, of the expert
+    that belongs there; None where there is none, or it is not known.
     """
 
     fqn: str
@@ -310,6 +313,8 @@ class ExpertRows:
     declared: List[int]
     rows: int
     placement: str = "plain"
+    first: Optional[float] = None
+    should: Optional[float] = None
 
 
 @dataclass(frozen=True)

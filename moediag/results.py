@@ -44,6 +44,7 @@ def launched(
         seconds=seconds,
         evidence=evidence,
         repeat=planned.repeat,
+        must_show=_must_show(planned),
         stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
         wrong_parameters=tuple(found.wrong_parameters),
         parameters_compared=found.parameters_compared,
@@ -84,12 +85,17 @@ def without_launch(
         confidence=str(Confidence.HIGH),
         cause=reason,
         repeat=planned.repeat,
+        must_show=_must_show(planned),
         notes=_notes(planned),
     )
 
 
 def _notes(planned: PlannedTrial, *others: str) -> tuple[str, ...]:
     return (*([planned.note] if planned.note else []), *others)
+
+
+def _must_show(planned: PlannedTrial) -> str:
+    return (planned.expected.shows or "") if planned.expected is not None else ""
 
 
 def _expected(planned: PlannedTrial) -> str:

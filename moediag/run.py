@@ -30,6 +30,7 @@ from moediag.protocol import Outcome, outcome_file, output_file
 from moediag.regressions import with_regressions
 from moediag.report.model import RunResult, Seconds, TrialResult
 from moediag.report.progress import Observer
+from moediag.report.sidebyside import together
 from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
@@ -137,6 +138,7 @@ class _Run:
     def _finish(self, incomplete: str = "") -> RunResult:
         trials = cost.with_ratios(self.plan, self.results, self.folder)
         trials = with_regressions(self.plan, trials)
+        trials, tables = together(trials)
         conclusion = judge.conclusion(trials)
         if incomplete:  # a fix that was not tried may be cheaper
             conclusion = dataclasses.replace(conclusion, cheapest_correct_fix=None)
@@ -145,10 +147,11 @@ class _Run:
             started=self.started.isoformat(timespec="seconds"),
             moediag_version=moediag.__version__,
             machine=doctor.machine(),
-            trials=tuple(trials),
+            trials=trials,
             conclusion=conclusion,
             overrides=tuple(self.plan.overrides),
             incomplete=incomplete,
+            tables=tables,
         )
         result.write(self.folder)
         return result

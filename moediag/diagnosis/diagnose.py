@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import ownership, shown
+from moediag.diagnosis import ownership, parts, shown
 from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
@@ -28,12 +28,14 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if divergence is not None:
         schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
         found = blame(divergence, schedule, tokens_of(evidence))
-    owned = ownership_facts(evidence)
-    facts = Facts(evidence, failed, divergence, found, gradient_facts(evidence), owned)
+    owned, numbers = ownership_facts(evidence), gradient_facts(evidence)
+    step = numbers.step or parts.wrong_inputs(evidence)
+    by_part = parts.parts(evidence, step) if step is not None else ()
+    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned)
     judged = judge(facts)
     at_end = () if judged.verdict == Verdict.WRONG_WEIGHTS or not owned.wrong else (owned.text,)
-    tables = (ownership.table(evidence),)
-    numbers = facts.gradients
+    of_parts = parts.table(by_part, step) if step is not None and by_part else None
+    tables = (*ownership.tables(evidence, owned.wrong), of_parts)
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     return Diagnosis(
         verdict=judged.verdict,

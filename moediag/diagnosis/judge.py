@@ -55,7 +55,8 @@ def expected_verdicts(expectation: Expectation, backend: str) -> tuple[str, ...]
 def conclusion(trials: Sequence[TrialResult]) -> Conclusion:
     """Of all trials of one run. ``reproduced``: True when every unfixed trial failed as expected,
     False when they ended otherwise, None when that cannot be said: a control failed, nothing
-    unfixed was decided, or repeats disagree. With a failing control no fix is judged either."""
+    unfixed was decided, repeats or unfixed variants disagree. A variant that must show a verdict
+    has it in one repeat at least. With a failing control no fix is judged either."""
     controls = [t for t in trials if t.role == Role.CONTROL]
     if any(not t.met and t.verdict != Verdict.NOT_APPLICABLE for t in controls):
         return Conclusion(reproduced=None)
@@ -69,10 +70,15 @@ def _reproduced(trials: Sequence[TrialResult]) -> bool | None:
     decided = [t for t in unfixed if t.verdict not in undecided]
     if not decided or any(t.verdict == Verdict.INCONCLUSIVE for t in unfixed):
         return None
+    found = set()
     for variant in dict.fromkeys(t.variant for t in decided):
-        if len({t.met for t in decided if t.variant == variant}) > 1:
+        own = [t for t in decided if t.variant == variant]
+        if len({t.met for t in own}) > 1:
             return None
-    return all(t.met for t in decided) and any(t.verdict in FAILURES for t in decided)
+        shown = {t.verdict for t in own}
+        fails = bool(shown & FAILURES) and all(t.must_show in ("", *shown) for t in own)
+        found.add(own[0].met and fails)
+    return found.pop() if len(found) == 1 else None
 
 
 def _fixes(trials: Sequence[TrialResult]) -> Iterable[FixJudgement]:

@@ -6,8 +6,8 @@ sharding says it is. Which pieces are there instead tells the mechanism that los
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from moediag.evidence.model import Evidence, HeldWeights
 from moediag.protocol import ExpertRows
@@ -16,6 +16,7 @@ from moediag.report.names import compact, plural, ranks
 
 # moment -> how a sentence begins
 WHEN = {"loaded": "After loading", "prepared": "After sharding", "resumed": "After resuming"}
+HEADINGS = {"loaded": "after loading", "prepared": "after sharding", "resumed": "after resuming"}
 # Shown, not judged: the other ranks hold nothing yet, by design.
 BY_RANK_0 = "loaded by rank 0"
 _AT_REST = ("loaded", "prepared", "resumed")
@@ -26,6 +27,7 @@ COPIED = "one-slice-everywhere"
 NOT_LOADED = "not-loaded"
 MISPLACED = "misplaced"
 OFF = "not-sharded"
+NOT_LEFT_OUT = "not-left-out"
 OTHER_WEIGHTS = "other-weights"
 
 
@@ -68,7 +70,7 @@ def ownership_facts(evidence: Evidence) -> OwnershipFacts:
     }
     if wrong:
         return _lost(wrong, moments, when, some)
-    return _others(now, seen)
+    return _not_left_out(moments, seen) or _others(now, seen)
 
 
 def _moments(evidence: Evidence) -> dict[str, dict[int, HeldWeights]]:
@@ -227,6 +229,41 @@ def _off(evidence: Evidence, seen: OwnershipFacts) -> OwnershipFacts | None:
     )
 
 
+def _not_left_out(
+    moments: Mapping[str, Mapping[int, HeldWeights]], seen: OwnershipFacts
+) -> OwnershipFacts | None:
+    """The experts were to be left alone, and lie in another way than they were loaded."""
+    before = moments.get("loaded") or moments.get(BY_RANK_0) or {}
+    moved: dict[str, tuple[str, str]] = {}
+    where = []
+    for rank, weights in moments[seen.when].items():
+        was = {rows.fqn: rows.placement for rows in before[rank].experts} if rank in before else {}
+        if not weights.left_out:
+            continue
+        changed = {
+            rows.fqn: (was[rows.fqn], rows.placement)
+            for rows in weights.experts
+            if rows.fqn in was and was[rows.fqn] != rows.placement
+        }
+        moved.update(changed)
+        where += [rank] if changed else []
+    if not moved:
+        return None
+    old, new = next(iter(moved.values()))
+    return OwnershipFacts(
+        pattern=NOT_LEFT_OUT,
+        text=f"{plural(len(moved), 'expert parameter')} that sharding was told to leave alone "
+        f"(ignored_modules) {'was' if len(moved) == 1 else 'were'} sharded all the same: {old} "
+        f"after loading, {new} after sharding. Nothing reports it.",
+        when=seen.when,
+        parameters=tuple(moved),
+        ranks=tuple(where),
+        seen=True,
+        experts=seen.experts,
+        axis=seen.axis,
+    )
+
+
 def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFacts:
     unequal: dict[str, list[int]] = {}
     for rank, weights in now.items():
@@ -277,29 +314,76 @@ def _together(held: Mapping[int, tuple[int, ...]]) -> list[tuple[str, bool, tupl
     return [(ranks(who), len(who) == 1, rows) for rows, who in same.items()]
 
 
-def table(evidence: Evidence) -> Table | None:
-    """Experts held by each rank at each moment; one row per rank where all expert parameters
-    agree, else one per rank and parameter. None where nothing was told."""
+def tables(evidence: Evidence, wrong: bool) -> tuple[Table, ...]:
+    """Who held which experts at each moment, and where that is wrong also the values."""
     moments = _moments(evidence)
-    columns = [when for when in (BY_RANK_0, *_AT_REST) if when in moments]
-    if not columns:
-        return None
-    cells: dict[str, dict[int, list[str]]] = {}
-    for when in columns:
-        for fqn, by_rank in _by_parameter(moments[when]).items():
+    if not any(_by_parameter(now) for now in moments.values()):
+        return ()
+    held = _table(
+        "Experts held by each rank, matched with the checkpoint's bytes", moments, _held_cell
+    )
+    if not wrong:
+        return (held,)
+    fqn = next(iter(_by_parameter(next(iter(moments.values())))))
+    only = {
+        when: {
+            rank: replace(weights, experts=tuple(r for r in weights.experts if r.fqn == fqn))
+            for rank, weights in now.items()
+        }
+        for when, now in moments.items()
+    }
+    values = _table(f"First value of {fqn} on each rank", only, _value_cell)
+    should = {
+        f"rank {rank}": rows.should
+        for now in only.values()
+        for rank, weights in now.items()
+        for rows in weights.experts
+    }
+    lines = tuple((*row, _value(should.get(str(row[0])))) for row in values.rows)
+    return held, replace(values, columns=(*values.columns, "checkpoint"), rows=lines, note="")
+
+
+def _table(
+    title: str,
+    moments: Mapping[str, Mapping[int, HeldWeights]],
+    cell: Callable[[ExpertRows, str], str],
+) -> Table:
+    """One row per rank where all expert parameters agree, else one per rank and parameter."""
+    cells: dict[str, dict[int, dict[str, str]]] = {}
+    for when, now in moments.items():
+        for fqn, by_rank in _by_parameter(now).items():
             for rank, rows in by_rank.items():
-                row = cells.setdefault(fqn, {}).setdefault(rank, ["-"] * len(columns))
-                row[columns.index(when)] = f"{numbers(rows.held)} ({rows.placement})"
+                row = cells.setdefault(fqn, {}).setdefault(rank, {})
+                row["loaded" if when == BY_RANK_0 else when] = cell(rows, when)
+    columns = [when for when in _AT_REST if when != "resumed" or when in moments]
     alike: dict[str, list[str]] = {}
-    for fqn, table_of in cells.items():
-        alike.setdefault(repr(sorted(table_of.items())), []).append(fqn)
+    for fqn, by_rank_of in cells.items():
+        alike.setdefault(repr(sorted(by_rank_of.items())), []).append(fqn)
     lines: list[tuple[str, ...]] = []
     for names in alike.values():
-        patterns = compact(names)
-        name = patterns[0] if len(patterns) == 1 else f"{plural(len(names), 'expert parameter')}"
-        lines += [(name, f"rank {r}", *row) for r, row in sorted(cells[names[0]].items())]
+        for rank, row in sorted(cells[names[0]].items()):
+            line = (f"rank {rank}", *(row.get(when, "-") for when in columns))
+            lines.append(line if len(alike) == 1 else (", ".join(compact(names)), *line))
+    first = () if len(alike) == 1 else ("parameter",)
     return Table(
-        title="Experts held by each rank, matched with the checkpoint's bytes",
-        columns=("parameter", "rank", *columns),
+        title=title,
+        columns=(*first, "rank", *(HEADINGS[when] for when in columns)),
         rows=tuple(lines),
+        note=f"of {', '.join(compact(cells))}" if len(alike) == 1 else "",
     )
+
+
+def _held_cell(rows: ExpertRows, when: str) -> str:
+    if when == BY_RANK_0 and rows.held and max(rows.held) < 0:
+        return "nothing yet: rank 0 loads"
+    return f"{numbers(rows.held)} ({rows.placement})"
+
+
+def _value_cell(rows: ExpertRows, when: str) -> str:
+    if when == BY_RANK_0 and rows.held and max(rows.held) < 0:
+        return "nothing yet"
+    return _value(rows.first)
+
+
+def _value(value: float | None) -> str:
+    return "-" if value is None else f"{value:.7f}"

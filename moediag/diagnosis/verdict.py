@@ -33,6 +33,7 @@ from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.ownership import OwnershipFacts
+from moediag.diagnosis.parts import Part, sentence
 from moediag.evidence.model import Evidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
@@ -47,6 +48,7 @@ class Facts:
     divergence: Divergence | None
     blame: Blame
     gradients: GradientFacts
+    parts: tuple[Part, ...] = ()  # of the first step with a wrong gradient
     ownership: OwnershipFacts = field(default_factory=OwnershipFacts)
 
     @property
@@ -259,8 +261,8 @@ def _measured(facts: Facts) -> Judgement:
             f"On {ranks(numbers.nonfinite_ranks)} {name}.",
             culprits=_few(numbers.nonfinite_ranks, facts.evidence),
         )
-    if numbers.wrong:
-        text = cause.of_gradients(numbers)
+    if numbers.wrong or any(part.wrong for part in facts.parts):
+        text = _gradients(facts)
         culprits: tuple[int, ...] = ()
         lost = _unrecorded(facts.evidence)
         if divergence is not None:
@@ -298,12 +300,18 @@ def _measured(facts: Facts) -> Judgement:
     return _undecided("Every rank reached its end, but no gradient was compared with a reference.")
 
 
+def _gradients(facts: Facts) -> str:
+    """Which are wrong, and where in the model."""
+    count = cause.of_gradients(facts.gradients) if facts.gradients.wrong else ""
+    return f"{count} {sentence(facts.parts)}".strip()
+
+
 def _wrong_weights(facts: Facts) -> Judgement:
     """No rank is at fault where the library lost experts on all of them."""
     numbers, held = facts.gradients, facts.ownership
     text = held.text
     if numbers.wrong:
-        text += f" {cause.of_gradients(numbers)}"
+        text += f" {_gradients(facts)}"
     elif numbers.compared:
         text += f" {plural(numbers.compared, 'gradient')} as in the reference all the same."
     return Judgement(

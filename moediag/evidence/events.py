@@ -198,6 +198,7 @@ class _Reader:
                 compared=int(event.get("compared") or 0),
                 asked=int(event.get("asked") or 1),
                 whole=int(event.get("whole") or 0),
+                left_out=bool(event.get("left_out")),
             )
         )
 

@@ -78,7 +78,8 @@ class HeldWeights:
     """What one rank held at one moment. ``when``: loaded | prepared | resumed. ``experts``: one
     entry per expert parameter. ``unequal``: other parameters that differ from the checkpoint, of
     ``compared``. ``asked``: size of the expert-parallel axis that was asked for, 1 for none.
-    ``whole``: experts of a layer in the checkpoint."""
+    ``whole``: experts of a layer in the checkpoint. ``left_out``: sharding was told to leave the
+    experts alone."""
 
     when: str
     experts: tuple[ExpertRows, ...]
@@ -86,6 +87,7 @@ class HeldWeights:
     compared: int = 0
     asked: int = 1
     whole: int = 0
+    left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

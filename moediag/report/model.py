@@ -101,6 +101,7 @@ class TrialResult:
     evidence: str = ""
     # Beyond the minimum of schema_version 1; readers ignore what they do not know.
     repeat: int = 0
+    must_show: str = ""  # the verdict that one repeat of this variant must have
     stacks: dict[str, list[str]] = field(default_factory=dict)  # rank -> frames, innermost first
     wrong_parameters: tuple[str, ...] = ()
     parameters_compared: int = 0

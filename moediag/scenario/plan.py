@@ -61,7 +61,7 @@ def plan(
     stack_overrides: Mapping[str, str] | None = None,
 ) -> Plan:
     """All trials of a run, in order: the variants as the scenario lists them, each ``repeat``
-    times, then the timing of the fixes.
+    times or as often as it asks for itself, then the timing of the fixes.
 
     ``world_size`` None: the scenario's own. ``variants``: those to run, all when empty.
     ``stack_overrides`` replace the scenario's versions; a variant that names a version of its own
@@ -83,7 +83,11 @@ def plan(
         scenario.timeout if timeout is None else timeout,
     )
     selected = _selected(scenario, variants)
-    trials = [build.step(name, number) for name in selected for number in range(repeat)]
+    trials = [
+        build.step(name, number)
+        for name in selected
+        for number in range(max(repeat, scenario.variants[name].repeats))
+    ]
     trials += build.cost(selected)
     texts = [f"--stack {package}={version}" for package, version in given.items()]
     return Plan(planned, tuple(trials), (*scenario.overrides, *texts))

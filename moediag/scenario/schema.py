@@ -88,6 +88,11 @@ class Expectation(Section):
         default=None,
         description="The ranks that must be named, no more and no fewer; null: not judged.",
     )
+    shows: VerdictName | None = Field(
+        default=None,
+        description="Of a variant with repeats: at least one of them must end with this verdict, "
+        "or the failure was not reproduced.",
+    )
     judgement: Literal["correct", "wrong"] | None = Field(
         default=None,
         description="Of a fix: `wrong` when the run is to show that it does not repair the "
@@ -114,7 +119,8 @@ class Variant(Section):
     a ``layout`` replaces the scenario's whole."""
 
     role: Literal["unfixed", "fix", "control"] = Field(
-        description="unfixed: the failure itself (exactly one); fix: a repair to be judged; "
+        description="unfixed: the failure itself, one or several ways it shows; fix: a repair to "
+        "be judged; "
         "control: must stay clean, or the whole comparison proves nothing."
     )
     title: str = Field(default="", description="One line for a person.")
@@ -128,6 +134,12 @@ class Variant(Section):
         default=None, description="A module of moediag.fixes in kebab-case, e.g. zero-fill."
     )
     expect: Expectation
+    repeats: int = Field(
+        default=1,
+        ge=1,
+        description="Trials of this variant, for a failure that shows at times; --repeat gives "
+        "more.",
+    )
     requires: list[PackageName] = Field(
         default_factory=list,
         description="Python packages without which the variant is not applicable.",
@@ -226,7 +238,7 @@ class Scenario(Section):
 
     @property
     def unfixed(self) -> Variant:
-        """The failure itself; exactly one exists once the file is loaded."""
+        """The failure itself, the first way it shows; one exists once the file is loaded."""
         return next(v for v in self.variants.values() if v.role == "unfixed")
 
     def merged(self, variant: str) -> Scenario:

@@ -8,12 +8,13 @@ of that layer in the checkpoint. Everything else is compared where its placement
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
-from moediag.protocol import ExpertRows
+from moediag.protocol import ExpertRows, Trial
 from moediag.worker import place
 from moediag.worker.models import Anatomy
 from moediag.worker.wrap import clean_fqn
@@ -82,7 +83,31 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
         equal = (parts == row).all(dim=1).nonzero().reshape(-1).tolist() if same_size else []
         # Of equal experts (all zeros, say) the declared one is meant.
         held.append(declared[number] if declared[number] in equal else (equal or [-1])[0])
-    return ExpertRows(fqn, held, declared, total, place.placement(parameter) or "plain")
+    lies = place.placement(parameter) or "plain"
+    should = _belongs(declared, total, experts, ep_rank)
+    return ExpertRows(
+        fqn,
+        held,
+        declared,
+        total,
+        lies,
+        first=_first(own),
+        should=None if should is None else _first(whole[should]),
+    )
+
+
+def _belongs(
+    declared: List[int], total: int, experts: int, ep_rank: Optional[int]
+) -> Optional[int]:
+    """The expert of the first row, were nothing lost; None where that cannot be said."""
+    if total == experts:
+        return declared[0] if declared and declared[0] >= 0 else None
+    return None if ep_rank is None else ep_rank * total
+
+
+def _first(tensor: torch.Tensor) -> Optional[float]:
+    value = float(tensor.reshape(-1)[0]) if tensor.numel() else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _declared(
@@ -122,7 +147,7 @@ def _watch(experts: nn.Module, fqn: str, told: Callable[[Dict[str, int]], None])
     handle = experts.register_forward_pre_hook(first)
 
 
-def event(when: str, rows: Rows, asked: int, whole: int) -> Dict[str, Any]:
+def event(when: str, rows: Rows, trial: Trial) -> Dict[str, Any]:
     """The fields of a ``weights`` event, see protocol."""
     experts, unequal, compared = rows
     return {
@@ -130,6 +155,7 @@ def event(when: str, rows: Rows, asked: int, whole: int) -> Dict[str, Any]:
         "experts": [dataclasses.asdict(row) for row in experts],
         "unequal": unequal,
         "compared": compared,
-        "asked": asked,
-        "whole": whole,
+        "asked": trial.layout.get("ep", 1),
+        "whole": trial.model.experts,
+        "left_out": trial.wrapper.ignore_experts,
     }

@@ -69,8 +69,10 @@ def placement(parameter: Any) -> str:
     names: Sequence[Any] = parameter.device_mesh.mesh_dim_names or ()
     pieces: List[str] = []
     for dim, placed in enumerate(parameter.placements):
-        axis = names[dim] if dim < len(names) and names[dim] else f"axis {dim}"
-        pieces.append(f"{_short(placed)} on {axis}[{parameter.device_mesh.size(dim)}]")
+        size = parameter.device_mesh.size(dim)
+        axis = names[dim] if dim < len(names) and names[dim] else "mesh"
+        if size > 1 or parameter.device_mesh.ndim == 1:  # an axis of one rank divides nothing
+            pieces.append(f"{_short(placed)} on {axis}[{size}]")
     return " x ".join(pieces)
 
 

@@ -114,10 +114,7 @@ class Weights:
         rows = ownership.examine(model, anatomy, self.expected["weights"], ep_rank(self.trial))
         self.held = {row.fqn: row.held for row in rows[0]}
         if self.recorder is not None:
-            asked = load.expert_parallel(self.trial)
-            self.recorder.event(
-                "weights", **ownership.event(when, rows, asked, self.trial.model.experts)
-            )
+            self.recorder.event("weights", **ownership.event(when, rows, self.trial))
             if when == "prepared":
                 ownership.watch_use(anatomy, self._use)
 

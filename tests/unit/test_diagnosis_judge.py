@@ -98,6 +98,28 @@ def test_reproduced(trials: list[TrialResult], reproduced: bool | None) -> None:
     assert conclusion(trials).reproduced is reproduced
 
 
+def test_every_way_the_failure_shows_has_to_reproduce() -> None:
+    other = trial("unfixed-too", "unfixed", "crash")
+    assert conclusion([UNFIXED, other, CONTROL]).reproduced is True
+    missed = trial("unfixed-too", "unfixed", "clean", met=False)
+    assert conclusion([UNFIXED, missed, CONTROL]).reproduced is None
+    assert conclusion([missed, CONTROL]).reproduced is False
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "reproduced"),
+    [(["wrong-gradients", "nonfinite"], True), (["wrong-gradients", "wrong-gradients"], False)],
+)
+def test_a_failure_that_must_show_shows_in_one_repeat_at_least(
+    verdicts: list[str], reproduced: bool
+) -> None:
+    trials = [
+        replace(trial("unfixed", "unfixed", verdict), repeat=i, must_show="nonfinite")
+        for i, verdict in enumerate(verdicts)
+    ]
+    assert conclusion([*trials, CONTROL]).reproduced is reproduced
+
+
 def test_only_a_clean_fix_is_correct() -> None:
     trials = [
         UNFIXED,

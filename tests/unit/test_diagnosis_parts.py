@@ -1,0 +1,80 @@
+"""Wrong gradients by the part of the model they belong to."""
+
+from __future__ import annotations
+
+import pytest
+
+from moediag.diagnosis import parts
+from moediag.evidence.model import Evidence, RankEvidence
+from moediag.protocol import GradientError, Outcome
+
+EXPERT = "model.layers.0.mlp.experts.down_proj"
+GATE = "model.layers.0.mlp.gate.weight"
+NORM = "model.norm.weight"
+BLOCK = "model.layers.0.mlp"
+
+
+def evidence(wrong: set[str], step: str = "1", error: object = 0.5) -> Evidence:
+    def made(name: str, placement: str = "") -> GradientError:
+        bad = name in wrong
+        return GradientError(error if bad else 0.0, 1.0, bad, placement=placement)  # type: ignore[arg-type]
+
+    outcomes = [
+        Outcome(
+            rank=rank,
+            gradients={step: {EXPERT: made(EXPERT, "Shard(0) on ep[2]"), GATE: made(GATE),
+                              NORM: made(NORM)}},
+            inputs={step: {BLOCK: made(BLOCK)}},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    return Evidence(2, {o.rank: RankEvidence(o.rank, outcome=o) for o in outcomes})
+
+
+@pytest.mark.parametrize(
+    ("fqn", "kind"),
+    [
+        ("model.layers.1.mlp.experts.3.gate_proj.weight", parts.EXPERTS),
+        (EXPERT, parts.EXPERTS),
+        (GATE, parts.ROUTER),
+        ("model.layers.0.block_sparse_moe.gate.weight", parts.ROUTER),
+        ("model.layers.0.mlp.router.bias", parts.ROUTER),
+        ("model.layers.0.mlp.gate_proj.weight", parts.REST),
+        ("model.layers.0.mlp.shared_expert.gate_proj.weight", parts.REST),
+        ("model.layers.0.mlp.shared_expert_gate.weight", parts.REST),
+    ],
+)
+def test_what_a_parameter_belongs_to(fqn: str, kind: str) -> None:
+    assert parts.kind(fqn) == kind
+
+
+def test_parts_are_counted_once_over_all_ranks() -> None:
+    found = parts.parts(evidence({GATE, BLOCK}), 1)
+    assert [(p.kind, p.wrong, p.compared) for p in found] == [
+        (parts.EXPERTS, 0, 1), (parts.ROUTER, 1, 1), (parts.REST, 0, 1), (parts.INPUT, 1, 1),
+    ]  # fmt: skip
+    assert found[0].placement == "Shard(0) on ep[2]"
+    assert found[1].error == 0.5
+
+
+def test_the_router_alone_is_said_and_so_is_the_expert_alone() -> None:
+    router = parts.sentence(parts.parts(evidence({GATE}), 1))
+    assert router == "The experts' own gradients are right, the router's are not."
+    experts = parts.sentence(parts.parts(evidence({EXPERT}), 1))
+    assert experts == "The experts' gradients are wrong, the router's are right."
+    assert parts.sentence(parts.parts(evidence({EXPERT, GATE, NORM}), 1)) == ""
+    assert parts.sentence(parts.parts(evidence(set()), 1)) == ""
+
+
+def test_a_wrong_input_alone_is_found_with_its_step() -> None:
+    wrong = evidence({BLOCK}, step="3")
+    assert parts.wrong_inputs(wrong) == 3
+    assert "1 of 1 MoE block hands a wrong gradient down" in parts.sentence(parts.parts(wrong, 3))
+    assert parts.wrong_inputs(evidence({GATE})) is None
+
+
+def test_a_nan_is_the_largest_error() -> None:
+    found = parts.parts(evidence({GATE}, error="nan"), 1)
+    router = next(p for p in found if p.kind == parts.ROUTER)
+    assert router.error != router.error
+    assert ("router", "plain", 1, 1, "nan", "1.0e+00") in parts.table(found, 1).rows

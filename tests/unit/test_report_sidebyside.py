@@ -1,0 +1,81 @@
+"""Tables of several variants side by side, and the rates of what shows at times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moediag.report import repeats
+from moediag.report.model import Table, TrialResult
+from moediag.report.sidebyside import together
+
+NUMBERS = Table("Numbers", ("rank", "value"), (("rank 0", 1.0), ("rank 1", 2.0)), note="of x")
+HELD = Table("Experts held by each rank, matched", ("rank", "after loading"), (("rank 0", "0-3"),))
+
+
+def trial(variant: str, verdict: str = "clean", *tables: Table, repeat: int = 0) -> TrialResult:
+    return TrialResult(
+        variant, "fix", {}, "fork", "gloo", 2, verdict, verdict, True, "s", "high",
+        tables=tables, repeat=repeat,
+    )  # fmt: skip
+
+
+def test_a_table_of_one_variant_stays_with_it() -> None:
+    trials, tables = together([trial("a", "clean", NUMBERS), trial("b")])
+    assert trials[0].tables == (NUMBERS,)
+    assert tables == ()
+
+
+def test_a_table_of_several_variants_becomes_the_runs() -> None:
+    other = replace(NUMBERS, rows=(("rank 0", 3.0),))
+    trials, (table,) = together([trial("a", "clean", NUMBERS), trial("b", "hang", other)])
+    assert all(t.tables == () for t in trials)
+    assert table.columns == ("variant", "rank", "value")
+    assert table.rows == (("a", "rank 0", 1.0), ("a", "rank 1", 2.0), ("b", "rank 0", 3.0))
+    assert table.note == "of x"
+
+
+def test_repeats_that_show_the_same_are_said_once() -> None:
+    same = [trial("a", "clean", NUMBERS, repeat=i) for i in range(3)]
+    _, (table, rates) = together([*same, trial("b", "clean", NUMBERS)])
+    assert len(table.rows) == 4
+    assert rates.rows[0][:3] == ("a", "clean", "3 of 3")
+
+
+def test_tables_with_other_columns_are_kept_apart() -> None:
+    other = Table("Numbers", ("rank", "bytes"), (("rank 0", 1),))
+    trials, tables = together([trial("a", "clean", NUMBERS), trial("b", "clean", other)])
+    assert tables == ()
+    assert [t.tables for t in trials] == [(NUMBERS,), (other,)]
+
+
+def test_who_holds_which_experts_is_said_where_it_matters() -> None:
+    fine = [trial("a", "clean", HELD), trial("b", "wrong-gradients", HELD)]
+    trials, tables = together(fine)
+    assert tables == ()
+    assert all(t.tables == () for t in trials)
+    _, (table,) = together([*fine, trial("c", "wrong-weights", HELD)])
+    assert [row[0] for row in table.rows] == ["a", "b", "c"]
+
+
+def test_rates_say_how_often_of_how_many() -> None:
+    found = [
+        trial("a", v, repeat=i) for i, v in enumerate(["nonfinite", "clean", "clean", "clean"])
+    ]
+    table = repeats.table([*found, trial("once")])
+    assert table is not None
+    assert table.rows == (
+        ("a", "clean", "3 of 4", "30% to 95%"),
+        ("a", "nonfinite", "1 of 4", "5% to 70%"),
+    )
+    assert repeats.table([trial("once"), trial("twice")]) is None
+
+
+@pytest.mark.parametrize("of", [1, 4, 12, 400])
+def test_the_interval_holds_the_rate_and_stays_a_rate(of: int) -> None:
+    for times in (0, of // 3, of):
+        low, high = repeats.interval(times, of)
+        assert 0 <= low <= times / of + 1e-12
+        assert times / of - 1e-12 <= high <= 1
+        assert high - low > 0

@@ -170,6 +170,7 @@ class ModelSpec:
     dtype: str = "float32"  # float32 | bfloat16: dtype of the parameters
     config: Dict[str, Any] = field(default_factory=dict)  # passed to the config class as is
     source: str = "config"  # config | checkpoint
+    pretrain: int = 0  # steps on the trial's own batches before the checkpoint is saved
     experts_implementation: Optional[str] = None  # eager | batched_mm | grouped_mm
 
 
@@ -179,14 +180,17 @@ class WrapperSpec:
 
     With an ``ep`` axis in the layout the model comes out of ``from_pretrained(distributed_config=
     …)``; the kind says who shards the rest: ``transformers`` nobody else, ``fsdp2`` torch's
-    ``fully_shard`` with the experts left out, ``accelerate`` its ``prepare``.
+    ``fully_shard`` with the experts left out, ``accelerate`` its ``prepare``; ``trainer`` and
+    ``trl`` a Trainer or SFTTrainer, that run the steps too.
     ``distributed_config``: the arguments of transformers' DistributedConfig as they are, None for
     this release's own way to ask for the layout. ``native_fsdp``: that it shall shard with FSDP2
     too (kind transformers). ``cpu_ram_efficient_loading`` and ``ignore_experts``: of accelerate's
-    FSDP plugin.
+    FSDP plugin. ``fsdp_plugin``: a Trainer is asked for FSDP2. ``hide_tp_size``: it is not told by
+    the loaded model how many ranks its experts are divided over.
     """
 
-    kind: str = "fsdp2"  # fsdp2 | fsdp1 | ddp | zero2 | zero3 | transformers | accelerate
+    # fsdp2 | fsdp1 | ddp | zero2 | zero3 | transformers | accelerate | trainer | trl
+    kind: str = "fsdp2"
     granularity: str = "layer"  # fsdp2/fsdp1: layer | expert | root
     reshard_after_forward: bool = True
     reduce_dtype: Optional[str] = None  # float32 | bfloat16 | null: same as the parameters
@@ -195,6 +199,8 @@ class WrapperSpec:
     native_fsdp: bool = False
     cpu_ram_efficient_loading: bool = False
     ignore_experts: bool = False
+    fsdp_plugin: bool = True
+    hide_tp_size: bool = False
 
 
 @dataclass(frozen=True)
@@ -340,12 +346,12 @@ class Outcome:
 
     ``gradients``: by step (as a string, JSON) and FQN, only of steps that were compared.
     ``inputs``: likewise the gradient of each MoE block's input, by the block's FQN.
-    ``losses`` (this rank's mean), ``reference_losses`` (mean over ranks), ``gradient_norms``: one
-    per step; a norm is null where the library keeps it to itself. ``applicable``: a reason when
-    this trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix
-    name ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds
-    of each round. ``notes``: facts about how the trial was run that a reader of the result must
-    know (shims, look-alikes).
+    ``losses`` (this rank's mean), ``reference_losses`` (mean over ranks), ``gradient_norms`` and
+    ``reference_norms`` (both before clipping): one per step; a norm is null where the library keeps
+    it to itself. ``applicable``: a reason when this trial cannot be done on this stack (verdict
+    not-applicable), else null. ``cost``: by fix name ("" is the unfixed step, "again" the same once
+    more, which shows the noise), the seconds of each round. ``notes``: facts about how the trial
+    was run that a reader of the result must know (shims, look-alikes).
     """
 
     rank: int
@@ -353,6 +359,7 @@ class Outcome:
     losses: List[float] = field(default_factory=list)
     reference_losses: List[float] = field(default_factory=list)
     gradient_norms: List[Optional[float]] = field(default_factory=list)
+    reference_norms: List[float] = field(default_factory=list)
     steps_done: int = 0
     step_seconds: List[float] = field(default_factory=list)
     applicable: Optional[str] = None

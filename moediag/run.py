@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import moediag
-from moediag import cost, doctor, results
+from moediag import cost, doctor, results, training
 from moediag.diagnosis import judge
 from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import Interrupted, LaunchError, NoSuchRelease, StackError, UsageError
@@ -151,7 +151,7 @@ class _Run:
             conclusion=conclusion,
             overrides=tuple(self.plan.overrides),
             incomplete=incomplete,
-            tables=tables,
+            tables=(*training.tables(self.plan, trials, self.folder), *tables),
         )
         result.write(self.folder)
         return result

@@ -91,6 +91,9 @@ def _model(model: ModelSection, at: KeyPath) -> Iterator[Problem]:
     if model.heads % model.kv_heads:
         message = f"{model.heads} is not a multiple of kv_heads, {model.kv_heads}"
         yield Problem((*at, "heads"), message, involved=((*at, "kv_heads"),))
+    if model.pretrain and model.source != "checkpoint":
+        message = "only a checkpoint is pretrained: add `source: checkpoint`"
+        yield Problem((*at, "pretrain"), message, involved=((*at, "source"),))
 
 
 def _starve(

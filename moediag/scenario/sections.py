@@ -72,6 +72,12 @@ class ModelSection(Section):
         description="config: every rank builds the model; checkpoint: it is saved once, and every "
         "rank loads it by the library's own from_pretrained.",
     )
+    pretrain: int = Field(
+        default=0,
+        ge=0,
+        description="Steps of training on the scenario's own batches before the checkpoint is "
+        "saved, so that the loss is low and shows what is wrong later.",
+    )
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = Field(
         default=None,
         description="transformers' experts_implementation; null: the release's default.",
@@ -81,12 +87,14 @@ class ModelSection(Section):
 class WrapperSection(Section):
     """How parameters are sharded."""
 
-    kind: Literal["fsdp2", "fsdp1", "ddp", "zero2", "zero3", "transformers", "accelerate"] = Field(
+    kind: Literal[
+        "fsdp2", "fsdp1", "ddp", "zero2", "zero3", "transformers", "accelerate", "trainer", "trl"
+    ] = Field(
         default="fsdp2",
         description="Who shards: fsdp2 is torch's fully_shard; zero2 and zero3 need DeepSpeed; "
         "transformers is from_pretrained alone; accelerate is its prepare with FSDP2. With an ep "
         "axis in the layout the experts are from_pretrained's part with any of the last two and "
-        "fsdp2.",
+        "fsdp2. trainer and trl are a Trainer or SFTTrainer that runs the steps itself.",
     )
     granularity: Literal["layer", "expert", "root"] = Field(
         default="layer",
@@ -105,13 +113,24 @@ class WrapperSection(Section):
         'or "world" stands for its size. null: how the installed release asks for the layout.',
     )
     native_fsdp: bool = Field(
-        default=False, description="Kind transformers: from_pretrained shards by FSDP2 too."
+        default=False,
+        description="Kinds transformers, trainer and trl: from_pretrained shards by FSDP2 too.",
     )
     cpu_ram_efficient_loading: bool = Field(
-        default=False, description="Kind accelerate: rank 0 loads and broadcasts to the others."
+        default=False, description="Kinds accelerate, trainer and trl: rank 0 loads and broadcasts."
     )
     ignore_experts: bool = Field(
         default=False, description="Kind accelerate: the experts are its ignored_modules."
+    )
+    fsdp_plugin: bool = Field(
+        default=True,
+        description="Kinds trainer and trl: its arguments ask for FSDP2. Without meaning where "
+        "native_fsdp has sharded already.",
+    )
+    hide_tp_size: bool = Field(
+        default=False,
+        description="Kinds trainer and trl: the loaded model does not say how many ranks its "
+        "experts are divided over, so that it is prepared as any model.",
     )
 
 

@@ -59,7 +59,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch
     import torch.distributed as dist
 
-    from moediag.worker import cost, step
+    from moediag.worker import cost, step, trainer
     from moediag.worker.models import NotApplicable
     from moediag.worker.versions import versions
 
@@ -71,8 +71,11 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     timeout = datetime.timedelta(seconds=2 * trial.timeout)
     dist.init_process_group(trial.backend, timeout=timeout)
     try:
-        work = cost.run if trial.purpose == "cost" else step.run
-        return work(trial, rank, recorder, device)
+        if trial.purpose == "cost":
+            return cost.run(trial, rank, recorder, device)
+        if trial.wrapper.kind in trainer.KINDS:
+            return trainer.run(trial, rank, recorder, device)
+        return step.run(trial, rank, recorder, device)
     except NotApplicable as reason:
         return Outcome(rank=rank, applicable=str(reason), versions=versions())
     finally:

@@ -18,6 +18,7 @@ from moediag.worker import data, models
 from moediag.worker.inputs import InputGradients
 from moediag.worker.load import save
 from moediag.worker.models import NotApplicable
+from moediag.worker.pretrain import pretrain
 from moediag.worker.skew import RouterSkew
 from moediag.worker.wrap import Wrapped
 
@@ -34,10 +35,14 @@ def run(trial: Trial) -> None:
     # One expert after the other in a plain loop, whatever the trial computes them with.
     model = models.build(trial.model, trial.step.seed, dtype="float32", experts="eager")
     anatomy = models.anatomy(model, trial.model)
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     if trial.model.source == "checkpoint":
         stored = models.build(trial.model, trial.step.seed)
+        if trial.model.pretrain:
+            pretrain(model, trial)
+            stored.load_state_dict(model.state_dict())
+            model.load_state_dict(stored.state_dict())  # rounded as the trial
         save(stored, trial.checkpoint_path)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     wrapped = Wrapped(model, anatomy, trial)
     wrapped.make_optimizer()
     skew = RouterSkew(trial.skew, anatomy.experts)

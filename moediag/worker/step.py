@@ -91,6 +91,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         losses=losses,
         reference_losses=expected["losses"] if expected is not None else [],
         gradient_norms=norms,
+        reference_norms=expected["norms"] if expected is not None else [],
         steps_done=trial.step.steps,
         step_seconds=seconds,
         notes=wrapped.notes,

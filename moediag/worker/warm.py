@@ -8,6 +8,8 @@ No process group and no autograd here: the host forks its ranks afterwards.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from typing import Sequence
 
 _LAZY = (
@@ -24,6 +26,7 @@ _LAZY = (
     "moediag.recorder.start",
     "moediag.recorder.fsdp2",
 )
+_TRAINERS = ("trl.trainer.sft_trainer", "datasets", "tokenizers")
 
 
 def warm(families: Sequence[str]) -> None:
@@ -31,12 +34,18 @@ def warm(families: Sequence[str]) -> None:
     release lacks is passed over, the trial will say so."""
     import torch
 
+    # Read when it is imported: TRL counts its users, and a test is none.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     for name in _LAZY:
         try:
             importlib.import_module(name)
         except ImportError:
             continue  # another torch; the step will import what it has
-    from moediag.worker import cost, models, reference, step  # noqa: F401
+    from moediag.worker import cost, models, reference, step, trainer  # noqa: F401
+
+    if importlib.util.find_spec("trl") is not None:  # only a stack that asks for it has it
+        for name in _TRAINERS:
+            importlib.import_module(name)
 
     for family in families:
         try:

@@ -1,0 +1,85 @@
+"""What accelerate needs so that a Trainer goes the way on the CPU that it goes on GPUs.
+
+accelerate enters its FSDP path, and accepts a ParallelismConfig, only where it sees one device per
+process of a kind in its list; the CPU is not in it. Both are questions of a name: with the answers
+below everything after them is the released code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterator
+
+FSDP = (
+    "accelerate never enters its FSDP path on the CPU: its AcceleratorState was told that "
+    "distributed_type is FSDP where it had an FSDP plugin; everything after that is the released "
+    "code"
+)
+PARALLELISM = (
+    "accelerate refuses a ParallelismConfig on the CPU: its check of the kind of device took the "
+    "CPU's processes for those of GPUs; every other check of it ran as released"
+)
+
+
+@contextlib.contextmanager
+def as_on_gpus(note: Callable[[str], None]) -> Iterator[None]:
+    """For an Accelerator that is made inside. ``note`` is told what was done, where it was."""
+    from accelerate import state
+    from accelerate.utils import DistributedType
+
+    made = state.AcceleratorState.__init__
+
+    def with_plugin(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        plugin = kwargs.get("fsdp_plugin")
+        if plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.FSDP
+            self.fsdp_plugin = plugin
+            state.PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            note(FSDP)
+
+    initialised: Any = state.AcceleratorState
+    initialised.__init__ = with_plugin
+    try:
+        with _parallelism_accepted(note):
+            yield
+    finally:
+        initialised.__init__ = made
+
+
+@contextlib.contextmanager
+def _parallelism_accepted(note: Callable[[str], None]) -> Iterator[None]:
+    """No effect with an accelerate from before there was a ParallelismConfig (1.10)."""
+    try:
+        from accelerate import ParallelismConfig
+    except ImportError:
+        yield
+        return
+    from accelerate.utils import DistributedType
+
+    config: Any = ParallelismConfig
+    released = config._validate_accelerator
+
+    def validate(self: Any, accelerator: Any) -> Any:
+        if accelerator.distributed_type == DistributedType.MULTI_CPU:
+            note(PARALLELISM)
+            accelerator = _MultiDevice(accelerator)
+        return released(self, accelerator)
+
+    config._validate_accelerator = validate
+    try:
+        yield
+    finally:
+        config._validate_accelerator = released
+
+
+class _MultiDevice:
+    """An accelerator whose processes have a device each."""
+
+    multi_device = True
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)

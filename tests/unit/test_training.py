@@ -1,0 +1,125 @@
+"""Loss and gradient norm of a training run, variants side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag import training
+from moediag.protocol import Outcome, Trial, WrapperSpec
+from moediag.report.model import Seconds, TrialResult
+from moediag.scenario.catalogue import find
+from moediag.scenario.load import load
+from moediag.scenario.plan import Plan, plan
+from moediag.training import Curve, curve, side_by_side
+
+NAN = float("nan")
+
+
+def run(name: str, losses: tuple[float, ...], **changes: Any) -> Curve:
+    base = Curve(name, "clean", losses, tuple(2 * x for x in losses), (1.0, 0.5), (2.0, 1.0))
+    return dataclasses.replace(base, **changes)
+
+
+def result(variant: str, **changes: Any) -> TrialResult:
+    values: dict[str, Any] = dict(
+        variant=variant, role="unfixed", stack={}, launcher="fork", backend="gloo", world_size=2,
+        verdict="clean", expected="clean", met=True, signature="", confidence="high",
+        seconds=Seconds(), evidence=variant,
+    )  # fmt: skip
+    return TrialResult(**{**values, **changes})
+
+
+class TestSideBySide:
+    def test_runs_of_one_reference_share_its_column(self) -> None:
+        losses, norms = side_by_side([run("unfixed", (4.0, 3.0)), run("native", (1.0, 0.5))])
+        assert losses.columns == ("step", "one process", "unfixed", "native")
+        assert losses.rows == ((1, 1.0, 4.0, 1.0), (2, 0.5, 3.0, 0.5))
+        assert norms.rows == ((1, 2.0, 8.0, 2.0), (2, 1.0, 6.0, 1.0))
+        assert losses.note == norms.note == ""
+
+    def test_rounding_makes_no_other_reference(self) -> None:
+        near = run("native", (1.0, 0.5), reference_losses=(1.0 + 1e-7, 0.5))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
+        assert losses.columns.count("one process") == 1
+        assert len(losses.columns) == 4
+
+    def test_another_batch_has_its_own_reference_before_it(self) -> None:
+        other = run("no-ep", (7.0, 6.0), reference_losses=(7.0, 6.0))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), other])
+        assert losses.columns == ("step", "one process", "unfixed", "one process (no-ep)", "no-ep")
+        assert losses.rows[0] == (1, 1.0, 4.0, 7.0, 7.0)
+
+    def test_who_did_no_step_is_named_and_has_no_column(self) -> None:
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), Curve("as-released", "crash")])
+        assert losses.columns == ("step", "one process", "unfixed")
+        assert losses.note == "No step of as-released (crash)."
+
+    def test_what_is_no_number_is_a_word_and_what_was_not_told_is_empty(self) -> None:
+        losses, norms = side_by_side([run("unfixed", (4.0, NAN), norms=(None, float("inf")))])
+        assert [row[2] for row in losses.rows] == [4.0, "nan"]
+        assert [row[2] for row in norms.rows] == [None, "inf"]
+
+    def test_a_run_that_ended_early_leaves_cells_empty(self) -> None:
+        losses, _ = side_by_side([run("unfixed", (4.0,))])
+        assert losses.rows == ((1, 1.0, 4.0), (2, 0.5, None))
+
+    def test_without_numbers_there_is_no_table(self) -> None:
+        assert side_by_side([Curve("as-released", "crash")]) == ()
+        assert side_by_side([]) == ()
+
+
+def outcomes(*losses: float) -> dict[int, Outcome]:
+    return {
+        rank: Outcome(
+            rank, losses=[loss, 2 * loss], gradient_norms=[float(rank), 1.0],
+            reference_losses=[1.0, 2.0], reference_norms=[3.0, 4.0],
+        )
+        for rank, loss in enumerate(losses)
+    }  # fmt: skip
+
+
+class TestCurve:
+    def test_losses_are_the_mean_over_ranks_and_norms_are_rank_0s(self) -> None:
+        found = curve(result("unfixed"), outcomes(1.0, 3.0))
+        assert found.losses == (2.0, 4.0)
+        assert found.norms == (0.0, 1.0)
+        assert (found.reference_losses, found.reference_norms) == ((1.0, 2.0), (3.0, 4.0))
+
+    @pytest.mark.parametrize("left", [{}, {0: Outcome(0, losses=[1.0])},
+                                      {0: Outcome(0, losses=[1.0]), 1: Outcome(1)}])  # fmt: skip
+    def test_a_rank_without_numbers_leaves_the_run_without(self, left: dict[int, Outcome]) -> None:
+        assert curve(result("unfixed", verdict="crash"), left) == Curve("unfixed", "crash")
+
+
+class TestTables:
+    @pytest.fixture
+    def planned(self) -> Plan:
+        return plan(load(find("ep-sft")), None, "cpu")
+
+    def test_read_from_the_folders_of_a_run(self, planned: Plan, tmp_path: Path) -> None:
+        folder = tmp_path / "unfixed"
+        folder.mkdir()
+        for outcome in outcomes(1.0, 3.0).values():
+            outcome.write(folder)
+        trials = [result("unfixed"), result("as-released", verdict="crash")]
+        losses, _ = training.tables(planned, trials, tmp_path)
+        assert losses.rows == ((1, 1.0, 2.0), (2, 2.0, 4.0))
+        assert "as-released (crash)" in losses.note
+
+    def test_a_scenario_without_a_trainer_has_none(self, tmp_path: Path) -> None:
+        other = plan(load(find("expert-starvation-silent")), None, "cpu")
+        (tmp_path / "unfixed").mkdir()
+        for outcome in outcomes(1.0, 3.0).values():
+            outcome.write(tmp_path / "unfixed")
+        assert training.tables(other, [result(other.trials[0].trial.variant)], tmp_path) == ()
+
+    def test_the_kinds_are_those_that_the_worker_runs(self) -> None:
+        pytest.importorskip("torch")
+        from moediag.worker import trainer
+
+        assert trainer.KINDS == training.KINDS
+        assert Trial("t", "s", "v", wrapper=WrapperSpec()).wrapper.kind not in training.KINDS

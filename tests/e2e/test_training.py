@@ -35,7 +35,7 @@ class TestSft:
         assert problems(ran.result) == []
         assert ran.verdicts == {
             "unfixed": "wrong-weights", "as-released": "crash", "plain-trainer": "wrong-weights",
-            "every-rank-loads": "wrong-weights", "native": "clean", "no-ep": "clean",
+            "unfixed-every-rank-loads": "wrong-weights", "native": "clean", "no-ep": "clean",
         }  # fmt: skip
         assert ran.code == 0
         assert ran.reproduced is True

@@ -95,13 +95,14 @@ def dump_request_file(rank: int) -> str:
 #             was told to leave the experts alone)
 # experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
 # note        text                 a fact about how the trial was run (shims, how it was asked)
+# finding     what text step details{}  wrong, and found before it shows; what: optimizer-group
 # not_seen    text                 something this rank's recorder cannot observe here
 # error       type message where   the exception that ends the rank
 # end
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
     "start", "group", "names", "collective", "done", "tokens", "no_gradient", "phase",
-    "weights", "experts_used", "note", "not_seen", "error", "end",
+    "weights", "experts_used", "finding", "note", "not_seen", "error", "end",
 )  # fmt: skip
 
 OPS = (
@@ -214,7 +215,11 @@ class StepSpec:
     accumulate_sync: bool = True  # False: FSDP2 set_requires_gradient_sync / no_sync
     checkpointing: str = "none"  # none | reentrant | non-reentrant
     clip: Optional[float] = 1.0  # max gradient norm; null: no clipping
+    clipping: str = "torch"  # torch | accelerate | local | per-mesh: whose norm, see worker.clip
     optimizer: str = "adamw"  # adamw | sgd
+    foreach: Optional[bool] = None  # the optimizer's implementation; null: torch chooses
+    fused: Optional[bool] = None
+    parameter_groups: str = "one"  # one | per-mesh: plain tensors and each mesh's DTensors apart
     lr: float = 1e-3
     seed: int = 0
     fill_uninitialized: bool = False  # memory that nobody wrote holds nan
@@ -341,6 +346,43 @@ class GradientError:
 
 
 @dataclass(frozen=True)
+class Sketch:
+    """A tensor in a few numbers: its L2 norm and random projections, see worker.replicas. Not
+    finite: the norm as text, no projections."""
+
+    norm: float
+    projections: List[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One parameter as this rank holds it. ``slice``: the declared part of the whole tensor, e.g.
+    "0:4,:,:", the whole is ":"; ``kind``: "plain", or a DTensor's mesh such as "ep [0, 1]";
+    ``weight`` after the optimizer's step; ``gradient`` before clipping, null also where it is not
+    yet reduced or sharded in another way; ``has_gradient``: null before the first step."""
+
+    slice: str
+    kind: str = "plain"
+    dtype: str = "float32"
+    weight: Optional[Sketch] = None
+    gradient: Optional[Sketch] = None
+    has_gradient: Optional[bool] = None
+
+
+@dataclass(frozen=True)
+class StepReplicas:
+    """What ranks can be compared by after one step. ``parameters`` by FQN, without those that no
+    other rank can hold a replica of; ``local_norm``: L2 norm of this rank's own gradients, nothing
+    reduced; ``optimizer_steps``: smallest and largest step count; ``learning_rates``: of each
+    parameter group. Empty or null where the wrapper keeps it to itself."""
+
+    parameters: Dict[str, Replica] = field(default_factory=dict)
+    local_norm: Optional[float] = None
+    optimizer_steps: List[float] = field(default_factory=list)
+    learning_rates: List[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
@@ -348,8 +390,8 @@ class Outcome:
     ``inputs``: likewise the gradient of each MoE block's input, by the block's FQN.
     ``losses`` (this rank's mean), ``reference_losses`` (mean over ranks), ``gradient_norms`` and
     ``reference_norms`` (both before clipping): one per step; a norm is null where the library keeps
-    it to itself. ``applicable``: a reason when this trial cannot be done on this stack (verdict
-    not-applicable), else null. ``cost``: by fix name ("" is the unfixed step, "again" the same once
+    it to itself. ``replicas``: by step, "0" before training. ``applicable``: a reason when this
+    trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix name ("" is the unfixed step, "again" the same once
     more, which shows the noise), the seconds of each round. ``notes``: facts about how the trial
     was run that a reader of the result must know (shims, look-alikes).
     """
@@ -360,6 +402,7 @@ class Outcome:
     reference_losses: List[float] = field(default_factory=list)
     gradient_norms: List[Optional[float]] = field(default_factory=list)
     reference_norms: List[float] = field(default_factory=list)
+    replicas: Dict[str, StepReplicas] = field(default_factory=dict)
     steps_done: int = 0
     step_seconds: List[float] = field(default_factory=list)
     applicable: Optional[str] = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moediag.evidence.model import Collective, Group, HeldWeights, RankError, TokenCount
+from moediag.evidence.model import Collective, Finding, Group, HeldWeights, RankError, TokenCount
 from moediag.protocol import ExpertRows, events_file
 
 Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
@@ -38,6 +38,7 @@ class RankLog:
     weights: list[HeldWeights] = field(default_factory=list)
     experts_used: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     last_phase: str = ""
     error: RankError | None = None
     finished: bool = False
@@ -102,9 +103,9 @@ class _Reader:
         self.handlers = {
             "start": self.start, "group": self.group, "names": self.name_list,
             "collective": self.collective, "done": self.done, "tokens": self.tokens,
-            "no_gradient": self.no_gradient, "phase": self.phase, "not_seen": self.not_seen,
+            "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
-            "error": self.error, "end": self.end,
+            "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
 
     def read(self, lines: Iterable[bytes | str]) -> None:
@@ -211,6 +212,15 @@ class _Reader:
 
     def phase(self, event: Mapping[str, Any]) -> None:
         self.log.last_phase = str(event["name"])
+
+    def finding(self, event: Mapping[str, Any]) -> None:
+        # A newer segment of the log repeats it.
+        what, text = str(event["what"]), str(event["text"])
+        details = event.get("details")
+        found = Finding(
+            what, text, int(event.get("step") or 0), details if isinstance(details, dict) else {}
+        )
+        self.log.findings.setdefault((what, text), found)
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from moediag.protocol import ExpertRows, Outcome
 
@@ -128,6 +129,16 @@ class RankError:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a rank found wrong before it showed. ``what``: ``optimizer-group``."""
+
+    what: str
+    text: str
+    step: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RankEvidence:
     """Everything one rank left behind. ``alive_at_stall``: the watchdog saw it waiting."""
 
@@ -139,6 +150,7 @@ class RankEvidence:
     weights: tuple[HeldWeights, ...] = ()
     experts_used: Mapping[str, int] = field(default_factory=dict)  # expert parameter -> rows
     notes: tuple[str, ...] = ()  # facts about how it was run, told before the end
+    findings: tuple[Finding, ...] = ()
     stacks: tuple[Stack, ...] = ()
     exit: ExitStatus | None = None
     error: RankError | None = None

@@ -71,6 +71,7 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         weights=tuple(log.weights),
         experts_used=log.experts_used,
         notes=tuple(log.notes),
+        findings=tuple(log.findings.values()),
         stacks=_stacks(folder, rank),
         exit=launch.exits.get(rank),
         error=error,

@@ -108,6 +108,13 @@ class Recorder:
         """Says what the rank is about to do, for people."""
         self.event("phase", name=text, step=self.current_step)
 
+    def finding(self, what: str, text: str, **details: Any) -> None:
+        """Something that is wrong and was found before it shows; kept when the log rotates, and
+        already in the file should the rank die of it. ``details`` are JSON values."""
+        self.event(
+            "finding", keep=True, what=what, text=text, step=self.current_step, details=details
+        )
+
     def note_not_seen(self, text: str) -> None:
         """Something that this rank's recorder cannot observe here; each text once."""
         if self.active and text not in self._told:

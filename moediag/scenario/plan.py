@@ -22,6 +22,11 @@ from moediag.scenario.source import nearest
 Device = Literal["cpu", "gpu"]
 COST = "cost"  # name, variant and purpose of the trial that times the fixes
 BACKENDS = {"cpu": "gloo", "gpu": "nccl"}
+# Fields of StepSpec that change how a step is done, not what is right.
+_HOW = (
+    "checkpointing", "accumulate_sync", "clipping", "foreach", "fused", "parameter_groups",
+    "fill_uninitialized",
+)  # fmt: skip
 LAUNCHERS = {"cpu": "fork", "gpu": "torchrun"}
 
 
@@ -226,10 +231,11 @@ def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
 
 def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
     """Equal for trials whose gradients one single-process run decides: same model, data, routing,
-    step and stack. The fix, the sharding, checkpointing and how experts are computed do not change
-    what is right."""
+    step and stack. The fix, the sharding, checkpointing, and how experts, optimizer and clipping
+    are implemented do not change what is right."""
     step, model = dataclasses.asdict(trial.step), dataclasses.asdict(trial.model)
-    del step["checkpointing"], step["accumulate_sync"], step["fill_uninitialized"]
+    for how in _HOW:
+        del step[how]
     del model["experts_implementation"]
     decisive = {
         "model": model,

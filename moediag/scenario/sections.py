@@ -151,7 +151,20 @@ class StepSection(Section):
     clip: float | None = Field(
         default=1.0, gt=0, description="Largest gradient norm; null: no clipping."
     )
+    clipping: Literal["torch", "accelerate", "local", "per-mesh"] = Field(
+        default="torch",
+        description="Whose gradient norm: torch's or accelerate's clip_grad_norm_; local, the norm "
+        "of what each rank holds; per-mesh, every mesh's gradients summed over what shards them.",
+    )
     optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
+    foreach: bool | None = Field(
+        default=None, description="The optimizer's foreach; null: torch chooses by the device."
+    )
+    fused: bool | None = Field(default=None, description="The optimizer's fused; null: not asked.")
+    parameter_groups: Literal["one", "per-mesh"] = Field(
+        default="one",
+        description="per-mesh: plain tensors and the DTensors of each mesh in groups of their own.",
+    )
     lr: float = Field(default=1e-3, gt=0, description="Learning rate.")
     seed: int = Field(default=0, ge=0, description="Seed of the weights and of the batches.")
     fill_uninitialized: bool = Field(

@@ -6,6 +6,7 @@ number of ranks and micro-batches, then clip and optimizer as in the trial.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Dict, List
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from moediag.protocol import Trial
-from moediag.worker import data, models
+from moediag.worker import data, models, optimizers
 from moediag.worker.inputs import InputGradients
 from moediag.worker.load import save
 from moediag.worker.models import NotApplicable
@@ -44,7 +45,11 @@ def run(trial: Trial) -> None:
         save(stored, trial.checkpoint_path)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     wrapped = Wrapped(model, anatomy, trial)
-    wrapped.make_optimizer()
+    # One plain model: how the trial's optimizer and clipping deal with shards does not matter.
+    wrapped.optimizer = optimizers.build(
+        model.parameters(),
+        dataclasses.replace(trial.step, foreach=None, fused=None, parameter_groups="one"),
+    )
     skew = RouterSkew(trial.skew, anatomy.experts)
     share = trial.world_size * trial.step.accumulate
     gradients: List[Dict[str, Any]] = []

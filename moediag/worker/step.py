@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any, Callable, Dict, List, Optional
 
@@ -10,7 +11,17 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import compare, data, ep, load, models, ownership, reference
+from moediag.worker import (
+    compare,
+    data,
+    ep,
+    load,
+    models,
+    optimizers,
+    ownership,
+    reference,
+    replicas,
+)
 from moediag.worker.inputs import InputGradients
 from moediag.worker.skew import RouterSkew
 from moediag.worker.versions import versions
@@ -68,6 +79,8 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     losses: List[float] = []
     norms: List[Optional[float]] = []
     seconds: List[float] = []
+    observer = replicas.Observer(wrapped, trial.world_size)
+    tell_optimizer(wrapped, recorder)
     with skew.installed(wrapped.anatomy), InputGradients(wrapped.anatomy) as kept:
         for number in range(1, trial.step.steps + 1):
             if recorder is not None:
@@ -82,7 +95,9 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
                 gradients[str(number)] = compare.compare(
                     wrapped, expected["gradients"][number - 1], weights.held
                 )
+            observer.before_clip()
             norms.append(finish(wrapped))
+            observer.after_optimizer(number)
     dist.barrier()
     return Outcome(
         rank=rank,
@@ -92,6 +107,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         reference_losses=expected["losses"] if expected is not None else [],
         gradient_norms=norms,
         reference_norms=expected["norms"] if expected is not None else [],
+        replicas=observer.steps,
         steps_done=trial.step.steps,
         step_seconds=seconds,
         notes=wrapped.notes,
@@ -129,6 +145,14 @@ def fill_uninitialized() -> None:
     that whoever reads it shows every time and not by chance."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def tell_optimizer(wrapped: Wrapped, recorder: Any) -> None:
+    """Parameter groups that one call cannot take, before the step that raises because of them."""
+    if recorder is None:
+        return
+    for found in optimizers.findings(wrapped.optimizer):
+        recorder.finding(optimizers.FINDING, found.text, **dataclasses.asdict(found))
 
 
 def forward_backward(wrapped: Wrapped, rank: int, number: int, device: torch.device) -> float:

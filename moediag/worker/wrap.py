@@ -18,8 +18,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Trial
-from moediag.worker import fsdp2, place
+from moediag.worker import clip, fsdp2, optimizers, place
 from moediag.worker.models import Anatomy, NotApplicable
+from moediag.worker.slices import PlainShards
 
 Select = Callable[[torch.Tensor], torch.Tensor]
 GradientView = Tuple[str, Optional[torch.Tensor], Select]
@@ -45,7 +46,14 @@ def mesh_of(trial: Trial) -> DeviceMesh:
 
 
 class Wrapped:
-    """A model ready to train. The base class is the unsharded model of a single process."""
+    """A model ready to train. The base class is the unsharded model of a single process.
+
+    ``tells_slices``: parameters are DTensors, plain whole tensors, or ``plain_shards``, so that
+    every rank can say which slice of the whole it holds. Flat parameters cannot.
+    """
+
+    tells_slices = True
+    plain_shards = PlainShards()
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, trial: Trial) -> None:
         self.anatomy = anatomy
@@ -62,14 +70,7 @@ class Wrapped:
 
     def make_optimizer(self) -> None:
         """After fixes have been applied: they may still add hooks, not parameters."""
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        step = self.trial.step
-        if step.optimizer == "adamw":
-            self.optimizer = torch.optim.AdamW(parameters, lr=step.lr)
-        elif step.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(parameters, lr=step.lr)
-        else:
-            raise NotApplicable(f"unknown optimizer {step.optimizer!r}")
+        self.optimizer = optimizers.build(self.model.parameters(), self.trial.step)
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
         """tokens (batch, seq_len) int64 -> mean next-token cross-entropy in fp32, scalar."""
@@ -92,8 +93,8 @@ class Wrapped:
 
     def clip(self, limit: float) -> Optional[float]:
         """Clips to ``limit``; the norm before, or None where the library does not tell it."""
-        norm: Any = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        parameters = {clean_fqn(name): p for name, p in self.model.named_parameters()}
+        return clip.clip(parameters, limit, self.trial.step.clipping, self.plain_shards)
 
     def step(self) -> None:
         self.optimizer.step()
@@ -182,6 +183,8 @@ class FSDP2(Wrapped):
 
 
 class FSDP1(Wrapped):
+    tells_slices = False
+
     def wrap(self, model: nn.Module) -> nn.Module:
         import functools
 
@@ -244,6 +247,8 @@ class DDP(Wrapped):
 class DeepSpeedZero(Wrapped):
     """ZeRO-2 and ZeRO-3 through ``deepspeed.initialize``."""
 
+    tells_slices = False
+
     def wrap(self, model: nn.Module) -> nn.Module:
         from moediag.worker.deepspeed import initialize
 
@@ -297,7 +302,12 @@ def wrap(model: nn.Module, anatomy: Anatomy, trial: Trial) -> Wrapped:
     fix = fixes.load(trial.fix) if trial.fix else None
     if fix is not None and hasattr(fix, "before_wrap"):
         fix.before_wrap(model, anatomy, trial.wrapper)
-    wrapped = _kind(trial)(model, anatomy, trial)
+    kind = _kind(trial)
+    if not kind.tells_slices and trial.step.clipping != "torch":
+        raise NotApplicable(
+            f"wrapper {trial.wrapper.kind} clips by itself, not by clipping: {trial.step.clipping}"
+        )
+    wrapped = kind(model, anatomy, trial)
     if fix is not None and hasattr(fix, "after_wrap"):
         fix.after_wrap(wrapped.model, anatomy, trial.wrapper)
     wrapped.make_optimizer()

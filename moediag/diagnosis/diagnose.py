@@ -11,6 +11,7 @@ from moediag.diagnosis.gradients import gradient_facts
 from moediag.diagnosis.model import Diagnosis
 from moediag.diagnosis.order import replay
 from moediag.diagnosis.ownership import ownership_facts
+from moediag.diagnosis.replicas import replica_facts
 from moediag.diagnosis.signature import signature
 from moediag.diagnosis.starvation import tokens_of
 from moediag.diagnosis.verdict import Facts, judge
@@ -31,7 +32,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     owned, numbers = ownership_facts(evidence), gradient_facts(evidence)
     step = numbers.step or parts.wrong_inputs(evidence)
     by_part = parts.parts(evidence, step) if step is not None else ()
-    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned)
+    replicas = replica_facts(evidence)
+    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned, replicas)
     judged = judge(facts)
     at_end = () if judged.verdict == Verdict.WRONG_WEIGHTS or not owned.wrong else (owned.text,)
     of_parts = parts.table(by_part, step) if step is not None and by_part else None
@@ -45,7 +47,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             found,
             judged.failure,
             judged.culprits,
-            owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else "",
+            owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else judged.what,
         ),
         confidence=judged.confidence,
         culprits=judged.culprits,

@@ -5,7 +5,8 @@ changes between repeats, world sizes, releases of a library or sizes of a model:
 element counts, no line numbers, no layer or expert numbers. Empty parts are left out.
 
 - what happened: the kind of the first divergence and the operations on its sides; for a crash the
-  exception's type (or the signal) with the user's file and function;
+  exception's type (or the signal) with the user's file and function; for replicas what of them
+  differs first;
 - why: ``starved-expert``, ``left-out-parameters`` or nothing;
 - pattern: ``one-rank``, ``several-ranks`` (both where "all" of two are "some" of four) or
   ``no-rank``.

@@ -10,7 +10,9 @@ The verdict, the first rule that applies:
 4. ``hang``: the watchdog saw quiescent ranks wait in a collective;
 5. ``inconclusive``: the time bound ended it without a stall, or a rank left no numbers;
 6. ``wrong-weights``: some rank trained other weights than the checkpoint's, or was not sharded as
-   asked; ``nonfinite``, ``wrong-gradients``: against the reference, whatever the schedules say;
+   asked; ``nonfinite``; then what came first: ``wrong-gradients`` against the reference, whatever
+   the schedules say, or ``replica-divergence``, what must be equal on several ranks and is not. A
+   norm that is equal everywhere and wrong is ``wrong-gradients`` too: what the optimizer gets is;
 7. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
 The confidence:
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moediag.diagnosis import cause
+from moediag.diagnosis import cause, disagree, optimizer
 from moediag.diagnosis.align import was_recorded
 from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
@@ -34,6 +36,7 @@ from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.diagnosis.parts import Part, sentence
+from moediag.diagnosis.replicas import ReplicaFacts
 from moediag.evidence.model import Evidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
@@ -50,6 +53,7 @@ class Facts:
     gradients: GradientFacts
     parts: tuple[Part, ...] = ()  # of the first step with a wrong gradient
     ownership: OwnershipFacts = field(default_factory=OwnershipFacts)
+    replicas: ReplicaFacts = field(default_factory=ReplicaFacts)
 
     @property
     def loud(self) -> bool:
@@ -73,6 +77,7 @@ class Judgement:
     divergence: bool = False  # the first divergence explains it
     failure: Failure | None = None  # the exception or signal that explains it
     notes: tuple[str, ...] = ()
+    what: str = ""  # which of the replicas' facts explains it
 
 
 def judge(facts: Facts) -> Judgement:
@@ -167,6 +172,8 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
         text += f"died by {first.name}"
         text += " (killed from outside, or out of memory)" if first.name == "SIGKILL" else ""
     text = text.rstrip(".") + "."
+    mixture = optimizer.of_crash(facts.evidence, own)
+    text += f" {mixture}" if mixture else ""
     d = facts.divergence
     missing = d is not None and d.kind == "missing" and bool(set(d.absent) & set(same))
     if missing and d is not None:
@@ -261,6 +268,9 @@ def _measured(facts: Facts) -> Judgement:
             f"On {ranks(numbers.nonfinite_ranks)} {name}.",
             culprits=_few(numbers.nonfinite_ranks, facts.evidence),
         )
+    earlier = _replicas(facts)
+    if earlier is not None:
+        return earlier
     if numbers.wrong or any(part.wrong for part in facts.parts):
         text = _gradients(facts)
         culprits: tuple[int, ...] = ()
@@ -271,6 +281,8 @@ def _measured(facts: Facts) -> Judgement:
         elif lost:
             text += f" No schedule of {ranks(lost)} was recorded: whether a rank is at fault is not"
             text += " known."
+        elif facts.replicas.first is not None:
+            text += f" {disagree.of_replicas(facts.replicas)}"
         else:
             text += " The schedules agree: no rank is at fault, all compute the same wrong thing."
         certain = Confidence.MEDIUM if lost else Confidence.HIGH
@@ -281,6 +293,7 @@ def _measured(facts: Facts) -> Judgement:
             culprits=culprits,
             victims=tuple(sorted(set(numbers.ranks) - set(culprits))) if culprits else (),
             divergence=divergence is not None,
+            what="replicas differ" if divergence is None and facts.replicas.found else "",
         )
     notes: tuple[str, ...] = ()
     if divergence is not None:
@@ -317,6 +330,28 @@ def _wrong_weights(facts: Facts) -> Judgement:
     return Judgement(
         Verdict.WRONG_WEIGHTS, Confidence.HIGH, text, culprits=_few(held.ranks, facts.evidence)
     )
+
+
+def _replicas(facts: Facts) -> Judgement | None:
+    """What must be equal and is not, or a norm that is wrong, before any gradient was wrong."""
+    first, norm, wrong = facts.replicas.first, facts.replicas.wrong_norm, facts.gradients.step
+    if first is not None and (wrong is None or first.step < wrong):
+        return Judgement(
+            Verdict.REPLICA_DIVERGENCE,
+            Confidence.HIGH,
+            disagree.of_replicas(facts.replicas),
+            culprits=first.culprits,
+            victims=tuple(sorted(set(first.ranks) - set(first.culprits))) if first.culprits else (),
+            what=first.what,
+        )
+    if norm is not None and facts.gradients.compared and (wrong is None or norm.step < wrong):
+        return Judgement(
+            Verdict.WRONG_GRADIENTS,
+            Confidence.HIGH,
+            disagree.of_wrong_norm(norm),
+            what="clipping norm",
+        )
+    return None
 
 
 def _few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:

@@ -363,7 +363,6 @@ class Replica:
 
     slice: str
     kind: str = "plain"
-    dtype: str = "float32"
     weight: Optional[Sketch] = None
     gradient: Optional[Sketch] = None
     has_gradient: Optional[bool] = None
@@ -374,9 +373,11 @@ class StepReplicas:
     """What ranks can be compared by after one step. ``parameters`` by FQN, without those that no
     other rank can hold a replica of; ``local_norm``: L2 norm of this rank's own gradients, nothing
     reduced; ``optimizer_steps``: smallest and largest step count; ``learning_rates``: of each
-    parameter group. Empty or null where the wrapper keeps it to itself."""
+    parameter group; ``dtype`` of the parameters. Empty or null where the wrapper keeps it to
+    itself."""
 
     parameters: Dict[str, Replica] = field(default_factory=dict)
+    dtype: str = "float32"
     local_norm: Optional[float] = None
     optimizer_steps: List[float] = field(default_factory=list)
     learning_rates: List[float] = field(default_factory=list)

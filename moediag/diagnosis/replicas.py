@@ -36,7 +36,7 @@ class Disagreement:
     """``what``: one of the five names above; ``step`` 0 is before training. ``parameters``: FQNs
     that differ; ``worst``: FQN, ``size``: its relative distance (of gradients to their norm, of
     weights to the update), None where one side has none; ``slice``: of the worst. ``values``: by
-    rank, of a number. ``ranks``: those that disagree with another; ``culprits``: a minority
+    rank, of a number. ``ranks``: that hold the worst (all for a number); ``culprits``: a minority
     against a strict majority that agrees, else nobody."""
 
     what: str
@@ -94,9 +94,10 @@ def _of_step(
 ) -> Iterator[Disagreement]:
     """In the order in which a step makes them."""
     held = _held(outcomes, step)
+    dtype = norms.dtype(outcomes)
     compared.update(key for key, by_rank in held.items() if len(by_rank) > 1)
     if step:
-        yield from _tensors(GRADIENTS, step, held, {})
+        yield from _tensors(GRADIENTS, step, held, {}, dtype)
         known = {r: n for r, o in outcomes.items() if (n := norms.of_step(o, step)) is not None}
         yield from _numbers(GRADIENT_NORM, step, known, NORM)
         counts = {
@@ -113,7 +114,7 @@ def _of_step(
     for group in range(min((len(listed) for listed in rates.values()), default=0)):
         yield from _numbers(RATE, step, {r: rates[r][group] for r in rates}, 1e-9)
     before = _held(outcomes, 0) if step else {}
-    yield from _tensors(WEIGHTS, step, held, before)
+    yield from _tensors(WEIGHTS, step, held, before, dtype)
 
 
 Held = Mapping[tuple[str, str], Mapping[int, Replica]]
@@ -129,17 +130,67 @@ def _held(outcomes: Mapping[int, Outcome], step: int) -> Held:
     return held
 
 
-def _tensors(what: str, step: int, held: Held, before: Held) -> Iterator[Disagreement]:
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """``before``: the weights before training. ``largest``: norm of the largest gradient that any
+    rank holds, which says what is nothing."""
+
+    what: str
+    dtype: str
+    before: Held
+    largest: float
+
+    def sides(
+        self, key: tuple[str, str], by_rank: Mapping[int, Replica]
+    ) -> tuple[list[list[int]], float]:
+        """Ranks that agree, together; and the largest relative distance between any two sides
+        (infinite where one has no gradient and another has)."""
+        sides: list[list[int]] = []
+        apart = 0.0
+        for rank in by_rank:
+            for side in sides:
+                far = self._distance(key, by_rank, side[0], rank)
+                if far is None:
+                    side.append(rank)
+                    break
+                apart = max(apart, far)
+            else:
+                sides.append([rank])
+        return sides, apart
+
+    def _distance(
+        self, key: tuple[str, str], by_rank: Mapping[int, Replica], a: int, b: int
+    ) -> float | None:
+        """Relative, None when near enough to be the same or when nothing was sketched."""
+        one, other = by_rank[a], by_rank[b]
+        if self.what == GRADIENTS:
+            if one.has_gradient != other.has_gradient:
+                return math.inf
+            x, y = one.gradient, other.gradient
+        else:
+            x, y = one.weight, other.weight
+        if x is None or y is None or not x.projections or not y.projections:
+            return None  # not known, or not finite, which another verdict says
+        far, size = _apart(x, y), max(norms.size(x), norms.size(y))
+        if self.what == GRADIENTS:
+            allowed = GRADIENT[self.dtype] * size + 1e-7 * self.largest
+            return far / size if far > allowed else None
+        starts = self.before.get(key, {})
+        moved = 0.0
+        for rank, now in ((a, x), (b, y)):
+            start = starts[rank].weight if rank in starts else None
+            moved = max(moved, 0.0 if start is None else _apart(start, now))
+        allowed = MOVED[self.dtype] * moved + WEIGHT[self.dtype] * size
+        return far / (moved or size) if far > allowed else None
+
+
+def _tensors(what: str, step: int, held: Held, before: Held, dtype: str) -> Iterator[Disagreement]:
     """At most one, over all parameters that differ; the worst first names its ranks."""
+    gradients = (r.gradient for by_rank in held.values() for r in by_rank.values())
+    measure = _Measure(what, dtype, before, max(map(norms.size, gradients), default=0.0))
     differ: list[tuple[float, str, str, list[list[int]]]] = []
-    largest = max(
-        (norms.size(r.gradient) for by in held.values() for r in by.values() if what == GRADIENTS),
-        default=0.0,
-    )
     for (fqn, piece), by_rank in held.items():
-        if len(by_rank) < 2:
-            continue
-        sides, apart = _sides(what, by_rank, before.get((fqn, piece), {}), largest)
+        sides, apart = measure.sides((fqn, piece), by_rank)
         if len(sides) > 1:
             differ.append((apart, fqn, piece, sides))
     if not differ:
@@ -148,58 +199,13 @@ def _tensors(what: str, step: int, held: Held, before: Held) -> Iterator[Disagre
     yield Disagreement(
         what,
         step,
-        ranks=tuple(sorted({r for *_, those in differ for side in those for r in side})),
+        ranks=tuple(sorted(r for side in sides for r in side)),
         culprits=_minority(sides),
         parameters=tuple(dict.fromkeys(fqn for _, fqn, _, _ in differ)),
         worst=worst,
         slice=piece,
         size=apart if math.isfinite(apart) else None,
     )
-
-
-def _sides(
-    what: str, by_rank: Mapping[int, Replica], before: Mapping[int, Replica], largest: float
-) -> tuple[list[list[int]], float]:
-    """Ranks that agree, together; and the largest relative distance between any two sides
-    (infinite where one has no gradient and another has)."""
-    sides: list[list[int]] = []
-    apart = 0.0
-    for rank, replica in by_rank.items():
-        for side in sides:
-            far = _distance(what, by_rank[side[0]], replica, before, (side[0], rank), largest)
-            if far is None:
-                side.append(rank)
-                break
-            apart = max(apart, far)
-        else:
-            sides.append([rank])
-    return sides, apart
-
-
-def _distance(
-    what: str,
-    a: Replica,
-    b: Replica,
-    before: Mapping[int, Replica],
-    who: tuple[int, int],
-    largest: float,
-) -> float | None:
-    """Relative, None when near enough to be the same or when nothing was sketched."""
-    if what == GRADIENTS and a.has_gradient != b.has_gradient:
-        return math.inf
-    x, y = (a.gradient, b.gradient) if what == GRADIENTS else (a.weight, b.weight)
-    if x is None or y is None or not x.projections or not y.projections:
-        return None  # not known, or not finite, which another verdict says
-    far, size = _apart(x, y), max(norms.size(x), norms.size(y))
-    if what == GRADIENTS:
-        allowed = GRADIENT.get(a.dtype, 2e-2) * size + 1e-7 * largest
-        return far / size if far > allowed else None
-    starts = [before[r].weight for r in who if r in before]
-    moved = max(
-        (_apart(s, w) for s, w in zip(starts, (x, y), strict=False) if s is not None), default=0.0
-    )
-    allowed = MOVED.get(a.dtype, 1e-1) * moved + WEIGHT.get(a.dtype, 1e-3) * size
-    return far / (moved or size or 1.0) if far > allowed else None
 
 
 def _apart(x: Sketch, y: Sketch) -> float:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.worker.models import NotApplicable
-from moediag.worker.slices import PlainShards, is_dtensor, is_sharding, local
+from moediag.worker.place import distributed, local
+from moediag.worker.slices import PlainShards, is_sharding
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -27,7 +28,7 @@ def clip(parameters: Dict[str, Any], limit: float, how: str, plain: PlainShards)
     """
     if how == "torch":
         norm: Any = nn.utils.clip_grad_norm_(list(parameters.values()), limit)
-        return float(norm.full_tensor() if is_dtensor(norm) else norm)
+        return float(norm.full_tensor() if distributed(norm) else norm)
     if how == "accelerate":
         return _accelerate(list(parameters.values()), limit)
     gradients = {fqn: p.grad for fqn, p in parameters.items() if p.grad is not None}
@@ -69,7 +70,7 @@ def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
 
 def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
     """(mesh or None, the mesh dims that shard it, whether it is a plain shard of a group)."""
-    if not is_dtensor(gradient):
+    if not distributed(gradient):
         return None, (), plain.group is not None and fqn in plain.rows
     unreduced = [p for p in gradient.placements if p.is_partial()]
     if unreduced:
@@ -95,4 +96,4 @@ def _accelerate(parameters: List[Any], limit: float) -> float:
     norm: Optional[Any] = Accelerator(cpu=on_cpu).clip_grad_norm_(parameters, limit)
     if norm is None:
         raise NotApplicable("accelerate told no gradient norm")
-    return float(norm.full_tensor() if is_dtensor(norm) else norm)
+    return float(norm.full_tensor() if distributed(norm) else norm)

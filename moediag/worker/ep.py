@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Trial
-from moediag.worker import ownership
+from moediag.worker import optimizers, ownership
 from moediag.worker.models import NotApplicable
 from moediag.worker.wrap import FSDP2, Wrapped
 
@@ -57,9 +57,7 @@ class Accelerated(Wrapped):
         if self.device.type == "cpu":
             self.notes.append(ACCELERATE_ON_CPU)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        base = torch.optim.AdamW(parameters, lr=self.trial.step.lr)
-        if self.trial.step.optimizer == "sgd":
-            base = torch.optim.SGD(parameters, lr=self.trial.step.lr)
+        base = optimizers.build(parameters, self.trial.step)
         prepared, self._prepared_optimizer = self.accelerator.prepare(model, base)
         wrapped: nn.Module = prepared
         return wrapped
@@ -79,6 +77,9 @@ class Accelerated(Wrapped):
         self.accelerator.backward(loss)
 
     def clip(self, limit: float) -> Optional[float]:
+        """accelerate's own, unless the trial asks for none of the released ones."""
+        if self.trial.step.clipping not in ("torch", "accelerate"):
+            return super().clip(limit)
         norm: Any = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import torch
 
@@ -70,7 +70,8 @@ def per_mesh(parameters: Iterable[Any]) -> List[List[Any]]:
 def findings(optimizer: Any) -> List[GroupFinding]:
     """Parameter groups that one foreach or fused call will get although they mix kinds. Empty for
     what is no torch optimizer."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    optimizer = unwrapped(optimizer)
+    if optimizer is None:
         return []
     found = []
     for index, group in enumerate(optimizer.param_groups):
@@ -81,6 +82,12 @@ def findings(optimizer: Any) -> List[GroupFinding]:
         raises = "plain" in kinds
         found.append(GroupFinding(index, type(optimizer).__name__, used, dict(kinds), raises))
     return found
+
+
+def unwrapped(optimizer: Any) -> Optional[torch.optim.Optimizer]:
+    """torch's own inside accelerate's AcceleratedOptimizer; None for another kind (DeepSpeed)."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
 def implementation(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> str:

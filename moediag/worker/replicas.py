@@ -14,9 +14,11 @@ import math
 from typing import Any, Dict, List, Optional
 
 import torch
+import torch.distributed as dist
 
 from moediag.protocol import Replica, Sketch, StepReplicas
-from moediag.worker import slices
+from moediag.worker import optimizers, ownership, place, slices
+from moediag.worker.slices import PlainShards
 from moediag.worker.wrap import Wrapped, clean_fqn
 
 PROJECTIONS = 16
@@ -53,7 +55,9 @@ class Observer:
         self._wrapped = wrapped
         self._world_size = world_size
         self._steps: Dict[str, StepReplicas] = {}
-        self._gradients: Dict[str, Optional[Sketch]] = {}
+        self._gradients: Dict[str, Sketch] = {}
+        self._has_gradient: Dict[str, bool] = {}
+        self._slices: Dict[str, str] = {}
         self._local_norm: Optional[float] = None
         self.after_optimizer(0)
 
@@ -69,13 +73,13 @@ class Observer:
         self._gradients = {}
         for fqn, parameter in self._parameters():
             gradient = parameter.grad
+            self._has_gradient[fqn] = gradient is not None
             if gradient is None:
-                self._gradients[fqn] = None
                 continue
-            norm = torch.linalg.vector_norm(slices.local(gradient).double())
+            norm = torch.linalg.vector_norm(place.local(gradient).double())
             total += float(norm) ** 2
             if self._shared(parameter) and _same_slice(parameter, gradient):
-                self._gradients[fqn] = sketch(slices.local(gradient))
+                self._gradients[fqn] = sketch(place.local(gradient))
         self._local_norm = _finite(math.sqrt(total))
 
     def after_optimizer(self, step: int) -> None:
@@ -85,18 +89,21 @@ class Observer:
             for fqn, parameter in self._parameters():
                 if not self._shared(parameter):
                     continue
+                if fqn not in self._slices:
+                    plain = self._wrapped.plain_shards
+                    self._slices[fqn] = slices.describe(fqn, parameter, plain)
                 parameters[fqn] = Replica(
-                    slice=slices.describe(fqn, parameter, self._wrapped.plain_shards),
+                    slice=self._slices[fqn],
                     kind=slices.mesh_name(parameter),
-                    dtype=str(parameter.dtype).replace("torch.", ""),
-                    weight=sketch(slices.local(parameter)),
+                    weight=sketch(place.local(parameter)),
                     gradient=self._gradients.get(fqn),
-                    has_gradient=None if step == 0 else self._gradients.get(fqn) is not None,
+                    has_gradient=self._has_gradient.get(fqn),
                 )
         optimizer = self._wrapped.optimizer
         counts = step_counts(optimizer) if step else []
         self._steps[str(step)] = StepReplicas(
             parameters=parameters,
+            dtype=self._wrapped.trial.model.dtype,
             local_norm=self._local_norm,
             optimizer_steps=[min(counts), max(counts)] if counts else [],
             learning_rates=learning_rates(optimizer),
@@ -112,25 +119,53 @@ class Observer:
         return slices.holders(parameter, self._world_size) > 1
 
 
+def plain_experts(wrapped: Wrapped) -> PlainShards:
+    """Expert parameters that are plain tensors with fewer rows than there are experts: by its
+    place on the ep axis each rank declares the next ones. May create process groups: collective."""
+    trial = wrapped.trial
+    rows = {}
+    for fqn, parameter in ownership.expert_parameters(wrapped.model, wrapped.anatomy).items():
+        count = int(parameter.shape[0])
+        at = wrapped.ep_rank
+        if not place.distributed(parameter) and at is not None and count < trial.model.experts:
+            rows[fqn] = (at * count, (at + 1) * count)
+    if not rows:
+        return PlainShards()
+    if trial.layout["ep"] == trial.world_size:
+        return PlainShards(rows, dist.group.WORLD)
+    group, _ = dist.new_subgroups_by_enumeration(_groups(trial.layout, "ep"))
+    return PlainShards(rows, group)
+
+
+def _groups(layout: Dict[str, int], axis: str) -> List[List[int]]:
+    """The ranks that differ along ``axis`` alone, for every such group of the world."""
+    grid = torch.arange(math.prod(layout.values())).view(*layout.values())
+    moved = grid.movedim(list(layout).index(axis), -1)
+    groups: List[List[int]] = moved.reshape(-1, layout[axis]).tolist()
+    return groups
+
+
 def step_counts(optimizer: Any) -> List[float]:
     """``state["step"]`` of every parameter that has one."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    optimizer = optimizers.unwrapped(optimizer)
+    if optimizer is None:
         return []
     return [float(s["step"]) for s in list(optimizer.state.values()) if "step" in s]
 
 
 def learning_rates(optimizer: Any) -> List[float]:
     """One per parameter group."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
+    optimizer = optimizers.unwrapped(optimizer)
+    if optimizer is None:
         return []
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def _same_slice(parameter: Any, gradient: Any) -> bool:
     """A gradient that is still to be reduced (Partial) or sharded otherwise is no replica."""
-    if not slices.is_dtensor(parameter):
-        return not slices.is_dtensor(gradient)
-    return slices.is_dtensor(gradient) and tuple(gradient.placements) == tuple(parameter.placements)
+    if not place.distributed(parameter):
+        return not place.distributed(gradient)
+    return place.distributed(gradient) and tuple(gradient.placements) == tuple(parameter.placements)
 
 
 def _round(value: float) -> float:

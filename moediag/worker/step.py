@@ -45,6 +45,7 @@ def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> 
         told("loaded by rank 0" if ep.only_rank_0_loads(trial) else "loaded", model, anatomy)
     checkpoint(model, trial.step.checkpointing)
     wrapped = wrap(model, anatomy, trial)
+    wrapped.plain_shards = replicas.plain_experts(wrapped)
     wrapped.notes += load.notes(trial)
     if told is not None:
         told("prepared", wrapped.model, wrapped.anatomy)

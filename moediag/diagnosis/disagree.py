@@ -74,7 +74,8 @@ def _norm(d: Disagreement, facts: ReplicaFacts) -> str:
         text += ", so each clips by another factor"
     text = _sentence(text)
     if facts.true_norm is not None:
-        text += f" The norm of the whole gradient is {facts.true_norm:.4f} (single process)."
+        whole = _digits(values).format(facts.true_norm)
+        text += f" The norm of the whole gradient is {whole} (single process)."
     return text
 
 
@@ -95,9 +96,7 @@ def _rows(rows: Mapping[int, str], what: str) -> str:
 
 def _values(values: Mapping[int, float]) -> str:
     """``rank 0 3.4007, rank 1 3.3808``; of many ranks the smallest and the largest."""
-    digits = "{:.4f}"
-    if len({digits.format(v) for v in values.values()}) < len(set(values.values())):
-        digits = "{:.9g}"
+    digits = _digits(values)
     if len(values) <= _FEW:
         return ", ".join(f"rank {r} {digits.format(v)}" for r, v in sorted(values.items()))
     low = min(values, key=lambda r: values[r])
@@ -106,6 +105,14 @@ def _values(values: Mapping[int, float]) -> str:
         f"from {digits.format(values[low])} (rank {low}) to {digits.format(values[high])} "
         f"(rank {high}) on {len(values)} ranks"
     )
+
+
+def _digits(values: Mapping[int, float]) -> str:
+    """As few as show the difference."""
+    for digits in ("{:.4f}", "{:.6f}"):
+        if len({digits.format(v) for v in values.values()}) == len(set(values.values())):
+            return digits
+    return "{:.9g}"
 
 
 def _consequences(first: Disagreement, facts: ReplicaFacts) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moediag.diagnosis import norms
 from moediag.diagnosis.gradients import number
@@ -76,14 +76,23 @@ def replica_facts(evidence: Evidence) -> ReplicaFacts:
     for step in sorted({*steps, *range(1, numbered + 1)}):
         found += _of_step(outcomes, step, compared)
     apart = next((d for d in found if d.what == GRADIENT_NORM), None)
-    values = {} if apart is None else dict(apart.values or {})
+    scope = NormScope()
+    if apart is not None:
+        scope = norms.scope(outcomes, apart.step, dict(apart.values or {}))
     return ReplicaFacts(
-        found=tuple(found),
+        found=tuple(_blamed(found, scope)),
         compared=len(compared),
-        scope=norms.scope(outcomes, apart.step, values) if apart is not None else NormScope(),
+        scope=scope,
         true_norm=norms.reference(outcomes, apart.step) if apart is not None else None,
         wrong_norm=norms.wrong(outcomes, numbered) if apart is None else None,
     )
+
+
+def _blamed(found: list[Disagreement], scope: NormScope) -> Iterator[Disagreement]:
+    """Nobody is at fault where every rank's norm leaves out the others' pieces."""
+    for one in found:
+        alike = scope.kind and one.what == GRADIENT_NORM
+        yield replace(one, culprits=()) if alike else one
 
 
 # ------------------------------------------------------------------------ one step
@@ -217,20 +226,18 @@ def _apart(x: Sketch, y: Sketch) -> float:
 def _numbers(
     what: str, step: int, values: Mapping[int, float], tolerance: float
 ) -> Iterator[Disagreement]:
+    """``tolerance``: relative, between the smallest and the largest."""
     finite = {rank: number(v) for rank, v in sorted(values.items())}
     if len(finite) < 2 or not all(map(math.isfinite, finite.values())):
         return
-    sides: list[list[int]] = []
+    low, high = min(finite.values()), max(finite.values())
+    if high - low <= tolerance * max(abs(low), abs(high)):
+        return
+    # Ranks side together only where they have the same number: several near ones are no majority.
+    sides: dict[str, list[int]] = {}
     for rank, value in finite.items():
-        for side in sides:
-            other = finite[side[0]]
-            if abs(value - other) <= tolerance * max(abs(value), abs(other)):
-                side.append(rank)
-                break
-        else:
-            sides.append([rank])
-    if len(sides) > 1:
-        yield Disagreement(what, step, tuple(finite), _minority(sides), values=finite)
+        sides.setdefault(f"{value:.6e}", []).append(rank)
+    yield Disagreement(what, step, tuple(finite), _minority(list(sides.values())), values=finite)
 
 
 def _minority(sides: list[list[int]]) -> tuple[int, ...]:

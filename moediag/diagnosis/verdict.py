@@ -171,7 +171,7 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
     else:
         text += f"died by {first.name}"
         text += " (killed from outside, or out of memory)" if first.name == "SIGKILL" else ""
-    text = text.rstrip(".") + "."
+    text = text if text.endswith("!") else text.rstrip(".") + "."
     mixture = optimizer.of_crash(facts.evidence, own)
     text += f" {mixture}" if mixture else ""
     d = facts.divergence
@@ -335,6 +335,8 @@ def _wrong_weights(facts: Facts) -> Judgement:
 def _replicas(facts: Facts) -> Judgement | None:
     """What must be equal and is not, or a norm that is wrong, before any gradient was wrong."""
     first, norm, wrong = facts.replicas.first, facts.replicas.wrong_norm, facts.gradients.step
+    if wrong is None and any(part.wrong for part in facts.parts):
+        wrong = 1  # of inputs alone
     if first is not None and (wrong is None or first.step < wrong):
         return Judgement(
             Verdict.REPLICA_DIVERGENCE,

@@ -53,7 +53,8 @@ def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
     are summed over the mesh dims that shard them (a replica counts once), those of plain shards
     over their group; plain whole tensors are counted as they are. Collective over every mesh."""
     groups: Dict[Any, List[Any]] = {}
-    for fqn, gradient in gradients.items():
+    for fqn, held in gradients.items():
+        gradient = _reduced(held)
         groups.setdefault(_spread(fqn, gradient, plain), []).append(gradient)
     squares: List[torch.Tensor] = []
     # Any order will do as long as all ranks of a group have the same: that of the parameters.
@@ -72,11 +73,18 @@ def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
     """(mesh or None, the mesh dims that shard it, whether it is a plain shard of a group)."""
     if not distributed(gradient):
         return None, (), plain.group is not None and fqn in plain.rows
-    unreduced = [p for p in gradient.placements if p.is_partial()]
-    if unreduced:
-        raise NotApplicable(f"the gradient of {fqn} is not reduced ({unreduced[0]})")
     sharded = tuple(i for i, p in enumerate(gradient.placements) if is_sharding(p))
     return gradient.device_mesh, sharded, False
+
+
+def _reduced(gradient: Any) -> Any:
+    """A sum that is still to be made is made: the norm of a sum is not the sum of norms."""
+    if not distributed(gradient) or not any(p.is_partial() for p in gradient.placements):
+        return gradient
+    from torch.distributed.tensor import Replicate
+
+    placements = [Replicate() if p.is_partial() else p for p in gradient.placements]
+    return gradient.redistribute(placements=placements)
 
 
 def _scale(gradients: List[Any], limit: float, norm: float) -> None:

@@ -7,6 +7,7 @@ several meshes in one call pass in torch 2.13 (each rank updates its own pieces)
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional
@@ -103,7 +104,9 @@ def implementation(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> s
 
 
 def _torch_takes_foreach(parameters: List[Any], differentiable: bool) -> bool:
-    choose: Any = getattr(torch.optim.optimizer, "_default_to_fused_or_foreach", None)
+    # torch.optim takes its own submodule's name away.
+    module = importlib.import_module("torch.optim.optimizer")
+    choose: Any = getattr(module, "_default_to_fused_or_foreach", None)
     if choose is not None:
         return bool(choose(parameters, differentiable, use_fused=False)[1])
     return not differentiable and all(p.device.type == "cuda" for p in parameters)

@@ -392,9 +392,10 @@ class Outcome:
     ``losses`` (this rank's mean), ``reference_losses`` (mean over ranks), ``gradient_norms`` and
     ``reference_norms`` (both before clipping): one per step; a norm is null where the library keeps
     it to itself. ``replicas``: by step, "0" before training. ``applicable``: a reason when this
-    trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix name ("" is the unfixed step, "again" the same once
-    more, which shows the noise), the seconds of each round. ``notes``: facts about how the trial
-    was run that a reader of the result must know (shims, look-alikes).
+    trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix name
+    ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds of each
+    round. ``notes``: facts about how the trial was run that a reader of the result must know
+    (shims, look-alikes).
     """
 
     rank: int

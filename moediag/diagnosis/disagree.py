@@ -35,7 +35,9 @@ def _first(d: Disagreement, facts: ReplicaFacts) -> str:
         return _norm(d, facts)
     if d.what in (STEPS, RATE):
         noun = "the optimizer's step count" if d.what == STEPS else "the learning rate"
-        return f"{_in_step(d)}{noun} differs between ranks: {_values(d.values or {})}."
+        return _sentence(
+            f"{_in_step(d)}{noun} differs between ranks: {_values(d.values or {}, '{:g}')}"
+        )
     noun = "weights" if d.what == WEIGHTS else "gradients before clipping"
     count = plural(len(d.parameters), "parameter")
     text = f"{_in_step(d)}the {noun} of {count} differ between ranks that hold the same slice "
@@ -94,9 +96,9 @@ def _rows(rows: Mapping[int, str], what: str) -> str:
     return lead + ", ".join(pieces) + (f" and {more} more" if more > 0 else "")
 
 
-def _values(values: Mapping[int, float]) -> str:
+def _values(values: Mapping[int, float], digits: str = "") -> str:
     """``rank 0 3.4007, rank 1 3.3808``; of many ranks the smallest and the largest."""
-    digits = _digits(values)
+    digits = digits or _digits(values)
     if len(values) <= _FEW:
         return ", ".join(f"rank {r} {digits.format(v)}" for r, v in sorted(values.items()))
     low = min(values, key=lambda r: values[r])

@@ -391,6 +391,7 @@ def events(seen: RankEvidence, world_size: int) -> list[dict[str, object]]:
         return names[fqns]
 
     out += [{"e": "tokens", "t": 0.0, **dataclasses.asdict(line)} for line in seen.tokens]
+    out += [{"e": "finding", "t": 0.0, **dataclasses.asdict(one)} for one in seen.findings]
     for c in seen.collectives:
         carries = interned(c.parameters)
         of = None if c.parameters is None else interned(c.parameters + c.parameters_missing)

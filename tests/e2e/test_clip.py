@@ -1,0 +1,109 @@
+"""The gradient norm on real ranks: plain tensors, DTensors of two meshes, plain shards, at once.
+
+Every rank must report the norm of the whole gradient as one process computes it, and scale its own
+pieces by the same factor.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+from moediag.worker import clip  # noqa: E402
+from moediag.worker.place import local  # noqa: E402
+from moediag.worker.slices import PlainShards  # noqa: E402
+
+pytestmark = pytest.mark.e2e
+LIMIT = 0.5
+
+
+def whole() -> dict[str, torch.Tensor]:
+    """The gradients of the whole model, in one process. Sizes that no world size divides evenly."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"plain": (5, 3), "fsdp": (7, 4), "experts": (8, 3, 2), "both": (9, 6), "rows": (8, 5)}
+    return {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+
+
+def sharded(world: int, rank: int) -> tuple[dict[str, Any], PlainShards]:
+    """``plain`` is replicated; ``fsdp`` lies on a mesh of all ranks; ``experts`` on the ep axis
+    (replicated over dp where there is one); ``both`` on both axes; ``rows`` are plain shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    full = whole()
+    line = init_device_mesh("cpu", (world,), mesh_dim_names=("dp_shard",))
+    grid = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "ep"))
+    at, count = rank % 2, 4
+    pieces = {
+        "plain": full["plain"].clone(),
+        "fsdp": distribute_tensor(full["fsdp"], line, [Shard(0)]),
+        "experts": distribute_tensor(full["experts"], grid, [Replicate(), Shard(0)]),
+        "both": distribute_tensor(full["both"], grid, [Shard(1), Shard(0)]),
+        "rows": full["rows"][at * count : (at + 1) * count].clone(),
+    }
+    parameters = {}
+    for name, piece in pieces.items():
+        parameters[name] = torch.nn.Parameter(torch.zeros_like(piece))
+        parameters[name].grad = piece
+    rows = {"rows": (at * count, (at + 1) * count)}
+    return parameters, PlainShards(rows, grid.get_group("ep"))
+
+
+def of_rank(rank: int, world: int, how: str, folder: str) -> None:
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+        )
+        parameters, plain = sharded(world, rank)
+        before = {name: local(p.grad).clone() for name, p in parameters.items()}
+        norm = clip.clip(parameters, LIMIT, how, plain)
+        after = {name: local(p.grad).clone() for name, p in parameters.items()}
+        torch.save((norm, before, after), f"{folder}/{rank}.pt")
+        dist.destroy_process_group()
+    except BaseException:
+        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
+        os._exit(1)
+
+
+def run(world: int, how: str, folder: Path) -> list[Any]:
+    context = mp.get_context("fork")
+    ranks = [
+        context.Process(target=of_rank, args=(rank, world, how, str(folder)))
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(90)
+        if process.is_alive():
+            process.kill()
+    errors = [file.read_text() for file in sorted(folder.glob("*.error"))]
+    assert not errors, errors[0]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_per_mesh_gives_the_norm_of_one_process_on_every_rank(world: int, tmp_path: Path) -> None:
+    gradients = [torch.nn.Parameter(torch.zeros_like(g)) for g in whole().values()]
+    for parameter, gradient in zip(gradients, whole().values(), strict=True):
+        parameter.grad = gradient
+    true = float(torch.nn.utils.clip_grad_norm_(gradients, LIMIT))
+    for norm, before, after in run(world, "per-mesh", tmp_path):
+        assert norm == pytest.approx(true, rel=1e-6)
+        for name in before:
+            assert torch.allclose(after[name], before[name] * (LIMIT / (true + 1e-6))), name
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_norm_of_own_pieces_is_another_one_on_each_rank(world: int, tmp_path: Path) -> None:
+    norms = [norm for norm, _, _ in run(world, "local", tmp_path)]
+    assert len({round(norm, 3) for norm in norms}) == world

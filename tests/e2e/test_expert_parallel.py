@@ -1,0 +1,102 @@
+"""Expert parallelism on real releases: the optimizer's groups, the gradient norm, the router.
+
+Two gloo ranks on the CPU. Step and accelerate are the released code; see the scenarios.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.pipeline import Command, Ran, need
+from tests.e2e.test_scenarios import CLEAN, CRASH, WRONG, holds
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack]
+
+DIVERGED = "replica-divergence"
+NEW = {"transformers": "5.17.0", "accelerate": "1.15.0"}
+PLAIN = {"transformers": "5.7.0", "accelerate": "1.15.0"}  # experts are plain tensors
+
+
+class TestMixedOptimizer:
+    @pytest.fixture
+    def ran(self, command: Command) -> Ran:
+        need(NEW)
+        need(PLAIN)
+        return command.run("ep-mixed-optimizer")
+
+    def test_the_group_that_mixes_is_named_although_the_rank_died(self, ran: Ran) -> None:
+        holds(ran)
+        assert ran.reproduced is True
+        trial = ran.trial("unfixed")
+        assert (trial["verdict"], trial["culprits"]) == (CRASH, [0, 1])
+        assert trial["signature"].startswith("crash:RuntimeError:")
+        assert (
+            "Parameter group 0 holds 21 plain tensors and 4 DTensors on mesh unnamed [0, 1]; "
+            "AdamW foreach=True handles them in one call" in trial["cause"]
+        )
+        assert "AdamW fused=True" in ran.trial("fused")["cause"]
+
+    def test_groups_per_mesh_are_right_with_either_implementation(self, ran: Ran) -> None:
+        assert ran.fixes == {
+            "fused": False,
+            "group-per-mesh": True,
+            "fused-group-per-mesh": True,
+            "one-by-one": True,
+            "shard-the-rest": True,
+            "plain-experts": False,
+        }
+        assert ran.verdicts["no-expert-parallelism"] == CLEAN
+
+
+class TestClipNorm:
+    @pytest.fixture(params=["2", "4"])
+    def ran(self, command: Command, request: pytest.FixtureRequest) -> Ran:
+        need(NEW)
+        need(PLAIN)
+        return command.run("ep-clip-norm", "--cpu", request.param)
+
+    def test_every_variant_ends_as_measured(self, ran: Ran) -> None:
+        holds(ran)
+        assert ran.verdicts == {
+            "unfixed": CRASH,
+            "own-pieces": DIVERGED,
+            "accelerate": CLEAN,
+            "per-mesh": CLEAN,
+            "accelerate-plain-experts": DIVERGED,
+            "per-mesh-plain-experts": CLEAN,
+            "no-clipping": CLEAN,
+        }
+        assert (
+            "The gradient norm is taken over DTensors of several meshes"
+            in (ran.trial("unfixed")["cause"])
+        )
+
+    def test_what_each_ranks_norm_covers_is_found(self, ran: Ran) -> None:
+        own, plain = ran.trial("own-pieces"), ran.trial("accelerate-plain-experts")
+        assert "each is the norm of what that rank holds" in own["cause"]
+        assert "each rank sums only its own experts (experts 0-" in plain["cause"]
+        for trial in (own, plain):
+            assert trial["signature"] == "replica-divergence:gradient norm:no-rank"
+            assert (trial["culprits"], trial["victims"]) == ([], [])
+            assert "The norm of the whole gradient is 3.2210 (single process)" in trial["cause"]
+
+
+class TestRouterGradient:
+    def test_replicas_that_drift_apart_are_part_of_the_cause(self, command: Command) -> None:
+        need(PLAIN)
+        need(NEW)
+        ran = command.run(
+            "ep-router-gradient", "--variant", "unfixed", "--variant", "masked-before-the-sum",
+            "--variant", "sum-before-mask",
+        )  # fmt: skip
+        holds(ran)
+        assert ran.verdicts == {
+            "unfixed": WRONG,
+            "masked-before-the-sum": WRONG,
+            "sum-before-mask": CLEAN,
+        }
+        alike, apart = ran.trial("unfixed"), ran.trial("masked-before-the-sum")
+        assert apart["signature"] == "wrong-gradients:replicas differ:no-rank"
+        assert "differ between ranks that hold the same slice" in apart["cause"]
+        assert "mlp.gate.weight" in apart["cause"]
+        assert "all compute the same wrong thing" in alike["cause"]

@@ -1,0 +1,81 @@
+"""A crash that a mixed parameter group explains, and crashes that it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moediag import protocol
+from moediag.diagnosis.diagnose import diagnose
+from moediag.evidence.model import Evidence, Finding, RankError
+from moediag.evidence.read import read_trial
+from tests.unit.evidence_builder import died, fsdp2_job, write
+
+TEXT = (
+    "parameter group 0 holds 41 plain tensors and 4 DTensors on mesh ep [0, 1]; "
+    "AdamW foreach=True handles them in one call"
+)
+MIXED = "aten.{} got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor"
+MESHES = "All operands in aten.stack.default must have the same mesh, but got DeviceMesh((ep=2)"
+
+
+def crashed(message: str, finding: Finding | None) -> Evidence:
+    """Both ranks raise in step 1."""
+    evidence = fsdp2_job(set(), set()).run()
+    for rank in range(2):
+        error = RankError("RuntimeError", message, "train.py:7 step", 5.0)
+        evidence = died(evidence, rank, error)
+        seen = replace(evidence.ranks[rank], findings=(finding,) if finding else ())
+        evidence = replace(evidence, ranks={**evidence.ranks, rank: seen})
+    return evidence
+
+
+def finding(raises: bool = True) -> Finding:
+    return Finding("optimizer-group", TEXT, 0, {"raises": raises})
+
+
+@pytest.mark.parametrize("op", ["_foreach_mul_.Scalar", "_fused_adamw_.default"])
+def test_the_mixture_is_the_cause(op: str) -> None:
+    found = diagnose(crashed(MIXED.format(op), finding()))
+    assert found.verdict == "crash"
+    assert (
+        "Parameter group 0 holds 41 plain tensors and 4 DTensors on mesh ep [0, 1]" in found.cause
+    )
+    assert "One parameter group per mesh" in found.cause
+
+
+def test_another_crash_is_not_explained_by_it() -> None:
+    assert "arameter group" not in diagnose(crashed("CUDA out of memory", finding())).cause
+
+
+def test_what_was_not_found_is_not_said() -> None:
+    for none in (None, finding(raises=False)):
+        text = diagnose(crashed(MIXED.format("_foreach_mul_.Scalar"), none)).cause
+        assert "arameter group" not in text
+
+
+@pytest.mark.parametrize(("message", "what"), [
+    (MESHES, "DTensors of several meshes"),
+    (MIXED.format("_foreach_norm.Scalar"), "plain tensors and DTensors"),
+])  # fmt: skip
+def test_clipping_over_a_mixture_is_told_apart_from_the_optimizer(message: str, what: str) -> None:
+    text = diagnose(crashed(message, finding())).cause
+    assert f"The gradient norm is taken over {what} in one call" in text
+    assert "arameter group" not in text
+
+
+def test_findings_survive_the_crash_in_the_log(tmp_path: Path) -> None:
+    evidence = crashed(MIXED.format("_foreach_mul_.Scalar"), finding())
+    folder = write(evidence, tmp_path / "trial")
+    read = read_trial(folder)
+    assert read.ranks[1].findings == (finding(),)
+    assert diagnose(read).cause == diagnose(evidence).cause
+
+
+def test_the_newer_segment_repeats_it_and_it_is_told_once(tmp_path: Path) -> None:
+    folder = write(crashed("x", finding()), tmp_path / "trial")
+    log = folder / protocol.events_file(0)
+    (folder / protocol.older_events_file(0)).write_text(log.read_text())
+    assert len(read_trial(folder).ranks[0].findings) == 1

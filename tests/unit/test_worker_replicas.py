@@ -1,0 +1,202 @@
+"""What a rank says about the pieces it holds: the declared slice, the sketch, who may share it."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from moediag.protocol import ModelSpec, Outcome, StepReplicas, Trial  # noqa: E402
+from moediag.worker import models, replicas, slices  # noqa: E402
+from moediag.worker.slices import PlainShards  # noqa: E402
+from moediag.worker.wrap import Wrapped  # noqa: E402
+from tests.unit.fake_ranks import fake_rank  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def estimated(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The distance as the control side computes it."""
+    x, y = replicas.sketch(a).projections, replicas.sketch(b).projections
+    return math.sqrt(sum((p - q) ** 2 for p, q in zip(x, y, strict=True)) / len(x))
+
+
+class TestSketch:
+    def test_equal_tensors_have_equal_sketches_whatever_their_shape_and_dtype(self):
+        tensor = torch.randn(8, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+        assert replicas.sketch(tensor) == replicas.sketch(tensor.reshape(-1).double())
+
+    @pytest.mark.parametrize("numel", [1, 50, 70_000, 200_000])
+    def test_the_distance_of_sketches_estimates_that_of_the_tensors(self, numel):
+        generator = torch.Generator().manual_seed(numel)
+        a = torch.randn(numel, generator=generator)
+        b = a + 1e-3 * torch.randn(numel, generator=generator)
+        true = float((a - b).norm())
+        assert 0.3 * true < estimated(a, b) < 2.5 * true
+        assert replicas.sketch(a).norm == pytest.approx(float(a.double().norm()), rel=1e-8)
+
+    def test_one_changed_element_shows(self):
+        a = torch.ones(70_000)
+        b = a.clone()
+        b[-1] += 1.0
+        assert estimated(a, b) == pytest.approx(1.0, rel=1e-4)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    def test_what_is_not_finite_is_text_without_projections(self, bad):
+        sketch = replicas.sketch(torch.tensor([1.0, bad]))
+        assert (sketch.norm, sketch.projections) == (str(bad), [])
+
+    def test_an_empty_tensor_is_zero(self):
+        assert replicas.sketch(torch.zeros(0, 4)).norm == 0.0
+
+
+class TestSlices:
+    """Rank 1 of a 2 x 2 mesh, at (0, 1)."""
+
+    @pytest.fixture(autouse=True)
+    def mesh(self):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        with fake_rank(1, 4):
+            self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+            yield
+
+    def placed(self, *placements, shape=(8, 6, 4)):
+        from torch.distributed.tensor import distribute_tensor
+
+        whole = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+        return distribute_tensor(whole, self.mesh, placements, src_data_rank=None)
+
+    def test_each_sharded_dim_is_a_range_and_the_others_are_whole(self):
+        from torch.distributed.tensor import Replicate, Shard
+
+        assert slices.describe("w", self.placed(Replicate(), Replicate()), PlainShards()) == ":"
+        assert slices.describe("w", self.placed(Replicate(), Shard(0)), PlainShards()) == "4:8,:,:"
+        assert slices.describe("w", self.placed(Shard(1), Shard(0)), PlainShards()) == "4:8,0:3,:"
+        assert slices.describe("w", self.placed(Shard(0), Shard(0)), PlainShards()) == "2:4,:,:"
+
+    def test_an_uneven_or_empty_piece_is_told_as_it_is(self):
+        from torch.distributed.tensor import Replicate, Shard
+
+        assert slices.describe("w", self.placed(Replicate(), Shard(0), shape=(5, 2)),
+                               PlainShards()) == "3:5,:"  # fmt: skip
+        assert slices.describe("w", self.placed(Replicate(), Shard(0), shape=(1, 2)),
+                               PlainShards()).startswith("0:0,")  # fmt: skip
+
+    def test_fsdp_over_a_sharded_tensor_cuts_in_the_other_order(self):
+        """The table in torch's own docstring of _StridedShard: (0, 1) holds rows 4-5."""
+        from torch.distributed.tensor import Shard
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        tensor = self.placed(_StridedShard(0, split_factor=2), Shard(0), shape=(8, 8))
+        assert slices.describe("w", tensor, PlainShards()) == "4:6,:"
+        assert slices.holders(tensor, 4) == 1
+
+    def test_plain_tensors_are_whole_but_for_declared_rows(self):
+        plain = PlainShards({"experts": (4, 8)})
+        weight = torch.zeros(4, 6, 4)
+        assert slices.describe("experts", weight, plain) == "4:8,:,:"
+        assert slices.describe("norm", weight, plain) == ":"
+
+    def test_how_many_ranks_share_a_slice(self):
+        from torch.distributed.tensor import Replicate, Shard
+
+        assert slices.holders(torch.zeros(3), 4) == 4
+        assert slices.holders(self.placed(Replicate(), Shard(0)), 4) == 2
+        assert slices.holders(self.placed(Shard(0), Shard(1)), 4) == 1
+
+    def test_groups_along_an_axis(self):
+        assert replicas._groups({"dp_shard": 2, "ep": 2}, "ep") == [[0, 1], [2, 3]]
+        assert replicas._groups({"ep": 2, "tp": 2}, "ep") == [[0, 2], [1, 3]]
+
+
+class TestObserver:
+    @pytest.fixture
+    def wrapped(self):
+        trial = Trial(
+            "t", "s", "v", world_size=2, layout={"dp_shard": 2}, model=ModelSpec(layers=1)
+        )
+        model = models.build(trial.model, 0)
+        made = Wrapped(model, models.anatomy(model, trial.model), trial)
+        made.make_optimizer()
+        return made
+
+    def step(self, wrapped, observer, number):
+        wrapped.loss(torch.arange(32).view(1, 32)).backward()
+        observer.before_clip()
+        wrapped.clip(1.0)
+        wrapped.step()
+        observer.after_optimizer(number)
+
+    def test_weights_gradients_steps_and_rates_are_kept_by_step(self, wrapped):
+        observer = replicas.Observer(wrapped, world_size=2)
+        self.step(wrapped, observer, 1)
+        before, after = observer.steps["0"], observer.steps["1"]
+        fqn = "model.embed_tokens.weight"
+        assert before.parameters[fqn].has_gradient is None
+        assert after.parameters[fqn].has_gradient is True
+        assert after.parameters[fqn].slice == ":"
+        assert before.parameters[fqn].weight != after.parameters[fqn].weight
+        assert (before.optimizer_steps, after.optimizer_steps) == ([], [1.0, 1.0])
+        assert after.learning_rates == [1e-3]
+        gradients = [r.gradient.norm**2 for r in after.parameters.values() if r.gradient]
+        assert after.local_norm == pytest.approx(math.sqrt(sum(gradients)), rel=1e-6)
+
+    def test_what_no_other_rank_can_hold_is_left_out(self, wrapped):
+        assert replicas.Observer(wrapped, world_size=1).steps["0"].parameters == {}
+
+    def test_flat_parameters_say_nothing_but_what_the_optimizer_does(self, wrapped):
+        wrapped.tells_slices = False
+        observer = replicas.Observer(wrapped, world_size=2)
+        self.step(wrapped, observer, 1)
+        assert observer.steps["1"] == StepReplicas(
+            optimizer_steps=[1.0, 1.0], learning_rates=[1e-3]
+        )
+
+    def test_it_survives_the_file(self, wrapped, tmp_path):
+        observer = replicas.Observer(wrapped, world_size=2)
+        self.step(wrapped, observer, 1)
+        outcome = Outcome(rank=0, replicas=observer.steps, reference_norms=[1.5])
+        assert Outcome.read(outcome.write(tmp_path)) == outcome
+
+
+class Experts(torch.nn.Module):
+    """One MoE block whose experts are one 3-D parameter, as in transformers >= 5.0."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.router = torch.nn.Linear(2, 8)
+        self.experts = torch.nn.Module()
+        self.experts.down_proj = torch.nn.Parameter(torch.zeros(rows, 2, 3))
+
+
+class TestPlainExperts:
+    def rows(self, held, ep_rank, layout):
+        model = torch.nn.ModuleDict({"mlp": Experts(held)})
+        block = models.MoeBlock("mlp", model["mlp"], 0, ())
+        trial = Trial("t", "s", "v", world_size=4, layout=layout, model=ModelSpec(experts=8))
+        wrapped = SimpleNamespace(
+            model=model, anatomy=models.Anatomy((), (block,), 8), trial=trial, ep_rank=ep_rank
+        )
+        with fake_rank(3, 4):
+            return replicas.plain_experts(wrapped)
+
+    @pytest.mark.parametrize(("layout", "ep_rank", "held", "span"), [
+        ({"ep": 4}, 3, 2, (6, 8)),
+        ({"dp_shard": 2, "ep": 2}, 1, 4, (4, 8)),
+    ])  # fmt: skip
+    def test_their_place_on_the_ep_axis_gives_their_rows(self, layout, ep_rank, held, span):
+        plain = self.rows(held, ep_rank, layout)
+        assert plain.rows == {"mlp.experts.down_proj": span}
+        assert plain.group is not None
+
+    def test_all_experts_or_no_ep_axis_is_the_whole_tensor(self):
+        assert self.rows(8, 1, {"ep": 4}) == PlainShards()
+        assert self.rows(2, None, {"dp_shard": 4}) == PlainShards()

@@ -55,9 +55,13 @@ def _whole(parameter: Any, full: torch.Tensor) -> bool:
 def _rows(full: torch.Tensor, held: List[int], parameter: Any) -> torch.Tensor:
     """The reference of the experts that the rows really are; zero for rows that are no expert's."""
     part = torch.zeros(place.local(parameter).shape)
+    where, size = place.index(parameter), full[0].numel()
     for number, expert in enumerate(held):
         if expert >= 0:
-            part[number] = full[expert]
+            # Another dimension may be cut as well: then a row here is a part of the expert's.
+            row = full[expert].reshape(-1)
+            row = row if where is None else row[where[number].reshape(-1) % size]
+            part[number] = row.reshape(part[number].shape)
     return part
 
 
@@ -66,7 +70,10 @@ def inputs(
 ) -> Dict[str, GradientError]:
     """Gradients of the MoE blocks' inputs, by the block's FQN. The reference's loss is the mean
     over ranks, a rank's own is not: so its gradient is ``world_size`` times as large. Empty where
-    the wrapper scales the loss in its own way (DeepSpeed, old gloo)."""
+    the wrapper scales the loss in its own way (DeepSpeed, old gloo), and in bfloat16: rounding
+    sends single tokens to other experts, and here each token is compared by itself."""
+    if wrapped.trial.model.dtype != "float32":
+        return {}
     if wrapped.trial.wrapper.kind.startswith("zero") or getattr(wrapped, "_divide_by", 1) > 1:
         return {}
     whole = {fqn: gradient * wrapped.trial.world_size for fqn, gradient in reference.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Optional
+from typing import Any, ContextManager, Optional
 
 import torch
 from torch import nn
@@ -63,6 +63,14 @@ def _config(trial: Trial) -> Any:
     if trial.model.dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
     return config
+
+
+def gathered(model: nn.Module) -> ContextManager[Any]:
+    """Around reading parameters, which ZeRO-3 empties: whole here, on every rank. Collective."""
+    import deepspeed
+
+    context: ContextManager[Any] = deepspeed.zero.GatheredParameters(list(model.parameters()))
+    return context
 
 
 def full_gradient(parameter: nn.Parameter) -> Optional[torch.Tensor]:

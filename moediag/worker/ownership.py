@@ -74,7 +74,7 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
     total = int(parameter.shape[0])
     declared = _declared(own.shape[0], where, size, total, experts, ep_rank)
     held = []
-    for number in range(own.shape[0]):
+    for number in range(len(declared)):
         row = own[number].reshape(-1)
         # The part of an expert's row that lies here, where another dimension is cut too.
         columns = None if where is None else where[number].reshape(-1) % size
@@ -102,7 +102,8 @@ def _belongs(
     """The expert of the first row, were nothing lost; None where that cannot be said."""
     if total == experts:
         return declared[0] if declared and declared[0] >= 0 else None
-    return None if ep_rank is None else ep_rank * total
+    first = -1 if ep_rank is None else ep_rank * total
+    return first if 0 <= first < experts else None
 
 
 def _first(tensor: torch.Tensor) -> Optional[float]:
@@ -119,32 +120,39 @@ def _declared(
     ep_rank: Optional[int],
 ) -> List[int]:
     if where is not None:
-        return [int(where[i].reshape(-1)[0]) // size for i in range(count)]
+        # Where another dimension is cut into too many pieces, nothing of any row lies here.
+        return [int(row.reshape(-1)[0]) // size for row in where if row.numel()]
     first = 0 if count == experts or ep_rank is None else ep_rank * count
     return [first + i if first + i < experts else -1 for i in range(count)]
 
 
 def watch_use(anatomy: Anatomy, told: Callable[[Dict[str, int]], None]) -> None:
     """Tells once per MoE block, at its first forward, with how many experts it computes: the rows
-    of its expert parameters as they are then, gathered by FSDP where they are. FQN -> rows."""
+    of its expert parameters as they are then, gathered by FSDP where they are, or its experts that
+    are modules and have weights. FQN -> rows."""
     for block in anatomy.blocks:
         experts: Any = getattr(block.module, "experts", None)
-        if not block.experts and isinstance(experts, nn.Module):
-            _watch(experts, f"{block.fqn}.experts", told)
+        if isinstance(experts, nn.Module):
+            # A ModuleList is not called: its block is, before it.
+            called = block.module if block.experts else experts
+            _watch(called, experts, f"{block.fqn}.experts", told)
 
 
-def _watch(experts: nn.Module, fqn: str, told: Callable[[Dict[str, int]], None]) -> None:
+def _watch(
+    called: nn.Module, experts: nn.Module, fqn: str, told: Callable[[Dict[str, int]], None]
+) -> None:
     def first(module: nn.Module, args: Any) -> None:
         handle.remove()
         rows = {
             f"{fqn}.{name}": int(place.local(p).shape[0])
-            for name, p in module.named_parameters(recurse=False)
+            for name, p in experts.named_parameters(recurse=False)
             if p.ndim == 3
         }
-        if rows:
-            told(rows)
+        whole = sum(any(True for _ in one.parameters()) for one in experts.children())
+        if rows or whole:
+            told(rows or {fqn: whole})
 
-    handle = experts.register_forward_pre_hook(first)
+    handle = called.register_forward_pre_hook(first)
 
 
 def event(when: str, rows: Rows, trial: Trial) -> Dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any, List, Optional, Sequence
 
 import torch
 
+from moediag.worker.models import NotApplicable
+
 
 def distributed(tensor: Any) -> bool:
     """Whether ``tensor`` is a DTensor."""
@@ -25,7 +27,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 def index(parameter: Any) -> Optional[torch.Tensor]:
     """int64, shape of the local part: position of each element in the flattened whole tensor.
-    None for a plain tensor. No communication."""
+    None for a plain tensor. No communication. Raises NotApplicable where torch cannot tell."""
     if not distributed(parameter):
         return None
     from torch.distributed.tensor import distribute_tensor
@@ -51,6 +53,9 @@ def _gathered(placement: Any) -> Any:
 
 
 def _chunks(whole: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """Plain shards: each mesh axis cuts what those before it left, as torch.chunk does."""
+    if any("Strided" in type(p).__name__ for p in parameter.placements):
+        raise NotApplicable(f"torch {torch.__version__} cannot tell where a strided shard lies")
     coordinate = parameter.device_mesh.get_coordinate()
     part = whole
     for mesh_dim, placement in enumerate(parameter.placements):

@@ -37,9 +37,8 @@ def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> 
         ep.launch_environment(trial)
         model = load.from_checkpoint(trial, device)
     else:
-        model = models.build(
-            trial.model, trial.step.seed, experts=trial.model.experts_implementation
-        ).to(device)
+        asked = load.known(trial.model.experts_implementation)
+        model = models.build(trial.model, trial.step.seed, experts=asked).to(device)
     anatomy = models.anatomy(model, trial.model)
     if told is not None:
         told("loaded by rank 0" if ep.only_rank_0_loads(trial) else "loaded", model, anatomy)
@@ -47,8 +46,9 @@ def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> 
     wrapped = wrap(model, anatomy, trial)
     wrapped.plain_shards = replicas.plain_experts(wrapped)
     wrapped.notes += load.notes(trial)
-    if told is not None:
-        told("prepared", wrapped.model, wrapped.anatomy)
+    if told is not None and trial.model.source == "checkpoint":
+        with wrapped.gathered():
+            told("prepared", wrapped.model, wrapped.anatomy)
     return wrapped
 
 
@@ -72,7 +72,8 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     wrapped = prepare(trial, device, weights.told)
     if recorder is not None:
         for note in wrapped.notes:
-            recorder.event("note", text=note)  # an Outcome is only written by who reaches the end
+            # An Outcome is only written by who reaches the end.
+            recorder.event("note", keep=True, text=note)
     skew = RouterSkew(trial.skew, wrapped.anatomy.experts)
     skew.set_rank(rank)
     gradients: Dict[str, Dict[str, GradientError]] = {}
@@ -132,13 +133,13 @@ class Weights:
         rows = ownership.examine(model, anatomy, self.expected["weights"], ep_rank(self.trial))
         self.held = {row.fqn: row.held for row in rows[0]}
         if self.recorder is not None:
-            self.recorder.event("weights", **ownership.event(when, rows, self.trial))
+            self.recorder.event("weights", keep=True, **ownership.event(when, rows, self.trial))
             if when == "prepared":
                 ownership.watch_use(anatomy, self._use)
 
     def _use(self, rows: Dict[str, int]) -> None:
         if self.recorder is not None:
-            self.recorder.event("experts_used", rows=rows)
+            self.recorder.event("experts_used", keep=True, rows=rows)
 
 
 def fill_uninitialized() -> None:

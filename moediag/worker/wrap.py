@@ -100,6 +100,11 @@ class Wrapped:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    def gathered(self) -> ContextManager[Any]:
+        """Around reading parameters: those that a wrapper flattens or empties have their own shape
+        here. Collective."""
+        return contextlib.nullcontext()
+
     def gradients(self) -> Iterator[GradientView]:
         for name, parameter in self.model.named_parameters():
             fqn = clean_fqn(name)
@@ -221,12 +226,16 @@ class FSDP1(Wrapped):
         model: Any = self.model
         return float(model.clip_grad_norm_(limit))
 
-    def gradients(self) -> Iterator[GradientView]:
+    def gathered(self) -> ContextManager[Any]:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        with FullyShardedDataParallel.summon_full_params(
+        context: ContextManager[Any] = FullyShardedDataParallel.summon_full_params(
             self.model, with_grads=True, writeback=False
-        ):
+        )
+        return context
+
+    def gradients(self) -> Iterator[GradientView]:
+        with self.gathered():
             for name, parameter in self.model.named_parameters():
                 yield clean_fqn(name), parameter.grad, _whole
 
@@ -278,6 +287,11 @@ class DeepSpeedZero(Wrapped):
         engine: Any = self.model
         engine.step()
 
+    def gathered(self) -> ContextManager[Any]:
+        from moediag.worker.deepspeed import gathered
+
+        return gathered(self.model)
+
     def gradients(self) -> Iterator[GradientView]:
         from moediag.worker.deepspeed import full_gradient
 
@@ -318,7 +332,7 @@ def _kind(trial: Trial) -> Type[Wrapped]:
     if trial.layout.get("ep", 1) > 1 or trial.wrapper.kind not in _KINDS:
         from moediag.worker import ep
 
-        return ep.kind(trial.wrapper.kind)
+        return ep.kind(trial)
     return _KINDS[trial.wrapper.kind]
 
 

@@ -6,16 +6,17 @@ ep axis; each class here is one way that people go on from there.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
-from typing import Any, Dict, List, Optional, Type
+from typing import Any, ContextManager, Dict, List, Optional, Type
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Trial
-from moediag.worker import optimizers, ownership
+from moediag.worker import fsdp2, load, optimizers, ownership, place
 from moediag.worker.models import NotApplicable
 from moediag.worker.wrap import FSDP2, Wrapped
 
@@ -29,10 +30,26 @@ ACCELERATE_ON_CPU = (
 class Transformers(Wrapped):
     """``from_pretrained`` has done all there is to do."""
 
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        model: Any = self.model
+        if not self.trial.step.accumulate_sync and hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
 
 class ExpertsLeftOut(FSDP2):
     """``fully_shard`` by hand of the layers and the root over all ranks, the experts left where
     from_pretrained put them."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        experts = ownership.expert_parameters(model, self.anatomy)
+        others = (p for p in model.parameters() if not any(p is e for e in experts.values()))
+        if any(map(place.distributed, others)):
+            raise NotApplicable(
+                f"from_pretrained of transformers {load.version()} has sharded more than the "
+                "experts: nothing is left for fully_shard by hand"
+            )
+        return super().wrap(model)
 
     def mesh(self) -> DeviceMesh:
         device = "cuda" if self.trial.backend == "nccl" else "cpu"
@@ -72,6 +89,12 @@ class Accelerated(Wrapped):
 
     def make_optimizer(self) -> None:
         self.optimizer = self._prepared_optimizer
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        if last or self.trial.step.accumulate_sync:
+            return contextlib.nullcontext()
+        context: ContextManager[Any] = self.accelerator.no_sync(self.model)
+        return context
 
     def backward(self, loss: torch.Tensor) -> None:
         self.accelerator.backward(loss)
@@ -136,8 +159,16 @@ _KINDS: Dict[str, Type[Wrapped]] = {
 }
 
 
-def kind(name: str) -> Type[Wrapped]:
-    """Raises NotApplicable for a wrapper that cannot lie on an ep axis."""
-    if name not in _KINDS:
-        raise NotApplicable(f"wrapper {name} has no mesh axis ep")
-    return _KINDS[name]
+def kind(trial: Trial) -> Type[Wrapped]:
+    """Raises NotApplicable for a wrapper that cannot lie on an ep axis, for mesh axes that nobody
+    here shards by, and where gloo makes sums of FSDP2's means."""
+    wrapper = trial.wrapper
+    if wrapper.kind not in _KINDS:
+        raise NotApplicable(f"wrapper {wrapper.kind} has no mesh axis ep")
+    foreign = [a for a, n in trial.layout.items() if n > 1 and a in ("pp", "etp", "tp")]
+    if foreign and wrapper.distributed_config is None:
+        raise NotApplicable(f"wrapper {wrapper.kind} has no mesh axis {', '.join(foreign)}")
+    fsdp = wrapper.kind != "transformers" or wrapper.native_fsdp
+    if fsdp and fsdp2.sums_for_means(trial.backend):
+        raise NotApplicable(f"FSDP2 by wrapper {wrapper.kind} on gloo needs torch >= 2.9")
+    return _KINDS[wrapper.kind]

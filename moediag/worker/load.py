@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -42,30 +43,45 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
     - before 5.13: ``enable_expert_parallel`` alone; the ep axis is the whole world;
     - 5.13 to 5.18: ``tp_size`` ranks share a batch and divide the experts, ``fsdp_size`` besides;
     - 5.19 on: ``ep_size``; with FSDP the axis is carved out of ``fsdp_size``, without it out of
-      ``tp_size`` (which shards the other weights too).
+      ``tp_size``, which shards the other weights too unless ``tp_plan`` is empty. 5.19 overlooks
+      that, and 5.23 (whose ranks also exchange tokens where they share a batch) refuses it.
     """
     wrapper, ep = trial.wrapper, expert_parallel(trial)
     if wrapper.distributed_config is not None:
         return dict(wrapper.distributed_config)
+    shards = trial.world_size // ep
+    if not wrapper.native_fsdp and shards > 1 and (ep > 1 or wrapper.kind == "transformers"):
+        left = f"{shards} ranks for each expert" if ep > 1 else f"{shards} ranks"
+        raise NotApplicable(
+            f"the layout leaves {left}, and nothing shards or replicates over them: kind "
+            f"{wrapper.kind} needs an ep axis of {trial.world_size}"
+        )
     if ep == 1 and not wrapper.native_fsdp:
         return None
     known = _fields()
-    shards = trial.world_size // ep
-    if not wrapper.native_fsdp and shards > 1:
-        raise NotApplicable(
-            f"the layout leaves {shards} ranks for each expert, and nothing shards or replicates "
-            f"over them: kind {wrapper.kind} needs an ep axis of {trial.world_size}"
-        )
+    if "ep_size" in known and wrapper.native_fsdp:
+        return {"fsdp_size": trial.world_size, "ep_size": ep}
+    if ep > 1:
+        _one_batch(trial)
     if "ep_size" in known:
-        if wrapper.native_fsdp:
-            return {"fsdp_size": trial.world_size, "ep_size": ep}
-        return {"tp_size": ep, "ep_size": ep}
+        asked: Dict[str, Any] = {"tp_size": ep, "ep_size": ep}
+        return asked if "ep_implementation" in known else dict(asked, tp_plan={})
     if "tp_size" in known:
-        asked: Dict[str, Any] = {"fsdp_size": shards} if wrapper.native_fsdp else {}
+        asked = {"fsdp_size": shards} if wrapper.native_fsdp else {}
         return dict(asked, tp_size=ep, enable_expert_parallel=True) if ep > 1 else asked
     if wrapper.native_fsdp:
-        raise NotApplicable(f"from_pretrained of transformers {_version()} cannot shard by FSDP2")
+        raise NotApplicable(f"from_pretrained of transformers {version()} cannot shard by FSDP2")
     return {"enable_expert_parallel": True}
+
+
+def _one_batch(trial: Trial) -> None:
+    """Raises NotApplicable where the ranks of an ep axis must share a batch and would not: what
+    they add up would be of different tokens, and the gradients wrong by the trial's own doing."""
+    if trial.skew.batches not in ("identical", "per-replica"):
+        raise NotApplicable(
+            f"asked this way, transformers {version()} lets the ranks of an ep axis share a "
+            f"batch, and skew.batches is {trial.skew.batches}: set it to per-replica"
+        )
 
 
 def notes(trial: Trial) -> List[str]:
@@ -87,21 +103,38 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     the library raises."""
     _, model_class = models.import_family(trial.model.family)
     asked = spelling(trial)
-    arguments: Dict[str, Any] = {}
-    if asked is not None:
-        arguments["distributed_config"] = _config(asked)
-    if trial.model.experts_implementation is not None:
-        arguments["experts_implementation"] = _known(trial.model.experts_implementation)
+    arguments: Dict[str, Any] = {_dtype_argument(): getattr(torch, trial.model.dtype)}
+    if known(trial.model.experts_implementation) is not None:
+        arguments["experts_implementation"] = trial.model.experts_implementation
     loader: Any = model_class
-    with _no_progress_bars():
+    with _no_progress_bars(), _refusals(trial, asked):
+        if asked is not None:
+            arguments["distributed_config"] = _config(asked)
         model = loader.from_pretrained(
-            str(trial.checkpoint_path),
-            dtype=getattr(torch, trial.model.dtype),
-            attn_implementation="eager",
-            use_cache=False,
-            **arguments,
+            str(trial.checkpoint_path), attn_implementation="eager", use_cache=False, **arguments
         )
     return model.to(device).train()
+
+
+@contextlib.contextmanager
+def _refusals(trial: Trial, asked: Optional[Dict[str, Any]]) -> Iterator[None]:
+    """A ValueError by which transformers' own package of distribution refuses the layout, on all
+    ranks before it loads anything, becomes NotApplicable; not where the trial spells it out."""
+    try:
+        yield
+    except ValueError as error:
+        if asked is None or trial.wrapper.distributed_config is not None:
+            raise
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith("transformers.distributed."):
+            raise
+        raise NotApplicable(f"transformers {version()} refuses {words(asked)}: {error}") from error
+
+
+def _dtype_argument() -> str:
+    """What from_pretrained calls it: ``dtype`` from 4.56 on, which older ones do not know."""
+    major, minor = (int(part) for part in version().split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
 def _fields() -> Dict[str, Any]:
@@ -113,7 +146,7 @@ def _config_class() -> Any:
     try:
         from transformers.distributed import DistributedConfig
     except ImportError as error:
-        raise NotApplicable(f"transformers {_version()} has no DistributedConfig") from error
+        raise NotApplicable(f"transformers {version()} has no DistributedConfig") from error
     return DistributedConfig
 
 
@@ -122,26 +155,29 @@ def _config(asked: Dict[str, Any]) -> Any:
     unknown = [name for name in asked if name not in _fields()]
     if unknown:
         raise NotApplicable(
-            f"DistributedConfig of transformers {_version()} has no {' and no '.join(unknown)}"
+            f"DistributedConfig of transformers {version()} has no {' and no '.join(unknown)}"
         )
     return _config_class()(**asked)
 
 
-def _known(implementation: str) -> str:
-    """Raises NotApplicable where the release does not have it: loading would fail or, before
-    5.0, ignore the argument."""
+def known(implementation: Optional[str]) -> Optional[str]:
+    """The same again. Raises NotApplicable where the release does not have it: it would fail or,
+    before 5.0, ignore the word."""
+    if implementation is None:
+        return None
     try:
         from transformers.integrations import moe
     except ImportError as error:
-        raise NotApplicable(f"transformers {_version()} has no experts_implementation") from error
+        raise NotApplicable(f"transformers {version()} has no experts_implementation") from error
     registered: Any = getattr(moe, "ALL_EXPERTS_FUNCTIONS", {})
     if implementation != "eager" and implementation not in registered:
-        raise NotApplicable(f"transformers {_version()} has no experts_implementation "
+        raise NotApplicable(f"transformers {version()} has no experts_implementation "
                             f"{implementation}")  # fmt: skip
     return implementation
 
 
-def _version() -> str:
+def version() -> str:
+    """Of transformers, in this stack."""
     import transformers
 
     version: str = transformers.__version__

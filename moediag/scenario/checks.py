@@ -14,6 +14,8 @@ from moediag.scenario.source import KeyPath, nearest
 # Folders of the run directory and its own trial of costs.
 _TAKEN = ("cost",)
 _TAKEN_PREFIXES = ("stack-", "reference-")
+# With these wrappers the experts of an ep axis are from_pretrained's part.
+_LOADED_SHARDED = ("fsdp2", "transformers", "accelerate")
 
 
 def known_fixes() -> tuple[str, ...]:
@@ -34,6 +36,7 @@ def check(scenario: Scenario) -> Iterator[Problem]:
         for index, fix in enumerate(scenario.cost.fixes):
             yield from _fix(fix, ("cost", "fixes", index))
     yield from _content(scenario, scenario, ())
+    yield from _sharding(scenario, scenario, ())
     yield from _roles(scenario)
     for name, variant in scenario.variants.items():
         at: KeyPath = ("variants", name)
@@ -42,6 +45,7 @@ def check(scenario: Scenario) -> Iterator[Problem]:
         if variant.layout is not None:
             yield from _layout(merged, (*at, "layout"))
         yield from _content(merged, variant, at)
+        yield from _sharding(merged, variant, at)
 
 
 def _world(scenario: Scenario) -> Iterator[Problem]:
@@ -82,6 +86,24 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
                 message = f"skew.starve[{index}].{problem.path[-1]}: {problem.message}"
                 yield Problem((*at, "model"), message, involved=problem.involved)
         yield from _too_many(merged, (*at, "model"), at)
+
+
+def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
+    """Who divides what, reported where ``owner`` sets one of the fields that contradict."""
+    kind = merged.wrapper.kind
+    if owner.wrapper is not None and merged.wrapper.native_fsdp and kind != "transformers":
+        message = f"from_pretrained would shard and {kind} again: it goes with kind transformers"
+        involved: tuple[KeyPath, ...] = (("wrapper", "kind"), (*at, "wrapper", "kind"))
+        yield Problem((*at, "wrapper", "native_fsdp"), message, involved=involved)
+    by_loading = merged.layout.get("ep", 1) != 1 and kind in _LOADED_SHARDED
+    if by_loading and merged.model.source == "config":
+        sections = ("layout", "model", "wrapper")
+        own = [s for s in sections if s in owner.model_fields_set] if at else ["layout"]
+        if own:
+            message = "from_pretrained divides the experts of an ep axis: set model.source to "
+            message += "checkpoint"
+            involved = (("model", "source"), ("wrapper", "kind"), ("layout", "ep"))
+            yield Problem((*at, own[0]), message, involved=involved)
 
 
 def _model(model: ModelSection, at: KeyPath) -> Iterator[Problem]:

@@ -98,13 +98,18 @@ def _right(by_rank: Mapping[int, ExpertRows], some: HeldWeights) -> bool:
     """Every expert equally often, and every row the expert that sharding says it is."""
     counts = dict.fromkeys(range(some.whole), 0)
     for rows in by_rank.values():
-        if any(d >= 0 and d != h for d, h in zip(rows.declared, rows.held, strict=True)):
+        if _strange(rows):
             return False
         for expert in rows.held:
-            if expert < 0:
-                return False
-            counts[expert] += 1
-    return len(set(counts.values())) == 1 and 0 not in counts.values()
+            counts[expert] = counts.get(expert, 0) + 1
+    times = set(counts.values())
+    return len(counts) == some.whole and len(times) <= 1 and 0 not in times
+
+
+def _strange(rows: ExpertRows) -> bool:
+    """Some row is no expert's, or another's than sharding says."""
+    pairs = zip(rows.declared, rows.held, strict=True)
+    return any(held < 0 or (declared >= 0 and declared != held) for declared, held in pairs)
 
 
 # ------------------------------------------------------------------------ what is wrong
@@ -119,7 +124,7 @@ def _lost(
     fqn, by_rank = next(iter(wrong.items()))
     held = {rank: tuple(rows.held) for rank, rows in by_rank.items()}
     slices = _slices(fqn, held, moments, when, some)
-    pattern, who = _pattern(held, slices)
+    pattern, who = _pattern(held, slices, some.whole)
     absent = sorted(set(range(some.whole)) - {e for rows in held.values() for e in rows})
     text = f"{WHEN[when]} the {some.whole} experts of a layer are not all where they belong: "
     text += "; ".join(f"{names} {'holds' if one else 'hold'} {numbers(rows)}"
@@ -129,12 +134,16 @@ def _lost(
     total = {rows.rows for rows in by_rank.values()}
     if total != {some.whole} and pattern in (RESHARDED, DIAGONAL):
         text += f" The whole parameter has {max(total)} rows now, for {some.whole} experts."
+    where = set(held)
+    if pattern in (NOT_LOADED, MISPLACED):  # nothing that a library did to all ranks
+        strange = {r for rows in wrong.values() for r, own in rows.items() if _strange(own)}
+        where = strange or where
     return OwnershipFacts(
         pattern=pattern,
         text=text,
         when=when,
         parameters=tuple(wrong),
-        ranks=tuple(sorted(held)),
+        ranks=tuple(sorted(where)),
         held=held,
         seen=True,
         experts=some.whole,
@@ -164,22 +173,27 @@ def _slices(
 
 
 def _pattern(
-    held: Mapping[int, tuple[int, ...]], slices: Mapping[int, tuple[int, ...]]
+    held: Mapping[int, tuple[int, ...]], slices: Mapping[int, tuple[int, ...]], whole: int
 ) -> tuple[str, int | None]:
-    """The pattern, and the rank whose experts are meant, where it is one's."""
-    if all(expert < 0 for rows in held.values() for expert in rows):
-        return NOT_LOADED, None
+    """The pattern, and the rank whose experts are meant, where it is one's. A slice of all
+    ``whole`` experts explains no loss: what was taken for the whole parameter was it."""
     everything = sorted(e for rows in held.values() for e in rows)
+    if all(expert < 0 for expert in everything):
+        return NOT_LOADED, None
     for rank, own in slices.items():
+        if len(set(own)) == whole:
+            continue
         if len(held) > 1 and all(sorted(rows) == sorted(own) for rows in held.values()):
             return COPIED, rank
         if everything == sorted(own):
             return RESHARDED, rank
-    if all(set(rows) < set(slices[rank]) for rank, rows in held.items()):
+    if all(_piece(rows, slices[rank], whole) for rank, rows in held.items()):
         return DIAGONAL, None
-    if any(expert < 0 for rows in held.values() for expert in rows):
-        return NOT_LOADED, None
-    return MISPLACED, None
+    return (NOT_LOADED if min(everything) < 0 else MISPLACED), None
+
+
+def _piece(rows: Sequence[int], own: Sequence[int], whole: int) -> bool:
+    return len(rows) < len(own) < whole and set(rows) < set(own)
 
 
 def _mechanism(pattern: str, who: int | None, slices: Mapping[int, tuple[int, ...]]) -> str:
@@ -205,7 +219,7 @@ def _off(evidence: Evidence, seen: OwnershipFacts) -> OwnershipFacts | None:
     """Expert parallelism was asked for, and a rank computes with all experts of a layer."""
     if seen.axis <= 1:
         return None
-    share = seen.experts // seen.axis
+    share = -(-seen.experts // seen.axis)  # of an uneven division the larger part
     used = {
         rank: most
         for rank, one in sorted(evidence.ranks.items())
@@ -216,12 +230,13 @@ def _off(evidence: Evidence, seen: OwnershipFacts) -> OwnershipFacts | None:
     most = max(used.values())
     return OwnershipFacts(
         pattern=OFF,
-        text=f"Expert parallelism over {seen.axis} ranks was asked for, and none took place: "
+        text=f"Expert parallelism over {seen.axis} ranks was asked for, and "
+        f"{'none' if most >= seen.experts else 'less'} took place: "
         f"{ranks(used)} {'computes' if len(used) == 1 else 'compute'} with {most} of "
         f"{seen.experts} experts of a layer, not with {share}. Nothing reports it: the result is "
         "that of a run without expert parallelism, in the memory of one.",
         when=seen.when,
-        parameters=tuple(next(iter(evidence.ranks.values())).experts_used),
+        parameters=tuple(evidence.ranks[min(used)].experts_used),
         ranks=tuple(used),
         seen=True,
         experts=seen.experts,
@@ -324,7 +339,7 @@ def tables(evidence: Evidence, wrong: bool) -> tuple[Table, ...]:
     )
     if not wrong:
         return (held,)
-    fqn = next(iter(_by_parameter(next(iter(moments.values())))))
+    fqn = next(fqn for now in moments.values() for fqn in _by_parameter(now))
     only = {
         when: {
             rank: replace(weights, experts=tuple(r for r in weights.experts if r.fqn == fqn))

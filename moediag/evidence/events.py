@@ -190,11 +190,10 @@ class _Reader:
         self.log.no_gradient[int(event["step"])] = self.resolve(event["names"]) or ()
 
     def weights(self, event: Mapping[str, Any]) -> None:
-        rows = (ExpertRows(**row) for row in event["experts"])
         self.log.weights.append(
             HeldWeights(
                 when=str(event["when"]),
-                experts=tuple(replace(row, fqn=plain_name(row.fqn)) for row in rows),
+                experts=tuple(_expert_rows(row) for row in event["experts"]),
                 unequal=tuple(plain_name(str(fqn)) for fqn in event.get("unequal") or ()),
                 compared=int(event.get("compared") or 0),
                 asked=int(event.get("asked") or 1),
@@ -249,6 +248,23 @@ def plain_name(fqn: str) -> str:
             fqn = fqn.replace(wrapper, "")
             fqn = fqn.removesuffix("." + wrapper[:-1])
     return fqn
+
+
+def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:
+    """Raises ValueError and the like where ``held`` and ``declared`` cannot be rows."""
+    held, declared = [int(e) for e in row["held"]], [int(e) for e in row["declared"]]
+    if len(held) != len(declared):
+        raise ValueError(f"{len(held)} rows, {len(declared)} declared")
+    first, should = (None if row.get(k) is None else float(row[k]) for k in ("first", "should"))
+    return ExpertRows(
+        fqn=plain_name(str(row["fqn"])),
+        held=held,
+        declared=declared,
+        rows=int(row["rows"]),
+        placement=str(row.get("placement") or "plain"),
+        first=first,
+        should=should,
+    )
 
 
 def _splits(value: Any) -> tuple[int, ...] | None:

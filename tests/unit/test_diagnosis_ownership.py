@@ -1,0 +1,419 @@
+"""Who holds whose experts: every pattern is named, and what is right in any layout is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moediag.diagnosis import ownership
+from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis.ownership import ownership_facts
+from moediag.evidence.model import Evidence, HeldWeights, RankEvidence
+from moediag.protocol import ExpertRows
+from moediag.verdicts import Verdict
+from tests.unit.evidence_builder import fsdp2_job, measured
+
+UP = "model.layers.0.mlp.experts.gate_up_proj"
+DOWN = "model.layers.1.mlp.experts.down_proj"
+SHARDED = "Shard(0) on mesh[2]"
+Rows = Sequence[int]
+
+
+def rows(
+    held: Rows, declared: Rows | None = None, whole: int = 8, lies: str = SHARDED, fqn: str = UP
+) -> ExpertRows:
+    return ExpertRows(fqn, list(held), list(held if declared is None else declared), whole, lies)
+
+
+def seen(
+    by_rank: Mapping[int, ExpertRows],
+    asked: int = 1,
+    when: str = "prepared",
+    unequal: Mapping[int, Sequence[str]] | None = None,
+    used: Mapping[int, int] | None = None,
+    experts: int = 8,
+) -> Evidence:
+    """Ranks that told what they hold at one moment; ``used``: experts each computes with."""
+    ranks = {}
+    for rank, own in by_rank.items():
+        told = HeldWeights(when, (own,), tuple((unequal or {}).get(rank, ())), 3, asked, experts)
+        ranks[rank] = RankEvidence(
+            rank,
+            weights=(told,),
+            experts_used={UP: (used or {})[rank]} if used is not None else {},
+        )
+    return Evidence(len(by_rank), ranks)
+
+
+def before(evidence: Evidence, by_rank: Mapping[int, ExpertRows], when: str = "loaded") -> Evidence:
+    """The same, with what the ranks held at an earlier moment."""
+    ranks = dict(evidence.ranks)
+    for rank, own in by_rank.items():
+        told = replace(ranks[rank].weights[-1], when=when, experts=(own,), unequal=())
+        ranks[rank] = replace(ranks[rank], weights=(told, *ranks[rank].weights))
+    return replace(evidence, ranks=ranks)
+
+
+SLICES = {0: rows(range(4), lies="plain", whole=4), 1: rows(range(4, 8), lies="plain", whole=4)}
+
+RIGHT = {
+    "plain slices": seen(SLICES, asked=2),
+    "a DTensor over ep": seen({0: rows(range(4)), 1: rows(range(4, 8))}, asked=2),
+    # efsdp x ep: strided, each expert on one rank.
+    "efsdp x ep": seen(
+        {0: rows([0, 1]), 1: rows([4, 5]), 2: rows([2, 3]), 3: rows([6, 7])}, asked=2
+    ),
+    # Each row's columns cut over the other axis: every expert on two ranks.
+    "ep x columns": seen({r: rows(range(4 * (r % 2), 4 * (r % 2) + 4)) for r in range(4)}, asked=2),
+    "two replicas of an ep group": seen(
+        {r: rows(range(4 * (r % 2), 4 * (r % 2) + 4), whole=4) for r in range(4)}, asked=2
+    ),
+    "FSDP alone": seen({0: rows(range(4)), 1: rows(range(4, 8))}),
+    "FSDP over more ranks than experts": seen(
+        {r: rows([r] if r < 8 else []) for r in range(12)},
+    ),
+    "everything everywhere": seen({r: rows(range(8), lies="plain") for r in range(3)}),
+    "uneven": seen(
+        {0: rows([0, 1, 2]), 1: rows([3, 4, 5]), 2: rows([6, 7])}, asked=3, used={0: 3, 1: 3, 2: 2}
+    ),  # fmt: skip
+    "declared by nobody": seen({0: rows(range(8), [-1] * 8), 1: rows(range(8), [-1] * 8)}),
+}
+
+
+@pytest.mark.parametrize("layout", RIGHT)
+def test_what_is_right_in_its_layout_is_nothing(layout: str) -> None:
+    facts = ownership_facts(RIGHT[layout])
+    assert (facts.pattern, facts.text, facts.wrong) == ("", "", False)
+    assert (facts.seen, facts.when, facts.experts) == (True, "prepared", 8)
+
+
+def test_without_evidence_nothing_is_said() -> None:
+    nothing = Evidence(2, {0: RankEvidence(0), 1: RankEvidence(1)})
+    assert not ownership_facts(nothing).seen
+    assert not ownership_facts(Evidence(0, {})).seen
+    assert ownership.tables(nothing, wrong=False) == ()
+    empty = seen({0: rows([], whole=0)}, experts=0)
+    whole = replace(empty.ranks[0].weights[0], experts=())
+    told = Evidence(1, {0: replace(empty.ranks[0], weights=(whole,))})
+    assert ownership_facts(told).seen and not ownership_facts(told).wrong
+    assert ownership.tables(told, wrong=True) == ()
+
+
+# ------------------------------------------------------------------------ patterns
+
+LOST = {
+    "rank 0's slice, sharded again": (
+        before(seen({0: rows([0, 1], whole=4), 1: rows([2, 3], whole=4)}, asked=2), SLICES),
+        ownership.RESHARDED,
+        ["rank 0 holds 0-1; rank 1 holds 2-3", "experts 4-7 are on no rank", "rank 0's slice (0-3)",
+         "4 rows now, for 8 experts"],
+        (0, 1),
+    ),
+    "on four ranks, two hold nothing": (
+        seen({0: rows([0], whole=2), 1: rows([1], whole=2), 2: rows([], whole=2),
+              3: rows([], whole=2)}, asked=4),
+        ownership.RESHARDED,
+        ["ranks 2, 3 hold nothing", "experts 2-7 are on no rank", "rank 0's slice (0-1)"],
+        (0, 1, 2, 3),
+    ),
+    "a later rank's slice": (
+        before(seen({0: rows([4, 5], [0, 1], 4), 1: rows([6, 7], [2, 3], 4)}, asked=2), SLICES),
+        ownership.RESHARDED,
+        ["rank 1's slice (4-7)"],
+        (0, 1),
+    ),
+    "a piece of each rank's own": (
+        before(seen({0: rows([0, 1], whole=4), 1: rows([6, 7], [2, 3], 4)}, asked=2), SLICES),
+        ownership.DIAGONAL,
+        ["rank 1 holds 6-7", "experts 2-5 are on no rank", "kept one piece of it"],
+        (0, 1),
+    ),
+    "a piece of each, on four ranks": (
+        seen({0: rows([0], whole=2), 1: rows([3], [1], 2), 2: rows([], whole=2),
+              3: rows([], whole=2)}, asked=4),
+        ownership.DIAGONAL,
+        ["experts 1-2, 4-7 are on no rank"],
+        (0, 1, 2, 3),
+    ),
+    "the same slice everywhere": (
+        before(seen({r: rows(range(4), range(4 * r, 4 * r + 4), 4) for r in (0, 1)}, asked=2),
+               SLICES),
+        ownership.COPIED,
+        ["ranks 0, 1 hold 0-3", "experts 4-7 are on no rank", "taken for copies of each other"],
+        (0, 1),
+    ),
+    "never loaded": (
+        seen({0: rows([-1] * 4, range(4)), 1: rows([-1] * 4, range(4, 8))}, asked=2),
+        ownership.NOT_LOADED,
+        ["ranks 0, 1 hold none of the checkpoint's", "experts 0-7 are on no rank"],
+        (0, 1),
+    ),
+    "never loaded on one rank": (
+        before(seen({0: rows(range(4)), 1: rows([-1] * 4, range(4, 8))}, asked=2),
+               {1: rows([-1] * 4, range(4, 8))}),
+        ownership.NOT_LOADED,
+        ["rank 0 holds 0-3; rank 1 holds none of the checkpoint's", "experts 4-7"],
+        (1,),
+    ),
+    "one row never loaded": (
+        seen({0: rows(range(4)), 1: rows([4, -1, 6, 7], range(4, 8))}),
+        ownership.NOT_LOADED,
+        ["rank 1 holds 4, 6-7 and 1 row of none", "expert 5 is on no rank"],
+        (1,),
+    ),
+    "two ranks' slices swapped": (
+        seen({0: rows(range(4, 8), range(4)), 1: rows(range(4), range(4, 8))}, asked=2),
+        ownership.MISPLACED,
+        ["rank 0 holds 4-7; rank 1 holds 0-3", "not those that their place says"],
+        (0, 1),
+    ),
+    # Without expert parallelism every rank's slice is everything, which explains no loss.
+    "swapped under FSDP alone": (
+        seen({0: rows(range(4, 8), range(4)), 1: rows(range(4), range(4, 8))}),
+        ownership.MISPLACED,
+        ["not those that their place says"],
+        (0, 1),
+    ),
+    "permuted on every rank alike": (
+        seen({r: rows([1, 0, *range(2, 8)], range(8), lies="plain") for r in (0, 1)}),
+        ownership.MISPLACED,
+        ["ranks 0, 1 hold 0-7"],
+        (0, 1),
+    ),
+    "permuted on one rank": (
+        seen({0: rows(range(4)), 1: rows([5, 4, 6, 7], range(4, 8))}),
+        ownership.MISPLACED,
+        ["(1 expert parameter)"],
+        (1,),
+    ),
+    "the first half twice under FSDP": (
+        seen({0: rows(range(4)), 1: rows(range(4), range(4, 8))}),
+        ownership.MISPLACED,
+        ["experts 4-7 are on no rank"],
+        (1,),
+    ),
+    "one expert once more than the others": (
+        seen({0: rows(range(8)), 1: rows([0], [-1])}),
+        ownership.MISPLACED,
+        ["rank 1 holds 0"],
+        (0, 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_what_is_lost_is_named(case: str) -> None:
+    evidence, pattern, texts, where = LOST[case]
+    facts = ownership_facts(evidence)
+    assert (facts.pattern, facts.wrong, facts.seen) == (pattern, True, True)
+    assert facts.text.startswith("After sharding the 8 experts of a layer are not all")
+    assert [text for text in texts if text not in facts.text] == []
+    assert (facts.parameters, facts.ranks, facts.when) == ((UP,), where, "prepared")
+
+
+def test_a_right_parameter_beside_a_wrong_one_is_not_blamed() -> None:
+    evidence = seen({0: rows(range(4)), 1: rows([-1] * 4, range(4, 8))})
+    ranks = {
+        rank: replace(
+            one,
+            weights=(
+                replace(
+                    one.weights[0],
+                    experts=(
+                        rows(range(4 * rank, 4 * rank + 4), fqn=DOWN),
+                        *one.weights[0].experts,
+                    ),
+                ),
+            ),
+        )
+        for rank, one in evidence.ranks.items()
+    }
+    facts = ownership_facts(replace(evidence, ranks=ranks))
+    assert facts.parameters == (UP,)
+    assert "(1 expert parameter)" in facts.text
+
+
+def test_expert_parallelism_that_never_took_place() -> None:
+    everything = {r: rows(range(8), lies="plain") for r in (0, 1)}
+    facts = ownership_facts(seen(everything, asked=2, used={0: 8, 1: 8}))
+    assert (facts.pattern, facts.ranks, facts.axis) == (ownership.OFF, (0, 1), 2)
+    assert "none took place" in facts.text
+    assert "ranks 0, 1 compute with 8 of 8 experts of a layer, not with 4" in facts.text
+    for used, asked in (({0: 4, 1: 4}, 2), ({0: 8, 1: 8}, 1)):
+        assert not ownership_facts(seen(everything, asked=asked, used=used)).wrong
+    half = ownership_facts(seen(everything, asked=4, used={0: 4, 1: 4}))
+    assert "and less took place" in half.text and "4 of 8" in half.text
+
+
+def test_experts_that_were_to_be_left_alone_and_were_not() -> None:
+    moved = before(seen({0: rows(range(4)), 1: rows(range(4, 8))}), SLICES)
+    told = {
+        rank: replace(one, weights=tuple(replace(w, left_out=True) for w in one.weights))
+        for rank, one in moved.ranks.items()
+    }
+    facts = ownership_facts(replace(moved, ranks=told))
+    assert (facts.pattern, facts.ranks) == (ownership.NOT_LEFT_OUT, (0, 1))
+    assert f"plain after loading, {SHARDED} after sharding" in facts.text
+    assert not ownership_facts(moved).wrong, "nobody was told to leave them alone"
+    left = before(seen(SLICES, asked=2), SLICES)
+    kept = {
+        rank: replace(one, weights=tuple(replace(w, left_out=True) for w in one.weights))
+        for rank, one in left.ranks.items()
+    }
+    assert not ownership_facts(replace(left, ranks=kept)).wrong
+
+
+def test_other_weights_that_differ_are_named_with_their_ranks() -> None:
+    held = {0: rows(range(4)), 1: rows(range(4, 8))}
+    facts = ownership_facts(seen(held, unequal={1: ["lm_head.weight", "model.norm.weight"]}))
+    assert (facts.pattern, facts.ranks) == (ownership.OTHER_WEIGHTS, (1,))
+    assert facts.parameters == ("lm_head.weight", "model.norm.weight")
+    assert "2 parameters on rank 1 are not as in the checkpoint" in facts.text
+    one = ownership_facts(seen(held, unequal={0: ["lm_head.weight"]}))
+    assert "1 parameter on rank 0 is not as in the checkpoint: lm_head.weight." in one.text
+
+
+# ------------------------------------------------------------------------ moments
+
+WRONG = {0: rows([-1] * 4, range(4)), 1: rows([-1] * 4, range(4, 8))}
+FINE = {0: rows(range(4)), 1: rows(range(4, 8))}
+
+
+def test_the_last_moment_that_every_rank_reached_is_judged() -> None:
+    assert not ownership_facts(before(seen(FINE), WRONG)).wrong, "sharding loaded them"
+    resumed = before(seen(WRONG, when="resumed"), FINE, "prepared")
+    assert ownership_facts(resumed).text.startswith("After resuming the 8 experts")
+    # Rank 1 died while it was sharded: what both have told last is how they were loaded.
+    half = before(seen(WRONG), FINE)
+    only = replace(half.ranks[1], weights=half.ranks[1].weights[:1])
+    facts = ownership_facts(replace(half, ranks={**half.ranks, 1: only}))
+    assert (facts.when, facts.wrong) == ("loaded", False)
+
+
+def test_a_rank_without_a_log_leaves_it_open() -> None:
+    whole = seen(WRONG)
+    for ranks in ({0: whole.ranks[0]}, {**whole.ranks, 1: RankEvidence(1)}):
+        assert not ownership_facts(replace(whole, ranks=ranks)).seen
+
+
+def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
+    loading = {0: rows(range(4), lies="plain", whole=4), 1: rows([-1] * 4, lies="plain", whole=4)}
+    alone = seen(loading, asked=2, when=ownership.BY_RANK_0)
+    assert not ownership_facts(alone).seen
+    (held,) = ownership.tables(alone, wrong=False)
+    assert held.columns == ("rank", "after loading", "after sharding")
+    assert held.rows == (
+        ("rank 0", "0-3 (plain)", "-"),
+        ("rank 1", "nothing yet: rank 0 loads", "-"),
+    )
+
+
+# ------------------------------------------------------------------------ tables
+
+
+def test_ranks_are_rows_and_moments_columns() -> None:
+    evidence = LOST["a piece of each rank's own"][0]
+    held, values = ownership.tables(evidence, wrong=True)
+    assert held.note == f"of {UP}"
+    assert held.rows == (
+        ("rank 0", "0-3 (plain)", f"0-1 ({SHARDED})"),
+        ("rank 1", "4-7 (plain)", f"6-7 ({SHARDED})"),
+    )
+    assert values.columns[-1] == "checkpoint"
+    assert ownership.tables(evidence, wrong=False) == (held,)
+
+
+def test_parameters_that_differ_have_lines_of_their_own() -> None:
+    evidence = seen(FINE)
+    more = rows([], whole=4, fqn=DOWN)
+    ranks = {
+        r: replace(one, weights=(replace(one.weights[0], experts=(FINE[r], more)),))
+        for r, one in evidence.ranks.items()
+    }
+    (held,) = ownership.tables(replace(evidence, ranks=ranks), wrong=False)
+    assert [row[:2] for row in held.rows] == [
+        (UP, "rank 0"), (UP, "rank 1"), (DOWN, "rank 0"), (DOWN, "rank 1"),
+    ]  # fmt: skip
+    assert [row[-1] for row in held.rows[2:]] == [f"nothing ({SHARDED})"] * 2
+
+
+def test_numbers_are_runs_with_what_is_none() -> None:
+    assert ownership.numbers([0, 1, 2, 3, 6]) == "0-3, 6"
+    assert ownership.numbers([5, 4, -1, -1]) == "4-5 and 2 rows of none"
+    assert ownership.numbers([-1]) == "none of the checkpoint's"
+    assert ownership.numbers([]) == "nothing"
+
+
+# ------------------------------------------------------------------------ as a verdict
+
+
+def with_weights(evidence: Evidence, held: Evidence) -> Evidence:
+    ranks = {
+        rank: replace(one, weights=held.ranks[rank].weights) for rank, one in evidence.ranks.items()
+    }
+    return replace(evidence, ranks=ranks)
+
+
+def test_it_is_a_verdict_where_every_rank_reached_its_end() -> None:
+    trained = measured(fsdp2_job(set(), set()).run())
+    lost = LOST["a piece of each rank's own"][0]
+    found = diagnose(with_weights(trained, lost))
+    assert found.verdict == Verdict.WRONG_WEIGHTS
+    assert found.signature == "wrong-weights:piece-of-own-slice:no-rank"
+    assert found.culprits == (), "a library did it to all of them"
+    assert found.cause.endswith("gradients as in the reference all the same.")
+    assert len(found.tables) == 2
+    one = diagnose(with_weights(trained, LOST["permuted on one rank"][0]))
+    assert (one.signature, one.culprits) == ("wrong-weights:misplaced:one-rank", (1,))
+    right = diagnose(with_weights(trained, RIGHT["a DTensor over ep"]))
+    assert right.verdict == Verdict.CLEAN
+    assert "8 experts of each layer where they belong" in right.cause
+
+
+def test_wrong_gradients_are_its_consequence() -> None:
+    trained = measured(fsdp2_job(set(), set()).run(), ["lm_head.weight"])
+    found = diagnose(with_weights(trained, LOST["the same slice everywhere"][0]))
+    assert found.verdict == Verdict.WRONG_WEIGHTS
+    assert "lm_head.weight" in found.cause
+    assert found.wrong_parameters == ("lm_head.weight",)
+
+
+def test_a_hang_stays_a_hang_and_the_lost_experts_a_note() -> None:
+    hung = with_weights(fsdp2_job(set(), {(1, 3)}).run(), LOST["the same slice everywhere"][0])
+    found = diagnose(hung)
+    assert found.verdict == Verdict.HANG
+    assert any("the 8 experts of a layer are not all" in note for note in found.notes)
+
+
+held_rows = st.lists(st.integers(-1, 9), max_size=9)
+
+
+@given(
+    ranks=st.lists(st.lists(st.tuples(held_rows, st.randoms()), max_size=3), max_size=4),
+    asked=st.integers(1, 5),
+    whole=st.integers(0, 9),
+    when=st.sampled_from(["loaded", "prepared", "loaded by rank 0", "some day"]),
+)
+def test_no_evidence_is_too_strange(ranks: list, asked: int, whole: int, when: str) -> None:
+    """Whatever ranks told, it is judged without an exception, and clean only what is complete."""
+    told = {}
+    for rank, parameters in enumerate(ranks):
+        own = tuple(
+            rows(held, random.sample(held, len(held)), whole, fqn=f"layers.{n}.experts.w")
+            for n, (held, random) in enumerate(parameters)
+        )
+        told[rank] = RankEvidence(
+            rank,
+            weights=(HeldWeights(when, own, asked=asked, whole=whole),),
+            experts_used={"w": whole} if rank % 2 else {},
+        )
+    facts = ownership_facts(Evidence(len(ranks), told))
+    for wrong in (True, False):
+        ownership.tables(Evidence(len(ranks), told), wrong)
+    if facts.seen and not facts.wrong:
+        for one in told.values():
+            assert all(0 <= e < whole for own in one.weights[0].experts for e in own.held)

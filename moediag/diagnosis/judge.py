@@ -18,7 +18,8 @@ FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.
 
 class Expectation(Protocol):
     """``verdict``: one, several of which any will do, or a mapping from backend to either.
-    ``culprits``: the ranks that must be named, None where that is left open."""
+    ``culprits``: the ranks that must be named, ``pattern``: a part of the signature that must be
+    there, each None where that is left open."""
 
     @property
     def verdict(self) -> Any: ...
@@ -26,17 +27,25 @@ class Expectation(Protocol):
     @property
     def culprits(self) -> Sequence[int] | None: ...
 
+    @property
+    def pattern(self) -> str | None: ...
+
 
 def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str = "") -> bool:
-    """Whether the verdict is (one of) the expected, with exactly the expected culprits where they
-    are given. Without an expectation the trial must be clean."""
+    """Whether the verdict is (one of) the expected, with the expected part of the signature and
+    exactly the expected culprits where they are given. Without an expectation the trial must be
+    clean."""
     if expectation is None:
         return diagnosis.verdict == Verdict.CLEAN
     if diagnosis.verdict not in expected_verdicts(expectation, backend or diagnosis.backend):
         return False
-    culprits = expectation.culprits
-    # Culprits belong to failures: where a scenario allows clean as well, nobody is to be named.
-    if culprits is None or diagnosis.verdict not in FAILURES:
+    culprits, pattern = expectation.culprits, expectation.pattern
+    # They belong to failures: where a scenario allows clean as well, there is nothing to be named.
+    if diagnosis.verdict not in FAILURES:
+        return True
+    if pattern is not None and pattern not in diagnosis.signature.split(":"):
+        return False
+    if culprits is None:
         return True
     return sorted(culprits) == sorted(diagnosis.culprits)
 

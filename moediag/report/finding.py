@@ -110,7 +110,7 @@ def _remark(t: TrialResult, result: RunResult) -> str:
     if t.verdict == Verdict.NOT_APPLICABLE:
         return f"not applicable on this stack: expected {t.expected}, nothing was shown"
     if t.verdict in t.expected.split(" or "):
-        return "the verdict is the expected one, but other ranks were expected to be the culprits"
+        return "the verdict is the expected one, but not with the expected ranks or signature"
     if t.role == Role.CONTROL:
         return f"a control failed (expected {t.expected}): the comparison proves nothing"
     if t.verdict == Verdict.CLEAN:

@@ -88,6 +88,12 @@ class Expectation(Section):
         default=None,
         description="The ranks that must be named, no more and no fewer; null: not judged.",
     )
+    pattern: str | None = Field(
+        default=None,
+        pattern="^[^:]+$",
+        description="A part of the signature (between its colons) that must be there, e.g. "
+        "one-slice-sharded-again: another failure with the same verdict does not count.",
+    )
     shows: VerdictName | None = Field(
         default=None,
         description="Of a variant with repeats: at least one of them must end with this verdict, "

@@ -61,6 +61,8 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
     known = _fields()
     if "ep_size" in known and wrapper.native_fsdp:
         return {"fsdp_size": trial.world_size, "ep_size": ep}
+    if "tp_size" not in known and wrapper.native_fsdp:
+        raise NotApplicable(f"from_pretrained of transformers {version()} cannot shard by FSDP2")
     if ep > 1:
         _one_batch(trial)
     if "ep_size" in known:
@@ -69,8 +71,6 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
     if "tp_size" in known:
         asked = {"fsdp_size": shards} if wrapper.native_fsdp else {}
         return dict(asked, tp_size=ep, enable_expert_parallel=True) if ep > 1 else asked
-    if wrapper.native_fsdp:
-        raise NotApplicable(f"from_pretrained of transformers {version()} cannot shard by FSDP2")
     return {"enable_expert_parallel": True}
 
 

@@ -17,6 +17,7 @@ from moediag.verdicts import Confidence, Verdict
 class Expected:
     verdict: Any
     culprits: list[int] | None = None
+    pattern: str | None = None
 
 
 def diagnosis(verdict: str, *culprits: int, backend: str = "gloo") -> Diagnosis:
@@ -45,6 +46,15 @@ def diagnosis(verdict: str, *culprits: int, backend: str = "gloo") -> Diagnosis:
 )
 def test_met(expected: Expected | None, found: Diagnosis, result: bool) -> None:
     assert met(expected, found) is result
+
+
+def test_another_signature_with_the_same_verdict_does_not_count() -> None:
+    found = replace(diagnosis("hang", 1), signature="hang:one-kind reduce:dp_shard:one-rank")
+    assert met(Expected("hang", pattern="one-kind reduce"), found)
+    assert not met(Expected("hang", pattern="reduce"), found), "a whole part, not some letters"
+    assert not met(Expected("hang", pattern="other"), found)
+    assert not met(Expected("hang", [0], pattern="dp_shard"), found)
+    assert met(Expected(["clean", "hang"], pattern="dp_shard"), diagnosis("clean"))
 
 
 def test_met_on_a_given_backend() -> None:

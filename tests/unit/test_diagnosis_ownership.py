@@ -79,7 +79,7 @@ RIGHT = {
     "everything everywhere": seen({r: rows(range(8), lies="plain") for r in range(3)}),
     "uneven": seen(
         {0: rows([0, 1, 2]), 1: rows([3, 4, 5]), 2: rows([6, 7])}, asked=3, used={0: 3, 1: 3, 2: 2}
-    ),  # fmt: skip
+    ),
     "declared by nobody": seen({0: rows(range(8), [-1] * 8), 1: rows(range(8), [-1] * 8)}),
 }
 

@@ -16,6 +16,7 @@ _TAKEN = ("cost",)
 _TAKEN_PREFIXES = ("stack-", "reference-")
 # With these wrappers the experts of an ep axis are from_pretrained's part.
 _LOADED_SHARDED = ("fsdp2", "transformers", "accelerate")
+_SHARD_THEMSELVES = ("fsdp2", "fsdp1", "ddp", "zero2", "zero3", "accelerate")
 
 
 def known_fixes() -> tuple[str, ...]:
@@ -91,7 +92,7 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
 def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
     """Who divides what, reported where ``owner`` sets one of the fields that contradict."""
     kind = merged.wrapper.kind
-    if owner.wrapper is not None and merged.wrapper.native_fsdp and kind != "transformers":
+    if owner.wrapper is not None and merged.wrapper.native_fsdp and kind in _SHARD_THEMSELVES:
         message = f"from_pretrained would shard and {kind} again: it goes with kind transformers"
         involved: tuple[KeyPath, ...] = (("wrapper", "kind"), (*at, "wrapper", "kind"))
         yield Problem((*at, "wrapper", "native_fsdp"), message, involved=involved)

@@ -63,7 +63,7 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
         return {"fsdp_size": trial.world_size, "ep_size": ep}
     if "tp_size" not in known and wrapper.native_fsdp:
         raise NotApplicable(f"from_pretrained of transformers {version()} cannot shard by FSDP2")
-    if ep > 1:
+    if ep > 1 and wrapper.kind in SHARDERS:  # a Trainer has its own way to deal out batches
         _one_batch(trial)
     if "ep_size" in known:
         asked: Dict[str, Any] = {"tp_size": ep, "ep_size": ep}

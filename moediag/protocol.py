@@ -258,10 +258,25 @@ class CostSpec:
 
 
 @dataclass(frozen=True)
+class ResumeSpec:
+    """Training is saved, loaded into a new model and a new optimizer, and goes on.
+
+    ``through``: ``dcp``, torch.distributed.checkpoint with get_state_dict and set_state_dict;
+    ``accelerate``, its save_state and load_state; ``save-pretrained``, the model by the library's
+    own save_pretrained and from_pretrained, the optimizer by torch.save on each rank.
+    """
+
+    through: str = "dcp"  # dcp | accelerate | save-pretrained
+    after: int = 2  # steps before the save
+    state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
+
+
+@dataclass(frozen=True)
 class Trial:
     """One launch: what a rank needs to know. ``purpose``: ``step`` runs the training step under
-    test; ``reference`` runs the same step in one process in fp32 and writes ``reference_path``;
-    ``cost`` times the fixes side by side."""
+    test, or with ``resume`` the steps in one go against the same with a save and a load between;
+    ``reference`` runs the same step in one process in fp32 and writes ``reference_path``; ``cost``
+    times the fixes side by side."""
 
     name: str  # unique within the run; also its folder's name
     scenario: str
@@ -277,6 +292,7 @@ class Trial:
     step: StepSpec = field(default_factory=StepSpec)
     skew: SkewSpec = field(default_factory=SkewSpec)
     cost: Optional[CostSpec] = None
+    resume: Optional[ResumeSpec] = None
     fix: Optional[str] = None  # name of a module in moediag.fixes, in kebab-case
     reference_path: Optional[str] = None
     record: bool = True  # install the recorder (benchmarks switch it off)
@@ -384,6 +400,53 @@ class StepReplicas:
 
 
 @dataclass(frozen=True)
+class StepNumbers:
+    """Of each step, in order: this rank's mean loss, and the norm of its own part of the gradient
+    (null where it has none), before clipping."""
+
+    losses: List[float] = field(default_factory=list)
+    norms: List[Optional[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StateDifference:
+    """Two states of one rank, only what differs. By FQN the largest |difference| of the local
+    weights, by "FQN exp_avg" that of the optimizer's tensors; null where one side lacks it or has
+    another shape. ``settings``: of the optimizer's parameter groups, in words. ``compared``: how
+    many tensors there were."""
+
+    weights: Dict[str, Optional[float]] = field(default_factory=dict)
+    optimizer: Dict[str, Optional[float]] = field(default_factory=dict)
+    settings: List[str] = field(default_factory=list)
+    compared: int = 0
+
+
+@dataclass(frozen=True)
+class ResumeOutcome:
+    """N steps in one go (``straight``), the same once more (``again``, the control), and ``after``
+    steps, a save, a load into a new model and optimizer, and the steps that are left (``resumed``:
+    those alone).
+
+    ``control``: the state at the end of ``again`` against ``straight``; ``at_load``: the state
+    after loading against that at the save, bit by bit; ``at_end``: the resumed state at the end
+    against ``straight``. ``loaded``: per expert parameter what this rank's rows are after loading,
+    by their bytes at the save on any rank (``declared``: what they were at the save). ``apart``:
+    parameters of which every rank has a copy, but not the same one at the save.
+    """
+
+    through: str
+    after: int
+    straight: StepNumbers = field(default_factory=StepNumbers)
+    again: StepNumbers = field(default_factory=StepNumbers)
+    resumed: StepNumbers = field(default_factory=StepNumbers)
+    control: StateDifference = field(default_factory=StateDifference)
+    at_load: StateDifference = field(default_factory=StateDifference)
+    at_end: StateDifference = field(default_factory=StateDifference)
+    loaded: List[ExpertRows] = field(default_factory=list)
+    apart: List[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
@@ -412,6 +475,7 @@ class Outcome:
     notes: List[str] = field(default_factory=list)
     versions: Dict[str, Optional[str]] = field(default_factory=dict)
     inputs: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
+    resume: Optional[ResumeOutcome] = None
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))

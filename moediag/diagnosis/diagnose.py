@@ -12,6 +12,7 @@ from moediag.diagnosis.model import Diagnosis
 from moediag.diagnosis.order import replay
 from moediag.diagnosis.ownership import ownership_facts
 from moediag.diagnosis.replicas import replica_facts
+from moediag.diagnosis.resume import resume_facts
 from moediag.diagnosis.signature import signature
 from moediag.diagnosis.starvation import tokens_of
 from moediag.diagnosis.verdict import Facts, judge
@@ -32,12 +33,16 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     owned, numbers = ownership_facts(evidence), gradient_facts(evidence)
     step = numbers.step or parts.wrong_inputs(evidence)
     by_part = parts.parts(evidence, step) if step is not None else ()
-    replicas = replica_facts(evidence)
-    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned, replicas)
+    replicas, resumed = replica_facts(evidence), resume_facts(evidence)
+    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned, replicas, resumed)
     judged = judge(facts)
-    at_end = () if judged.verdict == Verdict.WRONG_WEIGHTS or not owned.wrong else (owned.text,)
+    at_end: tuple[str, ...] = ()
+    if owned.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:
+        at_end = (owned.text,)
+    if resumed.verdict is not None and judged.cause != resumed.text:
+        at_end = (*at_end, resumed.text)
     of_parts = parts.table(by_part, step) if step is not None and by_part else None
-    tables = (*ownership.tables(evidence, owned.wrong), of_parts)
+    tables = (*ownership.tables(evidence, owned.wrong), of_parts, *resumed.tables)
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     return Diagnosis(
         verdict=judged.verdict,

@@ -22,6 +22,8 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+# "Operator c10d.allgather_.default does not have a sharding strategy": nobody was asked anything.
+_NEVER_SENT = frozenset({"NotImplementedError"})
 # gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper say so in these words.
 _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
@@ -94,6 +96,8 @@ def _failure(seen: RankEvidence) -> Failure | None:
 
 def is_communication(error: RankError) -> bool:
     """The communication library's complaint, not the program's own."""
+    if error.type in _NEVER_SENT:
+        return False
     return error.type in _COMMUNICATION_TYPES or bool(
         _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)
     )

@@ -13,7 +13,8 @@ The verdict, the first rule that applies:
    asked; ``nonfinite``; then what came first: ``wrong-gradients`` against the reference, whatever
    the schedules say, or ``replica-divergence``, what must be equal on several ranks and is not. A
    norm that is equal everywhere and wrong is ``wrong-gradients`` too: what the optimizer gets is;
-7. ``clean``: everything compared is right, even where schedules differ (then it is noted).
+7. what a resume trial says in their place: ``resume-drift``, ``inconclusive``, ``clean``;
+8. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
 The confidence:
 
@@ -37,6 +38,7 @@ from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.diagnosis.parts import Part, sentence
 from moediag.diagnosis.replicas import ReplicaFacts
+from moediag.diagnosis.resume import ResumeFacts
 from moediag.evidence.model import Evidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
@@ -54,6 +56,7 @@ class Facts:
     parts: tuple[Part, ...] = ()  # of the first step with a wrong gradient
     ownership: OwnershipFacts = field(default_factory=OwnershipFacts)
     replicas: ReplicaFacts = field(default_factory=ReplicaFacts)
+    resume: ResumeFacts = field(default_factory=ResumeFacts)
 
     @property
     def loud(self) -> bool:
@@ -268,6 +271,9 @@ def _measured(facts: Facts) -> Judgement:
             f"On {ranks(numbers.nonfinite_ranks)} {name}.",
             culprits=_few(numbers.nonfinite_ranks, facts.evidence),
         )
+    if facts.resume.verdict is not None:
+        found = facts.resume
+        return Judgement(facts.resume.verdict, found.confidence, found.text, what=found.pattern)
     earlier = _replicas(facts)
     if earlier is not None:
         return earlier

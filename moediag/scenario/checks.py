@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from moediag.errors import LayoutError
 from moediag.scenario.explain import Problem
-from moediag.scenario.schema import Scenario, Variant
+from moediag.scenario.schema import MERGED_SECTIONS, Scenario, Variant
 from moediag.scenario.sections import ModelSection, StarveSection
 from moediag.scenario.source import KeyPath, nearest
 
@@ -75,6 +75,7 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
     over it) sets them. A variant that changes neither repeats nothing."""
     if owner.model is not None:
         yield from _model(merged.model, (*at, "model"))
+    yield from _resume(merged, owner, at)
     own_starve = owner.skew is not None and "starve" in owner.skew.model_fields_set
     if not at or own_starve:
         for index, starve in enumerate(merged.skew.starve):
@@ -105,6 +106,22 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
             message += "checkpoint"
             involved = (("model", "source"), ("wrapper", "kind"), ("layout", "ep"))
             yield Problem((*at, own[0]), message, involved=involved)
+
+
+def _resume(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
+    """Reported at the section that ``owner`` sets, else at the one that does not fit it."""
+    resume, steps = merged.resume, merged.step.steps
+    if resume is None or not (owner.resume or owner.step or owner.wrapper):
+        return
+    place: KeyPath = (*at, "resume") if owner.resume is not None else ("resume",)
+    if resume.after >= steps:
+        message = f"saving after {resume.after} of {steps} steps leaves none to compare"
+        involved: tuple[KeyPath, ...] = (("step", "steps"), (*at, "step", "steps"))
+        yield Problem((*place, "after"), message, involved=involved)
+    if resume.through == "accelerate" and merged.wrapper.kind != "accelerate":
+        message = f"save_state is accelerate's, and wrapper.kind is {merged.wrapper.kind}"
+        involved = (("wrapper", "kind"), (*at, "wrapper", "kind"))
+        yield Problem((*place, "through"), message, involved=involved)
 
 
 def _model(model: ModelSection, at: KeyPath) -> Iterator[Problem]:
@@ -189,7 +206,8 @@ def _variant(name: str, variant: Variant, at: KeyPath) -> Iterator[Problem]:
 
 
 def _sections(variant: Variant) -> Iterator[bool]:
-    for section in (variant.model, variant.wrapper, variant.step, variant.skew):
+    for name in MERGED_SECTIONS:
+        section = getattr(variant, name)
         yield section is not None and bool(section.model_fields_set)
 
 

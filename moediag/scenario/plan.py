@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.layout import AXES, WORLD
-from moediag.protocol import CostSpec, ModelSpec, SkewSpec, Starve, StepSpec, Trial, WrapperSpec
+from moediag.protocol import (
+    CostSpec,
+    ModelSpec,
+    ResumeSpec,
+    SkewSpec,
+    Starve,
+    StepSpec,
+    Trial,
+    WrapperSpec,
+)
 from moediag.scenario.schema import Expectation, Scenario
 from moediag.scenario.sections import CostSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
@@ -134,7 +143,8 @@ class _Build:
         self._check_ranks(name, merged)
         # A dot cannot stand in a variant's name, so no other trial can have this one.
         trial = self._trial(merged, name if repeat == 0 else f"{name}.{repeat + 1}", name)
-        trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix)
+        resume = None if merged.resume is None else ResumeSpec(**merged.resume.model_dump())
+        trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, resume=resume)
         stack = dict(merged.stack)
         return PlannedTrial(
             trial,

@@ -30,6 +30,7 @@ from moediag.scenario.sections import (
     ModelSection,
     PackageName,
     Rank,
+    ResumeSection,
     Section,
     SkewSection,
     StepSection,
@@ -41,7 +42,7 @@ from moediag.scenario.sections import (
 SCHEMA_VERSION = 1
 
 # Sections that a variant lays over the scenario's field by field.
-MERGED_SECTIONS = ("model", "wrapper", "step", "skew")
+MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "resume")
 
 
 class WorldSection(Section):
@@ -166,6 +167,9 @@ class Variant(Section):
     skew: SkewSection | None = Field(
         default=None, description="Fields that differ from the scenario's."
     )
+    resume: ResumeSection | None = Field(
+        default=None, description="Fields that differ from the scenario's."
+    )
 
     @model_serializer(mode="wrap")
     def _only_what_differs(
@@ -211,6 +215,9 @@ class Scenario(Section):
     step: StepSection = Field(default_factory=StepSection, description="The training step.")
     skew: SkewSection = Field(default_factory=SkewSection, description="How routing is bent.")
     cost: CostSection | None = Field(default=None, description="Timing of the fixes; null: none.")
+    resume: ResumeSection | None = Field(
+        default=None, description="Saving and loading between the steps; null: none."
+    )
     variants: dict[Kebab, Variant] = Field(
         min_length=1, description="The code paths, in the order they run."
     )
@@ -256,7 +263,7 @@ class Scenario(Section):
             if section is not None:
                 own = getattr(self, name)
                 fields = {f: getattr(section, f) for f in section.model_fields_set}
-                changes[name] = own.model_copy(update=fields)
+                changes[name] = section if own is None else own.model_copy(update=fields)
         if over.layout is not None:
             changes["layout"] = over.layout
         changes["stack"] = {**self.stack, **over.stack}

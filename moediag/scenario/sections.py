@@ -1,7 +1,7 @@
 """The parts of a scenario that reach the ranks, as strict types.
 
-model, wrapper, step, skew and cost mirror the dataclasses of ``moediag.protocol`` (a test holds
-names and defaults equal) and add the bounds and the words that an editor shows.
+model, wrapper, step, skew, cost and resume mirror the dataclasses of ``moediag.protocol`` (a test
+holds names and defaults equal) and add the bounds and the words that an editor shows.
 """
 
 from __future__ import annotations
@@ -220,3 +220,19 @@ class CostSection(Section):
     )
     batch: int = Field(default=1, ge=1, description="Sequences per rank.")
     seq_len: int = Field(default=512, ge=1, description="Tokens per sequence.")
+
+
+class ResumeSection(Section):
+    """All steps in one go against some, a save, a load into a new model and optimizer, and the
+    rest. Judged by the steps after the save alone, in place of the gradients."""
+
+    through: Literal["dcp", "accelerate", "save-pretrained"] = Field(
+        default="dcp",
+        description="dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict; "
+        "accelerate: save_state and load_state; save-pretrained: the model by save_pretrained and "
+        "from_pretrained, the optimizer by torch.save on each rank.",
+    )
+    after: int = Field(default=2, ge=1, description="Steps before the save.")
+    state_dict: Literal["sharded", "full"] = Field(
+        default="sharded", description="Through accelerate: its state dict type."
+    )

@@ -127,7 +127,7 @@ def only_rank_0_loads(trial: Trial) -> bool:
 def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: str) -> Any:
     """An Accelerator with the FSDP2 plugin that the trial asks for. Raises NotApplicable."""
     try:
-        from accelerate import Accelerator, FullyShardedDataParallelPlugin
+        from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
         from accelerate.utils import DistributedType
     except ImportError as error:
         raise NotApplicable("this stack has no accelerate") from error
@@ -143,13 +143,23 @@ def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: s
         reshard_after_forward=spec.reshard_after_forward,
         cpu_ram_efficient_loading=spec.cpu_ram_efficient_loading,
         ignored_modules=ignored,
+        **_saved_as(trial),
     )
     on_cpu = trial.backend != "nccl"
     made: Any = Accelerator(cpu=on_cpu, fsdp_plugin=plugin)
     if on_cpu:
         made.state.distributed_type = DistributedType.FSDP
+        # Whoever asks for the state anew (save_state does) copies it from here.
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         made.state.fsdp_plugin = plugin
     return made
+
+
+def _saved_as(trial: Trial) -> Dict[str, str]:
+    """The state dict type that save_state is to write; the plugin's own choice without a save."""
+    if trial.resume is None:
+        return {}
+    return {"state_dict_type": f"{trial.resume.state_dict.upper()}_STATE_DICT"}
 
 
 _KINDS: Dict[str, Type[Wrapped]] = {

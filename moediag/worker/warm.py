@@ -21,6 +21,7 @@ _LAZY = (
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.distributed.launcher.api",
     "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
     "torch.utils.checkpoint",
     "torch.utils.serialization.config",
     "moediag.recorder.start",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moediag.errors import LayoutError, MoediagError, ScenarioError, UsageError
-from moediag.protocol import Starve, Trial
+from moediag.protocol import ResumeSpec, Starve, Trial
 from moediag.scenario.catalogue import find, names
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan, reference_key
@@ -120,6 +120,19 @@ def test_a_pattern_of_ranks_reaches_every_rank() -> None:
     silent = load(find("expert-starvation-silent"))
     trial = plan(silent, 4, "cpu").trials[0].trial
     assert {(s.rank, s.expert) for s in trial.skew.starve} == {(0, 3), (2, 3), (1, 5), (3, 5)}
+
+
+def test_a_variant_changes_how_is_saved_field_by_field() -> None:
+    planned = {p.trial.variant: p for p in plan(load(find("ep-resume")), 2, "cpu").trials}
+    assert planned["unfixed"].trial.resume == ResumeSpec("dcp", 2)
+    assert planned["accelerate-full"].trial.resume == ResumeSpec("accelerate", 2, "full")
+    # Saving changes nothing of what is right.
+    same = (planned["unfixed"], planned["accelerate-full"], planned["save-pretrained"])
+    assert len({p.reference_key for p in same}) == 1
+
+
+def test_without_the_section_nothing_is_saved(starvation: Scenario) -> None:
+    assert {p.trial.resume for p in plan(starvation, 2, "cpu").trials} == {None}
 
 
 def test_repeats_have_names_of_their_own(starvation: Scenario) -> None:

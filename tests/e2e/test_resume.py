@@ -1,0 +1,142 @@
+"""`ep-resume` on real releases: whose experts a save and a load leave on every rank, and which ways
+give everything back. Two gloo ranks on the CPU, four where several ranks' parts are mixed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.pipeline import Command, Ran, need
+from tests.e2e.result_shape import problems
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack]
+
+STACKS = ("5.15.1", "5.16.1", "5.17.0", "5.23.0")
+DRIFT, CLEAN, CRASH = "resume-drift", "clean", "crash"
+STEPS = "4 steps against 2 + 2"
+EXPERTS = "Experts of each rank at the save and after loading, by their bytes"
+
+
+def table(trial: dict[str, Any], title: str) -> list[list[Any]]:
+    (found,) = [t["rows"] for t in trial["tables"] if t["title"] == title]
+    return list(found)
+
+
+@pytest.fixture
+def ran(command: Command) -> Ran:
+    for release in STACKS:
+        need({"transformers": release, "accelerate": "1.15.0"})
+    return command.run("ep-resume")
+
+
+def test_every_expectation_is_met(ran: Ran) -> None:
+    assert problems(ran.result) == []
+    assert ran.verdicts == {
+        "unfixed": DRIFT,
+        "accelerate-sharded": DRIFT,
+        "accelerate-full": DRIFT,
+        "save-pretrained": CRASH,
+        "dtensor-dcp": CLEAN,
+        "dtensor-accelerate": CLEAN,
+        "dtensor-save-pretrained": CLEAN,
+        "native": CLEAN,
+        "no-expert-parallelism": CLEAN,
+    }
+    assert (ran.code, ran.reproduced) == (0, True)
+    correct = {variant for variant, right in ran.fixes.items() if right}
+    assert correct == {"dtensor-dcp", "dtensor-accelerate", "dtensor-save-pretrained", "native"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "source", "experts", "gone"),
+    [
+        ("unfixed", 1, "4-7", "0-3"),
+        ("accelerate-sharded", 1, "4-7", "0-3"),
+        ("accelerate-full", 0, "0-3", "4-7"),
+    ],
+)
+def test_every_rank_got_one_ranks_experts(
+    ran: Ran, variant: str, source: int, experts: str, gone: str
+) -> None:
+    trial = ran.trial(variant)
+    assert trial["cause"].startswith(
+        f"After loading, every rank holds rank {source}'s experts {experts} of layers 0 and 1, and "
+        f"experts {gone} are on no rank."
+    )
+    assert "plain tensors of one name on every rank" in trial["cause"]
+    assert (trial["confidence"], trial["culprits"]) == ("high", [])
+    assert trial["signature"] == "resume-drift:one-rank-everywhere:no-rank"
+    assert [row[1:4] for row in table(trial, EXPERTS)] == [[0, "0-3", experts], [1, "4-7", experts]]
+
+
+def test_the_steps_after_the_save_are_others_and_the_control_is_exact(ran: Ran) -> None:
+    trial = ran.trial("unfixed")
+    rows = table(trial, STEPS)
+    assert [row[:2] for row in rows] == [[3, 0], [3, 1], [4, 0], [4, 1]]
+    assert all(row[4] > 0 and row[7] > 0 for row in rows)
+    # The loss alone would pass for noise.
+    assert max(row[4] / row[2] for row in rows) < 1e-3
+    assert "two runs in one go differ by 0." in trial["cause"]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["dtensor-dcp", "dtensor-accelerate", "dtensor-save-pretrained", "native",
+     "no-expert-parallelism"],
+)  # fmt: skip
+def test_a_way_that_keeps_everything_goes_on_exactly(ran: Ran, variant: str) -> None:
+    trial = ran.trial(variant)
+    assert (trial["confidence"], trial["signature"]) == ("high", CLEAN)
+    assert "difference 0" in trial["cause"]
+    rows = table(trial, STEPS)
+    assert len(rows) == 4
+    assert all(row[4] == row[7] == 0 for row in rows)
+    assert all(row[2] is not None and row[5] is not None for row in rows)
+    assert [row[2:4] for row in table(trial, EXPERTS)] == [["0-3", "0-3"], ["4-7", "4-7"]]
+
+
+def test_save_pretrained_of_plain_experts_is_refused_by_the_library(ran: Ran) -> None:
+    trial = ran.trial("save-pretrained")
+    assert "NotImplementedError" in trial["cause"]
+    assert trial["culprits"] == [0, 1]
+
+
+def test_what_was_saved_is_gone_when_it_was_loaded(ran: Ran) -> None:
+    for variant, verdict in ran.verdicts.items():
+        assert (ran.folder / variant / "saved").exists() is (verdict == CRASH), variant
+
+
+def test_on_four_ranks_experts_are_glued_together(command: Command) -> None:
+    need({"transformers": "5.15.1", "accelerate": "1.15.0"})
+    trial = command.run("ep-resume", "--variant", "unfixed", "--cpu", "4").trial("unfixed")
+    assert trial["verdict"] == DRIFT
+    assert trial["signature"] == "resume-drift:ranks-glued-together:no-rank"
+    after = {row[0]: row[3] for row in table(trial, EXPERTS)}
+    assert len(set(after.values())) > 1
+    by_parameter = [(row[0], row[3]) for row in table(trial, EXPERTS)]
+    assert len(set(by_parameter)) == len(after)  # the same on all ranks
+
+
+def test_without_fsdp_the_copies_had_drifted_apart_before(command: Command) -> None:
+    """5.16.1 keeps the experts; routers and embeddings differ from rank to rank all the while."""
+    need({"transformers": "5.16.1", "accelerate": "1.15.0"})
+    trial = command.run(
+        "ep-resume", "--variant", "unfixed", "--set", "wrapper.kind=transformers",
+        "--stack", "transformers=5.16.1",
+    ).trial("unfixed")  # fmt: skip
+    assert trial["verdict"] == DRIFT
+    assert trial["signature"] == "resume-drift:copies-were-apart:no-rank"
+    assert "Before anything was saved" in trial["cause"]
+    assert all(row[2] == row[3] for row in table(trial, EXPERTS))
+
+
+def test_experts_lost_before_the_save_are_not_laid_at_its_door(command: Command) -> None:
+    need({"transformers": "5.15.1", "accelerate": "1.15.0"})
+    trial = command.run(
+        "ep-resume", "--variant", "accelerate-sharded",
+        "--set", "variants.accelerate-sharded.wrapper.ignore_experts=false",
+    ).trial("accelerate-sharded")  # fmt: skip
+    assert trial["verdict"] == "wrong-weights"
+    assert any(note.startswith("After saving and loading, 100 tensors") for note in trial["notes"])

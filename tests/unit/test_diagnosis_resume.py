@@ -1,0 +1,230 @@
+"""Resume parity: drift is told from a healthy resume and from a machine that repeats nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis.model import Diagnosis
+from moediag.evidence.model import Evidence
+from moediag.protocol import ExpertRows, Outcome, ResumeOutcome, StateDifference, StepNumbers
+from moediag.verdicts import Confidence, Verdict
+from tests.unit.evidence_builder import fsdp2_job
+
+LOSSES, NORMS = [4.9, 4.8, 4.7, 4.6], [1.0, 0.9, 0.8, 0.7]
+STEPS = StepNumbers(LOSSES, NORMS)
+NAMES = [f"model.layers.{n}.mlp.experts.{p}_proj" for n in (0, 1) for p in ("gate_up", "down")]
+SHARD = "Shard(0) on ep[2]"
+
+
+def healthy(rank: int, placement: str = SHARD) -> ResumeOutcome:
+    """Four steps against two and two on one of two ranks: everything came back."""
+    own = list(range(4 * rank, 4 * rank + 4))
+    return ResumeOutcome(
+        through="dcp",
+        after=2,
+        straight=STEPS,
+        again=STEPS,
+        resumed=StepNumbers(LOSSES[2:], NORMS[2:]),
+        control=StateDifference(compared=100),
+        at_load=StateDifference(compared=100),
+        at_end=StateDifference(compared=100),
+        loaded=[ExpertRows(fqn, own, own, 8, placement) for fqn in NAMES],
+    )
+
+
+def given(outcome: ResumeOutcome, sources: dict[str, int]) -> ResumeOutcome:
+    """After loading, the experts of these parameters are those of that rank."""
+    loaded = [
+        replace(row, held=list(range(4 * sources[row.fqn], 4 * sources[row.fqn] + 4)))
+        for row in outcome.loaded
+    ]
+    wrong = {row.fqn: 0.125 for row in loaded if row.held != row.declared}
+    return replace(
+        outcome,
+        loaded=loaded,
+        at_load=StateDifference(wrong, {f"{fqn} exp_avg": 2e-4 for fqn in wrong}, [], 100),
+        at_end=StateDifference(dict.fromkeys(NAMES, 0.25), {}, [], 100),
+        resumed=StepNumbers([4.75, 4.5], [0.8, 0.75]),
+    )
+
+
+def drifted(outcome: ResumeOutcome) -> ResumeOutcome:
+    """The steps after the save are others."""
+    at_end = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
+    return replace(outcome, resumed=StepNumbers([4.7, 4.5], [0.8, 0.7]), at_end=at_end)
+
+
+def noisy(outcome: ResumeOutcome) -> ResumeOutcome:
+    """Two straight runs differ in their last loss."""
+    return replace(outcome, again=StepNumbers([*LOSSES[:3], 4.5], NORMS))
+
+
+def evidence(*outcomes: ResumeOutcome | None) -> Evidence:
+    """One rank for each; None: it reached no end."""
+    seen = fsdp2_job(*[set() for _ in outcomes]).run()
+    ranks = {
+        rank: replace(
+            one,
+            outcome=Outcome(rank, losses=LOSSES, gradient_norms=NORMS, resume=outcomes[rank])
+            if outcomes[rank] is not None
+            else None,
+        )
+        for rank, one in seen.ranks.items()
+    }
+    return replace(seen, ranks=ranks)
+
+
+def of(*outcomes: ResumeOutcome | None) -> Diagnosis:
+    return diagnose(evidence(*outcomes))
+
+
+class TestHealthy:
+    def test_everything_came_back(self) -> None:
+        found = of(healthy(0), healthy(1))
+        assert (found.verdict, found.confidence) == (Verdict.CLEAN, Confidence.HIGH)
+        assert "100 tensors of model and optimizer are as at the save" in found.cause
+        assert "steps 3 and 4 exactly those of the run in one go" in found.cause
+        assert found.signature == "clean"
+
+    def test_only_steps_after_the_save_are_in_the_table(self) -> None:
+        table = of(healthy(0), healthy(1)).tables[0]
+        assert table.title == "4 steps against 2 + 2"
+        assert [row[:2] for row in table.rows] == [(3, 0), (3, 1), (4, 0), (4, 1)]
+        assert table.rows[0][2:] == (4.7, 4.7, 0.0, 0.8, 0.8, 0.0)
+
+    def test_without_resume_there_is_no_such_verdict(self) -> None:
+        seen = evidence(healthy(0), healthy(1))
+        ranks = {
+            rank: replace(one, outcome=Outcome(rank, losses=LOSSES))
+            for rank, one in seen.ranks.items()
+        }
+        found = diagnose(replace(seen, ranks=ranks))
+        assert found.verdict == Verdict.INCONCLUSIVE
+        assert found.tables == ()
+
+    def test_a_rank_without_numbers_decides_nothing(self) -> None:
+        assert of(healthy(0), None).verdict == Verdict.INCONCLUSIVE
+
+
+class TestExperts:
+    def test_one_rank_everywhere_is_named_with_its_experts_and_layers(self) -> None:
+        everything = dict.fromkeys(NAMES, 1)
+        found = of(*(given(healthy(rank, "plain"), everything) for rank in (0, 1)))
+        assert (found.verdict, found.confidence) == (Verdict.RESUME_DRIFT, Confidence.HIGH)
+        assert found.cause.startswith(
+            "After loading, every rank holds rank 1's experts 4-7 of layers 0 and 1, and experts "
+            "0-3 are on no rank. They are plain tensors of one name on every rank, so "
+            "torch.distributed.checkpoint took them for copies"
+        )
+        assert "4 tensors of the optimizer went with them" in found.cause
+        assert (
+            "the loss by up to 1.0e-01, the gradient norm by 5.0e-02, the weights at the end by "
+            "2.5e-01; two runs in one go differ by 0" in found.cause
+        )
+        assert found.signature == "resume-drift:one-rank-everywhere:no-rank"
+        assert found.culprits == ()
+
+    def test_the_table_shows_each_rank_before_and_after(self) -> None:
+        everything = dict.fromkeys(NAMES, 1)
+        found = of(*(given(healthy(rank, "plain"), everything) for rank in (0, 1)))
+        name = "model.layers.{0,1}.mlp.experts.{gate_up,down}_proj"
+        assert found.tables[1].rows == (
+            (name, 0, "0-3", "4-7", "plain"),
+            (name, 1, "4-7", "4-7", "plain"),
+        )
+
+    def test_the_saver_that_was_used_is_named(self) -> None:
+        lost = given(healthy(0, "plain"), dict.fromkeys(NAMES, 1))
+        other = given(healthy(1, "plain"), dict.fromkeys(NAMES, 1))
+        found = of(*(replace(one, through="accelerate") for one in (lost, other)))
+        assert "so accelerate's save_state took them for copies" in found.cause
+
+    def test_parts_of_several_ranks_are_told_apart(self) -> None:
+        sources = dict(zip(NAMES, (1, 0, 0, 1), strict=True))
+        found = of(*(given(healthy(rank, "plain"), sources) for rank in (0, 1)))
+        assert "glued together from several ranks'" in found.cause
+        assert "rank 0's (0-3) in model.layers.0.mlp.experts.down_proj" in found.cause
+        assert "rank 1's (4-7) in model.layers.0.mlp.experts.gate_up_proj" in found.cause
+        assert found.signature == "resume-drift:ranks-glued-together:no-rank"
+
+    def test_experts_that_went_elsewhere_are_listed_without_a_mechanism(self) -> None:
+        swapped = [given(healthy(rank), dict.fromkeys(NAMES, 1 - rank)) for rank in (0, 1)]
+        found = of(*swapped)
+        assert "rank 0 holds 4-7 where it had 0-3; rank 1 holds 0-3 where it had 4-7" in found.cause
+        assert "copies" not in found.cause
+        assert found.signature == "resume-drift:experts-moved:no-rank"
+
+
+class TestState:
+    def test_other_weights_that_did_not_come_back(self) -> None:
+        lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
+        found = of(healthy(0), replace(drifted(healthy(1)), at_load=lost))
+        assert found.verdict == Verdict.RESUME_DRIFT
+        assert "1 parameter on rank 1 differs from those at the save by up to 5.0e-01" in (
+            found.cause
+        )
+        assert found.signature.startswith("resume-drift:weights")
+
+    def test_copies_that_were_apart_before_the_save_are_not_blamed_on_it(self) -> None:
+        lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
+        apart = ["lm_head.weight", "model.norm.weight"]
+        one = replace(healthy(0), apart=apart)
+        other = replace(drifted(healthy(1)), at_load=lost, apart=apart)
+        found = of(one, other)
+        assert found.cause.startswith(
+            "Before anything was saved, 2 parameters of which every rank has a copy had drifted "
+        )
+        assert found.signature.startswith("resume-drift:copies-were-apart")
+
+    @pytest.mark.parametrize(
+        ("lost", "said"),
+        [
+            (StateDifference({}, {"lm_head.weight exp_avg": 0.5}), "by up to 5.0e-01"),
+            (StateDifference({}, {"lm_head.weight exp_avg": None}), "beyond measure"),
+            (StateDifference({}, {}, ["lr 0.001, then 0.01"]), "lr 0.001, then 0.01"),
+        ],
+        ids=["other", "missing", "settings"],
+    )
+    def test_an_optimizer_that_did_not_come_back(self, lost: StateDifference, said: str) -> None:
+        found = of(*(replace(drifted(healthy(rank)), at_load=lost) for rank in (0, 1)))
+        assert found.verdict == Verdict.RESUME_DRIFT
+        assert "but not the optimizer" in found.cause
+        assert said in found.cause
+        assert found.signature.startswith("resume-drift:optimizer")
+
+    def test_steps_that_differ_though_all_came_back(self) -> None:
+        found = of(healthy(0), drifted(healthy(1)))
+        assert found.verdict == Verdict.RESUME_DRIFT
+        assert "what they depend on besides was not saved" in found.cause
+        assert found.signature.startswith("resume-drift:outside-the-state")
+
+    def test_a_step_that_is_missing_is_a_difference(self) -> None:
+        short = replace(healthy(1), resumed=StepNumbers(LOSSES[2:3], NORMS[2:3]))
+        assert of(healthy(0), short).verdict == Verdict.RESUME_DRIFT
+
+
+class TestControl:
+    def test_two_straight_runs_that_differ_make_the_steps_prove_nothing(self) -> None:
+        found = of(noisy(drifted(healthy(0))), drifted(healthy(1)))
+        assert (found.verdict, found.confidence) == (Verdict.INCONCLUSIVE, Confidence.LOW)
+        assert "Two runs in one go differ by up to 1.0e-01 themselves" in found.cause
+
+    def test_a_control_that_differs_only_in_its_state_is_one_too(self) -> None:
+        control = StateDifference({}, {"lm_head.weight exp_avg": 1e-9}, [], 100)
+        found = of(healthy(0), replace(healthy(1), control=control))
+        assert found.verdict == Verdict.INCONCLUSIVE
+
+    def test_what_was_lost_bit_by_bit_needs_no_control(self) -> None:
+        everything = dict.fromkeys(NAMES, 1)
+        found = of(*(noisy(given(healthy(rank, "plain"), everything)) for rank in (0, 1)))
+        assert (found.verdict, found.confidence) == (Verdict.RESUME_DRIFT, Confidence.MEDIUM)
+        assert "the steps after the save prove nothing" in found.cause
+        assert "the loss by up to" not in found.cause
+
+
+def test_an_outcome_survives_its_file(tmp_path) -> None:
+    before = Outcome(1, resume=given(healthy(1, "plain"), dict.fromkeys(NAMES, 0)))
+    assert Outcome.read(before.write(tmp_path)) == before

@@ -17,6 +17,8 @@ _TAKEN_PREFIXES = ("stack-", "reference-")
 # With these wrappers the experts of an ep axis are from_pretrained's part.
 _LOADED_SHARDED = ("fsdp2", "transformers", "accelerate")
 _SHARD_THEMSELVES = ("fsdp2", "fsdp1", "ddp", "zero2", "zero3", "accelerate")
+# Wrappers whose training a resume section can save and load.
+_SAVED = ("fsdp2", "fsdp1", "ddp", "transformers", "accelerate")
 
 
 def known_fixes() -> tuple[str, ...]:
@@ -109,19 +111,27 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
 
 
 def _resume(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
-    """Reported at the section that ``owner`` sets, else at the one that does not fit it."""
-    resume, steps = merged.resume, merged.step.steps
-    if resume is None or not (owner.resume or owner.step or owner.wrapper):
+    """Reported at the section of ``owner`` that does not fit the others."""
+    resume, steps, kind = merged.resume, merged.step.steps, merged.wrapper.kind
+    if resume is None:
         return
-    place: KeyPath = (*at, "resume") if owner.resume is not None else ("resume",)
-    if resume.after >= steps:
+    involved: tuple[KeyPath, ...] = tuple(
+        (*where, *path)
+        for where in ((), at)
+        for path in (("resume",), ("step", "steps"), ("wrapper", "kind"))
+    )
+    if (owner.resume or owner.step) and resume.after >= steps:
+        path = ("resume", "after") if owner.resume else ("step", "steps")
         message = f"saving after {resume.after} of {steps} steps leaves none to compare"
-        involved: tuple[KeyPath, ...] = (("step", "steps"), (*at, "step", "steps"))
-        yield Problem((*place, "after"), message, involved=involved)
-    if resume.through == "accelerate" and merged.wrapper.kind != "accelerate":
-        message = f"save_state is accelerate's, and wrapper.kind is {merged.wrapper.kind}"
-        involved = (("wrapper", "kind"), (*at, "wrapper", "kind"))
-        yield Problem((*place, "through"), message, involved=involved)
+        yield Problem((*at, *path), message, involved=involved)
+    message = ""
+    if kind not in _SAVED:
+        message = f"wrapper.kind {kind} saves in its own way; resume knows {', '.join(_SAVED)}"
+    elif resume.through == "accelerate" and kind != "accelerate":
+        message = f"resume.through is accelerate, and wrapper.kind {kind} has no save_state"
+    if message and (owner.resume or owner.wrapper):
+        path = ("resume", "through") if owner.resume else ("wrapper", "kind")
+        yield Problem((*at, *path), message, involved=involved)
 
 
 def _model(model: ModelSection, at: KeyPath) -> Iterator[Problem]:

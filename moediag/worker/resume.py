@@ -19,7 +19,6 @@ import torch.distributed as dist
 from moediag import protocol
 from moediag.protocol import ExpertRows, Outcome, ResumeOutcome, StepNumbers, Trial
 from moediag.worker import ownership, place, reference, states, step
-from moediag.worker.models import NotApplicable
 from moediag.worker.saving import Way, way_of
 from moediag.worker.skew import RouterSkew
 from moediag.worker.versions import versions
@@ -69,8 +68,6 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     spec = trial.resume
     if spec is None:
         raise ValueError("a resume trial needs a resume section")
-    if trial.wrapper.kind in ("zero2", "zero3"):
-        raise NotApplicable("DeepSpeed saves through its own engine, which is not tried here")
     way = way_of(spec)
     if trial.step.fill_uninitialized:
         step.fill_uninitialized()

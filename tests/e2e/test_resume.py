@@ -13,15 +13,19 @@ from tests.e2e.result_shape import problems
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
-STACKS = ("5.15.1", "5.16.1", "5.17.0", "5.23.0")
+STACKS = ("5.15.1", "5.16.1", "5.23.0")
 DRIFT, CLEAN, CRASH = "resume-drift", "clean", "crash"
 STEPS = "4 steps against 2 + 2"
 EXPERTS = "Experts of each rank at the save and after loading, by their bytes"
 
 
-def table(trial: dict[str, Any], title: str) -> list[list[Any]]:
-    (found,) = [t["rows"] for t in trial["tables"] if t["title"] == title]
-    return list(found)
+def table(ran: Ran, variant: str, title: str) -> list[list[Any]]:
+    """This variant's rows, whether the table is its own or shared with others."""
+    shared = [t["rows"] for t in ran.result["tables"] if t["title"] == title]
+    if shared:
+        return [row[1:] for row in shared[0] if row[0] == variant]
+    (own,) = [t["rows"] for t in ran.trial(variant)["tables"] if t["title"] == title]
+    return list(own)
 
 
 @pytest.fixture
@@ -68,12 +72,14 @@ def test_every_rank_got_one_ranks_experts(
     assert "plain tensors of one name on every rank" in trial["cause"]
     assert (trial["confidence"], trial["culprits"]) == ("high", [])
     assert trial["signature"] == "resume-drift:one-rank-everywhere:no-rank"
-    assert [row[1:4] for row in table(trial, EXPERTS)] == [[0, "0-3", experts], [1, "4-7", experts]]
+    assert [row[1:4] for row in table(ran, variant, EXPERTS)] == [
+        [0, "0-3", experts],
+        [1, "4-7", experts],
+    ]
 
 
 def test_the_steps_after_the_save_are_others_and_the_control_is_exact(ran: Ran) -> None:
-    trial = ran.trial("unfixed")
-    rows = table(trial, STEPS)
+    trial, rows = ran.trial("unfixed"), table(ran, "unfixed", STEPS)
     assert [row[:2] for row in rows] == [[3, 0], [3, 1], [4, 0], [4, 1]]
     assert all(row[4] > 0 and row[7] > 0 for row in rows)
     # The loss alone would pass for noise.
@@ -90,11 +96,11 @@ def test_a_way_that_keeps_everything_goes_on_exactly(ran: Ran, variant: str) -> 
     trial = ran.trial(variant)
     assert (trial["confidence"], trial["signature"]) == ("high", CLEAN)
     assert "difference 0" in trial["cause"]
-    rows = table(trial, STEPS)
+    rows = table(ran, variant, STEPS)
     assert len(rows) == 4
     assert all(row[4] == row[7] == 0 for row in rows)
     assert all(row[2] is not None and row[5] is not None for row in rows)
-    assert [row[2:4] for row in table(trial, EXPERTS)] == [["0-3", "0-3"], ["4-7", "4-7"]]
+    assert [row[2:4] for row in table(ran, variant, EXPERTS)] == [["0-3", "0-3"], ["4-7", "4-7"]]
 
 
 def test_save_pretrained_of_plain_experts_is_refused_by_the_library(ran: Ran) -> None:
@@ -110,26 +116,27 @@ def test_what_was_saved_is_gone_when_it_was_loaded(ran: Ran) -> None:
 
 def test_on_four_ranks_experts_are_glued_together(command: Command) -> None:
     need({"transformers": "5.15.1", "accelerate": "1.15.0"})
-    trial = command.run("ep-resume", "--variant", "unfixed", "--cpu", "4").trial("unfixed")
+    ran = command.run("ep-resume", "--variant", "unfixed", "--cpu", "4")
+    trial, rows = ran.trial("unfixed"), table(ran, "unfixed", EXPERTS)
     assert trial["verdict"] == DRIFT
     assert trial["signature"] == "resume-drift:ranks-glued-together:no-rank"
-    after = {row[0]: row[3] for row in table(trial, EXPERTS)}
+    after = {row[0]: row[3] for row in rows}
     assert len(set(after.values())) > 1
-    by_parameter = [(row[0], row[3]) for row in table(trial, EXPERTS)]
-    assert len(set(by_parameter)) == len(after)  # the same on all ranks
+    assert len({(row[0], row[3]) for row in rows}) == len(after)  # the same on all ranks
 
 
 def test_without_fsdp_the_copies_had_drifted_apart_before(command: Command) -> None:
     """5.16.1 keeps the experts; routers and embeddings differ from rank to rank all the while."""
     need({"transformers": "5.16.1", "accelerate": "1.15.0"})
-    trial = command.run(
+    ran = command.run(
         "ep-resume", "--variant", "unfixed", "--set", "wrapper.kind=transformers",
         "--stack", "transformers=5.16.1",
-    ).trial("unfixed")  # fmt: skip
+    )  # fmt: skip
+    trial = ran.trial("unfixed")
     assert trial["verdict"] == DRIFT
     assert trial["signature"] == "resume-drift:copies-were-apart:no-rank"
     assert "Before anything was saved" in trial["cause"]
-    assert all(row[2] == row[3] for row in table(trial, EXPERTS))
+    assert all(row[2] == row[3] for row in table(ran, "unfixed", EXPERTS))
 
 
 def test_experts_lost_before_the_save_are_not_laid_at_its_door(command: Command) -> None:

@@ -131,10 +131,16 @@ class TestExperts:
         everything = dict.fromkeys(NAMES, 1)
         found = of(*(given(healthy(rank, "plain"), everything) for rank in (0, 1)))
         name = "model.layers.{0,1}.mlp.experts.{gate_up,down}_proj"
-        assert found.tables[1].rows == (
+        assert found.tables[2].rows == (
             (name, 0, "0-3", "4-7", "plain"),
             (name, 1, "4-7", "4-7", "plain"),
         )
+
+    def test_another_table_shows_how_far_the_state_was_and_the_control(self) -> None:
+        lost = given(healthy(1, "plain"), dict.fromkeys(NAMES, 0))
+        ends = of(healthy(0, "plain"), noisy(lost)).tables[1]
+        assert ends.rows[0] == (0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        assert ends.rows[1] == (1, 0.125, 2e-4, 0.25, 0.0, pytest.approx(0.1))
 
     def test_the_saver_that_was_used_is_named(self) -> None:
         lost = given(healthy(0, "plain"), dict.fromkeys(NAMES, 1))

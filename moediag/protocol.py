@@ -458,7 +458,8 @@ class Outcome:
     trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix name
     ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds of each
     round. ``notes``: facts about how the trial was run that a reader of the result must know
-    (shims, look-alikes).
+    (shims, look-alikes). ``resume``: of a resume trial, whose losses and norms are the straight
+    run's.
     """
 
     rank: int

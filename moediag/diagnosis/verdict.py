@@ -80,7 +80,7 @@ class Judgement:
     divergence: bool = False  # the first divergence explains it
     failure: Failure | None = None  # the exception or signal that explains it
     notes: tuple[str, ...] = ()
-    what: str = ""  # which of the replicas' facts explains it
+    what: str = ""  # which fact of the replicas or of a resume explains it
 
 
 def judge(facts: Facts) -> Judgement:
@@ -271,9 +271,9 @@ def _measured(facts: Facts) -> Judgement:
             f"On {ranks(numbers.nonfinite_ranks)} {name}.",
             culprits=_few(numbers.nonfinite_ranks, facts.evidence),
         )
-    if facts.resume.verdict is not None:
-        found = facts.resume
-        return Judgement(facts.resume.verdict, found.confidence, found.text, what=found.pattern)
+    resumed = facts.resume
+    if resumed.verdict is not None:
+        return Judgement(resumed.verdict, resumed.confidence, resumed.text, what=resumed.pattern)
     earlier = _replicas(facts)
     if earlier is not None:
         return earlier

@@ -59,7 +59,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch
     import torch.distributed as dist
 
-    from moediag.worker import cost, step, trainer
+    from moediag.worker import cost, load_cost, step, trainer
     from moediag.worker.models import NotApplicable
     from moediag.worker.versions import versions
 
@@ -73,6 +73,8 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     try:
         if trial.purpose == "cost":
             return cost.run(trial, rank, recorder, device)
+        if trial.purpose == "load-cost":
+            return load_cost.run(trial, rank, recorder, device)
         if trial.wrapper.kind in trainer.KINDS:
             return trainer.run(trial, rank, recorder, device)
         return step.run(trial, rank, recorder, device)

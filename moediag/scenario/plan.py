@@ -14,13 +14,24 @@ from typing import Any, Literal
 
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.layout import AXES, WORLD
-from moediag.protocol import CostSpec, ModelSpec, SkewSpec, Starve, StepSpec, Trial, WrapperSpec
+from moediag.protocol import (
+    CostSpec,
+    LoadCostSpec,
+    ModelSpec,
+    SkewSpec,
+    Starve,
+    StepSpec,
+    Trial,
+    WrapperSpec,
+)
 from moediag.scenario.schema import Expectation, Scenario
 from moediag.scenario.sections import CostSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
 
 Device = Literal["cpu", "gpu"]
 COST = "cost"  # name, variant and purpose of the trial that times the fixes
+LOAD_COST = "load-cost"  # purpose of the trials of a scenario that times loading
+TIMED = (COST, LOAD_COST)
 BACKENDS = {"cpu": "gloo", "gpu": "nccl"}
 # Fields of StepSpec that change how a step is done, not what is right.
 _HOW = (
@@ -136,12 +147,17 @@ class _Build:
         trial = self._trial(merged, name if repeat == 0 else f"{name}.{repeat + 1}", name)
         trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix)
         stack = dict(merged.stack)
+        if merged.load_cost is not None:
+            # Unrecorded: what the recorder takes a call would weigh on those with most calls.
+            load = LoadCostSpec(**merged.load_cost.model_dump())
+            trial = dataclasses.replace(trial, purpose=LOAD_COST, load_cost=load, record=False)
+        key = None if merged.measures else reference_key(trial, stack)
         return PlannedTrial(
             trial,
             stack,
             variant.expect,
             repeat,
-            reference_key(trial, stack),
+            key,
             tuple(variant.requires),
             variant.note,
         )

@@ -8,6 +8,7 @@ from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
 from moediag.diagnosis.failures import failures
 from moediag.diagnosis.gradients import gradient_facts
+from moediag.diagnosis.loads import load_facts, load_tables
 from moediag.diagnosis.model import Diagnosis
 from moediag.diagnosis.order import replay
 from moediag.diagnosis.ownership import ownership_facts
@@ -32,12 +33,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     owned, numbers = ownership_facts(evidence), gradient_facts(evidence)
     step = numbers.step or parts.wrong_inputs(evidence)
     by_part = parts.parts(evidence, step) if step is not None else ()
-    replicas = replica_facts(evidence)
-    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned, replicas)
+    replicas, loads = replica_facts(evidence), load_facts(evidence)
+    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned, replicas, loads)
     judged = judge(facts)
     at_end = () if judged.verdict == Verdict.WRONG_WEIGHTS or not owned.wrong else (owned.text,)
     of_parts = parts.table(by_part, step) if step is not None and by_part else None
-    tables = (*ownership.tables(evidence, owned.wrong), of_parts)
+    tables = (*ownership.tables(evidence, owned.wrong), of_parts, *load_tables(loads.loads))
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     return Diagnosis(
         verdict=judged.verdict,

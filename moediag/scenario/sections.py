@@ -1,7 +1,7 @@
 """The parts of a scenario that reach the ranks, as strict types.
 
-model, wrapper, step, skew, cost and load_cost mirror the dataclasses of ``moediag.protocol`` (a test holds
-names and defaults equal) and add the bounds and the words that an editor shows.
+model, wrapper, step, skew, cost and load_cost mirror the dataclasses of ``moediag.protocol`` (a
+test holds names and defaults equal) and add the bounds and the words that an editor shows.
 """
 
 from __future__ import annotations

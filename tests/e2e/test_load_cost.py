@@ -35,6 +35,7 @@ def holds(ran: Ran, ranks: int) -> None:
     (trial,) = ran.result["trials"]
     assert (trial["verdict"], trial["world_size"], trial["culprits"]) == ("clean", ranks, [])
     assert "bit by bit, on every rank" in trial["cause"]
+    assert any("stand-in for the Accelerator" in note for note in trial["notes"])
     times = trial["tables"][0]
     assert times["columns"][:3] == ["method", "16 parameters", "40 parameters"]
     assert [row[0] for row in times["rows"]] == list(LOAD_METHODS)

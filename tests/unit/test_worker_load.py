@@ -144,7 +144,8 @@ def test_what_the_stack_lacks_is_left_out_with_a_note(monkeypatch: pytest.Monkey
     outcome = load_cost.run(trial, 0, None, CPU)
     assert [load.method for load in outcome.loads] == ["coalesced"]
     assert outcome.notes == [
-        "local is left out: this stack has distribute_tensor without src_data_rank"
+        "local is left out: this stack has distribute_tensor without src_data_rank",
+        load_cost.UNRECORDED,
     ]
     with pytest.raises(NotApplicable, match="local is left out"):
         run(methods=["local"])

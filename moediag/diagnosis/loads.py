@@ -16,6 +16,7 @@ from moediag.report.model import Cell, Table
 from moediag.report.names import plural, ranks
 
 BASELINE = "per-parameter"
+GROWTH = " Growth: exponent of the number of parameters, 1 is in proportion to it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def load_tables(loads: Sequence[LoadTiming]) -> tuple[Table, ...]:
             "Loading the weights, in ms",
             whole,
             f"From rank 0's full weights to a sharded model, {what}; median of {rounds}, taken in "
-            "turn. Growth: exponent of the number of parameters, 1 is in proportion to it.",
+            "turn." + (GROWTH if len(_axes(whole)[1]) > 1 else ""),
         ),
         _faster("Loading, times faster than one broadcast per parameter", whole),
     ]
@@ -107,15 +108,15 @@ def _times(title: str, timings: Timings, note: str) -> Table:
         medians = {n: statistics.median(t) for n in sizes if (t := timings.get((method, n)))}
         exponent = growth(medians)
         largest = max(medians, default=0)
-        rows.append(
-            (
-                method,
-                *(_rounded(medians.get(n), 1e3, 1) for n in sizes),
-                _rounded(medians.get(largest), 1e6 / max(largest, 1), 1),
-                _rounded(exponent, 1, 2),
-            )
+        row = (
+            method,
+            *(_rounded(medians.get(n), 1e3, 1) for n in sizes),
+            _rounded(medians.get(largest), 1e6 / max(largest, 1), 1),
+            _rounded(exponent, 1, 2),
         )
+        rows.append(row if len(sizes) > 1 else row[:-1])
     columns = ("method", *(f"{n:,} parameters" for n in sizes), "per 1,000", "growth")
+    columns = columns if len(sizes) > 1 else columns[:-1]
     return Table(title, columns, tuple(rows), note)
 
 

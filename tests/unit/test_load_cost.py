@@ -190,7 +190,9 @@ class TestTheTables:
         times, ratios = load_tables(
             [timing("per-parameter", 10, [0.2]), timing("local", 10, [0.1])]
         )
-        assert [row[-1] for row in times.rows] == [None, None]
+        assert times.columns == ("method", "10 parameters", "per 1,000")
+        assert times.rows == (("per-parameter", 200.0, 20_000.0), ("local", 100.0, 10_000.0))
+        assert "Growth" not in times.note
         assert ratios.rows == (("local", 2.0, None),)
 
     def test_nothing_timed_is_no_table(self) -> None:

@@ -48,7 +48,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             found,
             judged.failure,
             judged.culprits,
-            owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else judged.what,
+            judged.what or (owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else ""),
         ),
         confidence=judged.confidence,
         culprits=judged.culprits,

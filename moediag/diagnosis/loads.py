@@ -22,10 +22,11 @@ GROWTH = " Growth: exponent of the number of parameters, 1 is in proportion to i
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
     """``loads``: of the lowest rank that left any. ``wrong``: what was delivered wrong, in words, a
-    method and size each."""
+    method and size each; ``methods``: which did so."""
 
     loads: tuple[LoadTiming, ...] = ()
     wrong: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -54,7 +55,8 @@ def load_facts(evidence: Evidence) -> LoadFacts:
         f"(first in {next(iter(by_rank.values()))[0]})"
         for (method, size), by_rank in wrong.items()
     )
-    return LoadFacts(tuple(next(iter(with_loads.values()), ())), told)
+    methods = tuple(dict.fromkeys(method for method, _ in wrong))
+    return LoadFacts(tuple(next(iter(with_loads.values()), ())), told, methods)
 
 
 def load_tables(loads: Sequence[LoadTiming]) -> tuple[Table, ...]:

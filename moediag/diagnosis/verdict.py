@@ -12,8 +12,8 @@ The verdict, the first rule that applies:
 6. ``wrong-weights``: some rank trained other weights than the checkpoint's, or was not sharded as
    asked, or a load delivered other bytes; ``nonfinite``; then what came first: ``wrong-gradients``
    against the reference, whatever the schedules say, or ``replica-divergence``, what must be equal
-   on several ranks and is not. A norm that is equal everywhere and wrong is ``wrong-gradients`` too:
-   what the optimizer gets is;
+   on several ranks and is not. A norm that is equal everywhere and wrong is ``wrong-gradients``
+   too: what the optimizer gets is;
 7. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
 The confidence:
@@ -80,7 +80,7 @@ class Judgement:
     divergence: bool = False  # the first divergence explains it
     failure: Failure | None = None  # the exception or signal that explains it
     notes: tuple[str, ...] = ()
-    what: str = ""  # which of the replicas' facts explains it
+    what: str = ""  # which of the replicas' or loads' facts explains it
 
 
 def judge(facts: Facts) -> Judgement:
@@ -262,7 +262,8 @@ def _measured(facts: Facts) -> Judgement:
     numbers, divergence = facts.gradients, facts.divergence
     if facts.loads.wrong:
         text = "; ".join(facts.loads.wrong) + ". The method is at fault, no rank is."
-        return Judgement(Verdict.WRONG_WEIGHTS, Confidence.HIGH, text)
+        what = f"loaded by {', '.join(facts.loads.methods)}"
+        return Judgement(Verdict.WRONG_WEIGHTS, Confidence.HIGH, text, what=what)
     if facts.loads.loads:
         return Judgement(Verdict.CLEAN, Confidence.HIGH, facts.loads.summary)
     blamed = facts.blame

@@ -115,6 +115,7 @@ class TestTheBytes:
             "layers.0.experts.3.weight). The method is at fault, no rank is."
         )
         assert found.culprits == ()
+        assert "loaded by coalesced" in found.signature
         # The times stay: they are what was measured, of whatever was delivered.
         assert found.tables
 

@@ -200,3 +200,24 @@ def test_a_layout_that_does_not_fit_prints_every_factor() -> None:
     assert plan(scenario, 4, "cpu").trials[0].trial.layout == {"dp_replicate": 2, "dp_shard": 2}
     with pytest.raises(LayoutError, match="dp_replicate=2 x dp_shard=world: 3 ranks"):
         plan(scenario, 3, "cpu")
+
+
+def asked(config: dict[str, object] | None, ranks: int = 4) -> dict[str, object] | None:
+    """What ranks read of a distributed_config on 4 ranks, half of them an ep axis."""
+    overwrite = load(find("ep-overwrite"))
+    wrapper = overwrite.wrapper.model_copy(update={"distributed_config": config})
+    layout = {"dp_shard": "world", "ep": 2}
+    changed = overwrite.model_copy(update={"wrapper": wrapper, "layout": layout})
+    return plan(changed, ranks, "cpu").trials[0].trial.wrapper.distributed_config
+
+
+def test_the_name_of_an_axis_is_its_size_in_a_distributed_config() -> None:
+    assert asked(None) is None
+    assert asked({}) == {}
+    assert asked({"fsdp_size": "dp_shard", "ep_size": "ep", "tp_size": "tp"}) == {
+        "fsdp_size": 2, "ep_size": 2, "tp_size": 1,
+    }  # fmt: skip
+    assert asked({"fsdp_size": "world", "ep_size": "ep"}, 8) == {"fsdp_size": 8, "ep_size": 2}
+    # Anything else stays what it is.
+    other = {"tp_plan": "auto", "ep_plan": {"a": "ep"}, "ep_size": 3, "flag": True, "none": None}
+    assert asked(dict(other)) == other

@@ -36,17 +36,17 @@ def examine(paths: Sequence[Path]) -> RunResult:
 
 
 def trial_folders(path: Path) -> list[Path]:
-    """The trial directories at ``path``: itself, or those in it that ran the step under test."""
+    """The trial directories at ``path``: itself, or those in it that ran what is judged."""
     if not path.is_dir():
         what = "is a file, not a directory" if path.exists() else "does not exist"
         raise EvidenceError(f"{path} {what}", HELP)
     if (path / TRIAL_FILE).is_file():
         return [path]
     found = [file.parent for file in sorted(path.glob(f"*/{TRIAL_FILE}"))]
-    steps = [folder for folder in found if _trial(folder).purpose == "step"]
-    if not steps:
+    judged = [folder for folder in found if _trial(folder).purpose not in ("reference", "cost")]
+    if not judged:
         raise EvidenceError(f"{path} is not a moediag run or trial directory", HELP)
-    return steps
+    return judged
 
 
 def _trial(folder: Path) -> Trial:

@@ -257,6 +257,28 @@ class CostSpec:
     seq_len: int = 512
 
 
+LOAD_METHODS = (
+    "per-parameter",  # one broadcast per parameter, then each rank cuts its shard
+    "accelerate",  # accelerate's fsdp2_load_full_state_dict as installed
+    "coalesced",  # one broadcast per bucket of parameters, then each rank cuts
+    "torch",  # set_model_state_dict with broadcast_from_rank0
+    "scatter",  # distribute_tensor as torch sets it up: one scatter per parameter
+    "local",  # distribute_tensor(src_data_rank=None): every rank has all weights already
+)
+
+
+@dataclass(frozen=True)
+class LoadCostSpec:
+    """The side-by-side timing of ways to load full weights into a sharded model."""
+
+    parameters: List[int] = field(default_factory=lambda: [100, 200, 400])
+    numel: int = 4096  # elements of one matrix; every eighth parameter is a vector of odd length
+    methods: List[str] = field(default_factory=lambda: list(LOAD_METHODS))
+    rounds: int = 3
+    bucket_mb: float = 25.0  # coalesced: bytes of one broadcast, in 10^6
+    dtype: str = "float32"  # float32 | bfloat16
+
+
 @dataclass(frozen=True)
 class ResumeSpec:
     """Training is saved, loaded into a new model and a new optimizer, and goes on.
@@ -276,13 +298,13 @@ class Trial:
     """One launch: what a rank needs to know. ``purpose``: ``step`` runs the training step under
     test, or with ``resume`` the steps in one go against the same with a save and a load between;
     ``reference`` runs the same step in one process in fp32 and writes ``reference_path``; ``cost``
-    times the fixes side by side."""
+    times the fixes side by side; ``load-cost`` times the ways to load weights."""
 
     name: str  # unique within the run; also its folder's name
     scenario: str
     variant: str
     role: str = "unfixed"  # unfixed | fix | control
-    purpose: str = "step"  # step | reference | cost
+    purpose: str = "step"  # step | reference | cost | load-cost
     world_size: int = 2
     layout: Dict[str, int] = field(default_factory=dict)  # mesh axis -> size, outermost first
     backend: str = "gloo"
@@ -293,6 +315,7 @@ class Trial:
     skew: SkewSpec = field(default_factory=SkewSpec)
     cost: Optional[CostSpec] = None
     resume: Optional[ResumeSpec] = None
+    load_cost: Optional[LoadCostSpec] = None
     fix: Optional[str] = None  # name of a module in moediag.fixes, in kebab-case
     reference_path: Optional[str] = None
     record: bool = True  # install the recorder (benchmarks switch it off)
@@ -447,6 +470,25 @@ class ResumeOutcome:
 
 
 @dataclass(frozen=True)
+class LoadTiming:
+    """One way to load a model of ``parameters`` parameters, on one rank.
+
+    ``bytes``: of the whole model. ``seconds``: of each round, the whole load. ``communication``:
+    of each round, its collectives alone on buffers that exist; empty where it has none.
+    ``calls``: how many collectives of which kind the whole load issued. ``wrong``: FQNs of
+    parameters whose shard differed, in any bit and any round, from its cut of the true tensor.
+    """
+
+    method: str
+    parameters: int
+    bytes: int
+    calls: Dict[str, int] = field(default_factory=dict)
+    seconds: List[float] = field(default_factory=list)
+    communication: List[float] = field(default_factory=list)
+    wrong: List[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
@@ -457,9 +499,9 @@ class Outcome:
     it to itself. ``replicas``: by step, "0" before training. ``applicable``: a reason when this
     trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix name
     ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds of each
-    round. ``notes``: facts about how the trial was run that a reader of the result must know
-    (shims, look-alikes). ``resume``: of a resume trial, whose losses and norms are the straight
-    run's.
+    round. ``loads``: of a load-cost trial. ``notes``: facts about how the trial was run that a
+    reader of the result must know (shims, look-alikes). ``resume``: of a resume trial, whose losses
+    and norms are the straight run's.
     """
 
     rank: int
@@ -473,6 +515,7 @@ class Outcome:
     step_seconds: List[float] = field(default_factory=list)
     applicable: Optional[str] = None
     cost: Dict[str, List[float]] = field(default_factory=dict)
+    loads: List[LoadTiming] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
     versions: Dict[str, Optional[str]] = field(default_factory=dict)
     inputs: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)

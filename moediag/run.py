@@ -31,7 +31,7 @@ from moediag.regressions import with_regressions
 from moediag.report.model import RunResult, Seconds, TrialResult
 from moediag.report.progress import Observer
 from moediag.report.sidebyside import together
-from moediag.scenario.plan import Plan, PlannedTrial
+from moediag.scenario.plan import TIMED, Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 from moediag.verdicts import Verdict
@@ -190,7 +190,7 @@ class _Run:
         late: dict[tuple[tuple[str, str], ...], list[PlannedTrial]] = {}
         for planned in self.plan.trials:
             request = tuple(sorted(planned.stack.items()))
-            target = late if planned.trial.purpose == "cost" else groups
+            target = late if planned.trial.purpose in TIMED else groups
             target.setdefault(request, []).append(planned)
         return [*groups.items(), *late.items()]
 

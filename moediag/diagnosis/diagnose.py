@@ -8,6 +8,7 @@ from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
 from moediag.diagnosis.failures import failures
 from moediag.diagnosis.gradients import gradient_facts
+from moediag.diagnosis.loads import load_facts, load_tables
 from moediag.diagnosis.model import Diagnosis
 from moediag.diagnosis.order import replay
 from moediag.diagnosis.ownership import ownership_facts
@@ -33,8 +34,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     owned, numbers = ownership_facts(evidence), gradient_facts(evidence)
     step = numbers.step or parts.wrong_inputs(evidence)
     by_part = parts.parts(evidence, step) if step is not None else ()
-    replicas, resumed = replica_facts(evidence), resume_facts(evidence)
-    facts = Facts(evidence, failed, divergence, found, numbers, by_part, owned, replicas, resumed)
+    replicas, loads = replica_facts(evidence), load_facts(evidence)
+    resumed = resume_facts(evidence)
+    facts = Facts(
+        evidence, failed, divergence, found, numbers, by_part, owned, replicas, loads, resumed
+    )
     judged = judge(facts)
     at_end: tuple[str, ...] = ()
     if owned.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:
@@ -42,7 +46,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if resumed.verdict is not None and judged.cause != resumed.text:
         at_end = (*at_end, resumed.text)
     of_parts = parts.table(by_part, step) if step is not None and by_part else None
-    tables = (*ownership.tables(evidence, owned.wrong), of_parts, *resumed.tables)
+    tables = (
+        *ownership.tables(evidence, owned.wrong),
+        of_parts,
+        *load_tables(loads.loads),
+        *resumed.tables,
+    )
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     return Diagnosis(
         verdict=judged.verdict,
@@ -52,7 +61,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             found,
             judged.failure,
             judged.culprits,
-            owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else judged.what,
+            judged.what or (owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else ""),
         ),
         confidence=judged.confidence,
         culprits=judged.culprits,

@@ -10,9 +10,10 @@ The verdict, the first rule that applies:
 4. ``hang``: the watchdog saw quiescent ranks wait in a collective;
 5. ``inconclusive``: the time bound ended it without a stall, or a rank left no numbers;
 6. ``wrong-weights``: some rank trained other weights than the checkpoint's, or was not sharded as
-   asked; ``nonfinite``; then what came first: ``wrong-gradients`` against the reference, whatever
-   the schedules say, or ``replica-divergence``, what must be equal on several ranks and is not. A
-   norm that is equal everywhere and wrong is ``wrong-gradients`` too: what the optimizer gets is;
+   asked, or a load delivered other bytes; ``nonfinite``; then what came first: ``wrong-gradients``
+   against the reference, whatever the schedules say, or ``replica-divergence``, what must be equal
+   on several ranks and is not. A norm that is equal everywhere and wrong is ``wrong-gradients``
+   too: what the optimizer gets is;
 7. what a resume trial says in their place: ``resume-drift``, ``inconclusive``, ``clean``;
 8. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
@@ -35,6 +36,7 @@ from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.gradients import GradientFacts
+from moediag.diagnosis.loads import LoadFacts
 from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.diagnosis.parts import Part, sentence
 from moediag.diagnosis.replicas import ReplicaFacts
@@ -56,6 +58,7 @@ class Facts:
     parts: tuple[Part, ...] = ()  # of the first step with a wrong gradient
     ownership: OwnershipFacts = field(default_factory=OwnershipFacts)
     replicas: ReplicaFacts = field(default_factory=ReplicaFacts)
+    loads: LoadFacts = field(default_factory=LoadFacts)
     resume: ResumeFacts = field(default_factory=ResumeFacts)
 
     @property
@@ -80,7 +83,7 @@ class Judgement:
     divergence: bool = False  # the first divergence explains it
     failure: Failure | None = None  # the exception or signal that explains it
     notes: tuple[str, ...] = ()
-    what: str = ""  # which fact of the replicas or of a resume explains it
+    what: str = ""  # which fact of the replicas, of loads or of a resume explains it
 
 
 def judge(facts: Facts) -> Judgement:
@@ -260,6 +263,12 @@ def _unmeasured(facts: Facts) -> Judgement:
 
 def _measured(facts: Facts) -> Judgement:
     numbers, divergence = facts.gradients, facts.divergence
+    if facts.loads.wrong:
+        text = "; ".join(facts.loads.wrong) + ". The method is at fault, no rank is."
+        what = f"loaded by {', '.join(facts.loads.methods)}"
+        return Judgement(Verdict.WRONG_WEIGHTS, Confidence.HIGH, text, what=what)
+    if facts.loads.loads:
+        return Judgement(Verdict.CLEAN, Confidence.HIGH, facts.loads.summary)
     blamed = facts.blame
     if facts.ownership.wrong:
         return _wrong_weights(facts)

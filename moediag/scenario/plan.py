@@ -16,6 +16,7 @@ from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.layout import AXES, WORLD
 from moediag.protocol import (
     CostSpec,
+    LoadCostSpec,
     ModelSpec,
     ResumeSpec,
     SkewSpec,
@@ -30,6 +31,8 @@ from moediag.scenario.source import nearest
 
 Device = Literal["cpu", "gpu"]
 COST = "cost"  # name, variant and purpose of the trial that times the fixes
+LOAD_COST = "load-cost"  # purpose of the trials of a scenario that times loading
+TIMED = (COST, LOAD_COST)
 BACKENDS = {"cpu": "gloo", "gpu": "nccl"}
 # Fields of StepSpec that change how a step is done, not what is right.
 _HOW = (
@@ -146,12 +149,17 @@ class _Build:
         resume = None if merged.resume is None else ResumeSpec(**merged.resume.model_dump())
         trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, resume=resume)
         stack = dict(merged.stack)
+        if merged.load_cost is not None:
+            # Unrecorded: what the recorder takes a call would weigh on those with most calls.
+            load = LoadCostSpec(**merged.load_cost.model_dump())
+            trial = dataclasses.replace(trial, purpose=LOAD_COST, load_cost=load, record=False)
+        key = None if merged.measures else reference_key(trial, stack)
         return PlannedTrial(
             trial,
             stack,
             variant.expect,
             repeat,
-            reference_key(trial, stack),
+            key,
             tuple(variant.requires),
             variant.note,
         )

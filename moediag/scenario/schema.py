@@ -27,6 +27,7 @@ from moediag.scenario.sections import (
     CostSection,
     Kebab,
     LayoutRequest,
+    LoadCostSection,
     ModelSection,
     PackageName,
     Rank,
@@ -126,8 +127,8 @@ class Variant(Section):
     a ``layout`` replaces the scenario's whole."""
 
     role: Literal["unfixed", "fix", "control"] = Field(
-        description="unfixed: the failure itself, one or several ways it shows; fix: a repair to "
-        "be judged; "
+        description="unfixed: the failure itself, one or several ways it shows (none where a "
+        "scenario only measures); fix: a repair to be judged; "
         "control: must stay clean, or the whole comparison proves nothing."
     )
     title: str = Field(default="", description="One line for a person.")
@@ -218,6 +219,11 @@ class Scenario(Section):
     resume: ResumeSection | None = Field(
         default=None, description="Saving and loading between the steps; null: none."
     )
+    load_cost: LoadCostSection | None = Field(
+        default=None,
+        description="Makes this a scenario that only measures: every trial times ways to load a "
+        "model, and every variant is a control.",
+    )
     variants: dict[Kebab, Variant] = Field(
         min_length=1, description="The code paths, in the order they run."
     )
@@ -250,9 +256,16 @@ class Scenario(Section):
         return Layout.resolve(request, world_size)
 
     @property
+    def measures(self) -> bool:
+        """No failure is claimed: nothing is unfixed, and nothing can be reproduced."""
+        return self.load_cost is not None
+
+    @property
     def unfixed(self) -> Variant:
-        """The failure itself, the first way it shows; one exists once the file is loaded."""
-        return next(v for v in self.variants.values() if v.role == "unfixed")
+        """The failure itself, the first way it shows; one exists once the file is loaded. Of a
+        scenario that only measures, its first variant."""
+        first = next(iter(self.variants.values()))
+        return next((v for v in self.variants.values() if v.role == "unfixed"), first)
 
     def merged(self, variant: str) -> Scenario:
         """The scenario with this variant's sections laid over its own."""

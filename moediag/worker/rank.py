@@ -59,7 +59,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch
     import torch.distributed as dist
 
-    from moediag.worker import cost, resume, step, trainer
+    from moediag.worker import cost, load_cost, resume, step, trainer
     from moediag.worker.models import NotApplicable
     from moediag.worker.versions import versions
 
@@ -75,6 +75,8 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
             return cost.run(trial, rank, recorder, device)
         if trial.resume is not None:
             return resume.run(trial, rank, recorder, device)
+        if trial.purpose == "load-cost":
+            return load_cost.run(trial, rank, recorder, device)
         if trial.wrapper.kind in trainer.KINDS:
             return trainer.run(trial, rank, recorder, device)
         return step.run(trial, rank, recorder, device)

@@ -42,7 +42,7 @@ def warm(families: Sequence[str]) -> None:
             importlib.import_module(name)
         except ImportError:
             continue  # another torch; the step will import what it has
-    from moediag.worker import cost, models, reference, step, trainer  # noqa: F401
+    from moediag.worker import cost, load_cost, models, reference, step, trainer  # noqa: F401
 
     if importlib.util.find_spec("trl") is not None:  # only a stack that asks for it has it
         for name in _TRAINERS:

@@ -392,6 +392,10 @@ def events(seen: RankEvidence, world_size: int) -> list[dict[str, object]]:
 
     out += [{"e": "tokens", "t": 0.0, **dataclasses.asdict(line)} for line in seen.tokens]
     out += [{"e": "finding", "t": 0.0, **dataclasses.asdict(one)} for one in seen.findings]
+    out += [{"e": "weights", "t": 0.0, **dataclasses.asdict(held)} for held in seen.weights]
+    if seen.experts_used:
+        out.append({"e": "experts_used", "t": 0.0, "rows": dict(seen.experts_used)})
+    out += [{"e": "note", "t": 0.0, "text": text} for text in seen.notes]
     for c in seen.collectives:
         carries = interned(c.parameters)
         of = None if c.parameters is None else interned(c.parameters + c.parameters_missing)

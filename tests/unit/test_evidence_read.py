@@ -11,8 +11,9 @@ import pytest
 from moediag import protocol
 from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import EvidenceError
-from moediag.evidence.model import Evidence, ExitStatus, Group, RankError
+from moediag.evidence.model import Evidence, ExitStatus, Group, HeldWeights, RankError
 from moediag.evidence.read import read_trial
+from moediag.protocol import ExpertRows
 from moediag.verdicts import Verdict
 from tests.unit.evidence_builder import (
     aborted_on_gloo,
@@ -73,6 +74,79 @@ def test_what_was_written_is_read_back(
     found = diagnose(read)
     assert (found.verdict, found.culprits) == (verdict, culprits)
     assert found == diagnose(evidence)
+
+
+def test_what_ranks_hold_is_read_back(tmp_path: Path) -> None:
+    evidence = held(measured(fsdp2_job(set(), set()).run()))
+    read = read_trial(write(evidence, tmp_path))
+    for rank, seen in evidence.ranks.items():
+        assert read.ranks[rank].weights == seen.weights
+        assert read.ranks[rank].experts_used == seen.experts_used
+        assert read.ranks[rank].notes == seen.notes
+    assert diagnose(read) == diagnose(evidence)
+    assert diagnose(read).verdict == Verdict.WRONG_WEIGHTS
+    assert "as it was asked" in diagnose(read).notes
+
+
+def held(evidence: Evidence) -> Evidence:
+    """Both ranks hold the same half, told at two moments."""
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        rows = ExpertRows("layers.0.experts.up", [0, 1], [0, 1], 2, "plain", 0.5, 0.25)
+        loaded = HeldWeights("loaded", (rows,), (), 3, asked=2, whole=4)
+        prepared = replace(loaded, when="prepared", unequal=("norm.weight",), left_out=True)
+        ranks[rank] = replace(
+            seen,
+            weights=(loaded, prepared),
+            experts_used={"layers.0.experts.up": 2},
+            notes=("as it was asked",),
+        )
+    return replace(evidence, ranks=ranks)
+
+
+def test_names_of_what_is_held_are_without_the_wrappers(tmp_path: Path) -> None:
+    folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
+    path = folder / protocol.events_file(0)
+    name = "_fsdp_wrapped_module.layers.0._checkpoint_wrapped_module.experts.up"
+    row = {"fqn": name, "held": [0], "declared": [-1], "rows": 1, "of a later version": 1}
+    weights = {"e": "weights", "when": "prepared", "experts": [row], "unequal": [name]}
+    used = {"e": "experts_used", "rows": {name: 1}}
+    path.write_text(path.read_text() + json.dumps(weights) + "\n" + json.dumps(used) + "\n")
+    seen = read_trial(folder).ranks[0]
+    (told,) = seen.weights
+    assert told.experts == (ExpertRows("layers.0.experts.up", [0], [-1], 1),)
+    assert told.unequal == ("layers.0.experts.up",)
+    assert (told.compared, told.asked, told.whole, told.left_out) == (0, 1, 0, False)
+    assert seen.experts_used == {"layers.0.experts.up": 1}
+
+
+ROW: dict[str, object] = {"fqn": "w", "held": [0, 1], "declared": [0, 1], "rows": 2}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"e": "weights"},
+        {"e": "weights", "when": "prepared", "experts": 7},
+        {"e": "weights", "when": "prepared", "experts": [{"fqn": "w"}]},
+        {"e": "weights", "when": "prepared", "experts": [{**ROW, "held": [0]}]},
+        {"e": "weights", "when": "prepared", "experts": [{**ROW, "held": ["x", "y"]}]},
+        {"e": "weights", "when": "prepared", "experts": [{**ROW, "first": "x"}]},
+        {"e": "weights", "when": "prepared", "experts": [ROW], "asked": "two"},
+        {"e": "experts_used", "rows": [1]},
+        {"e": "experts_used", "rows": {"w": "many"}},
+        {"e": "note"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_held_is_garbage(tmp_path: Path, event: dict[str, object]) -> None:
+    folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
+    path = folder / protocol.events_file(1)
+    path.write_text(path.read_text() + json.dumps(event) + "\n")
+    read = read_trial(folder)
+    assert "rank 1: 1 unreadable line of its recorder log" in read.ranks[1].not_seen
+    assert read.ranks[1].weights == ()
+    assert diagnose(read).verdict == Verdict.CLEAN
 
 
 def test_a_log_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:

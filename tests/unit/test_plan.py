@@ -38,7 +38,7 @@ def test_every_shipped_scenario_plans(name: str, device: str, ranks: int) -> Non
         assert math.prod(trial.layout.values()) == ranks
         assert trial.backend == ("gloo" if device == "cpu" else "nccl")
         assert trial.launcher == ("fork" if device == "cpu" else "torchrun")
-    assert {t.variant for t in found if t.purpose == "step"} == set(scenario.variants)
+    assert {t.variant for t in found if t.purpose != "cost"} == set(scenario.variants)
 
 
 def test_a_planned_trial_survives_its_file(starvation: Scenario, tmp_path: Path) -> None:
@@ -213,3 +213,24 @@ def test_a_layout_that_does_not_fit_prints_every_factor() -> None:
     assert plan(scenario, 4, "cpu").trials[0].trial.layout == {"dp_replicate": 2, "dp_shard": 2}
     with pytest.raises(LayoutError, match="dp_replicate=2 x dp_shard=world: 3 ranks"):
         plan(scenario, 3, "cpu")
+
+
+def asked(config: dict[str, object] | None, ranks: int = 4) -> dict[str, object] | None:
+    """What ranks read of a distributed_config on 4 ranks, half of them an ep axis."""
+    overwrite = load(find("ep-overwrite"))
+    wrapper = overwrite.wrapper.model_copy(update={"distributed_config": config})
+    layout = {"dp_shard": "world", "ep": 2}
+    changed = overwrite.model_copy(update={"wrapper": wrapper, "layout": layout})
+    return plan(changed, ranks, "cpu").trials[0].trial.wrapper.distributed_config
+
+
+def test_the_name_of_an_axis_is_its_size_in_a_distributed_config() -> None:
+    assert asked(None) is None
+    assert asked({}) == {}
+    assert asked({"fsdp_size": "dp_shard", "ep_size": "ep", "tp_size": "tp"}) == {
+        "fsdp_size": 2, "ep_size": 2, "tp_size": 1,
+    }  # fmt: skip
+    assert asked({"fsdp_size": "world", "ep_size": "ep"}, 8) == {"fsdp_size": 8, "ep_size": 2}
+    # Anything else stays what it is.
+    other = {"tp_plan": "auto", "ep_plan": {"a": "ep"}, "ep_size": 3, "flag": True, "none": None}
+    assert asked(dict(other)) == other

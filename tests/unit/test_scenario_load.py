@@ -195,6 +195,8 @@ def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
         ("variants.zero-fill.fix=zerofill",
          'no fix is called "zerofill"; did you mean "zero-fill"?'),
         ("stack.transformers=newest", 'stack.transformers: must be one version'),
+        ("layout.ep=world", "set model.source to checkpoint"),
+        ("wrapper.native_fsdp=true", "from_pretrained would shard and fsdp2 again"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_named_instead_of_the_file(
@@ -203,6 +205,25 @@ def test_a_wrong_override_is_named_instead_of_the_file(
     said = refused(tmp_path, GOOD, override)
     assert said.startswith(f"--set {override}: ")
     assert message in said
+
+
+def test_who_divides_what_is_checked_where_it_is_said(tmp_path: Path) -> None:
+    """An ep axis needs a checkpoint; a variant is told of what it changes itself."""
+    head = 'schema_version: 1\nname: mine\ntitle: t\nstack: {transformers: "5.12.1"}\n'
+    head += "layout: {ep: world}\nmodel: {source: checkpoint}\n"
+    path = tmp_path / "s.yaml"
+    head += "variants:\n  unfixed:\n    role: unfixed\n"
+    good = head + "    expect: {verdict: crash}\n"
+    path.write_text(good, encoding="utf-8")
+    assert load(path).merged("unfixed").layout == {"ep": "world"}
+    for line, at in (
+        ("    model: {source: config}\n", "variants.unfixed.model"),
+        ("    wrapper: {kind: accelerate, native_fsdp: true}\n", "variants.unfixed.wrapper.native"),
+    ):
+        assert at in refused(tmp_path, good + line)
+    # Another library's own expert parallelism is nobody's here.
+    path.write_text(good + "    wrapper: {kind: trl, native_fsdp: true}\n", encoding="utf-8")
+    assert load(path)
 
 
 def test_overrides_reach_every_depth(tmp_path: Path) -> None:

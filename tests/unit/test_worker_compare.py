@@ -1,0 +1,160 @@
+"""Gradients beside the reference where experts were lost, and inputs of blocks beside theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
+
+from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.worker import compare  # noqa: E402
+from moediag.worker.models import Anatomy  # noqa: E402
+from moediag.worker.wrap import Wrapped  # noqa: E402
+from tests.unit.sharded import numbered, placed, rank_of  # noqa: E402
+
+TRIAL = Trial("t", "s", "v", world_size=2)
+EXPERTS, WIDTH = 4, 3
+
+
+def wrapped(parameter: Any, trial: Trial = TRIAL) -> Wrapped:
+    """A model of one parameter called ``w``."""
+    model = nn.Module()
+    model.w = nn.Parameter(parameter, requires_grad=True)
+    return Wrapped(model, Anatomy((), (), EXPERTS), trial)
+
+
+def judged(made: Wrapped, reference: Any, held: list[int] | None = None) -> Any:
+    return compare.compare(made, {"w": reference}, None if held is None else {"w": held})["w"]
+
+
+# Expert e's gradient has e + 1 everywhere, so that none can be taken for another.
+FULL = (torch.arange(EXPERTS, dtype=torch.float32) + 1).view(-1, 1, 1).expand(-1, 2, WIDTH).clone()
+
+
+def with_gradient(made: Wrapped, gradient: Any) -> Wrapped:
+    made.model.w.grad = gradient
+    return made
+
+
+# ------------------------------------------------------------------------ shards
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_a_shard_is_compared_with_its_own_part(rank: int) -> None:
+    with rank_of(rank, 2, 2) as mesh:
+        made = wrapped(placed(torch.zeros_like(FULL), mesh, Shard(0), Shard(1)))
+        right = placed(FULL, mesh, Shard(0), Shard(1))
+        found = judged(with_gradient(made, right), FULL)
+        assert (found.wrong, found.max_abs, found.scale) == (False, 0.0, 4.0)
+        assert found.placement.startswith("Shard(0) on ")
+        other = placed(FULL.flip(0).clone(), mesh, Shard(0), Shard(1))
+        assert judged(with_gradient(made, other), FULL).wrong
+
+
+def test_a_rank_with_no_element_is_right() -> None:
+    with rank_of(3, 4) as mesh:
+        made = wrapped(placed(torch.zeros(3, 2), mesh, Shard(0)))
+        found = judged(
+            with_gradient(made, placed(torch.ones(3, 2), mesh, Shard(0))), numbered(3, 2)
+        )
+        assert (found.wrong, found.max_abs) == (False, 0.0)
+
+
+def test_a_sum_that_is_still_to_be_made_is_made_first() -> None:
+    """The parameter is whole on each rank, its gradient a part on each: on one rank that is it."""
+    with rank_of(0, 1) as mesh:
+        from torch.distributed.tensor import DTensor
+
+        made = wrapped(placed(torch.zeros_like(FULL), mesh, Replicate()))
+        part = DTensor.from_local(FULL, mesh, [Partial()], run_check=False)
+        assert not judged(with_gradient(made, part), FULL).wrong
+        assert judged(
+            with_gradient(made, DTensor.from_local(FULL * 2, mesh, [Partial()])), FULL
+        ).wrong
+
+
+def test_a_plain_slice_is_the_one_of_its_place_on_the_ep_axis() -> None:
+    made = wrapped(torch.zeros(2, 2, WIDTH))
+    made.ep_rank = 1
+    assert not judged(with_gradient(made, FULL[2:].clone()), FULL).wrong
+    made = wrapped(torch.zeros(2, 2, WIDTH))
+    made.ep_rank = 0
+    assert judged(with_gradient(made, FULL[2:].clone()), FULL).wrong
+
+
+# ------------------------------------------------------------------------ lost rows
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_lost_rows_are_compared_with_the_experts_they_are(rank: int) -> None:
+    """The whole parameter has two rows instead of four: rank r holds expert 3r."""
+    expert = 3 * rank
+    with rank_of(rank, 2) as mesh:
+        made = wrapped(placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0)))
+        gradient = placed(FULL[[0, 3]].clone(), mesh, Shard(0))
+        assert not judged(with_gradient(made, gradient), FULL, [expert]).wrong
+        found = judged(made, FULL, [1])
+        assert found.wrong and found.max_abs == abs(expert - 1)
+        # A row that is no expert's should get no gradient at all.
+        assert judged(made, FULL, [-1]).max_abs == expert + 1
+        zero = with_gradient(made, placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0)))
+        assert not judged(zero, FULL, [-1]).wrong
+        assert not judged(zero, FULL, []).wrong, "nobody knows what the rows are"
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_lost_rows_may_be_cut_along_another_dimension_too(rank: int) -> None:
+    whole = FULL + numbered(1, 2, WIDTH) * 10
+    with rank_of(rank, 2, 2) as mesh:
+        made = wrapped(placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0), Shard(1)))
+        gradient = placed(whole[[0, 3]].clone(), mesh, Shard(0), Shard(1))
+        expert = [0] if rank < 2 else [3]
+        assert not judged(with_gradient(made, gradient), whole, expert).wrong
+        assert judged(made, whole, [1]).wrong
+
+
+def test_no_gradient_of_a_lost_parameter_is_missing() -> None:
+    with rank_of(0, 2) as mesh:
+        made = wrapped(placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0)))
+        found = judged(made, FULL, [1])
+    assert (found.wrong, found.missing, found.max_abs) == (True, True, 2.0)
+
+
+# ------------------------------------------------------------------------ inputs of blocks
+
+
+KEPT = {"mlp": torch.full((1, 2, 3), 0.5)}
+
+
+def inputs(kept: Any, reference: Any, **changes: Any) -> dict[str, Any]:
+    made = wrapped(torch.zeros(1), dataclasses.replace(TRIAL, **changes))
+    return compare.inputs(made, kept, reference)
+
+
+def test_a_ranks_loss_is_its_own_and_the_references_the_mean() -> None:
+    right = {"mlp": KEPT["mlp"] / 2}
+    assert inputs(KEPT, right)["mlp"].wrong is False
+    wrong = inputs({"mlp": KEPT["mlp"] * 1.01}, right)["mlp"]
+    assert wrong.wrong
+    assert wrong.max_abs == pytest.approx(0.005)
+    assert inputs({"mlp": KEPT["mlp"] * float("nan")}, right)["mlp"].wrong
+
+
+def test_what_cannot_be_compared_is_left_out() -> None:
+    right = {"mlp": KEPT["mlp"] / 2}
+    assert inputs({}, right) == {}
+    assert inputs({"mlp": KEPT["mlp"][:, :1]}, right) == {}
+    assert inputs(KEPT, right, wrapper=WrapperSpec(kind="zero3")) == {}
+    assert inputs(KEPT, {}) == {}
+
+
+def test_in_bfloat16_single_tokens_prove_nothing() -> None:
+    far = {"mlp": KEPT["mlp"] * 7}
+    assert inputs(far, KEPT)["mlp"].wrong
+    assert inputs(far, KEPT, model=ModelSpec(dtype="bfloat16")) == {}

@@ -1,0 +1,122 @@
+"""Gradients of the MoE blocks' inputs: kept once per backward, with any checkpointing, and wrong
+where the block hands a wrong one down."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from moediag.protocol import ModelSpec, StepSpec, Trial  # noqa: E402
+from moediag.worker import compare, data, models, reference  # noqa: E402
+from moediag.worker import step as training  # noqa: E402
+from moediag.worker.inputs import InputGradients  # noqa: E402
+from moediag.worker.wrap import Wrapped  # noqa: E402
+
+MODEL = ModelSpec(experts=4, vocab=64)
+BLOCKS = {"model.layers.0.mlp", "model.layers.1.mlp"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def trial(tmp_path: Any, **step: Any) -> Trial:
+    spec = StepSpec(**{"steps": 1, "seq_len": 16, **step})
+    path = str(tmp_path / "reference.pt")
+    return Trial("t", "s", "v", world_size=2, layout={"dp_shard": 2}, model=MODEL, step=spec,
+                 reference_path=path)  # fmt: skip
+
+
+def kept_on(subject: Trial, rank: int, spoil: Any = None) -> tuple[Wrapped, dict[str, Any]]:
+    """What one rank keeps of one step; ``spoil(block)`` before it runs."""
+    model = models.build(MODEL, subject.step.seed)
+    anatomy = models.anatomy(model, MODEL)
+    training.checkpoint(model, subject.step.checkpointing)
+    wrapped = Wrapped(model, anatomy, subject)
+    if spoil is not None:
+        spoil(anatomy.blocks[1].module)
+    with InputGradients(anatomy) as kept:
+        training.forward_backward(wrapped, rank, 1, torch.device("cpu"))
+        found = kept.take()
+        assert kept.take() == {}, "taken once"
+    return wrapped, found
+
+
+STEPS = [
+    {},
+    {"accumulate": 3},
+    {"checkpointing": "reentrant"},
+    {"checkpointing": "non-reentrant"},
+    {"checkpointing": "reentrant", "accumulate": 2},
+    {"checkpointing": "non-reentrant", "accumulate": 2},
+]
+
+
+@pytest.mark.parametrize(
+    "step", STEPS, ids=lambda step: "-".join(map(str, step.values())) or "plain"
+)
+def test_each_rank_finds_its_own_in_the_reference(tmp_path: Any, step: dict[str, Any]) -> None:
+    subject = trial(tmp_path, **step)
+    reference.run(subject)
+    by_rank = reference.load(str(subject.reference_path))["inputs"][0]
+    assert len(by_rank) == 2
+    for rank in (0, 1):
+        wrapped, found = kept_on(subject, rank)
+        assert set(found) == BLOCKS
+        shape = (subject.step.accumulate, 1, 16, MODEL.hidden)
+        assert {tuple(g.shape) for g in found.values()} == {shape}
+        errors = compare.inputs(wrapped, found, by_rank[rank])
+        assert set(errors) == BLOCKS
+        assert not any(e.wrong for e in errors.values())
+        assert all(e.scale > 0 for e in errors.values())
+        other = compare.inputs(wrapped, found, by_rank[1 - rank])
+        assert all(e.wrong for e in other.values()), "another rank's tokens"
+
+
+def detached_router(block: Any) -> None:
+    """The router's weights learn, and the block's input learns nothing through it."""
+    gate = block.gate
+    plain = gate.forward
+    gate.forward = lambda hidden: plain(hidden.detach())
+
+
+def test_a_block_that_hands_a_wrong_gradient_down_is_found(tmp_path: Any) -> None:
+    subject = trial(tmp_path)
+    reference.run(subject)
+    stored = reference.load(str(subject.reference_path))
+    wrapped, found = kept_on(subject, 0, spoil=detached_router)
+    errors = compare.inputs(wrapped, found, stored["inputs"][0][0])
+    assert errors["model.layers.1.mlp"].wrong
+    # The router's own gradient is that of its rank's batch all the same.
+    gate = wrapped.model.get_parameter("model.layers.1.mlp.gate.weight").grad
+    assert gate is not None and gate.abs().max() > 0
+
+
+def test_what_needs_no_gradient_is_left_out(tmp_path: Any) -> None:
+    model = models.build(MODEL, 0)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layers.1" in name or "lm_head" in name)
+    wrapped = Wrapped(model, models.anatomy(model, MODEL), trial(tmp_path))
+    with InputGradients(wrapped.anatomy) as kept:
+        wrapped.loss(data.batch(wrapped.trial, 0, 1, 0)).backward()
+        assert set(kept.take()) == {"model.layers.1.mlp"}
+        with torch.no_grad():
+            wrapped.loss(data.batch(wrapped.trial, 0, 1, 0))
+        assert kept.take() == {}
+    wrapped.loss(data.batch(wrapped.trial, 0, 1, 0)).backward()
+    assert kept.take() == {}, "its hooks are gone"
+
+
+def test_bfloat16_gradients_are_kept_in_fp32(tmp_path: Any) -> None:
+    spec = dataclasses.replace(MODEL, dtype="bfloat16")
+    model = models.build(spec, 0)
+    wrapped = Wrapped(model, models.anatomy(model, spec), trial(tmp_path))
+    with InputGradients(wrapped.anatomy) as kept:
+        wrapped.loss(data.batch(wrapped.trial, 0, 1, 0)).backward()
+        assert {g.dtype for g in kept.take().values()} == {torch.float32}

@@ -1,0 +1,315 @@
+"""How a release is asked for a layout, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch import nn  # noqa: E402
+
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.worker import ep, fsdp2, load, models  # noqa: E402
+from moediag.worker import step as training  # noqa: E402
+from moediag.worker.models import Anatomy, NotApplicable  # noqa: E402
+from moediag.worker.wrap import Wrapped, _kind, ep_rank  # noqa: E402
+from tests.unit.sharded import placed, rank_of  # noqa: E402
+
+# What DistributedConfig knows, by the release that brought it.
+FIELDS = {
+    "5.12": ["enable_expert_parallel"],
+    "5.13": ["tp_size", "tp_plan", "enable_expert_parallel", "fsdp_size"],
+    "5.18": ["tp_size", "tp_plan", "enable_expert_parallel", "fsdp_size", "pp_size"],
+    "5.22": ["tp_size", "tp_plan", "enable_expert_parallel", "fsdp_size", "pp_size", "ep_size",
+             "ep_plan"],
+    "5.23": ["tp_size", "tp_plan", "enable_expert_parallel", "fsdp_size", "pp_size", "ep_size",
+             "ep_plan", "dp_replicate_size", "ep_implementation"],
+}  # fmt: skip
+
+NATIVE = {"native_fsdp": True}
+
+
+def trial(
+    layout: dict[str, int], kind: str = "transformers", batches: str = "per-replica", **wrapper: Any
+) -> Trial:
+    world = 1
+    for size in layout.values():
+        world *= size
+    return Trial(
+        "t", "s", "v", world_size=world, layout=layout, model=ModelSpec(source="checkpoint"),
+        wrapper=WrapperSpec(kind=kind, **wrapper), skew=SkewSpec(batches=batches),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A release by its number: what its DistributedConfig knows, and what it calls itself."""
+
+    def install(number: str) -> None:
+        monkeypatch.setattr(load, "version", lambda: f"{number}.0")
+        made = dataclasses.make_dataclass(
+            "DistributedConfig", [(name, Any, None) for name in FIELDS.get(number, [])]
+        )
+        module = ModuleType("transformers.distributed")
+        if number in FIELDS:
+            module.DistributedConfig = made  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "transformers.distributed", module)
+
+    return install
+
+
+EP, EP_OF_TWO, FSDP = {"ep": 4}, {"dp_shard": 2, "ep": 2}, {"dp_shard": 4}
+
+
+@pytest.mark.parametrize(
+    ("number", "asked_for", "spelt"),
+    [
+        ("5.12", trial(EP), {"enable_expert_parallel": True}),
+        ("5.12", trial(EP, "accelerate"), {"enable_expert_parallel": True}),
+        ("5.13", trial(EP, "fsdp2"), {"tp_size": 4, "enable_expert_parallel": True}),
+        ("5.18", trial(EP, "accelerate"), {"tp_size": 4, "enable_expert_parallel": True}),
+        ("5.18", trial(EP_OF_TWO, **NATIVE),
+         {"fsdp_size": 2, "tp_size": 2, "enable_expert_parallel": True}),
+        ("5.18", trial(FSDP, **NATIVE), {"fsdp_size": 4}),
+        ("5.18", trial(FSDP, batches="distinct", **NATIVE), {"fsdp_size": 4}),
+        ("5.22", trial(EP), {"tp_size": 4, "ep_size": 4, "tp_plan": {}}),
+        ("5.22", trial(EP_OF_TWO, batches="distinct", **NATIVE), {"fsdp_size": 4, "ep_size": 2}),
+        ("5.23", trial(EP), {"tp_size": 4, "ep_size": 4}),
+        ("5.23", trial(EP, batches="distinct", **NATIVE), {"fsdp_size": 4, "ep_size": 4}),
+        ("5.23", trial(FSDP, **NATIVE), {"fsdp_size": 4, "ep_size": 1}),
+        ("5.23", trial(EP, "trl", batches="distinct"), {"tp_size": 4, "ep_size": 4}),
+        # Nothing is asked of it.
+        ("4.53", trial(FSDP, "fsdp2"), None),
+        ("5.23", trial(FSDP, "accelerate"), None),
+        ("5.23", trial({"dp_shard": 1}), None),
+        # As the trial spells it, whatever the release knows.
+        ("5.12", trial(EP_OF_TWO, distributed_config={"tp_size": 9}), {"tp_size": 9}),
+    ],
+)  # fmt: skip
+def test_each_release_is_asked_in_its_own_words(
+    release: Any, number: str, asked_for: Trial, spelt: dict[str, Any] | None
+) -> None:
+    release(number)
+    assert load.spelling(asked_for) == spelt
+
+
+@pytest.mark.parametrize(
+    ("number", "asked_for", "why"),
+    [
+        ("4.53", trial(EP), "transformers 4.53.0 has no DistributedConfig"),
+        ("4.53", trial(FSDP, **NATIVE), "transformers 4.53.0 has no DistributedConfig"),
+        ("5.12", trial(EP, batches="distinct", **NATIVE), "5.12.0 cannot shard by FSDP2"),
+        ("5.12", trial(FSDP, **NATIVE), "5.12.0 cannot shard by FSDP2"),
+        ("5.23", trial(EP_OF_TWO), "leaves 2 ranks for each expert.*needs an ep axis of 4"),
+        ("5.12", trial(EP_OF_TWO, "accelerate"), "kind accelerate needs an ep axis of 4"),
+        ("5.23", trial(FSDP), "leaves 4 ranks, and nothing shards or replicates"),
+        # Ranks that add up what they computed of different tokens.
+        ("5.18", trial(EP, batches="distinct", **NATIVE), "share a batch.*is distinct: set it to"),
+        ("5.12", trial(EP, "accelerate", "one-token"), "share a batch.*is one-token"),
+        ("5.23", trial(EP, batches="distinct"), "5.23.0 lets the ranks of an ep axis share"),
+    ],
+)
+def test_what_a_release_cannot_do_is_said(
+    release: Any, number: str, asked_for: Trial, why: str
+) -> None:
+    release(number)
+    with pytest.raises(NotApplicable, match=why):
+        load.spelling(asked_for)
+
+
+def test_how_it_was_asked_is_a_note(release: Any) -> None:
+    release("5.23")
+    asked = "from_pretrained was asked by DistributedConfig(tp_size=4, ep_size=4)"
+    assert load.notes(trial(EP)) == [asked]
+    assert load.notes(trial(FSDP, "accelerate")) == []
+    built = dataclasses.replace(trial(EP), model=ModelSpec())
+    assert load.notes(built) == []
+
+
+def test_words_that_a_release_does_not_know(release: Any) -> None:
+    release("5.13")
+    assert load._config({"tp_size": 4}).tp_size == 4
+    with pytest.raises(NotApplicable, match=r"5\.13\.0 has no ep_size and no ep_plan"):
+        load._config({"tp_size": 4, "ep_size": 4, "ep_plan": {}})
+
+
+# ------------------------------------------------------------------------ refusals
+
+REFUSING = "def prepare(why):\n    raise ValueError(why)\n"
+
+
+def refusal(module: str) -> Any:
+    namespace: dict[str, Any] = {"__name__": module}
+    exec(REFUSING, namespace)
+    return namespace["prepare"]
+
+
+def test_a_refusal_by_the_library_is_not_applicable(release: Any) -> None:
+    release("5.23")
+    asked = {"fsdp_size": 4, "ep_size": 3}
+    refuse = refusal("transformers.distributed.mixin")
+    with (
+        pytest.raises(
+            NotApplicable, match=r"5\.23\.0 refuses .*\(fsdp_size=4, ep_size=3\): not so"
+        ),
+        load._refusals(trial(EP), asked),
+    ):
+        refuse("not so")
+
+
+@pytest.mark.parametrize(
+    ("module", "asked", "wrapper"),
+    [
+        ("transformers.modeling_utils", {"ep_size": 3}, {}),
+        ("transformers.distributed.mixin", None, {}),
+        # Spelt out, it is what the scenario wants to see.
+        ("transformers.distributed.mixin", {"ep_size": 3}, {"distributed_config": {"ep_size": 3}}),
+    ],
+)
+def test_any_other_error_stays_one(
+    module: str, asked: dict[str, Any] | None, wrapper: dict[str, Any]
+) -> None:
+    refuse = refusal(module)
+    with pytest.raises(ValueError, match="not so"), load._refusals(trial(EP, **wrapper), asked):
+        refuse("not so")
+
+
+# ------------------------------------------------------------------------ words of from_pretrained
+
+
+@pytest.mark.parametrize(
+    ("number", "word"),
+    [("4.53", "torch_dtype"), ("4.56", "dtype"), ("5.0", "dtype"), ("10.1", "dtype")],
+)
+def test_what_the_dtype_is_called(release: Any, number: str, word: str) -> None:
+    release(number)
+    assert load._dtype_argument() == word
+
+
+def test_an_implementation_that_a_release_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = ModuleType("transformers.integrations.moe")
+    registered.ALL_EXPERTS_FUNCTIONS = {"grouped_mm": None}  # type: ignore[attr-defined]
+    package = ModuleType("transformers.integrations")
+    package.moe = registered  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers.integrations", package)
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", registered)
+    assert [load.known(word) for word in (None, "eager", "grouped_mm")] == [
+        None, "eager", "grouped_mm",
+    ]  # fmt: skip
+    with pytest.raises(NotApplicable, match="no experts_implementation batched_mm"):
+        load.known("batched_mm")
+    monkeypatch.setitem(
+        sys.modules, "transformers.integrations", ModuleType("transformers.integrations")
+    )
+    monkeypatch.delitem(sys.modules, "transformers.integrations.moe")
+    assert load.known(None) is None
+    with pytest.raises(NotApplicable, match="has no experts_implementation"):
+        load.known("grouped_mm")
+    # Not only of what is loaded: a built model would ignore the word.
+    built = Trial("t", "s", "v", model=ModelSpec(experts_implementation="grouped_mm"))
+    with pytest.raises(NotApplicable, match="has no experts_implementation"):
+        training.prepare(built, torch.device("cpu"))
+
+
+# ------------------------------------------------------------------------ a real checkpoint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_saved_is_loaded(tmp_path: Path, dtype: str) -> None:
+    spec = ModelSpec(layers=1, experts=4, vocab=64, source="checkpoint", dtype=dtype)
+    subject = Trial(
+        "t", "s", "v", world_size=1, layout={"dp_shard": 1}, model=spec, step=StepSpec(seed=3),
+        reference_path=str(tmp_path / "r.pt"),
+    )  # fmt: skip
+    saved = models.build(spec, 3)
+    load.save(saved, subject.checkpoint_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["r.checkpoint"], "and nothing half"
+    loaded = load.from_checkpoint(subject, torch.device("cpu"))
+    assert loaded.training
+    truth = dict(saved.named_parameters())
+    for name, parameter in loaded.named_parameters():
+        assert parameter.dtype == getattr(torch, dtype)
+        assert torch.equal(parameter, truth[name]), name
+
+
+# ------------------------------------------------------------------------ who shards the rest
+
+
+def built(kind: Any, subject: Trial, model: nn.Module) -> Wrapped:
+    return kind(model, Anatomy((), (), 4), subject)
+
+
+def test_a_wrapper_or_an_axis_that_nobody_shards_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ddp", "fsdp1", "zero3"):
+        with pytest.raises(NotApplicable, match=f"wrapper {name} has no mesh axis ep"):
+            _kind(trial(EP, name))
+    for name in ("transformers", "accelerate", "fsdp2"):
+        assert issubclass(_kind(trial(EP, name)), Wrapped)
+        with pytest.raises(NotApplicable, match="has no mesh axis tp"):
+            _kind(trial({"ep": 2, "tp": 2}, name))
+    spelt = trial({"ep": 2, "tp": 2}, distributed_config={"tp_size": 2})
+    assert _kind(spelt) is ep.Transformers
+
+
+def test_gloo_that_adds_where_fsdp2_wants_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsdp2, "sums_for_means", lambda backend: backend == "gloo")
+    assert _kind(trial(EP)) is ep.Transformers, "no FSDP2 there"
+    for asked in (trial(EP, **NATIVE), trial(EP, "fsdp2"), trial(FSDP, "accelerate")):
+        with pytest.raises(NotApplicable, match=r"needs torch >= 2\.9"):
+            _kind(asked)
+        assert _kind(dataclasses.replace(asked, backend="nccl"))
+
+
+def test_fully_shard_by_hand_leaves_no_room_for_sharded_weights() -> None:
+    from torch.distributed.tensor import Replicate
+
+    model = nn.Module()
+    with rank_of(0, 2) as mesh:
+        model.w = nn.Parameter(placed(torch.zeros(2, 2), mesh, Replicate()))
+        with pytest.raises(NotApplicable, match="has sharded more than the experts"):
+            built(ep.ExpertsLeftOut, trial({"ep": 2}, "fsdp2"), model)
+
+
+@pytest.mark.parametrize(("sync", "calls"), [(True, []), (False, [False, True])])
+def test_transformers_own_fsdp_accumulates_as_asked(sync: bool, calls: list[bool]) -> None:
+    class Sharded(nn.Linear):
+        seen: list[bool] = []  # noqa: RUF012
+
+        def set_requires_gradient_sync(self, last: bool) -> None:
+            self.seen.append(last)
+
+    Sharded.seen = []
+    step = StepSpec(accumulate=2, accumulate_sync=sync)
+    subject = dataclasses.replace(trial(FSDP, **NATIVE), step=step)
+    made = built(ep.Transformers, subject, Sharded(2, 2))
+    for last in (False, True):
+        with made.accumulating(last):
+            pass
+    assert Sharded.seen == calls
+    plain = built(ep.Transformers, subject, nn.Linear(2, 2))
+    with plain.accumulating(last=False):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("layout", "places"),
+    [
+        ({"ep": 4}, [0, 1, 2, 3]),
+        ({"dp_shard": 2, "ep": 2}, [0, 1, 0, 1]),
+        ({"ep": 2, "tp": 2}, [0, 0, 1, 1]),
+        ({"dp_shard": 4}, [None] * 4),
+        ({"dp_shard": 4, "ep": 1}, [None] * 4),
+    ],
+)
+def test_the_place_on_the_ep_axis(layout: dict[str, int], places: list[int | None]) -> None:
+    assert ep_rank(trial(layout)) is None, "no process group"
+    for rank, expected in enumerate(places):
+        with rank_of(rank, 4):
+            assert ep_rank(trial(layout)) == expected

@@ -9,7 +9,7 @@ from moediag.report import repeats
 from moediag.report.model import Cell, Table, TrialResult
 from moediag.verdicts import Verdict
 
-_ABOUT_WEIGHTS = (Verdict.WRONG_WEIGHTS, Verdict.RESUME_DRIFT)
+_ABOUT_WEIGHTS = (Verdict.WRONG_WEIGHTS,)
 _HELD = "Experts held by each rank"
 Key = tuple[str, tuple[str, ...]]
 

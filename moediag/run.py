@@ -257,7 +257,9 @@ class _Run:
             stall_to_verdict=_to_verdict(record),
             total=round(time.monotonic() - began, 3),
         )
-        other_batch = trial.skew.batches != self.plan.scenario.skew.batches
+        # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
+        repeated = trial.skew.batches in ("identical", "one-token")
+        other_batch = repeated and trial.skew.batches != self.plan.scenario.skew.batches
         self._add(
             results.launched(
                 planned, stack, diagnosis, seconds, folder.name, other_batch=other_batch

@@ -22,7 +22,7 @@ def together(trials: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ...], tu
     for trial in trials:
         for table in trial.tables:
             variants.setdefault(_key(table), {})[trial.variant] = None
-    shared = {key for key, names in variants.items() if len(names) > 1}
+    shared = [key for key, names in variants.items() if len(names) > 1]  # first seen, first shown
     rows: dict[Key, dict[tuple[Cell, ...], None]] = {key: {} for key in shared}
     notes: dict[Key, dict[str, None]] = {key: {} for key in shared}
     left = []

@@ -293,6 +293,35 @@ class ResumeSpec:
     state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
 
 
+# Programs: steps that no sharding of a whole model shows, each a module of moediag.worker.programs.
+# Name -> option -> default; a tuple lists what an option of text may be, its default first.
+PROGRAMS: Dict[str, Dict[str, Any]] = {}
+
+
+def program_options(name: str, given: Dict[str, Any]) -> Dict[str, Any]:
+    """Every option of program ``name`` with its value. Raises KeyError for an unknown program or
+    option, ValueError for a value that it cannot have."""
+    known = PROGRAMS[name]
+    values = {k: v[0] if isinstance(v, tuple) else v for k, v in known.items()}
+    for option, value in given.items():
+        may = known[option]
+        if isinstance(may, tuple):
+            if value not in may:
+                raise ValueError(f"{option}: {value!r} is none of {', '.join(map(str, may))}")
+        elif type(value) is not type(may) and not (isinstance(may, float) and type(value) is int):
+            raise ValueError(f"{option}: {value!r}, but a {type(may).__name__} belongs there")
+        values[option] = value
+    return values
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A program of moediag.worker.programs in place of the training step of a whole model."""
+
+    name: str = ""
+    options: Dict[str, Any] = field(default_factory=dict)  # see PROGRAMS
+
+
 @dataclass(frozen=True)
 class Trial:
     """One launch: what a rank needs to know. ``purpose``: ``step`` runs the training step under
@@ -316,6 +345,7 @@ class Trial:
     cost: Optional[CostSpec] = None
     resume: Optional[ResumeSpec] = None
     load_cost: Optional[LoadCostSpec] = None
+    program: Optional[ProgramSpec] = None
     fix: Optional[str] = None  # name of a module in moediag.fixes, in kebab-case
     reference_path: Optional[str] = None
     record: bool = True  # install the recorder (benchmarks switch it off)

@@ -6,9 +6,10 @@ import importlib.resources
 from collections.abc import Iterator
 
 from moediag.errors import LayoutError
+from moediag.protocol import PROGRAMS, program_options
 from moediag.scenario.explain import Problem
 from moediag.scenario.schema import MERGED_SECTIONS, Scenario, Variant
-from moediag.scenario.sections import ModelSection, StarveSection
+from moediag.scenario.sections import ModelSection, ProgramSection, StarveSection
 from moediag.scenario.source import KeyPath, nearest
 
 # Folders of the run directory and its own trial of costs.
@@ -78,6 +79,8 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
     if owner.model is not None:
         yield from _model(merged.model, (*at, "model"))
     yield from _resume(merged, owner, at)
+    if owner.program is not None and merged.program is not None:
+        yield from _program(merged.program, owner.program, (*at, "program"))
     own_starve = owner.skew is not None and "starve" in owner.skew.model_fields_set
     if not at or own_starve:
         for index, starve in enumerate(merged.skew.starve):
@@ -108,6 +111,24 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
             message += "checkpoint"
             involved = (("model", "source"), ("wrapper", "kind"), ("layout", "ep"))
             yield Problem((*at, own[0]), message, involved=involved)
+
+
+def _program(merged: ProgramSection, own: ProgramSection, at: KeyPath) -> Iterator[Problem]:
+    """``own``: as written; ``merged``: with the scenario's name and options under it."""
+    known = PROGRAMS.get(merged.name)
+    if known is None:
+        message = f'no program is called "{merged.name}"{nearest(merged.name, PROGRAMS)}'
+        yield Problem((*at, "name"), message)
+        return
+    for option, value in own.options.items():
+        if option not in known:
+            message = f"{merged.name} has no such option{nearest(option, known)}"
+            yield Problem((*at, "options", option), message, of_key=True)
+            continue
+        try:
+            program_options(merged.name, {option: value})
+        except ValueError as error:
+            yield Problem((*at, "options", option), str(error).partition(": ")[2])
 
 
 def _resume(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:

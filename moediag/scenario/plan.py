@@ -18,15 +18,17 @@ from moediag.protocol import (
     CostSpec,
     LoadCostSpec,
     ModelSpec,
+    ProgramSpec,
     ResumeSpec,
     SkewSpec,
     Starve,
     StepSpec,
     Trial,
     WrapperSpec,
+    program_options,
 )
 from moediag.scenario.schema import Expectation, Scenario
-from moediag.scenario.sections import CostSection, SkewSection, WrapperSection
+from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
 
 Device = Literal["cpu", "gpu"]
@@ -153,7 +155,10 @@ class _Build:
             # Unrecorded: what the recorder takes a call would weigh on those with most calls.
             load = LoadCostSpec(**merged.load_cost.model_dump())
             trial = dataclasses.replace(trial, purpose=LOAD_COST, load_cost=load, record=False)
-        key = None if merged.measures else reference_key(trial, stack)
+        program = _program(merged.program)
+        trial = dataclasses.replace(trial, program=program)
+        # A program knows itself what is right.
+        key = None if merged.measures or program else reference_key(trial, stack)
         return PlannedTrial(
             trial,
             stack,
@@ -217,6 +222,13 @@ class _Build:
                     f"{self.world_size} ranks (0 to {self.world_size - 1}), variant {name}",
                     "Give more ranks with --cpu or --gpus, or another rank with --set.",
                 )
+
+
+def _program(section: ProgramSection | None) -> ProgramSpec | None:
+    """With every option written out."""
+    if section is None:
+        return None
+    return ProgramSpec(section.name, program_options(section.name, section.options))
 
 
 def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int) -> WrapperSpec:

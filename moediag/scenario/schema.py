@@ -30,6 +30,7 @@ from moediag.scenario.sections import (
     LoadCostSection,
     ModelSection,
     PackageName,
+    ProgramSection,
     Rank,
     ResumeSection,
     Section,
@@ -43,7 +44,7 @@ from moediag.scenario.sections import (
 SCHEMA_VERSION = 1
 
 # Sections that a variant lays over the scenario's field by field.
-MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "resume")
+MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "program", "resume")
 
 
 class WorldSection(Section):
@@ -168,6 +169,9 @@ class Variant(Section):
     skew: SkewSection | None = Field(
         default=None, description="Fields that differ from the scenario's."
     )
+    program: ProgramSection | None = Field(
+        default=None, description="Fields and options that differ from the scenario's."
+    )
     resume: ResumeSection | None = Field(
         default=None, description="Fields that differ from the scenario's."
     )
@@ -216,6 +220,10 @@ class Scenario(Section):
     step: StepSection = Field(default_factory=StepSection, description="The training step.")
     skew: SkewSection = Field(default_factory=SkewSection, description="How routing is bent.")
     cost: CostSection | None = Field(default=None, description="Timing of the fixes; null: none.")
+    program: ProgramSection | None = Field(
+        default=None,
+        description="A step of its own in place of the training step of a whole model; null: none.",
+    )
     resume: ResumeSection | None = Field(
         default=None, description="Saving and loading between the steps; null: none."
     )
@@ -276,6 +284,8 @@ class Scenario(Section):
             if section is not None:
                 own = getattr(self, name)
                 fields = {f: getattr(section, f) for f in section.model_fields_set}
+                if name == "program" and own is not None and "options" in fields:
+                    fields["options"] = {**own.options, **section.options}
                 changes[name] = section if own is None else own.model_copy(update=fields)
         if over.layout is not None:
             changes["layout"] = over.layout

@@ -1,6 +1,6 @@
 """The parts of a scenario that reach the ranks, as strict types.
 
-model, wrapper, step, skew, cost, load_cost and resume mirror the dataclasses of
+model, wrapper, step, skew, cost, load_cost, program and resume mirror the dataclasses of
 ``moediag.protocol`` (a test holds names and defaults equal) and add the bounds and the words that
 an editor shows.
 """
@@ -221,6 +221,16 @@ class CostSection(Section):
     )
     batch: int = Field(default=1, ge=1, description="Sequences per rank.")
     seq_len: int = Field(default=512, ge=1, description="Tokens per sequence.")
+
+
+class ProgramSection(Section):
+    """A step of its own in place of the training step of a whole model."""
+
+    name: str = Field(default="", description="A program of moediag.worker.programs.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Its options; those of a variant are laid over the scenario's, one by one.",
+    )
 
 
 class ResumeSection(Section):

@@ -59,7 +59,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch
     import torch.distributed as dist
 
-    from moediag.worker import cost, load_cost, resume, step, trainer
+    from moediag.worker import cost, load_cost, programs, resume, step, trainer
     from moediag.worker.models import NotApplicable
     from moediag.worker.versions import versions
 
@@ -73,6 +73,8 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     try:
         if trial.purpose == "cost":
             return cost.run(trial, rank, recorder, device)
+        if trial.program is not None:
+            return programs.load(trial.program.name).run(trial, rank, recorder, device)
         if trial.resume is not None:
             return resume.run(trial, rank, recorder, device)
         if trial.purpose == "load-cost":

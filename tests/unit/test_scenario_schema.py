@@ -31,6 +31,7 @@ PAIRS = [
     (sections.StarveSection, protocol.Starve, {"every"}),
     (sections.SkewSection, protocol.SkewSpec, set()),
     (sections.CostSection, protocol.CostSpec, set()),
+    (sections.ProgramSection, protocol.ProgramSpec, set()),
     (sections.ResumeSection, protocol.ResumeSpec, set()),
     (sections.LoadCostSection, protocol.LoadCostSpec, set()),
 ]

@@ -1,0 +1,18 @@
+"""Steps of their own: what no sharding of a whole transformers model shows, one module each.
+
+A program is named in ``moediag.protocol.PROGRAMS`` with its options and their defaults. Its module
+has ``run(trial, rank, recorder, device) -> Outcome``, like :mod:`moediag.worker.step`, and computes
+what is right itself, in one process, from the same weights and batches: nothing else knows its
+model. It is joined to a process group already, and raises
+:class:`moediag.worker.models.NotApplicable` with a reason where it cannot run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def load(name: str) -> ModuleType:
+    """The module of program ``name`` (kebab-case). Raises ImportError for an unknown name."""
+    return importlib.import_module(f"moediag.worker.programs.{name.replace('-', '_')}")

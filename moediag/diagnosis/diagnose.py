@@ -47,7 +47,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         at_end = (*at_end, resumed.text)
     of_parts = parts.table(by_part, step) if step is not None and by_part else None
     tables = (
-        *ownership.tables(evidence, owned.wrong),
+        *ownership.tables(evidence, owned.pattern in ownership.LOST),
         of_parts,
         *load_tables(loads.loads),
         *resumed.tables,

@@ -26,6 +26,7 @@ DIAGONAL = "piece-of-own-slice"
 COPIED = "one-slice-everywhere"
 NOT_LOADED = "not-loaded"
 MISPLACED = "misplaced"
+LOST = (RESHARDED, DIAGONAL, COPIED, NOT_LOADED, MISPLACED)
 OFF = "not-sharded"
 NOT_LEFT_OUT = "not-left-out"
 OTHER_WEIGHTS = "other-weights"
@@ -329,15 +330,15 @@ def _together(held: Mapping[int, tuple[int, ...]]) -> list[tuple[str, bool, tupl
     return [(ranks(who), len(who) == 1, rows) for rows, who in same.items()]
 
 
-def tables(evidence: Evidence, wrong: bool) -> tuple[Table, ...]:
-    """Who held which experts at each moment, and where that is wrong also the values."""
+def tables(evidence: Evidence, lost: bool) -> tuple[Table, ...]:
+    """Who held which experts at each moment, and where experts were lost also the values."""
     moments = _moments(evidence)
     if not any(_by_parameter(now) for now in moments.values()):
         return ()
     held = _table(
         "Experts held by each rank, matched with the checkpoint's bytes", moments, _held_cell
     )
-    if not wrong:
+    if not lost:
         return (held,)
     fqn = next(fqn for now in moments.values() for fqn in _by_parameter(now))
     only = {

@@ -111,8 +111,11 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
         if asked is not None:
             arguments["distributed_config"] = _config(asked)
         model = loader.from_pretrained(
-            str(trial.checkpoint_path), attn_implementation="eager", use_cache=False, **arguments
+            str(trial.checkpoint_path), attn_implementation="eager", **arguments
         )
+    for part in (model.config, getattr(model.config, "text_config", None)):
+        if part is not None:
+            part.use_cache = False  # as an argument, multimodal families do not know it
     return model.to(device).train()
 
 

@@ -51,17 +51,20 @@ def examine(
         if fqn in experts or fqn not in truth:
             continue
         compared += 1
-        if not _equal(parameter, truth[fqn]):
+        if not _equal(parameter, truth[fqn], ep_rank):
             unequal.append(fqn)
     return rows, unequal, compared
 
 
-def _equal(parameter: Any, whole: torch.Tensor) -> bool:
+def _equal(parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> bool:
     own = place.local(parameter).cpu()
     where = place.index(parameter)
-    if parameter.numel() != whole.numel():
+    if where is None:  # some families' plans divide plain weights of the attention too
+        expected = place.piece(whole, own.shape, ep_rank)
+    elif parameter.numel() == whole.numel():
+        expected = whole.reshape(-1)[where.reshape(-1)]
+    else:
         return False
-    expected = whole if where is None else whole.reshape(-1)[where.reshape(-1)]
     return torch.equal(own.reshape(-1), expected.reshape(-1).to(own.dtype))
 
 

@@ -45,6 +45,18 @@ def index(parameter: Any) -> Optional[torch.Tensor]:
     return result
 
 
+def piece(whole: torch.Tensor, shape: Sequence[int], at: Optional[int]) -> torch.Tensor:
+    """The part of ``whole`` that a plain tensor of ``shape`` is: where it is smaller along one
+    dimension, the ``at``-th of equal pieces. ``whole`` itself where that cannot be (``at`` None,
+    other shapes, no such piece)."""
+    if at is None or whole.ndim != len(shape):
+        return whole
+    cut = [dim for dim, size in enumerate(shape) if size != whole.shape[dim]]
+    if len(cut) != 1 or (at + 1) * shape[cut[0]] > whole.shape[cut[0]]:
+        return whole
+    return whole.narrow(cut[0], at * shape[cut[0]], shape[cut[0]])
+
+
 def _gathered(placement: Any) -> Any:
     """A sum that is still to be made has the whole shape on every rank, as a copy has."""
     from torch.distributed.tensor import Replicate

@@ -113,19 +113,13 @@ class Wrapped:
             yield fqn, _reduced(parameter), self._places[fqn]
 
     def _place(self, parameter: Any) -> Select:
-        """Cuts this rank's part out of the full tensor, by the placement; a plain tensor with
-        fewer rows than the full one has those of this rank's place on the ep axis."""
+        """Cuts this rank's part out of the full tensor, by the placement; a plain tensor that is
+        smaller than the full one is the piece of this rank's place on the ep axis."""
         where = place.index(parameter)
         if where is not None:
             return lambda full: full.reshape(-1)[where.reshape(-1)].reshape(where.shape)
-        count, at = (parameter.shape[0] if parameter.ndim else 0), self.ep_rank
-
-        def rows(full: torch.Tensor) -> torch.Tensor:
-            if at is None or not full.ndim or full.shape[0] == count:
-                return full
-            return full[at * count : (at + 1) * count]
-
-        return rows
+        shape, at = parameter.shape, self.ep_rank
+        return lambda full: place.piece(full, shape, at)
 
 
 class FSDP2(Wrapped):

@@ -86,6 +86,10 @@ def test_a_plain_slice_is_the_one_of_its_place_on_the_ep_axis() -> None:
     made = wrapped(torch.zeros(2, 2, WIDTH))
     made.ep_rank = 0
     assert judged(with_gradient(made, FULL[2:].clone()), FULL).wrong
+    full = numbered(2, 4)
+    made = wrapped(torch.zeros(2, 2))
+    made.ep_rank = 1
+    assert not judged(with_gradient(made, full[:, 2:].clone()), full).wrong, "by columns"
 
 
 # ------------------------------------------------------------------------ lost rows

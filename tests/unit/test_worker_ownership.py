@@ -169,6 +169,18 @@ def test_another_size_differs() -> None:
     assert rows_of(found, UP).held == [-1] * 4
 
 
+def test_a_plain_piece_of_other_weights_is_compared_with_its_own_part() -> None:
+    """As llama4's plan divides attention weights, by rows or by columns, up to 5.15."""
+    model, anatomy, truth = made()
+    for piece, equal in ((truth["head.weight"][:, 1:], 1), (truth["head.weight"][:1], 0)):
+        model.head.weight = nn.Parameter(piece.clone())
+        for at in (0, 1):
+            _, unequal, _ = ownership.examine(model, anatomy, truth, at)
+            assert unequal == ([] if at == equal else ["head.weight"])
+    _, unequal, _ = ownership.examine(model, anatomy, truth, None)
+    assert unequal == ["head.weight"], "without an ep axis nothing is a piece"
+
+
 # ------------------------------------------------------------------------ sharded
 
 

@@ -114,3 +114,13 @@ def test_placements_in_words() -> None:
         outer, _ = mesh.mesh_dim_names
         alone = placed(numbered(4, 4), mesh, Shard(0), Shard(1))
         assert place.placement(alone) == f"Shard(0) on {outer}[2]", "one rank divides nothing"
+
+
+def test_a_plain_piece_is_the_one_of_its_place() -> None:
+    whole = numbered(4, 6)
+    assert torch.equal(place.piece(whole, (2, 6), 1), whole[2:])
+    assert torch.equal(place.piece(whole, (4, 3), 0), whole[:, :3])
+    assert torch.equal(place.piece(whole, (4, 3), 1), whole[:, 3:])
+    # Nobody's piece: another place, other shapes, no place at all.
+    for shape, at in (((2, 6), 2), ((2, 3), 0), ((2, 6), None), ((6,), 0), ((8, 6), 0)):
+        assert place.piece(whole, shape, at) is whole

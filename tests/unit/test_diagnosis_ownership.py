@@ -95,12 +95,12 @@ def test_without_evidence_nothing_is_said() -> None:
     nothing = Evidence(2, {0: RankEvidence(0), 1: RankEvidence(1)})
     assert not ownership_facts(nothing).seen
     assert not ownership_facts(Evidence(0, {})).seen
-    assert ownership.tables(nothing, wrong=False) == ()
+    assert ownership.tables(nothing, lost=False) == ()
     empty = seen({0: rows([], whole=0)}, experts=0)
     whole = replace(empty.ranks[0].weights[0], experts=())
     told = Evidence(1, {0: replace(empty.ranks[0], weights=(whole,))})
     assert ownership_facts(told).seen and not ownership_facts(told).wrong
-    assert ownership.tables(told, wrong=True) == ()
+    assert ownership.tables(told, lost=True) == ()
 
 
 # ------------------------------------------------------------------------ patterns
@@ -304,7 +304,7 @@ def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
     loading = {0: rows(range(4), lies="plain", whole=4), 1: rows([-1] * 4, lies="plain", whole=4)}
     alone = seen(loading, asked=2, when=ownership.BY_RANK_0)
     assert not ownership_facts(alone).seen
-    (held,) = ownership.tables(alone, wrong=False)
+    (held,) = ownership.tables(alone, lost=False)
     assert held.columns == ("rank", "after loading", "after sharding")
     assert held.rows == (
         ("rank 0", "0-3 (plain)", "-"),
@@ -317,14 +317,14 @@ def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
 
 def test_ranks_are_rows_and_moments_columns() -> None:
     evidence = LOST["a piece of each rank's own"][0]
-    held, values = ownership.tables(evidence, wrong=True)
+    held, values = ownership.tables(evidence, lost=True)
     assert held.note == f"of {UP}"
     assert held.rows == (
         ("rank 0", "0-3 (plain)", f"0-1 ({SHARDED})"),
         ("rank 1", "4-7 (plain)", f"6-7 ({SHARDED})"),
     )
     assert values.columns[-1] == "checkpoint"
-    assert ownership.tables(evidence, wrong=False) == (held,)
+    assert ownership.tables(evidence, lost=False) == (held,)
 
 
 def test_parameters_that_differ_have_lines_of_their_own() -> None:
@@ -334,7 +334,7 @@ def test_parameters_that_differ_have_lines_of_their_own() -> None:
         r: replace(one, weights=(replace(one.weights[0], experts=(FINE[r], more)),))
         for r, one in evidence.ranks.items()
     }
-    (held,) = ownership.tables(replace(evidence, ranks=ranks), wrong=False)
+    (held,) = ownership.tables(replace(evidence, ranks=ranks), lost=False)
     assert [row[:2] for row in held.rows] == [
         (UP, "rank 0"), (UP, "rank 1"), (DOWN, "rank 0"), (DOWN, "rank 1"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test unit lint bench golden clean
+.PHONY: help setup run test wide unit lint bench golden clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)  ## the main job: reproduce and diagnose expert starvation on two CPU ranks
 	$(BIN)/moediag run expert-starvation --cpu 2
 
-test: $(STAMP)  ## all tests (PYTEST_ARGS="-k word" chooses)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(STAMP)  ## all tests but the wide ones (PYTEST_ARGS="-k word" chooses)
+	$(BIN)/python -m pytest -m "not wide" $(PYTEST_ARGS)
+
+wide: $(STAMP)  ## the same questions to every release and family that was measured
+	$(BIN)/python -m pytest tests/e2e -m wide $(PYTEST_ARGS)
 
 unit: $(STAMP)  ## the tests that launch no rank
 	$(BIN)/python -m pytest tests/unit -m "not e2e and not stack" $(PYTEST_ARGS)

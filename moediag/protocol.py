@@ -295,7 +295,27 @@ class ResumeSpec:
 
 # Programs: steps that no sharding of a whole model shows, each a module of moediag.worker.programs.
 # Name -> option -> default; a tuple lists what an option of text may be, its default first.
-PROGRAMS: Dict[str, Dict[str, Any]] = {}
+PROGRAMS: Dict[str, Dict[str, Any]] = {
+    # One MoE block under tensor parallelism. expert_tp: routed experts are cut over the tp ranks
+    # (tp) or whole on each (1); scores: routing scores scale what comes out of the experts (after)
+    # or what goes in (before); fix: see worker.tp_router.plans.
+    "tp-router": {
+        "block": ("look-alike", "torchtitan"),
+        "tensor_parallel": True,
+        "expert_tp": ("tp", "1"),
+        "scores": ("after", "before"),
+        "fix": (
+            "none",
+            "weights-partial",
+            "gate-partial",
+            "gate-mean",
+            "gate-sum",
+            "boundary-twice",
+            "merged",
+            "boundary",
+        ),
+    },
+}
 
 
 def program_options(name: str, given: Dict[str, Any]) -> Dict[str, Any]:

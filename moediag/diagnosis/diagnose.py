@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import ownership, parts, shown
+from moediag.diagnosis import detectors, ownership, parts, shown
 from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
@@ -45,9 +45,13 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         at_end = (owned.text,)
     if resumed.verdict is not None and judged.cause != resumed.text:
         at_end = (*at_end, resumed.text)
-    of_parts = parts.table(by_part, step) if step is not None and by_part else None
+    of_detectors = detectors.table(detectors.seen(evidence, numbers, replicas))
+    of_parts = None  # the detectors' table says the same in one row
+    if of_detectors is None and step is not None and by_part:
+        of_parts = parts.table(by_part, step)
     tables = (
         *ownership.tables(evidence, owned.pattern in ownership.LOST),
+        of_detectors,
         of_parts,
         *load_tables(loads.loads),
         *resumed.tables,

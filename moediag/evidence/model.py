@@ -176,7 +176,8 @@ class Stall:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen).
-    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known."""
+    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known.
+    ``program``: the one that ran in place of a whole model's step, "" for none."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -186,4 +187,5 @@ class Evidence:
     launch_error: str = ""
     interrupted: bool = False
     deaths: tuple[int, ...] = ()
+    program: str = ""
     not_seen: tuple[str, ...] = ()

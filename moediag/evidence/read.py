@@ -51,6 +51,7 @@ def read_trial(folder: Path) -> Evidence:
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
         deaths=launch.deaths,
+        program=str((trial.get("program") or {}).get("name", "")),
         not_seen=launch.not_seen,
     )
 

@@ -275,7 +275,10 @@ FAMILIES: Dict[str, Family] = {
 
 def import_family(name: str) -> Tuple[type, type]:
     """(configuration class, model class). Raises NotApplicable where the release lacks it."""
-    import transformers
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise NotApplicable("transformers is not installed in this stack") from error
 
     family = FAMILIES[name]
     package = f"transformers.models.{family.module}"

@@ -7,6 +7,7 @@ No process group and no autograd here: the host forks its ranks afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -47,6 +48,12 @@ def warm(families: Sequence[str]) -> None:
     if importlib.util.find_spec("trl") is not None:  # only a stack that asks for it has it
         for name in _TRAINERS:
             importlib.import_module(name)
+
+    if importlib.util.find_spec("torchtitan") is not None:
+        from moediag.worker.tp_router import titan_cpu
+
+        with contextlib.suppress(models.NotApplicable):  # another release than its scenario's
+            titan_cpu.load()
 
     for family in families:
         try:

@@ -1,0 +1,207 @@
+"""One MoE block under tensor parallelism, beside the same block in one process.
+
+The input is a part of the sequence on each rank, as a decoder layer under sequence parallelism
+hands it over; the loss is the mean of the output times fixed random weights. Compared are every
+parameter's gradient and the gradient of the block's input, which is what the layers below get.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from typing import Any, Dict, List, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moediag.protocol import GradientError, Outcome, Trial
+from moediag.worker import compare, optimizers, place, replicas
+from moediag.worker.models import Anatomy, NotApplicable
+from moediag.worker.tp_router import look_alike, titan, titan_cpu
+from moediag.worker.tp_router.plans import FIXES, Cell
+from moediag.worker.versions import versions
+from moediag.worker.wrap import Wrapped
+
+BLOCK = "layers.0.moe"
+_BLOCKS = {"look-alike": look_alike, "torchtitan": titan}
+_STD = 0.2  # of weights; scores then differ enough that rounding sends no token elsewhere
+
+
+class Layer(nn.Module):
+    """What torchtitan's plan looks for in a decoder layer."""
+
+    moe_enabled = True
+
+    def __init__(self, moe: nn.Module) -> None:
+        super().__init__()
+        self.moe = moe
+
+
+class Model(nn.Module):
+    def __init__(self, moe: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"0": Layer(moe)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer: Any = self.layers["0"]
+        out: torch.Tensor = layer.moe(x)
+        return out
+
+
+def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+    """Collective. Raises NotApplicable."""
+    assert trial.program is not None
+    options = trial.program.options
+    kind: Any = _BLOCKS[options["block"]]
+    cell = Cell(options["expert_tp"] == "tp", options["scores"] == "before")
+    size = trial.world_size if options["tensor_parallel"] else 1
+    _check(trial, size)
+    reference = _made(Model(kind.build(trial, cell)), trial).to(device)
+    model = copy.deepcopy(reference)
+    plan = FIXES[options["fix"]]
+    if size > 1:
+        kind.parallelize(model, cell, plan, device)
+    notes = list(kind.NOTES)
+    if options["block"] == "torchtitan" and not torch.cuda.is_available():
+        notes.append(titan_cpu.CPU_NOTE)
+    told = _Told(recorder, notes)
+    wrapped = Wrapped(model, Anatomy((), (), trial.model.experts), trial)
+    wrapped.make_optimizer()
+    right = optimizers.build(
+        reference.parameters(),
+        dataclasses.replace(trial.step, foreach=None, fused=None, parameter_groups="one"),
+    )
+    observer = replicas.Observer(wrapped, trial.world_size)
+    found = Outcome(rank=rank, versions=versions(), notes=told.notes)
+    done = 0
+    for number in range(1, trial.step.steps + 1):
+        if recorder is not None:
+            recorder.step(number)
+        x, weight = _batch(trial, number, device)
+        expected, true_loss = _backward(reference, x, weight, 1)
+        began = time.perf_counter()
+        part = slice(rank % size * x.shape[1] // size, (rank % size + 1) * x.shape[1] // size)
+        mine, loss = _backward(model, x[:, part], weight[:, part], size)
+        _reduce(model, plan.afterwards)
+        found.step_seconds.append(time.perf_counter() - began)
+        found.losses.append(loss)
+        found.reference_losses.append(true_loss)
+        broken = _drop_broken(model)
+        found.gradients[str(number)] = compare.compare(wrapped, _gradients(reference))
+        found.inputs[str(number)] = {BLOCK: _judged(mine, expected[:, part], expected)}
+        observer.before_clip()
+        if broken:
+            told.tell(f"{'; '.join(broken)}: counted as missing, and no optimizer can step")
+            observer.after_optimizer(number)
+            break
+        wrapped.step()
+        observer.after_optimizer(number)
+        right.step()
+        right.zero_grad()
+        done = number
+    dist.barrier()
+    return dataclasses.replace(found, replicas=observer.steps, steps_done=done)
+
+
+class _Told:
+    """Notes, each told at once as well: an Outcome is only written by who reaches the end."""
+
+    def __init__(self, recorder: Any, notes: List[str]) -> None:
+        self.recorder = recorder
+        self.notes: List[str] = []
+        for note in notes:
+            self.tell(note)
+
+    def tell(self, text: str) -> None:
+        self.notes.append(text)
+        if self.recorder is not None:
+            self.recorder.event("note", keep=True, text=text)
+
+
+def _check(trial: Trial, size: int) -> None:
+    model, step = trial.model, trial.step
+    if model.dtype != "float32":
+        raise NotApplicable("compared in float32 only: rounding sends single tokens elsewhere")
+    for what, count in (
+        ("step.seq_len", step.seq_len),
+        ("model.intermediate", model.intermediate),
+        ("model.experts", model.experts),
+    ):
+        if count % size:
+            raise NotApplicable(f"{what} is {count}, which {size} ranks cannot share")
+
+
+def _made(model: Model, trial: Trial) -> Model:
+    """The same weights on every rank."""
+    generator = torch.Generator().manual_seed(trial.step.seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=_STD, generator=generator)
+        for buffer in model.buffers():
+            buffer.zero_()
+    return model
+
+
+def _batch(trial: Trial, number: int, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Input of the block and weights of its output in the loss, both (batch, sequence, hidden)."""
+    generator = torch.Generator().manual_seed(1_000 * (trial.step.seed + 1) + number)
+    shape = (trial.step.batch, trial.step.seq_len, trial.model.hidden)
+    x, weight = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
+    return x, weight
+
+
+def _backward(
+    model: nn.Module, x: torch.Tensor, weight: torch.Tensor, size: int
+) -> Tuple[torch.Tensor, float]:
+    """Forward and backward; the gradient of ``x`` and the loss. All ranks' losses count together
+    as their mean, so each is divided by their number, ``size``."""
+    x = x.clone().requires_grad_()
+    loss = (model(x) * weight).mean()
+    (loss / size).backward()
+    assert x.grad is not None
+    return x.grad, float(loss.detach())
+
+
+def _reduce(model: nn.Module, how: str) -> None:
+    """The gate's finished gradient, all-reduced by hand."""
+    if not how:
+        return
+    for name, parameter in model.named_parameters():
+        if "router.gate" in name:
+            gradient = place.local(parameter.grad)  # shares its memory
+            dist.all_reduce(gradient)
+            if how == "mean":
+                gradient /= dist.get_world_size()
+
+
+def _drop_broken(model: nn.Module) -> List[str]:
+    """Removes gradients of which this rank's part has another shape than they claim; names them."""
+    broken = []
+    for name, parameter in model.named_parameters():
+        gradient: Any = parameter.grad
+        if gradient is None or not place.distributed(gradient):
+            continue
+        has = place.local(gradient).shape
+        if any(p.is_shard() for p in gradient.placements):
+            should = place.local(parameter).shape
+        else:
+            should = parameter.shape  # a copy, or a part of a sum: as large as the whole
+        if has != should:
+            shapes = ("x".join(map(str, shape)) for shape in (has, should))
+            broken.append("{} has a gradient of {} where {} belongs".format(name, *shapes))
+            parameter.grad = None
+    return broken
+
+
+def _gradients(model: nn.Module) -> Dict[str, Any]:
+    return {
+        name: None if parameter.grad is None else parameter.grad.detach().float().cpu()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _judged(mine: torch.Tensor, part: torch.Tensor, whole: torch.Tensor) -> GradientError:
+    tolerance = compare.Tolerance.of("float32", [whole])
+    return tolerance.judge(mine, part.cpu(), float(whole.abs().max()))

@@ -1,0 +1,143 @@
+"""The tp-router program on one process: its block, its data, and what stands in for a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from moediag.protocol import PROGRAMS, ModelSpec, ProgramSpec, StepSpec, Trial, program_options
+from moediag.worker.models import NotApplicable
+from moediag.worker.programs import tp_router as program
+from moediag.worker.tp_router import look_alike, plans, titan_cpu
+from moediag.worker.tp_router.plans import Cell
+
+
+def trial(**options: object) -> Trial:
+    return Trial(
+        name="own",
+        scenario="own",
+        variant="own",
+        world_size=1,
+        layout={"tp": 1},
+        model=ModelSpec(hidden=8, intermediate=6, experts=4, top_k=2),
+        step=StepSpec(steps=2, batch=2, seq_len=6, clip=None),
+        program=ProgramSpec("tp-router", program_options("tp-router", options)),
+    )
+
+
+@pytest.fixture
+def alone(tmp_path: Path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_every_fix_of_the_scenario_language_has_a_plan() -> None:
+    assert PROGRAMS["tp-router"]["fix"] == tuple(plans.FIXES)
+    assert plans.FIXES["none"] == plans.Plan()
+    assert len(set(plans.FIXES.values())) == len(plans.FIXES)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_block_is_a_sum_over_chosen_experts_and_the_shared_one(before: bool) -> None:
+    own = trial()
+    block = look_alike.Block(own, Cell(tensor_parallel=True, scores_before=before))
+    program._made(program.Model(block), own)
+    x = torch.randn(2, 6, 8)
+    w = {name: p.detach() for name, p in block.named_parameters()}
+
+    def feed_forward(v, w1, w2, w3):
+        return w2 @ (F.silu(w1 @ v) * (w3 @ v))
+
+    expected = torch.empty_like(x)
+    for b in range(2):
+        for s in range(6):
+            token = x[b, s]
+            top, chosen = torch.softmax(w["router.gate.weight"] @ token, 0).topk(2)
+            out = feed_forward(token, *(w[f"shared_experts.w{i}.weight"] for i in (1, 2, 3)))
+            for score, e in zip(top, chosen, strict=True):
+                expert = [w[f"experts.w{i}"][e] for i in (1, 2, 3)]
+                routed = feed_forward(token * score if before else token, *expert)
+                out = out + (routed if before else routed * score)
+            expected[b, s] = out
+    torch.testing.assert_close(block(x).detach(), expected)
+
+
+def test_one_process_is_its_own_reference(alone: None) -> None:
+    found = program.run(trial(tensor_parallel=False), 0, None, torch.device("cpu"))
+    assert found.steps_done == 2
+    errors = [e for step in found.gradients.values() for e in step.values()]
+    errors += [e for step in found.inputs.values() for e in step.values()]
+    assert len(errors) == 2 * (7 + 1)
+    assert not any(e.wrong for e in errors)
+    assert all(e.scale > 0 for e in errors)
+    assert found.losses == found.reference_losses
+    assert any("look-alike" in note for note in found.notes)
+
+
+def test_sizes_that_ranks_cannot_share_are_not_applicable(alone: None) -> None:
+    odd = dataclasses.replace(trial(), world_size=5)
+    with pytest.raises(NotApplicable, match=r"step\.seq_len is 6, which 5 ranks cannot share"):
+        program.run(odd, 0, None, torch.device("cpu"))
+
+
+def test_a_gradient_of_another_shape_is_dropped_and_named(alone: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    model = nn.Linear(4, 6, bias=False)
+    model.weight = nn.Parameter(distribute_tensor(torch.zeros(6, 4), mesh, [Shard(0)]))
+    whole = DTensor.from_local(torch.ones(6, 4), mesh, [Partial()], run_check=False)
+    model.weight.grad = whole
+    assert program._drop_broken(model) == []
+    assert model.weight.grad is not None
+    shape, stride = torch.Size((6, 4)), (4, 1)
+    model.weight.grad = DTensor.from_local(
+        torch.ones(3, 4), mesh, [Partial()], run_check=False, shape=shape, stride=stride
+    )
+    assert program._drop_broken(model) == ["weight has a gradient of 3x4 where 6x4 belongs"]
+    assert model.weight.grad is None
+
+
+def test_without_torchtitan_its_block_is_not_applicable() -> None:
+    if importlib.util.find_spec("torchtitan") is not None:
+        pytest.skip("torchtitan is installed here")
+    titan_cpu.load.cache_clear()
+    with pytest.raises(NotApplicable, match="torchtitan is not installed"):
+        titan_cpu.load()
+
+
+def test_the_stand_in_for_triton_is_seen_by_one_module_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = tmp_path / "models" / "moe" / "kernels.py"
+    kernels.parent.mkdir(parents=True)
+    kernels.write_text(
+        "import triton\nimport triton.language as tl\n"
+        "@triton.jit\ndef kernel(x, block: tl.constexpr): return x\n"
+    )
+    monkeypatch.delitem(sys.modules, titan_cpu._KERNELS, raising=False)
+    before = {name for name in sys.modules if name.split(".")[0] == "triton"}
+    titan_cpu._load_kernels(tmp_path)
+    module = sys.modules.pop(titan_cpu._KERNELS)
+    assert module.kernel(3, 1) == 3
+    assert {name for name in sys.modules if name.split(".")[0] == "triton"} == before
+
+
+def test_integers_are_counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "histc", torch.histc)  # put back afterwards
+    titan_cpu._count_integers()
+    chosen = torch.tensor([0, 2, 2, 3])
+    counts = torch.histc(chosen, bins=4, min=0, max=4)
+    assert counts.dtype == torch.int64
+    assert counts.tolist() == [1, 0, 2, 1]
+    assert torch.histc(chosen.float(), bins=4, min=0, max=4).dtype == torch.float32

@@ -9,6 +9,7 @@ from typing import Any
 from moediag.bisect.answer import Answer, Boundary, Status
 from moediag.bisect.timeline import ProbeRecord, timeline
 from moediag.bisect.verdicts import Kind, ProbeVerdict
+from moediag.report.names import plural
 
 SCHEMA_VERSION = 1
 
@@ -113,7 +114,7 @@ def _hidden(releases: Sequence[str], boundary: Boundary) -> str:
         text += f"; {len(boundary.undecided)} could not be judged ({listed})"
     if boundary.untried:
         names = [releases[i] for i in boundary.untried]
-        text += f"; {len(names)} between them were not tried ({_named(names)})"
+        text += f"; {len(names)} between them not tried ({_named(names)})"
     return text
 
 
@@ -191,11 +192,9 @@ def markdown(report: Report) -> str:
     count, tried = len(report.releases), len(report.verdicts)
     missed = [b.missed for b in answer.boundaries if b.missed is not None]
     chance = f"; a failure missed in the last good release: {max(missed):.1%}" if missed else ""
-    lines += [
-        f"Confidence {answer.confidence}{chance}. {len(report.probes)} probes of {tried} of "
-        f"{count} releases, {report.releases[0]} to {report.releases[-1]}.",
-        "",
-    ]
+    probed = f"{plural(len(report.probes), 'probe')} of {tried} of {plural(count, 'release')}"
+    span = f"{report.releases[0]} to {report.releases[-1]}"
+    lines += [f"Confidence {answer.confidence}{chance}. {probed}, {span}.", ""]
     if report.signatures:
         listed = ", ".join(f"`{_cell(s)}`" for s in report.signatures)
         lines += [f"The failure looked for ({report.match}): {listed}", ""]

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 
 from moediag.bisect.answer import Answer, Boundary, Status
 from moediag.bisect.machine import Ask, Machine
-from moediag.bisect.side import Options, Probe, Seen, Side
+from moediag.bisect.side import Options, Probe, Seen, Side, schedule
 from moediag.bisect.verdicts import Kind, ProbeVerdict, merged
 
-__all__ = ["Options", "Probe", "Search"]
+__all__ = ["Options", "Probe", "Search", "most_probes"]
 
 
 class Search(Machine[Probe, Answer]):
@@ -120,3 +120,32 @@ class Search(Machine[Probe, Answer]):
                 among_good = good is not None and place > good and verdict.kind == Kind.BAD
                 if among_bad or among_good:
                     yield index, verdict.kind
+
+
+def most_probes(count: int, options: Options) -> int:
+    """As many probes as a clean history needs at most: one stretch of bad releases, everything can
+    be tried, and the given good release is good. Spot checks come on top."""
+    given = None if options.good is None else options.good - options.bad
+    total = 1
+    if options.window or given is None or given < 0:
+        start = -given if given is not None and given < 0 else None
+        total += _most(options, schedule(options.bad, start, False), start is not None)
+    if options.window or (given is not None and given > 0):
+        start = given if given is not None and given > 0 else None
+        last = count - 1 - options.bad
+        total += _most(options, schedule(last, start, True), start is not None)
+    return total
+
+
+def _most(options: Options, places: list[int], given: bool) -> int:
+    """Of one side, the bad end apart: however far the boundary is."""
+    again = 2 if options.verify else 0
+    worst = 0 if given else len(places)  # bad to the end
+    bad = 0
+    for number, good in enumerate(places[:1] if given else places, start=1):
+        if good < bad:  # the newest was tried first: if it is bad, no release there is good
+            break
+        # ceil(log2(good - bad)) halvings between them.
+        worst = max(worst, number + (good - bad - 1).bit_length() + again)
+        bad = good
+    return worst

@@ -70,6 +70,21 @@ class Seen:
         return self._merged[index]
 
 
+def schedule(last: int, given: int | None, newest_first: bool) -> list[int]:
+    """Positions where a good release is looked for, in this order, until one is found: the given
+    one, or else the last one where that is the newest release; then growing steps beyond."""
+    start, first = 0, []
+    if given is not None:
+        start, first = given, [given]
+    elif newest_first:
+        first = [last]
+    step, growing = 1, []
+    while start + step < last:
+        growing.append(start + step)
+        step *= 2
+    return [p for p in dict.fromkeys([*first, *growing, last]) if p > 0]
+
+
 class Side:
     """One direction from the bad end, in positions. ``given``: index of the good end, if any."""
 
@@ -80,23 +95,9 @@ class Side:
         self.options = options
         self.sign = sign
         self.last = count - 1 - options.bad if sign > 0 else options.bad
-        self.schedule = self._schedule(given)
+        start = None if given is None else abs(given - options.bad)
+        self.schedule = schedule(self.last, start, newest_first=sign > 0)
         self.spots = 0
-
-    def _schedule(self, given: int | None) -> list[int]:
-        """Positions where a good release is looked for, in this order, until one is found."""
-        start, first = 0, []
-        if given is not None:
-            start = abs(given - self.options.bad)
-            first = [start]
-        elif self.sign > 0:
-            first = [self.last]
-        step, growing = 1, []
-        while start + step < self.last:
-            growing.append(start + step)
-            step *= 2
-        wanted = [*first, *growing, self.last]
-        return [p for p in dict.fromkeys(wanted) if p > 0]
 
     # -- what is known, by position ------------------------------------------------------
 

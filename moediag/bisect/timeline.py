@@ -7,6 +7,7 @@ same. A minor version stands for its releases where all that were probed agree.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,4 +113,4 @@ def _runs(entries: Sequence[_Entry]) -> list[tuple[int, int]]:
         for i, entry in enumerate(entries)
         if not i or entry[1] != entries[i - 1][1] or _major(entry) != _major(entries[i - 1])
     ]
-    return list(zip(starts, [*starts[1:], len(entries)], strict=True))
+    return list(itertools.pairwise([*starts, len(entries)]))

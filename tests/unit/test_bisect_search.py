@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from moediag.bisect.answer import Boundary, Status
 from moediag.bisect.rates import Rate, combined
-from moediag.bisect.search import Options, Probe, Search
+from moediag.bisect.search import Options, Probe, Search, most_probes
 from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, other
 from moediag.verdicts import Confidence
 from tests.unit.bisect_worlds import KINDS, drive, history, one_stretch, tightest
@@ -182,6 +182,24 @@ def test_probes_of_a_clean_history_without_a_good_end(steps: int) -> None:
     first = [p.index for p in made if p.attempt == 1]
     growing = [299 + steps, 298 + steps, *(299 + steps - 2**i for i in range(1, j + 1))]
     assert first[: len(growing)] == growing
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13, 22])
+def test_the_most_probes_of_a_clean_history_are_known_before(count: int) -> None:
+    """Of every clean history that fits the options; reached, but for one probe that the two sides
+    of a window share when the bad end is the whole stretch."""
+    for bad, window in itertools.product(range(count), (False, True)):
+        for good in [None, *range(count)]:
+            if good == bad:
+                continue
+            options = Options(bad, good, window)
+            made = [
+                len(drive(Search(count, options), history(letters))[1])
+                for start, end in itertools.product(range(bad + 1), range(bad + 1, count + 1))
+                if good is None or not start <= good < end
+                for letters in ["G" * start + "B" * (end - start) + "G" * (count - end)]
+            ]
+            assert most_probes(count, options) - 1 <= max(made) <= most_probes(count, options)
 
 
 def test_three_at_once_quarter_the_range() -> None:
@@ -444,3 +462,24 @@ def test_what_cannot_be_told() -> None:
         search.told(Probe(0), BAD)
     with pytest.raises(ValueError, match="at least 1"):
         search.next(0)
+
+
+def test_patience_leaves_only_what_lies_between_undecided_ones() -> None:
+    """However few are tried, the nearest neighbours of bad and good are; the rest is named."""
+    rng = random.Random(24)
+    shortened = 0
+    for _ in range(1500):
+        letters, bad = one_stretch(rng, rng.randint(2, 60))
+        patience = rng.randint(1, 5)
+        options = Options(bad, window=True, patience=patience)
+        answer, _ = drive(Search(len(letters), options), history(letters))
+        for boundary in answer.boundaries:
+            checked(letters, boundary)
+            shortened += bool(boundary.untried)
+            if boundary.untried:
+                tried = [i for i, _ in boundary.undecided]
+                assert len(tried) >= patience
+                step = 1 if boundary.after else -1
+                assert boundary.bad + step in tried
+                assert boundary.good is None or boundary.good - step in tried
+    assert shortened > 100

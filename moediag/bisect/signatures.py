@@ -68,11 +68,16 @@ class Target:
 
 
 def learn(
-    trials: Sequence[TrialResult], variant: str, declared: Sequence[str], match: Match = Match.EXACT
+    trials: Sequence[TrialResult],
+    variant: str,
+    declared: Sequence[str],
+    match: Match = Match.EXACT,
+    pattern: str | None = None,
 ) -> Target:
     """From the trials of the bad end. Trials that were not applicable or inconclusive do not
     count; where the declared failure and another one show, only the declared one is learned.
-    Raises CannotLearn, saying what showed instead."""
+    ``pattern``: a part that its signature must have. Raises CannotLearn, saying what showed
+    instead."""
     wanted = {str(v) for v in FAILURES} & set(declared)
     own = [t for t in trials if t.variant == variant]
     decided = [t for t in own if t.verdict not in _UNDECIDED]
@@ -82,10 +87,11 @@ def learn(
             f"the bad end proves nothing: {_control(failing)}",
             "Give another release with --bad.",
         )
-    shown = [t for t in decided if t.verdict in wanted]
+    shown = [t for t in decided if t.verdict in wanted and _has(t.signature, pattern)]
     if not shown:
         seen = list(dict.fromkeys(t.signature for t in decided)) or [_why(t) for t in own[:1]]
         what = " or ".join(sorted(wanted)) or "any failure"
+        what += f" with {pattern}" if pattern else ""
         raise CannotLearn(
             f"the bad end does not show {what} in variant {variant}: "
             + ("; ".join(seen) or "it has no trial"),
@@ -142,6 +148,10 @@ def _control(trial: TrialResult) -> str:
 
 def _why(trial: TrialResult) -> str:
     return f"{trial.verdict}: {trial.cause}" if trial.cause else str(trial.verdict)
+
+
+def _has(signature: str, pattern: str | None) -> bool:
+    return pattern is None or pattern in signature.split(":")
 
 
 def _class(signature: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ only the probes at work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from moediag.bisect.prober import Prober
@@ -72,8 +72,7 @@ class _Drive:
                 wanted = search.next(self.jobs + AHEAD)
                 for probe in wanted[: self.jobs]:
                     crew.begin(probe)
-                for probe in wanted[self.jobs :]:
-                    self._prepare(probe)
+                self._prepare(wanted[self.jobs :])
                 for probe, record in crew.finished():
                     self._take(search, probe, record)
         return search
@@ -88,8 +87,7 @@ class _Drive:
     def _learn(self) -> None:
         first, *others = self._search().next(1 + AHEAD)
         version = self.versions[first.index]
-        for probe in others:
-            self._prepare(probe)
+        self._prepare(others)
         self.watcher.probing(version, 1)
         found = self.prober.learn(version)
         if found.target is not None:
@@ -100,9 +98,8 @@ class _Drive:
         self.state.finished(found.record)
         self.watcher.finished(found.record)
 
-    def _prepare(self, probe: Probe) -> None:
-        if probe.attempt == 1:  # of any other it is there
-            self.prober.prepare(self.versions[probe.index])
+    def _prepare(self, probes: Sequence[Probe]) -> None:
+        self.prober.prepare([self.versions[probe.index] for probe in probes])
 
     def _probe(self, probe: Probe, target: Target) -> ProbeRecord:
         version = self.versions[probe.index]

@@ -5,14 +5,17 @@ The trials take the way of every run (:mod:`moediag.run`); a probe's folder is a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moediag import run as runner
 from moediag.bisect.ahead import Ahead
+from moediag.bisect.hosts import Hosts
 from moediag.bisect.prober import Learned
 from moediag.bisect.question import Question
 from moediag.bisect.signatures import CannotLearn, Match, Target, judge, learn
@@ -26,9 +29,11 @@ from moediag.errors import (
     NoEnvironments,
     StackError,
 )
+from moediag.hardware import cores
 from moediag.launch.options import LaunchOptions
 from moediag.report.model import RunResult, TrialResult
 from moediag.report.progress import Silent, glance
+from moediag.scenario.plan import LAUNCHERS
 from moediag.stacks import environment
 from moediag.stacks.releases import Release
 
@@ -59,6 +64,12 @@ class Releases:
         self.stopping = threading.Event()
         self.launch = dataclasses.replace(launch, stop=self.stopping)
         self.ahead = Ahead()
+        scenario = question.scenario
+        families = {scenario.merged(name).model.family for name in scenario.variants}
+        warm = dataclasses.replace(self.launch, families=tuple(sorted(families)))
+        self.hosts = Hosts(folder, warm)
+        # Importing takes a core; with two of them the probe at work needs the other.
+        self._early = 1 if cores() < 4 else 2
         self._releases = {r.version: r for r in question.releases}
 
     def learn(self, version: str) -> Learned:
@@ -93,19 +104,27 @@ class Releases:
         ran = self._run(version, attempt, target.rate.repeats(SURE))
         return ran.record(skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE))
 
-    def prepare(self, version: str) -> None:
-        try:
-            request = self.question.request(self._releases[version])
-            if environment.ready(request) is None:
-                self.ahead.build(version, request)
-        except MoediagError:
-            pass  # the probe meets it again and says so
+    def prepare(self, versions: Sequence[str]) -> None:
+        for place, version in enumerate(versions):
+            with contextlib.suppress(MoediagError):  # the probe meets it again and says so
+                request = self.question.request(self._releases[version])
+                stack = environment.ready(request)
+                if stack is None:
+                    self.ahead.build(version, request)
+                elif place < self._early and self._fork:
+                    self.hosts.begin(stack)
 
     def stop(self) -> None:
         self.stopping.set()
 
     def close(self) -> None:
         self.ahead.close()
+        self.hosts.close()
+
+    @property
+    def _fork(self) -> bool:
+        chosen = self.question.asked.launcher
+        return (LAUNCHERS[self.question.asked.device] if chosen == "auto" else chosen) == "fork"
 
     # -- one release -----------------------------------------------------------------------
 
@@ -120,7 +139,7 @@ class Releases:
             self.ahead.end(version)
             folder = _folder(self.folder / PROBES, version)
             ran.evidence = str(folder.relative_to(self.folder))
-            options = runner.RunOptions(folder, self.launch)
+            options = runner.RunOptions(folder, self.launch, self.hosts.launcher)
             ran.result = runner.run(planned, options, observer)
         except NoEnvironments:
             raise

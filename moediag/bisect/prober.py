@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,9 +34,9 @@ class Prober(Protocol):
         several threads at once with ``--jobs``."""
         ...
 
-    def prepare(self, version: str) -> None:
-        """Begins to build the environment of a release that may be wanted next and returns at
-        once; failures are left for :meth:`probe` to report."""
+    def prepare(self, versions: Sequence[str]) -> None:
+        """Begins to make ready the releases that may be wanted next, the likeliest first, and
+        returns at once; failures are left for :meth:`probe` to report."""
         ...
 
     def stop(self) -> None:

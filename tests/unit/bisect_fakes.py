@@ -62,8 +62,8 @@ class Fake:
         letter = self.letters[index]
         return GOOD if letter.islower() and attempt > 1 else KINDS[letter.upper()]
 
-    def prepare(self, version: str) -> None:
-        self.prepared.append(version)
+    def prepare(self, versions: Sequence[str]) -> None:
+        self.prepared += versions
 
     def stop(self) -> None:
         self.stopped = True

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_stacks
+from moediag import cli_bisect, cli_stacks
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -123,6 +123,11 @@ def run(
     else:
         terminal.render(result, views.output(no_color), views.short(folder))
     raise typer.Exit(page.exit_code(result))
+
+
+app.command(
+    epilog="Example: moediag bisect expert-starvation --window --cpu 2",
+)(cli_bisect.bisect)
 
 
 @app.command(name="list", epilog="Example: moediag list --json")
@@ -234,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = [argument for argument in given if argument != "--debug"]
     try:
         with signals.as_interrupts(for_good=arguments is None):
-            app(args=given, prog_name="moediag")
+            app(args=given, prog_name="moediag", obj=tuple(given))
     except SystemExit as end:
         code = _code(end)
         if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C

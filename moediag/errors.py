@@ -58,6 +58,11 @@ class StackError(MoediagError):
     )
 
 
+class NoEnvironments(StackError):
+    """No environment at all can be built now (no network, a full disk, no uv): what failed for
+    one release says nothing about it, and the next would fail alike."""
+
+
 class NoSuchRelease(StackError):
     """A package version that the index does not have."""
 

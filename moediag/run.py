@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import errno
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,13 +39,20 @@ from moediag.verdicts import Verdict
 SCENARIO_FILE = "scenario.yaml"
 
 
+# (kind, stack, run directory, options): to be used as a context manager
+GiveLauncher = Callable[
+    [str, Stack, Path, LaunchOptions], contextlib.AbstractContextManager[Launcher]
+]
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """``out``: the run directory, which must not exist or be empty; default: a new one below
-    ``moediag-runs``."""
+    ``moediag-runs``. ``launcher``: gives launchers that may outlive the run; default: its own."""
 
     out: Path | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)
+    launcher: GiveLauncher | None = None
 
 
 def run(plan: Plan, options: RunOptions, observer: Observer) -> RunResult:
@@ -105,6 +112,7 @@ class _Run:
         self.observer = observer
         self.folder = folder
         families = {t.trial.model.family for t in plan.trials}
+        self.launcher = options.launcher or launcher
         self.launch_options = dataclasses.replace(options.launch, families=tuple(sorted(families)))
         self.started = datetime.now(timezone.utc)
         self.results: list[TrialResult] = []
@@ -170,7 +178,7 @@ class _Run:
                     key = (stack.key, planned.trial.launcher)
                     if key not in launchers:
                         launchers[key] = hosts.enter_context(
-                            launcher(
+                            self.launcher(
                                 planned.trial.launcher, stack, self.folder, self.launch_options
                             )
                         )

@@ -24,7 +24,10 @@ HOST_LOG = "host.log"
 class Host:
     """The host process (see worker.host) and the two pipes to it."""
 
-    def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
+    def __init__(
+        self, command: list[str], env: dict[str, str], log: Path, options: LaunchOptions
+    ) -> None:
+        self._options = options
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("ab") as errors:
@@ -95,6 +98,8 @@ class Host:
     def _expect(self, kind: str, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while True:
+            if self._options.stopped:
+                raise KeyboardInterrupt
             left = deadline - time.monotonic()
             if left <= 0:
                 raise LaunchError(f"the host did not say {kind!r} in {seconds:.0f} s ({self.log})")
@@ -156,7 +161,7 @@ class ForkLauncher(Launcher):
         if self._host is None:
             command = [str(self.stack.python), "-m", "moediag.worker.host", *self.options.families]
             log = self.run_folder / f"stack-{self.stack.key}" / HOST_LOG
-            self._host = Host(command, self.environment(), log)
+            self._host = Host(command, self.environment(), log, self.options)
         return self._host
 
     def _start(self, trial: Trial, folder: Path) -> Running:

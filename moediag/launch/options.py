@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ class LaunchOptions:
     ``ready``: bound on starting a host (importing torch and transformers on a loaded box).
     ``environment``: variables added to those of the ranks.
     ``families``: model families that the fork launcher imports before its first trial.
+    ``stop``: once another thread sets it, what runs ends as after Ctrl-C.
     ``nnodes``, ``rdzv_endpoint``, ``node_rank``: passed to torchrun; several nodes need all three.
     """
 
@@ -31,6 +33,11 @@ class LaunchOptions:
     nnodes: int = 1
     rdzv_endpoint: str | None = None
     node_rank: int | None = None
+    stop: threading.Event | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop is not None and self.stop.is_set()
 
 
 @dataclass(frozen=True, slots=True)

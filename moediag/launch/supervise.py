@@ -120,6 +120,8 @@ class _Supervisor:
     def _follow(self) -> None:
         """Until the trial ended by itself, or must be ended."""
         while True:
+            if self.options.stopped:
+                raise KeyboardInterrupt
             self._root_code = self.running.poll()
             samples = self._look()
             self._read_events()

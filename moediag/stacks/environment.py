@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moediag.errors import NoSuchRelease, StackError
+from moediag.errors import NoEnvironments, NoSuchRelease, StackError
 from moediag.protocol import write_json
 from moediag.stacks import construct
 from moediag.stacks.base import Base, current_base
@@ -116,6 +116,14 @@ def ensure(request: Mapping[str, str], progress: Progress | None = None) -> Stac
             stack = _warm(root, key, wanted, base) or _cold(root, key, wanted, base, report)
     construct.stamp(root, stack.key)
     return replace(stack, seconds=time.perf_counter() - started)
+
+
+def ready(request: Mapping[str, str]) -> Stack | None:
+    """The environment for ``request`` where it is built already: no process, no network."""
+    root = cache_root()
+    base = current_base(root)
+    wanted = construct.normalise(request)
+    return _warm(root, _request_key(wanted, base), wanted, base)
 
 
 def _request_key(wanted: Mapping[str, str], base: Base) -> str:
@@ -249,7 +257,7 @@ def _writable(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StackError(
+        raise NoEnvironments(
             f"the cache folder cannot be made: {error}",
             f"Set {ENV_CACHE} to a folder that can be written.",
         ) from error

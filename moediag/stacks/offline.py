@@ -28,7 +28,7 @@ from packaging import tags
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from moediag.errors import StackError, UsageError
+from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.protocol import write_json
 from moediag.stacks import pages, releases, resolve, uv
 from moediag.stacks.base import Base, current_base
@@ -191,7 +191,7 @@ def _download(file: pages.IndexFile, folder: Path, config: IndexConfig) -> Path:
         try:
             answer = pages.fetch(file.url, config)
         except pages.Unreachable as error:
-            raise StackError(f"no network: {error}", releases.NO_NETWORK_HELP) from error
+            raise NoEnvironments(f"no network: {error}", releases.NO_NETWORK_HELP) from error
         if answer is None:
             raise StackError(f"{file.name} is listed by the index but not there")
         body = answer[0]

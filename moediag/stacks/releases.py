@@ -16,7 +16,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from moediag.errors import NoSuchRelease, StackError
+from moediag.errors import NoEnvironments, NoSuchRelease
 from moediag.stacks.indexes import IndexConfig, read_config
 from moediag.stacks.pages import IndexFile, Unreachable, read_index, read_links
 
@@ -84,7 +84,7 @@ def find(package: str, version: str, config: IndexConfig | None = None) -> Relea
         return exact[-1]
     unreachable = files(package, config).unreachable
     if unreachable:
-        raise StackError(
+        raise NoEnvironments(
             f"{package} {version} was not found, and not every index could be asked: "
             + "; ".join(unreachable),
             NO_NETWORK_HELP,
@@ -140,7 +140,7 @@ def _files(package: str, config: IndexConfig) -> Listing:
     usable = tuple(f for f in found.values() if _is_version(f.version))
     if not usable and unreachable:
         # Not remembered: lru_cache keeps no exceptions, so the next call asks again.
-        raise StackError(
+        raise NoEnvironments(
             f"cannot ask for the releases of {package}: " + "; ".join(unreachable), NO_NETWORK_HELP
         )
     if not usable:

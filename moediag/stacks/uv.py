@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from moediag.errors import StackError
+from moediag.errors import NoEnvironments, StackError
 from moediag.stacks.indexes import IndexConfig
 from moediag.stacks.releases import NO_NETWORK_HELP
 
@@ -36,7 +36,7 @@ def find_uv() -> Path:
 
         return Path(uv.find_uv_bin())
     except (ImportError, FileNotFoundError) as error:
-        raise StackError(
+        raise NoEnvironments(
             "uv is not installed beside moediag", "Type: python -m pip install uv"
         ) from error
 
@@ -83,7 +83,7 @@ def run(
 
 
 def disk_full(where: Path) -> StackError:
-    return StackError(
+    return NoEnvironments(
         f"the disk is full: nothing was kept of the environment in {where}",
         "Make room (`moediag stacks clean`, `uv cache clean`), or set MOEDIAG_CACHE (and "
         "UV_CACHE_DIR) to a folder on another disk.",
@@ -95,7 +95,7 @@ def _error(lines: list[str], what: str) -> StackError:
     low = text.lower()
     tail = "\n".join(text.splitlines()[-12:])
     if any(mark in low for mark in _DISK_FULL):
-        return StackError(f"the disk is full: {what}\n{tail}", disk_full(Path()).help_text)
+        return NoEnvironments(f"the disk is full: {what}\n{tail}", disk_full(Path()).help_text)
     unbuilt = re.search(r"failed to build `([^`]+)`", text, re.IGNORECASE)
     if unbuilt:
         return StackError(
@@ -104,7 +104,7 @@ def _error(lines: list[str], what: str) -> StackError:
             "has a wheel.",
         )
     if any(mark in low for mark in _NO_NETWORK):
-        return StackError(f"no network: {what}\n{tail}", NO_NETWORK_HELP)
+        return NoEnvironments(f"no network: {what}\n{tail}", NO_NETWORK_HELP)
     if "no solution found" in low or "not satisf" in low:
         return Unsatisfiable(f"{what}: no set of releases fits\n{tail}")
     if "no interpreter found" in low or "no python" in low or "no download found" in low:

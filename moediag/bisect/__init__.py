@@ -1,0 +1,1 @@
+"""The release that broke it, the release that fixed it: a pure search and what surrounds it."""

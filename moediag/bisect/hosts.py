@@ -1,0 +1,76 @@
+"""Fork hosts that outlive a probe: started while the probe before is at work, and kept, because
+the neighbours of a boundary are probed twice.
+
+A probe is mostly imports. Each trial is still a process of its own, forked from one that has done
+nothing but import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from moediag.launch.launcher import Launcher, StackLike, launcher
+from moediag.launch.options import LaunchOptions
+
+KEPT = 4  # idle hosts; each takes about half a gigabyte
+
+
+class Hosts:
+    """By stack. ``folder``: where their logs go. Use :meth:`close` in the end."""
+
+    def __init__(self, folder: Path, options: LaunchOptions) -> None:
+        self._folder = folder
+        self._options = options
+        self._idle: dict[str, Launcher] = {}  # the one used last is the last
+        self._lock = threading.Lock()
+
+    def begin(self, stack: StackLike) -> None:
+        """Starts importing for ``stack``, unless a host of it is there."""
+        with self._lock:
+            if stack.key in self._idle:
+                return
+            started = launcher("fork", stack, self._folder, self._options)
+            self._idle[stack.key] = started.__enter__()
+            spare = self._spare()
+        _close(spare)
+
+    @contextlib.contextmanager
+    def launcher(
+        self, kind: str, stack: StackLike, run_folder: Path, options: LaunchOptions
+    ) -> Iterator[Launcher]:
+        """As :func:`moediag.launch.launcher.launcher`, for a run; its host is kept afterwards."""
+        if kind != "fork":
+            with launcher(kind, stack, run_folder, options) as one:
+                yield one
+            return
+        with self._lock:
+            host = self._idle.pop(stack.key, None)
+        if host is None:
+            host = launcher(kind, stack, self._folder, options)
+            host.__enter__()
+        host.options = options
+        try:
+            yield host
+        finally:
+            with self._lock:
+                other = self._idle.pop(stack.key, None)  # two probes of one release at once
+                self._idle[stack.key] = host
+                spare = [*self._spare(), *filter(None, [other])]
+            _close(spare)
+
+    def close(self) -> None:
+        with self._lock:
+            hosts, self._idle = list(self._idle.values()), {}
+        _close(hosts)
+
+    def _spare(self) -> list[Launcher]:
+        """Takes out those that were not used for longest."""
+        return [self._idle.pop(key) for key in list(self._idle)[:-KEPT]]
+
+
+def _close(hosts: list[Launcher]) -> None:
+    for host in hosts:
+        host.close()

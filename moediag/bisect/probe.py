@@ -1,0 +1,241 @@
+"""A probe of one release: its environment, the scenario's trials on it, and what they say.
+
+The trials take the way of every run (:mod:`moediag.run`); a probe's folder is a run directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moediag import run as runner
+from moediag.bisect.ahead import Ahead
+from moediag.bisect.hosts import Hosts
+from moediag.bisect.prober import Learned
+from moediag.bisect.question import Question
+from moediag.bisect.signatures import CannotLearn, Match, Target, judge, learn
+from moediag.bisect.timeline import ProbeRecord
+from moediag.bisect.verdicts import ProbeVerdict, skip
+from moediag.errors import (
+    ExitCode,
+    Interrupted,
+    LaunchError,
+    MoediagError,
+    NoEnvironments,
+    StackError,
+)
+from moediag.hardware import cores
+from moediag.launch.options import LaunchOptions
+from moediag.report.model import RunResult, TrialResult
+from moediag.report.progress import Silent, glance
+from moediag.scenario.plan import LAUNCHERS
+from moediag.stacks import environment
+from moediag.stacks.releases import Release
+
+if TYPE_CHECKING:
+    from moediag.bisect.progress import Watcher
+    from moediag.launch.options import Progress
+
+PROBES = "probes"  # folder of the probes' run directories, in the bisect's
+SURE = 0.95  # how sure a clean release must be
+_LONGEST = 300  # letters of a reason
+
+
+class TooRare(MoediagError):
+    """The failure shows so seldom that no number of trials would do."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class Releases:
+    """The real prober. ``folder``: of the bisect. Use :meth:`close` in the end."""
+
+    def __init__(
+        self, question: Question, folder: Path, watcher: Watcher, launch: LaunchOptions
+    ) -> None:
+        self.question = question
+        self.folder = folder
+        self.watcher = watcher
+        self.stopping = threading.Event()
+        self.launch = dataclasses.replace(launch, stop=self.stopping)
+        self.ahead = Ahead()
+        scenario = question.scenario
+        families = {scenario.merged(name).model.family for name in scenario.variants}
+        warm = dataclasses.replace(self.launch, families=tuple(sorted(families)))
+        self.hosts = Hosts(folder, warm)
+        # Importing takes a core; with two of them the probe at work needs the other.
+        self._early = 1 if cores() < 4 else 2
+        self._releases = {r.version: r for r in question.releases}
+
+    def learn(self, version: str) -> Learned:
+        question = self.question
+        declared = question.scenario.variants[question.variant].repeats
+        trials = max(question.asked.calibrate, declared)
+        ran = self._run(version, 1, trials)
+        if ran.reason:
+            return Learned(ran.record(skip(ran.reason)), None, ran.reason)
+        try:
+            target = learn(
+                ran.trials,
+                question.variant,
+                question.declared,
+                question.asked.match,
+                question.pattern,
+            )
+        except CannotLearn as error:
+            nothing = Target(question.variant, (), (), Match.EXACT)
+            verdict = judge(ran.trials, nothing, SURE)
+            return Learned(ran.record(verdict), None, _problem(error, question, ran))
+        try:
+            target.rate.repeats(SURE)
+        except ValueError as error:
+            raise TooRare(
+                f"{question.variant} on {question.package} {version}: {error}",
+                "Make it show more often (--set), or measure it with more trials (--calibrate).",
+            ) from error
+        return Learned(ran.record(judge(ran.trials, target, SURE)), target)
+
+    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+        ran = self._run(version, attempt, target.rate.repeats(SURE))
+        return ran.record(skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE))
+
+    def prepare(self, versions: Sequence[str]) -> None:
+        for place, version in enumerate(versions):
+            with contextlib.suppress(MoediagError):  # the probe meets it again and says so
+                request = self.question.request(self._releases[version])
+                stack = environment.ready(request)
+                if stack is None:
+                    self.ahead.build(version, request)
+                elif place < self._early and self._fork:
+                    self.hosts.begin(stack)
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def close(self) -> None:
+        self.ahead.close()
+        self.hosts.close()
+
+    @property
+    def _fork(self) -> bool:
+        chosen = self.question.asked.launcher
+        return (LAUNCHERS[self.question.asked.device] if chosen == "auto" else chosen) == "fork"
+
+    # -- one release -----------------------------------------------------------------------
+
+    def _run(self, version: str, attempt: int, trials: int) -> _Ran:
+        release = self._releases[version]
+        ran = _Ran(release, attempt, self.question.variant, time.monotonic())
+        observer = _Observer(self.watcher, version, self.stopping)
+        try:
+            planned = self.question.plan(release, trials)
+            # Here and not only in the run: what is built ahead must not import beside it.
+            environment.ensure(planned.scenario.stack, observer.building)
+            self.ahead.end(version)
+            folder = _folder(self.folder / PROBES, version)
+            ran.evidence = str(folder.relative_to(self.folder))
+            options = runner.RunOptions(folder, self.launch, self.hosts.launcher)
+            ran.result = runner.run(planned, options, observer)
+        except NoEnvironments:
+            raise
+        except (StackError, LaunchError) as error:
+            ran.reason = _flat(error.message)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted during the probe of {version}") from None
+        finally:
+            self.ahead.end(version)
+        return ran
+
+
+class _Ran:
+    """What a run on one release left. ``reason``: why it could not be run, else ""."""
+
+    def __init__(self, release: Release, attempt: int, variant: str, began: float) -> None:
+        self.release = release
+        self.attempt = attempt
+        self.variant = variant
+        self.began = began
+        self.evidence = ""
+        self.reason = ""
+        self.result: RunResult | None = None
+
+    @property
+    def trials(self) -> tuple[TrialResult, ...]:
+        return self.result.trials if self.result else ()
+
+    def record(self, verdict: ProbeVerdict) -> ProbeRecord:
+        uploaded = self.release.uploaded
+        shown = [t.signature for t in self.trials if t.variant == self.variant]
+        return ProbeRecord(
+            version=self.release.version,
+            verdict=dataclasses.replace(verdict, text=_flat(verdict.text)),
+            attempt=self.attempt,
+            uploaded=uploaded.isoformat(timespec="seconds") if uploaded else "",
+            signature="; ".join(dict.fromkeys(shown)),
+            seconds=time.monotonic() - self.began,
+            evidence=self.evidence,
+        )
+
+
+class _Observer(Silent):
+    """Passes on in one line what a run is doing, and ends it when it is to stop."""
+
+    def __init__(self, watcher: Watcher, version: str, stopping: threading.Event) -> None:
+        self.watcher = watcher
+        self.version = version
+        self.stopping = stopping
+        self.trial = ""
+
+    def building(self, text: str, fraction: float | None) -> None:  # noqa: ARG002
+        if self.stopping.is_set():
+            raise KeyboardInterrupt
+        self.watcher.doing(self.version, text)
+
+    def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
+        self.building(text, fraction)
+
+    def trial_started(self, name: str) -> None:
+        self.trial = name
+        self.watcher.doing(self.version, f"{name}: launching")
+
+    def trial_progress(self, name: str, progress: Progress) -> None:
+        self.watcher.doing(self.version, f"{name}: {glance(progress)}")
+
+
+def _folder(base: Path, version: str) -> Path:
+    """A new folder: what an interrupted probe left stays as it is."""
+    number = 1
+    while True:
+        folder = base / (version if number == 1 else f"{version}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def _problem(error: CannotLearn, question: Question, ran: _Ran) -> str:
+    """What showed instead; where companions are not those that the scenario names, which."""
+    had = next((t.stack for t in ran.trials if t.stack), {})
+    drifted = {
+        name: version
+        for name, version in question.pins.items()
+        if name in had and had[name] != version and name not in question.asked.hold
+    }
+    if not drifted:
+        return f"{error.message}. {error.help_text}"
+    there = ", ".join(f"{name} {had[name]}" for name in drifted)
+    named = " ".join(f"--hold {name}={version}" for name, version in drifted.items())
+    return f"{error.message}. It ran with {there}; as the scenario has it: {named}"
+
+
+def _flat(text: str) -> str:
+    """One line, so that it fits a table."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1] + "…"

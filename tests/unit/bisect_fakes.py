@@ -1,0 +1,106 @@
+"""A bisect without releases, environments and ranks: histories whose truth is known, probed by a
+prober that only looks them up. Run as a program it is a bisect that can be killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from moediag.bisect import state as states
+from moediag.bisect.drive import drive
+from moediag.bisect.prober import Learned
+from moediag.bisect.progress import Lines
+from moediag.bisect.question import Asked, Question
+from moediag.bisect.rates import Rate
+from moediag.bisect.search import Search
+from moediag.bisect.signatures import Target
+from moediag.bisect.state import STATE_FILE, State
+from moediag.bisect.timeline import ProbeRecord
+from moediag.bisect.verdicts import GOOD, ProbeVerdict
+from moediag.scenario import catalogue, load
+from moediag.stacks.releases import Release
+from tests.unit.bisect_worlds import KINDS
+
+STARVED = "collective-mismatch:size reduce_scatter:one-rank"
+TARGET = Target("unfixed", ("collective-mismatch",), (STARVED,), rate=Rate(3, 3))
+
+
+def question(letters: str, bad: int, window: bool = True) -> Question:
+    """Release ``1.N`` for letter N."""
+    scenario = load.load(catalogue.find("expert-starvation"))
+    releases = tuple(Release(f"1.{number}") for number in range(len(letters)))
+    asked = Asked(window=window)
+    return Question(
+        scenario, "unfixed", "transformers", {}, releases, f"1.{bad}", None, "3.11", asked
+    )
+
+
+class Fake:
+    """``seconds``: what a probe takes."""
+
+    def __init__(self, letters: str, seconds: float = 0.0) -> None:
+        self.letters = letters
+        self.seconds = seconds
+        self.prepared: list[str] = []
+        self.closed = self.stopped = False
+
+    def learn(self, version: str) -> Learned:
+        record = self.probe(version, 1, TARGET)
+        bad = self.letters[int(version.split(".")[1])] == "B"
+        return Learned(record, TARGET if bad else None, "" if bad else "it does not show")
+
+    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+        verdict = self.look(int(version.split(".")[1]), attempt)
+        time.sleep(self.seconds)
+        return ProbeRecord(version, verdict, attempt, seconds=self.seconds)
+
+    def look(self, index: int, attempt: int) -> ProbeVerdict:
+        """In lower case: clean the second time it is probed, a failure that passes."""
+        letter = self.letters[index]
+        return GOOD if letter.islower() and attempt > 1 else KINDS[letter.upper()]
+
+    def prepare(self, versions: Sequence[str]) -> None:
+        self.prepared += versions
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def opened(folder: Path, asked: Question) -> State:
+    header = asked.header(["moediag", "bisect", "expert-starvation"])
+    resume = (folder / STATE_FILE).exists()
+    return states.resume(folder, header) if resume else states.create(folder, header)
+
+
+def bisect(
+    folder: Path,
+    letters: str,
+    bad: int,
+    jobs: int = 1,
+    prober: Fake | None = None,
+    said: list[str] | None = None,
+) -> Search:
+    """To its answer, from where the state file in ``folder`` left off."""
+    asked = question(letters, bad)
+    watcher = Lines((said if said is not None else []).append)
+    with opened(folder, asked) as state:
+        return drive(asked, state, prober or Fake(letters), watcher, jobs)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """FOLDER LETTERS BAD JOBS: prints the answer as the versions at its boundaries."""
+    folder, letters, bad, jobs = arguments
+    prober = Fake(letters, seconds=0.01)
+    answer = bisect(Path(folder), letters, int(bad), int(jobs), prober).answer
+    assert answer is not None
+    print(json.dumps([[b.bad, b.good] for b in answer.boundaries]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

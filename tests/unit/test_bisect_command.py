@@ -1,0 +1,286 @@
+"""`moediag bisect` as a command: exit codes, streams, files, what it says before and meanwhile."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from moediag import cli
+from moediag.bisect import page, progress, session
+from moediag.bisect import probe as probing
+from moediag.bisect import question as asking
+from moediag.bisect import state as states
+from moediag.bisect.progress import Lines, Live
+from moediag.bisect.question import Asked, Question
+from moediag.bisect.rates import Rate
+from moediag.bisect.signatures import Target
+from moediag.bisect.timeline import ProbeRecord
+from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, other
+from moediag.errors import ExitCode
+from moediag.scenario.schema import Scenario
+from tests.unit.bisect_fakes import STARVED, TARGET, Fake, question
+
+HISTORY = "GGGGGBBBBBBBGGGGGGGG"
+
+
+class World:
+    """Stands for index, environments and ranks."""
+
+    def __init__(self) -> None:
+        self.letters = HISTORY
+        self.asked = Asked()
+        self.prober: Callable[[str], Fake] = Fake
+
+    def ask(self, scenario: Scenario, asked: Asked) -> Question:
+        self.asked = asked
+        return question(self.letters, 7, asked.window)
+
+    def make(self, asked: Question, folder: Path, **_: Any) -> Fake:
+        return self.prober(self.letters)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    found = World()
+    monkeypatch.setattr(asking, "ask", found.ask)
+    monkeypatch.setattr(probing, "Releases", found.make)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli.main(["bisect", "expert-starvation", *arguments])
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    return call
+
+
+def test_an_answer(world: World, run: Any) -> None:
+    code, out, err = run("--window", "--out", "found")
+    assert code == ExitCode.OK
+    assert out.splitlines()[0] == "1.3 G  1.4 G  1.5 B … 1.11 B  1.12 G  1.13 G  1.19 G"
+    assert "transformers 1.5 is the first bad release; 1.4 is the last good one." in out
+    assert "transformers 1.12 is the first good release after it" in out
+    assert err.splitlines()[0].startswith("looking for (exact): collective-mismatch")
+    folder = Path("found")
+    raw = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    assert (raw["began"]["bad"], raw["ended"]["good"]) == ("1.5", "1.12")
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert text.startswith("### expert-starvation: transformers 1.5 is the first bad release")
+    assert "moediag run expert-starvation --variant unfixed" in text
+    assert "--stack transformers=1.12" in text
+
+
+def test_json_is_one_object_on_stdout(world: World, run: Any) -> None:
+    code, out, _ = run("--json", "--out", "found")
+    raw = json.loads(out)
+    assert code == ExitCode.OK
+    assert raw == json.loads(Path("found/result.json").read_text(encoding="utf-8"))
+    assert len(raw["probes"]) == len(states.read(Path("found")).probes)
+
+
+@pytest.mark.parametrize(
+    ("letters", "code", "says"),
+    [
+        ("GGGGGGGGGG", ExitCode.INCONCLUSIVE, "Not reproduced: transformers 1.7"),
+        ("GGGGGGGSGG", ExitCode.INCONCLUSIVE, "could not be judged: skipped"),
+        ("SSSSSSSBSS", ExitCode.INCONCLUSIVE, "No good release older than transformers 1.7"),
+        ("BBBBBBBBBB", ExitCode.OK, "Bad as far back as transformers 1.0"),
+        ("GGGGSSSBBB", ExitCode.OK, "is one of transformers 1.4 to 1.7"),
+    ],
+)
+def test_exit_codes(world: World, run: Any, letters: str, code: int, says: str) -> None:
+    world.letters = letters
+    found, out, _ = run()
+    assert says in out
+    assert found == code
+
+
+def test_a_new_folder_below_the_runs_is_the_default(world: World, run: Any) -> None:
+    _, out, _ = run()
+    (folder,) = Path("moediag-runs").iterdir()
+    assert folder.name.endswith("-bisect-expert-starvation")
+    assert out.splitlines()[-1] == f"To paste: {folder / 'report.md'}"
+
+
+def test_ctrl_c_and_the_command_that_it_prints(world: World, run: Any) -> None:
+    class Interrupts(Fake):
+        def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+            if version == "1.5":
+                raise KeyboardInterrupt
+            return super().probe(version, attempt, target)
+
+    world.prober = Interrupts
+    code, out, err = run("--window", "--match", "class", "--out", "it is mine")
+    assert (code, out) == (ExitCode.INTERRUPTED, "")
+    assert "error: interrupted after" in err
+    (line,) = [line for line in err.splitlines() if line.startswith("To go on: ")]
+    command = "moediag bisect expert-starvation --window --match class --out 'it is mine' --resume"
+    assert line == f"To go on: {command}"
+    world.prober = Fake
+    code, out, err = run("--window", "--match", "class", "--out", "it is mine", "--resume")
+    assert code == ExitCode.OK
+    assert "of an earlier run" in err
+    assert "transformers 1.5 is the first bad release" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--resume",), "--resume needs the folder"),
+        (("--resume", "--out", "none"), "there is no"),
+        (("--hold", "accelerate"), "--hold 'accelerate' is not of the form"),
+        (("--match", "nearly"), "nearly"),
+        (("--jobs", "0"), "--jobs"),
+        (("--cpu", "2", "--gpus", "2"), "exclude each other"),
+    ],
+)
+def test_wrong_usage(world: World, run: Any, arguments: tuple[str, ...], says: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert says in err
+
+
+def test_no_second_bisect_in_a_folder(world: World, run: Any) -> None:
+    run("--out", "taken")
+    code, _, err = run("--out", "taken")
+    assert code == ExitCode.USAGE
+    assert "not empty" in err
+
+
+def test_what_is_typed_arrives(world: World, run: Any) -> None:
+    run(
+        "--package", "accelerate", "--bad", "1.7", "--good", "1.2", "--window", "--pre", "--yanked",
+        "--hold", "transformers=5.12.1", "--python", "3.12", "--match", "any", "--variant", "u",
+        "--calibrate", "5", "--cpu", "4", "--oldest", "1.1", "--launcher", "torchrun",
+        "--timeout", "30",
+    )  # fmt: skip
+    from moediag.bisect.signatures import Match
+
+    assert world.asked == Asked(
+        name="expert-starvation", package="accelerate", bad="1.7", good="1.2", oldest="1.1",
+        window=True, pre=True, yanked=True, hold={"transformers": "5.12.1"}, python="3.12",
+        match=Match.ANY, variant="u", world_size=4, device="cpu", launcher="torchrun",
+        timeout=30.0, calibrate=5,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------ before it begins
+
+
+@pytest.fixture
+def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(request: dict[str, str]) -> object:
+        return object() if request["transformers"] in ("1.3", "1.4") else None
+
+    monkeypatch.setattr(session.environment, "ready", ready)
+
+
+def test_dry_run_probes_nothing_and_guesses_honestly(
+    world: World, run: Any, nothing_built: None
+) -> None:
+    code, out, _ = run("--dry-run", "--window")
+    assert code == ExitCode.OK
+    assert not list(Path().iterdir())
+    assert "a guess: no bisect was made here yet" in out
+    assert "2 of 20 environments are built" in out
+    code, out, _ = run("--dry-run", "--window", "--json")
+    raw = json.loads(out)
+    assert raw["measured_probes"] == 0
+    assert raw["seconds_at_most"] == raw["probes_at_most"] * session.GUESS
+    run("--window")
+    made = len(next(iter(states.read(f).probes for f in Path("moediag-runs").iterdir())))
+    assert made <= raw["probes_at_most"]
+
+
+def test_dry_run_takes_the_mean_of_what_was_measured_here(
+    world: World, run: Any, nothing_built: None
+) -> None:
+    header = question(HISTORY, 7).header(["moediag"])
+    with states.create(Path("moediag-runs/one"), header) as state:
+        for number, seconds in enumerate((10.0, 20.0)):
+            verdict = (GOOD, BAD)[number]
+            state.finished(ProbeRecord(f"1.{number}", verdict, 1, "", "", seconds, "probes/x"))
+        state.finished(ProbeRecord("1.9", other("not launched"), 1, "", "", 0.1))
+    Path("moediag-runs/broken").mkdir()
+    Path("moediag-runs/broken/bisect.jsonl").write_text("no", encoding="utf-8")
+    _, out, _ = run("--dry-run", "--json")
+    raw = json.loads(out)
+    assert (raw["measured_probes"], raw["seconds_per_probe"]) == (2, 15.0)
+    assert "mean of 2 probes made here" in run("--dry-run")[1]
+
+
+# ------------------------------------------------------------------------ meanwhile
+
+
+def test_lines_say_what_showed_where_it_is_not_the_failure() -> None:
+    said: list[str] = []
+    lines = Lines(said.append)
+    lines.learned(Target("unfixed", ("hang",), (STARVED,), rate=Rate(2, 4)))
+    lines.finished(ProbeRecord("1.1", ProbeVerdict(Kind.BAD, STARVED), seconds=2.0))
+    lines.finished(ProbeRecord("1.2", other("crash:X"), attempt=2))
+    assert said == [
+        f"looking for (exact): {STARVED}",
+        "it showed in 2 of 4 trials, so 7 clean trials make a release good",
+        "[1] 1.1  2.0 s  bad",
+        "[2] 1.2 (probe 2)  another failure (crash:X)",
+    ]
+
+
+def test_the_live_table_lists_releases_in_order_with_their_verdicts() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    live = Live(console)
+    live.learned(TARGET)
+    live.resumed([ProbeRecord("4.10.0", GOOD, uploaded="2025-07-11T00:00:00+00:00", seconds=3.0)])
+    live.finished(ProbeRecord("4.9.0", ProbeVerdict(Kind.BAD, STARVED), seconds=61.0))
+    live.finished(ProbeRecord("4.10.0", other("crash:X"), attempt=2, seconds=3.0))
+    live.probing("4.9.1", 1)
+    live.doing("4.9.1", "building transformers-4.9.1")
+    with console.capture() as caught:
+        console.print(live.view())
+    rows = [line.split() for line in caught.get().splitlines()]
+    text = caught.get()
+    assert [row[0] for row in rows[1:4]] == ["4.9.0", "4.9.1", "4.10.0"]
+    assert "building transformers-4.9.1" in text
+    assert "2 probes, 6.0 s" in text
+    assert "2025-07-11" in text
+    assert "4.9 B  4.10 G" in text
+    assert rows[-1][-1] == "on"
+
+
+def test_a_log_gets_lines_and_a_person_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    with progress.watching() as watcher:
+        assert isinstance(watcher, Lines)
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setattr(Console, "is_dumb_terminal", False)
+    with progress.watching() as watcher:
+        assert isinstance(watcher, Live)
+    monkeypatch.setenv("CI", "true")
+    with progress.watching() as watcher:
+        assert isinstance(watcher, Lines)
+
+
+def test_the_help_names_the_default_of_every_option() -> None:
+    result = CliRunner().invoke(cli.app, ["bisect", "--help"])
+    assert result.exit_code == 0
+    for word in ("[default: the scenario's]", "[default: exact]", "two years before"):
+        assert word in " ".join(result.output.split())
+
+
+def test_the_json_of_a_report_names_versions(world: World, run: Any) -> None:
+    run("--out", "found")
+    stored = states.read(Path("found"))
+    raw = json.loads(Path("found/result.json").read_text(encoding="utf-8"))
+    assert raw["releases"] == {"count": len(HISTORY), "oldest": "1.0", "newest": "1.19"}
+    assert {p["version"] for p in raw["probes"]} == {p.version for p in stored.probes}
+    assert raw["schema_version"] == page.SCHEMA_VERSION

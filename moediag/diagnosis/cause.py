@@ -112,6 +112,8 @@ def _basis(blame: Blame) -> str:
     return {
         "history": f" In the step before, all ranks did here what {ranks(blame.culprits)} now "
         "does not.",
+        "habit": f" Elsewhere in this job the same calls are followed by another one than "
+        f"{ranks(blame.culprits)} made.",
         "none": " Nothing that was seen tells which of them is wrong.",
     }.get(blame.basis, "")
 
@@ -122,8 +124,9 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     what = describe(next(iter(calls.values())))
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
     if blame.basis == "majority":
+        without = "did not come to" if divergence.inferred else "ended without"
         return _sentence(
-            f"{here}, which {ranks(divergence.absent)} ended without and nobody else calls"
+            f"{here}, which {ranks(divergence.absent)} {without} and nobody else calls"
         )
     gone = ranks(divergence.absent)
     if set(divergence.absent) == set(divergence.ended):
@@ -136,6 +139,7 @@ def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
         _sentence(f"ranks wait for each other in a circle: {_what(calls, with_group=divergence)}")
         + " They disagree about which of these comes first."
         + ("" if blame.culprits else " Nothing that was seen tells whose order is wrong.")
+        + (_basis(blame) if blame.basis == "habit" else "")
     )
 
 

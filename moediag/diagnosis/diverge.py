@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from moediag.diagnosis import compare
 from moediag.diagnosis.align import Aligned, Channel, Schedule
 from moediag.diagnosis.failures import Failure
-from moediag.diagnosis.order import Event, Replay, circle
+from moediag.diagnosis.order import Event, Replay, circle, replay
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 
 
@@ -28,6 +28,7 @@ class Divergence:
     For ``missing``, ``absent`` are the ranks that ended or stand elsewhere, ``ended`` those of
     them that reached their own end in peace. For ``splits``, ``pairs`` are (sender, receiver).
     For ``order``, ``events`` is what each rank waits at and ``groups`` those of the circle.
+    ``inferred``: nobody saw the absent ranks elsewhere, their dumps only show nothing open.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Divergence:
     pairs: tuple[tuple[int, int], ...] = ()
     events: Mapping[int, Event] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
+    inferred: bool = False
 
     @property
     def silent(self) -> bool:
@@ -55,10 +57,14 @@ def first_divergence(
 ) -> Divergence | None:
     """None when nothing diverges, as far as the logs reach."""
     candidates = [d for s in aligned.schedules.values() if (d := _mismatch(s)) is not None]
-    candidates += [d for c in aligned.channels if (d := _channel_mismatch(c)) is not None]
+    whole = (c for c in aligned.channels if c.whole)
+    candidates += [d for c in whole if (d := _channel_mismatch(c)) is not None]
     candidates += _missing(aligned, run, evidence, {f.rank: f for f in failed})
     if not candidates:
         candidates += _order(run)
+    if not candidates and evidence.foreign and evidence.stall is not None:
+        # Everything was issued and nothing completes: an order that only the device runs in.
+        candidates += _order(replay(aligned, evidence, in_order=True))
     return _first(candidates)
 
 
@@ -156,7 +162,11 @@ def _missing(
             calls |= {rank: call for rank, call in there if call is not None}
         ended = tuple(rank for rank in gone if _ended(evidence.ranks[rank], failed.get(rank)))
         group = run.groups[event]
-        found.append(Divergence("missing", group, position, calls, absent=gone, ended=ended))
+        found.append(
+            Divergence(
+                "missing", group, position, calls, gone, ended, inferred=evidence.foreign
+            )
+        )
     return found
 
 

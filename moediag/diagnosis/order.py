@@ -33,9 +33,10 @@ class Replay:
         self.absent[event], self.groups[event] = absent, group
 
 
-def replay(aligned: Aligned, evidence: Evidence) -> Replay:
-    """Linear in the number of calls."""
-    run = _Run(aligned, evidence)
+def replay(aligned: Aligned, evidence: Evidence, in_order: bool = False) -> Replay:
+    """Linear in the number of calls. ``in_order``: as if every rank's calls waited for each other,
+    also the asynchronous ones; true of a device whose streams depend on each other."""
+    run = _Run(aligned, evidence, in_order)
     run.to_the_end()
     result = Replay()
     for rank in run.queues:
@@ -44,13 +45,19 @@ def replay(aligned: Aligned, evidence: Evidence) -> Replay:
             event, call = stop
             group = aligned.schedules[event[0]].group
             result.add(rank, event, call, run.missing(event), group)
+    if in_order:
+        return result
     for channel in aligned.channels:
-        _pending(channel, evidence, result)
+        if channel.whole:
+            _pending(channel, evidence, result)
+        else:
+            _pending_end(channel, evidence, result)
     return result
 
 
 def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
-    """A rank whose last call of all is a receive that nobody sent, or a send nobody receives."""
+    """A rank whose last call of all is a receive that nobody sent, or a send nobody receives. In
+    foreign evidence it need not be the last: the program may run ahead of the device."""
     sent, received = len(channel.sends), len(channel.receives)
     if sent == received:
         return
@@ -59,19 +66,43 @@ def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
     if received > sent:
         waiter, peer = peer, waiter
     call = longer[min(sent, received)]
-    last = evidence.ranks[waiter].collectives[-1]
-    if waiter in result.waits or call.completed or call.asynchronous or last.index != call.index:
+    if call.completed:
         return
-    event = (
-        (f"{channel.group.name} point-to-point", (channel.sender, channel.receiver)),
-        min(sent, received),
-    )
+    if evidence.foreign:
+        if waiter in result.waits and result.calls[waiter].index < call.index:
+            return
+    else:
+        last = evidence.ranks[waiter].collectives[-1]
+        if waiter in result.waits or call.asynchronous or last.index != call.index:
+            return
+    _add_pending(channel, waiter, peer, call, min(sent, received), result)
+
+
+def _pending_end(channel: Channel, evidence: Evidence, result: Replay) -> None:
+    """Of a channel whose beginning is lost nothing can be counted. But a call that did not complete
+    waits for its peer, and a peer without any open call is elsewhere."""
+    for waiter, peer, calls in (
+        (channel.receiver, channel.sender, channel.receives),
+        (channel.sender, channel.receiver, channel.sends),
+    ):
+        open_ = next((call for call in calls if not call.completed), None)
+        if open_ is None or any(not c.completed for c in evidence.ranks[peer].collectives):
+            continue
+        if waiter not in result.waits or open_.index < result.calls[waiter].index:
+            _add_pending(channel, waiter, peer, open_, open_.index, result)
+
+
+def _add_pending(
+    channel: Channel, waiter: int, peer: int, call: Collective, place: int, result: Replay
+) -> None:
+    event = ((f"{channel.group.name} point-to-point", (channel.sender, channel.receiver)), place)
     result.add(waiter, event, call, (peer,), channel.group)
 
 
 class _Run:
-    def __init__(self, aligned: Aligned, evidence: Evidence) -> None:
+    def __init__(self, aligned: Aligned, evidence: Evidence, in_order: bool) -> None:
         self.aligned = aligned
+        self.in_order = in_order
         self.expected: dict[Event, int] = {}
         self.arrived: dict[Event, int] = {}
         self.who: dict[Event, list[int]] = {}
@@ -123,7 +154,7 @@ class _Run:
                 at += 1
                 if self._arrive(event, rank):
                     ready += self.sleeping.pop(event, ())
-                elif not (call.asynchronous or call.completed):
+                elif not (call.completed or (call.asynchronous and not self.in_order)):
                     self.sleeping.setdefault(event, []).append(rank)
                     break
             self.at[rank] = at

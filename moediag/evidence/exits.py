@@ -98,8 +98,13 @@ def read_error_file(path: Path) -> RankError | None:
     {"py_callstack": …, "timestamp": …}}}``; also the flat form that older releases write."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
+    return elastic_error(raw)
+
+
+def elastic_error(raw: Any) -> RankError | None:
+    """The same from parsed JSON; None for what is no error file."""
     message = raw.get("message") if isinstance(raw, dict) else None
     extra: Mapping[str, Any] = {}
     if isinstance(message, dict):

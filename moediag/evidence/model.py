@@ -39,6 +39,7 @@ class Collective:
     completed: bool = False
     time: float = 0.0
     asynchronous: bool = False  # the rank went on without waiting for it
+    started: bool = False  # the device is known to have begun it
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Everything one rank left behind. ``alive_at_stall``: the watchdog saw it waiting."""
+    """Everything one rank left behind. ``counts_apart``: positions of collectives do not count
+    point-to-point calls, which have positions of their own."""
 
     rank: int
     collectives: tuple[Collective, ...] = ()
@@ -160,6 +162,7 @@ class RankEvidence:
     finished: bool = False
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
+    counts_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,9 @@ class Stall:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen).
-    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known."""
+    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known.
+    ``foreign``: it was put together from what other tools left. Nothing was to be measured, and a
+    call tells that it was issued and whether it completed, not whether the rank waited for it."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -187,3 +192,4 @@ class Evidence:
     interrupted: bool = False
     deaths: tuple[int, ...] = ()
     not_seen: tuple[str, ...] = ()
+    foreign: bool = False

@@ -1,0 +1,128 @@
+"""Where a job stands still although its schedules agree: the calls that everybody who was seen has
+issued and that do not complete.
+
+Then no code is known to be wrong. What can still be told: that such a call has members of which
+nothing was seen, or that it completed (or began) on most members' devices and not on a few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from moediag.diagnosis.align import Aligned, was_recorded
+from moediag.diagnosis.order import Event
+from moediag.evidence.model import Collective, Evidence, Frame, Group, Stack
+from moediag.evidence.stacks import in_collective, that_counts
+
+_MACHINERY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/torch/")
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """``basis``: unseen (members without any evidence), device (they lag behind in a call that all
+    made), stack (their code stands elsewhere), none. ``call`` on ``group``: what stands still."""
+
+    basis: str = "none"
+    suspects: tuple[int, ...] = ()
+    call: Collective | None = None
+    group: Group | None = None
+    ahead: tuple[int, ...] = ()
+    where: tuple[str, str] = ("", "")  # where the suspects stand, and the others
+
+
+def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
+    """None when nothing stands still."""
+    if not any(seen.collectives for seen in evidence.ranks.values()):
+        return _by_stack(evidence)
+    events: dict[Event, Collective] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        open_ = next((call for call in seen.collectives if not call.completed), None)
+        event = aligned.event(rank, open_) if open_ is not None else None
+        if event is not None and open_ is not None:
+            events.setdefault(event, open_)
+    roots = {event: call for event, call in events.items() if _all_came(aligned, event)}
+    for basis, suspicion in (("unseen", _unseen), ("device", _lagging)):
+        found = [(event, ranks) for event in roots if (ranks := suspicion(aligned, evidence, event))]
+        if found:
+            often = Counter(ranks for _, ranks in found).most_common(2)
+            clear = len(often) == 1 or often[0][1] > often[1][1]
+            event, ranks = next((e, r) for e, r in found if r == often[0][0])
+            group = aligned.schedules[event[0]].group
+            return Frontier(
+                basis,
+                ranks if clear else (),
+                roots[event],
+                group,
+                tuple(sorted(set(group.ranks) - set(ranks))),
+            )
+    if not roots:
+        return None
+    event = min(roots, key=lambda e: (roots[e].time, e[1]))
+    return Frontier(call=roots[event], group=aligned.schedules[event[0]].group)
+
+
+def _all_came(aligned: Aligned, event: Event) -> bool:
+    """Every member whose schedule is known has issued it."""
+    schedule, position = aligned.schedules[event[0]], event[1]
+    return all(schedule.end(rank) > position for rank in schedule.starts)
+
+
+def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
+    members = aligned.schedules[event[0]].group.ranks
+    gone = tuple(
+        rank
+        for rank in members
+        if rank not in evidence.ranks or not was_recorded(evidence.ranks[rank])
+    )
+    return gone if 2 * len(gone) <= len(members) else ()
+
+
+def _lagging(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
+    """The few on whose device the call is less far than on all others'."""
+    schedule, position = aligned.schedules[event[0]], event[1]
+    levels = {
+        rank: 2 if call.completed else 1 if call.started else 0
+        for rank in schedule.starts
+        if (call := schedule.at(rank, position)) is not None
+    }
+    low = min(levels.values(), default=2)
+    behind = tuple(sorted(rank for rank, level in levels.items() if level == low))
+    if low == 2 or 2 * len(behind) >= len(levels):
+        return ()
+    return behind
+
+
+# ------------------------------------------------------------------------ stacks alone
+
+
+def _by_stack(evidence: Evidence) -> Frontier | None:
+    """Where all stand in communication and one side of them is clearly larger."""
+    stands: dict[int, str] = {}
+    for rank, seen in evidence.ranks.items():
+        stack = that_counts(seen.stacks)
+        if stack is not None and in_collective(stack):
+            stands[rank] = _stand(stack)
+    if len(stands) < 3:
+        return None
+    most, size = Counter(stands.values()).most_common(1)[0]
+    others = tuple(sorted(rank for rank, text in stands.items() if text != most))
+    if not others or 2 * size <= len(stands) or len({stands[rank] for rank in others}) > 1:
+        return Frontier()
+    ahead = tuple(sorted(rank for rank, text in stands.items() if text == most))
+    return Frontier("stack", others, ahead=ahead, where=(stands[others[0]], most))
+
+
+def _stand(stack: Stack) -> str:
+    """``all_reduce, called by step (train.py:12)``."""
+    python = [frame for frame in stack.frames if not frame.native]
+    inside = [f for f in python if "distributed_c10d" in f.file or "torch/distributed/" in f.file]
+    own = next((f for f in python if not any(p in f.file for p in _MACHINERY)), None)
+    operation = inside[-1].function if inside else ""
+    return ", called by ".join(text for text in (operation, _at(own)) if text)
+
+
+def _at(frame: Frame | None) -> str:
+    if frame is None:
+        return ""
+    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"

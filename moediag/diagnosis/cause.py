@@ -145,6 +145,13 @@ def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
 
 def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     order = divergence.group.ranks
+    if not divergence.pairs:
+        sent = sum(c.numel_in for c in calls.values())
+        wanted = sum(c.numel_out for c in calls.values())
+        return (
+            f"In an all-to-all on {divergence.group.label} all ranks together send "
+            f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
+        )
     pieces = [
         f"rank {i} sends rank {j} {_part(calls[i].splits_in, order.index(j))}, "
         f"but rank {j} expects {_part(calls[j].splits_out, order.index(i))} from it"

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from moediag.diagnosis import compare
 from moediag.diagnosis.align import Aligned, Channel, Schedule
 from moediag.diagnosis.failures import Failure
-from moediag.diagnosis.order import Event, Replay, circle, replay
+from moediag.diagnosis.order import Event, Replay, circle
+from moediag.diagnosis.standing import standing
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 
 
@@ -64,7 +65,7 @@ def first_divergence(
         candidates += _order(run)
     if not candidates and evidence.foreign and evidence.stall is not None:
         # Everything was issued and nothing completes: an order that only the device runs in.
-        candidates += _order(replay(aligned, evidence, in_order=True))
+        candidates += _order(standing(aligned, evidence).waiting())
     return _first(candidates)
 
 
@@ -156,6 +157,8 @@ def _missing(
         schedule = aligned.schedules.get(key)
         if schedule is None:  # point-to-point
             calls |= {rank: run.calls[rank] for rank, at in run.waits.items() if at == event}
+            if len(calls) == len(gone):
+                continue  # who waited there waits at an earlier call as well
             position = next(c.position for c in calls.values() if c is not None)
         else:
             there = ((rank, schedule.at(rank, position)) for rank in schedule.calls)

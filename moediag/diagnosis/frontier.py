@@ -8,10 +8,12 @@ nothing was seen, or that it completed (or began) on most members' devices and n
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moediag.diagnosis.align import Aligned, was_recorded
 from moediag.diagnosis.order import Event
+from moediag.diagnosis.standing import standing
 from moediag.evidence.model import Collective, Evidence, Frame, Group, Stack
 from moediag.evidence.stacks import in_collective, that_counts
 
@@ -35,37 +37,25 @@ def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
     """None when nothing stands still."""
     if not any(seen.collectives for seen in evidence.ranks.values()):
         return _by_stack(evidence)
-    events: dict[Event, Collective] = {}
-    for rank, seen in sorted(evidence.ranks.items()):
-        open_ = next((call for call in seen.collectives if not call.completed), None)
-        event = aligned.event(rank, open_) if open_ is not None else None
-        if event is not None and open_ is not None:
-            events.setdefault(event, open_)
-    roots = {event: call for event, call in events.items() if _all_came(aligned, event)}
+    roots = standing(aligned, evidence).roots()
     for basis, suspicion in (("unseen", _unseen), ("device", _lagging)):
-        found = [(event, ranks) for event in roots if (ranks := suspicion(aligned, evidence, event))]
+        found = {event: ranks for event in roots if (ranks := suspicion(aligned, evidence, event))}
         if found:
-            often = Counter(ranks for _, ranks in found).most_common(2)
-            clear = len(often) == 1 or often[0][1] > often[1][1]
-            event, ranks = next((e, r) for e, r in found if r == often[0][0])
+            event = min(found, key=lambda e: (roots[e].time, e[1]))
             group = aligned.schedules[event[0]].group
-            return Frontier(
-                basis,
-                ranks if clear else (),
-                roots[event],
-                group,
-                tuple(sorted(set(group.ranks) - set(ranks))),
-            )
+            clear = len(set(found.values())) == 1
+            suspects = found[event] if clear else _common(found.values())
+            others = tuple(sorted(set(group.ranks) - set(found[event])))
+            return Frontier(basis, suspects, roots[event], group, others)
     if not roots:
         return None
     event = min(roots, key=lambda e: (roots[e].time, e[1]))
     return Frontier(call=roots[event], group=aligned.schedules[event[0]].group)
 
 
-def _all_came(aligned: Aligned, event: Event) -> bool:
-    """Every member whose schedule is known has issued it."""
-    schedule, position = aligned.schedules[event[0]], event[1]
-    return all(schedule.end(rank) > position for rank in schedule.starts)
+def _common(found: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Ranks that are suspect at every place."""
+    return tuple(sorted(set.intersection(*map(set, found))))
 
 
 def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
@@ -79,18 +69,18 @@ def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ..
 
 
 def _lagging(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
-    """The few on whose device the call is less far than on all others'."""
+    """Those on whose device the call is less far than on the others'."""
     schedule, position = aligned.schedules[event[0]], event[1]
     levels = {
         rank: 2 if call.completed else 1 if call.started else 0
         for rank in schedule.starts
         if (call := schedule.at(rank, position)) is not None
     }
-    low = min(levels.values(), default=2)
+    low, high = min(levels.values(), default=2), max(levels.values(), default=2)
     behind = tuple(sorted(rank for rank, level in levels.items() if level == low))
-    if low == 2 or 2 * len(behind) >= len(levels):
-        return ()
-    return behind
+    # Not begun where all before it completed is plain; not completed is so for a few only.
+    few = 2 * len(behind) < len(levels) or (low, high) == (0, 1)
+    return behind if low < high and few else ()
 
 
 # ------------------------------------------------------------------------ stacks alone

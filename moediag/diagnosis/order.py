@@ -33,10 +33,9 @@ class Replay:
         self.absent[event], self.groups[event] = absent, group
 
 
-def replay(aligned: Aligned, evidence: Evidence, in_order: bool = False) -> Replay:
-    """Linear in the number of calls. ``in_order``: as if every rank's calls waited for each other,
-    also the asynchronous ones; true of a device whose streams depend on each other."""
-    run = _Run(aligned, evidence, in_order)
+def replay(aligned: Aligned, evidence: Evidence) -> Replay:
+    """Linear in the number of calls."""
+    run = _Run(aligned, evidence)
     run.to_the_end()
     result = Replay()
     for rank in run.queues:
@@ -45,8 +44,6 @@ def replay(aligned: Aligned, evidence: Evidence, in_order: bool = False) -> Repl
             event, call = stop
             group = aligned.schedules[event[0]].group
             result.add(rank, event, call, run.missing(event), group)
-    if in_order:
-        return result
     for channel in aligned.channels:
         if channel.whole:
             _pending(channel, evidence, result)
@@ -100,9 +97,8 @@ def _add_pending(
 
 
 class _Run:
-    def __init__(self, aligned: Aligned, evidence: Evidence, in_order: bool) -> None:
+    def __init__(self, aligned: Aligned, evidence: Evidence) -> None:
         self.aligned = aligned
-        self.in_order = in_order
         self.expected: dict[Event, int] = {}
         self.arrived: dict[Event, int] = {}
         self.who: dict[Event, list[int]] = {}
@@ -154,7 +150,7 @@ class _Run:
                 at += 1
                 if self._arrive(event, rank):
                     ready += self.sleeping.pop(event, ())
-                elif not (call.completed or (call.asynchronous and not self.in_order)):
+                elif not (call.asynchronous or call.completed):
                     self.sleeping.setdefault(event, []).append(rank)
                     break
             self.at[rank] = at

@@ -95,6 +95,7 @@ class Dump:
     places: dict[str, int] = field(default_factory=dict)
     batched: set[str] = field(default_factory=set)
     unreadable: int = 0
+    open_only: bool = False  # completed calls were left out
     recording: bool = True  # False: the dump was taken without its calls
 
     @property
@@ -172,6 +173,7 @@ class _Reader:
         self.batch: dict[str, tuple[int, list[int]]] = {}  # group -> (p2p_seq_id, its rows)
         self.sites: dict[tuple[int, ...], str] = {}
         self.shapes = 0
+        self.record: int | None = None
 
     def entry(self, e: dict[str, Any]) -> None:
         """One record: a new row, or more about an older one. Types are checked first: what is
@@ -202,6 +204,7 @@ class _Reader:
         number, p2p = found
         kind = self.dump.kinds[number]
         seq = _number(e.get("collective_seq_id", e.get("seq_id")))
+        self.count_record(e)
         op = kind.op
         closes = op.endswith("coalesced") or not (inputs or outputs)
         state = self.state(e)
@@ -216,10 +219,17 @@ class _Reader:
         self.count[kind.group] = seq
         self.row[kind.group] = len(self.dump.kind) - 1
 
+    def count_record(self, e: dict[str, Any]) -> None:
+        """A record that is not the next one: those between had completed."""
+        record = e.get("record_id")
+        if type(record) is int:
+            self.dump.open_only |= self.record is not None and record > self.record + 1
+            self.record = record
+
     def add(self, e: dict[str, Any], number: int, position: int, state: int) -> None:
         dump = self.dump
         row = len(dump.kind)
-        index = _number(e.get("record_id", row))
+        index = record if (record := self.record) is not None else row
         created = e.get("time_created_ns") or 0
         if dump.index and index <= dump.index[-1]:
             index = dump.index[-1] + 1

@@ -23,13 +23,14 @@ Key = window.Key
 class Recorded:
     """``ranks``: one for each dump; ``backend``: of most calls; ``world_size``: at least this
     many ranks took part; ``left_out``: calls without an object, because all ranks agree on them;
-    ``last``: nanoseconds of the youngest call."""
+    ``last``: nanoseconds of the youngest call; ``tracked``: the dumps tell what completed."""
 
     ranks: dict[int, RankEvidence]
     world_size: int
     backend: str
     left_out: int = 0
     last: int = 0
+    tracked: bool = True
     not_seen: tuple[str, ...] = ()
 
 
@@ -54,8 +55,10 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     groups = _groups(dumps, world_size)
     lost: list[str] = []
     usable = _without_unaligned(dumps, groups, lost)
-    tracked = any(COMPLETED in dump.state for dump in dumps.values())
+    tracked = any(COMPLETED in dump.state or dump.open_only for dump in dumps.values())
     tracked = tracked or all(len(dump.kind) < 3 for dump in dumps.values())
+    if not tracked:
+        lost.append("which calls completed (the dumps do not tell)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
     chosen = window.choose(dumps, keys, tracked)
     ranks = {rank: _rank(rank, dump, groups, chosen, lost) for rank, dump in dumps.items()}
@@ -67,6 +70,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         left_out=sum(len(d.kind) for d in dumps.values())
         - sum(len(seen.collectives) for seen in ranks.values()),
         last=max((dump.created[-1] for dump in dumps.values() if dump.created), default=0),
+        tracked=tracked,
         not_seen=tuple(dict.fromkeys(lost)),
     )
 
@@ -119,6 +123,7 @@ def _calls(
             time=dump.created[row] / 1e9,
             asynchronous=True,
             started=dump.state[row] >= STARTED,
+            parts_unknown=kind.op == "all_to_all",
         )
 
 

@@ -113,8 +113,9 @@ def _stall(
         dump = found.dumps.get(rank)
         if inside or any(not call.completed for call in seen.collectives):
             waiting.add(rank)
-        elif dump is not None and dump.recording:
-            elsewhere.add(rank)
+        elif dump is not None:
+            if dump.recording and recorded.tracked:
+                elsewhere.add(rank)
         elif stack is not None and not stacks.on_the_device(stack):
             elsewhere.add(rank)
     if not waiting:

@@ -16,7 +16,8 @@ class Collective:
     ``index`` counts all calls of the rank, ``position`` those on its group, both from 0.
     ``numel_in`` / ``numel_out`` in elements. ``parameters``: FQNs it carries, or None where that
     is not known (which is different from carrying none). ``parameters_missing``: those of the
-    same FSDP group that are left out.
+    same FSDP group that are left out. ``splits_in`` / ``splits_out``: None for equal parts, unless
+    ``parts_unknown``.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Collective:
     time: float = 0.0
     asynchronous: bool = False  # the rank went on without waiting for it
     started: bool = False  # the device is known to have begun it
+    parts_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,8 @@ def choose(
         chosen.done[rank] = bytearray(state == COMPLETED for state in dump.state)
     for of_rank in tracks.values():
         _complete(dumps, of_rank, chosen.done, tracked)
+    if not tracked:
+        _complete_pairs(dumps, keys, apart, chosen.done)
     if sum(len(dump.kind) for dump in dumps.values()) <= KEEP_ALL:
         for rank in dumps:
             own = [row for track in _of(rank, tracks) for row in track.rows]
@@ -146,6 +148,34 @@ def _complete(
             for row in reversed(track.rows):
                 later = later or bool(own[row])
                 own[row] = later
+
+
+def _complete_pairs(
+    dumps: Mapping[int, Dump],
+    keys: Mapping[int, Mapping[str, Key]],
+    apart: Mapping[int, list[int]],
+    done: dict[int, bytearray],
+) -> None:
+    """The same for sends and receives: the n-th send is through when there is an n-th receive; in
+    a ring that came round nobody can count, and none is called open."""
+    rows: dict[tuple[Key, int, int, bool], list[int]] = defaultdict(list)
+    for rank, dump in dumps.items():
+        for row in apart[rank]:
+            kind = dump.kinds[dump.kind[row]]
+            key = keys[rank].get(kind.group)
+            if key is None or kind.peer is None or kind.peer >= len(key[1]) or dump.wrapped:
+                done[rank][row] = True
+                continue
+            peer = key[1][kind.peer]
+            if peer not in dumps or dumps[peer].wrapped:
+                done[rank][row] = True
+            sends = kind.op == "send"
+            ends = (rank, peer) if sends else (peer, rank)
+            rows[key, *ends, sends].append(row)
+    for (key, sender, receiver, sends), own in rows.items():
+        rank = sender if sends else receiver
+        for row, _ in zip(own, rows.get((key, sender, receiver, not sends), ()), strict=False):
+            done[rank][row] = True
 
 
 def _narrow(

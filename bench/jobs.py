@@ -86,7 +86,9 @@ class Job:
 
 
 def healthy(layout: Layout, steps: int, micro_batches: int = 2, layers: int = 2) -> Job:
-    programs = [list(_program(layout, r, steps, micro_batches, layers)) for r in range(layout.world)]
+    programs = [
+        list(_program(layout, r, steps, micro_batches, layers)) for r in range(layout.world)
+    ]
     return Job(layout, programs)
 
 
@@ -121,7 +123,7 @@ def _program(layout: Layout, rank: int, steps: int, micro: int, layers: int) -> 
 def faulty(job: Job, fault: str, seed: int) -> Job:
     """``job`` with one fault on one rank, somewhere in its second half. Raises ValueError where
     this layout cannot have it."""
-    chance = random.Random(f"{fault} {seed} {job.layout}")
+    chance = random.Random(f"{fault} {seed} {job.layout}")  # noqa: S311 - repeatable
     rank = chance.randrange(job.layout.world)
     sizes = {axis: [r for r in of if rank in r] for axis, of in job.layout.groups().items()}
     program = list(job.programs[rank])
@@ -214,7 +216,9 @@ class Run:
 
     def _at(self, rank: int, cut: dict[int, int]) -> Op | None:
         at = self.done[rank]
-        if at >= min(len(self.programs[rank]), cut.get(rank, 1 << 60), self.dead.get(rank, 1 << 60)):
+        if at >= min(
+            len(self.programs[rank]), cut.get(rank, 1 << 60), self.dead.get(rank, 1 << 60)
+        ):
             return None
         return self.programs[rank][at]
 

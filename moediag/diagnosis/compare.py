@@ -113,8 +113,9 @@ def _totals_disagree(calls: Calls, order: tuple[int, ...]) -> bool:
     """Where parts are not known: all together do not expect what all together send."""
     if set(calls) != set(order) or any(c.op != "all_to_all" for c in calls.values()):
         return False
-    sent, expected = sum(c.numel_in for c in calls.values()), sum(
-        c.numel_out for c in calls.values()
+    sent, expected = (
+        sum(c.numel_in for c in calls.values()),
+        sum(c.numel_out for c in calls.values()),
     )
     return any(c.parts_unknown for c in calls.values()) and sent != expected
 

@@ -33,9 +33,9 @@ Parameters = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """``basis``: gone, left-out, skipped, majority, history, plurality, habit or none. ``missing``: by
-    rank, the parameters it lacks and others carry. ``contradicted``: evidence and majority
-    disagree."""
+    """``basis``: gone, left-out, skipped, majority, history, plurality, habit or none.
+    ``missing``: by rank, the parameters it lacks and others carry. ``contradicted``: evidence and
+    majority disagree."""
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"

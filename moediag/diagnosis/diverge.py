@@ -166,9 +166,7 @@ def _missing(
         ended = tuple(rank for rank in gone if _ended(evidence.ranks[rank], failed.get(rank)))
         group = run.groups[event]
         found.append(
-            Divergence(
-                "missing", group, position, calls, gone, ended, inferred=evidence.foreign
-            )
+            Divergence("missing", group, position, calls, gone, ended, inferred=evidence.foreign)
         )
     return found
 

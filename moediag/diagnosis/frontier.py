@@ -8,10 +8,11 @@ nothing was seen, or that it completed (or began) on most members' devices and n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moediag.diagnosis.align import Aligned, was_recorded
+from moediag.diagnosis.habit import departed
 from moediag.diagnosis.order import Event
 from moediag.diagnosis.standing import standing
 from moediag.evidence.model import Collective, Evidence, Frame, Group, Stack
@@ -22,8 +23,10 @@ _MACHINERY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """``basis``: unseen (members without any evidence), device (they lag behind in a call that all
-    made), stack (their code stands elsewhere), none. ``call`` on ``group``: what stands still."""
+    """``basis``: device (suspects lag behind in a call that all made), habit (they came to a call
+    in another way than usual, and other members were not seen), unseen (nothing was seen of them),
+    stack (their code stands elsewhere), none. ``call`` on ``group``: what stands still; ``ahead``:
+    its other members; ``unseen``: all members of such calls of whom nothing is known."""
 
     basis: str = "none"
     suspects: tuple[int, ...] = ()
@@ -31,31 +34,51 @@ class Frontier:
     group: Group | None = None
     ahead: tuple[int, ...] = ()
     where: tuple[str, str] = ("", "")  # where the suspects stand, and the others
+    unseen: tuple[int, ...] = ()
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
     """None when nothing stands still."""
     if not any(seen.collectives for seen in evidence.ranks.values()):
         return _by_stack(evidence)
-    roots = standing(aligned, evidence).roots()
-    for basis, suspicion in (("unseen", _unseen), ("device", _lagging)):
-        found = {event: ranks for event in roots if (ranks := suspicion(aligned, evidence, event))}
-        if found:
-            event = min(found, key=lambda e: (roots[e].time, e[1]))
-            group = aligned.schedules[event[0]].group
-            clear = len(set(found.values())) == 1
-            suspects = found[event] if clear else _common(found.values())
-            others = tuple(sorted(set(group.ranks) - set(found[event])))
-            return Frontier(basis, suspects, roots[event], group, others)
+    stands = standing(aligned, evidence)
+    roots = stands.roots()
     if not roots:
         return None
+    behind = {event: ranks for event in roots if (ranks := _lagging(aligned, event))}
+    if behind:
+        return _of("device", behind, roots, aligned)
+    gone = {event: ranks for event in roots if (ranks := _unseen(aligned, evidence, event))}
+    odd = departed(
+        {r: call for r, at in stands.at.items() for event, call in at.items() if event in gone},
+        evidence,
+        alone=True,
+    )
+    if odd:
+        return _of("habit", {e: odd for e in gone if any(e in stands.at[r] for r in odd)}, roots,
+                   aligned)  # fmt: skip
+    if gone:
+        sole = sum(map(was_recorded, evidence.ranks.values())) == evidence.world_size - 1
+        return _of("unseen", gone, roots, aligned, named=sole)
     event = min(roots, key=lambda e: (roots[e].time, e[1]))
     return Frontier(call=roots[event], group=aligned.schedules[event[0]].group)
 
 
-def _common(found: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """Ranks that are suspect at every place."""
-    return tuple(sorted(set.intersection(*map(set, found))))
+def _of(
+    basis: str,
+    found: Mapping[Event, tuple[int, ...]],
+    roots: Mapping[Event, Collective],
+    aligned: Aligned,
+    named: bool = True,
+) -> Frontier:
+    """Of those that are suspect at every place; without ``named`` nobody is: where several left
+    nothing, most of them were merely not collected."""
+    event = min(found, key=lambda e: (roots[e].time, e[1]))
+    group = aligned.schedules[event[0]].group
+    suspects = tuple(sorted(set.intersection(*map(set, found.values()))))
+    unseen = tuple(sorted(set().union(*found.values()))) if basis == "unseen" else ()
+    ahead = tuple(sorted(set(group.ranks) - set(found[event])))
+    return Frontier(basis, suspects if named else (), roots[event], group, ahead, unseen=unseen)
 
 
 def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
@@ -68,7 +91,7 @@ def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ..
     return gone if 2 * len(gone) <= len(members) else ()
 
 
-def _lagging(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
+def _lagging(aligned: Aligned, event: Event) -> tuple[int, ...]:
     """Those on whose device the call is less far than on the others'."""
     schedule, position = aligned.schedules[event[0]], event[1]
     levels = {

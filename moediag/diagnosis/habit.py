@@ -23,9 +23,11 @@ MOST_CALLS = 250_000  # of all ranks together
 _BASE, _MODULUS = 1_000_003, (1 << 61) - 1
 
 
-def departed(calls: Mapping[int, Collective | None], evidence: Evidence) -> tuple[int, ...]:
+def departed(
+    calls: Mapping[int, Collective | None], evidence: Evidence, alone: bool = False
+) -> tuple[int, ...]:
     """Of the ranks that made one of ``calls``, those that depart from the habit; () where none
-    does, or all do."""
+    does, or all do. ``alone``: their opponents were not seen, so all may."""
     sides = {rank: call for rank, call in calls.items() if call is not None}
     tokens = _tokens(evidence, sides)
     at = {
@@ -34,7 +36,7 @@ def departed(calls: Mapping[int, Collective | None], evidence: Evidence) -> tupl
     }
     habits = [_Habit(tokens, length) for length in LENGTHS]
     found = tuple(rank for rank in sorted(sides) if _departs(rank, at[rank], tokens, habits))
-    return found if 0 < len(found) < len(sides) else ()
+    return found if 0 < len(found) < len(sides) or alone else ()
 
 
 def _departs(

@@ -24,14 +24,14 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
     what = f"{cause.describe(call)} on {group.label} (call {call.position} of that group)"
     if found.basis == "unseen":
         text = f"Every rank that was seen has issued {what} and it does not complete. "
-        if found.suspects:
-            text += (
-                f"Of {ranks(found.suspects)}, who must take part, nothing was found: gone, or not "
-                "collected."
-            )
-        else:
-            text += "Members of several groups left nothing, so nothing tells who is missing."
-        return text
+        text += f"Of {ranks(found.unseen)}, who must take part, nothing was found: gone, or not "
+        text += "collected."
+        return text if found.suspects else f"{text} More ranks left nothing, so this names nobody."
+    if found.basis == "habit":
+        return (
+            f"{_subject(found.suspects, 'stands', 'stand')} in {what}, where other members were "
+            "not seen; elsewhere in this job the same calls are followed by another one."
+        ).capitalize()
     if found.basis == "device":
         text = f"The schedules agree and nobody is missing, but {what} "
         if not found.suspects:

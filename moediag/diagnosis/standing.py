@@ -70,7 +70,7 @@ def standing(aligned: Aligned, evidence: Evidence) -> Standing:
     for rank, events in found.at.items():
         for event in events:
             there[event].add(rank)
-    for event, group in found.groups.items():
+    for event in found.groups:
         found.blockers[event] = _blockers(aligned, event, there[event] | through[event])
     return found
 

@@ -448,8 +448,19 @@ def _confidence(facts: Facts) -> Confidence:
         return Confidence.MEDIUM
     if found.basis == "gone" and facts.divergence is not None and len(facts.divergence.calls) == 2:
         return Confidence.MEDIUM  # one against one: the other may have called once too often
+    if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
+        return Confidence.MEDIUM
     complete = all(
         was_recorded(seen) and not any("unreadable" in text for text in seen.not_seen)
         for seen in facts.evidence.ranks.values()
     )
     return Confidence.HIGH if complete else Confidence.MEDIUM
+
+
+def _indirect(divergence: Divergence, evidence: Evidence) -> bool:
+    """Other tools' dumps tell neither what a device's streams wait for, nor, on gloo, whether a
+    rank is in a send or receive; and one cause seldom takes several ranks elsewhere."""
+    if not evidence.foreign:
+        return False
+    doubtful = evidence.backend == "gloo" or len(divergence.absent) > 1
+    return divergence.kind == "order" or (divergence.inferred and doubtful)

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from moediag.evidence.flightnames import plain_dtype, plain_op, plain_text, user_site
+
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
 MAX_ENTRIES = 1_000_000
 _MAX_SHAPES = 20_000_000  # tensors in a whole dump
@@ -34,15 +36,6 @@ _MAX_MEMBERS = 3_000_000  # of all groups together
 
 _STATES = {"completed": COMPLETED, "started": STARTED}
 _NAME = re.compile(r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d+)(?:->|<-)(?P<b>\d+))?$")
-_DECORATION = re.compile(r"^_+|_(?:base|oop|single|sparse|coalesced|into_tensor|tensor|v)(?=_|$)")
-_PLAIN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
-          "reducescatter": "reduce_scatter", "sparse_all_reduce": "all_reduce",
-          "all_reduce_barrier": "barrier"}  # fmt: skip
-_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64",
-           "int": "int32", "short": "int16", "char": "int8", "byte": "uint8"}  # fmt: skip
-# Frames that belong to torch or to the interpreter, not to the program that a person wrote.
-_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python", "/moediag/", "<frozen ",
-             "/torch/", "/multiprocessing/")  # fmt: skip
 
 
 class NoDump(ValueError):
@@ -123,18 +116,18 @@ def read(raw: Any) -> Dump:
     """Raises NoDump; entries that make no sense are counted, never fatal."""
     if not is_dump(raw):
         raise NoDump("it has neither entries nor pg_config")
-    version = _text(raw.get("version"))[:40]
+    version = plain_text(raw.get("version"))[:40]
     if version and version.partition(".")[0] not in ("1", "2"):
         raise NoDump(f"it is of format {version}, 2.x is read")
     entries = raw.get("entries", [])
     if len(entries) > MAX_ENTRIES:
         raise NoDump(f"it has {len(entries):,} entries, at most {MAX_ENTRIES:,} are read")
-    dump = Dump(version, library=_text(raw.get("comm_lib_version"))[:40])
+    dump = Dump(version, library=plain_text(raw.get("comm_lib_version"))[:40])
     dump.recording = "entries" in raw or not _counted(raw.get("pg_status"))
     members = 0
     for name, config in raw.get("pg_config", {}).items():
         if isinstance(config, Mapping):
-            own = _text(config.get("name", name)) or _text(name)
+            own = plain_text(config.get("name", name)) or plain_text(name)
             ranks = _ranks(config.get("ranks"))
             members += len(ranks)
             if members > _MAX_MEMBERS:
@@ -156,7 +149,7 @@ def _counted(status: Any) -> bool:
     """Whether ``pg_status`` tells of calls."""
     each = status.values() if isinstance(status, Mapping) else ()
     return any(
-        _text(s.get("last_enqueued_collective")) not in ("", "-1", "0")
+        plain_text(s.get("last_enqueued_collective")) not in ("", "-1", "0")
         for s in each
         if isinstance(s, Mapping)
     )
@@ -344,44 +337,8 @@ class _Reader:
         key = tuple(map(id, frames))
         found = self.sites.get(key)
         if found is None:
-            found = self.sites[key] = _site(frames)
+            found = self.sites[key] = user_site(frames)
         return found
-
-
-def _site(frames: Any) -> str:
-    usable = [
-        (_text(f.get("filename"))[-400:], _text(f.get("line"))[:9], _text(f.get("name"))[:120])
-        for f in frames
-        if isinstance(f, Mapping)
-    ]
-    own = (frame for frame in usable if not any(part in frame[0] for part in _NOT_USER))
-    frame = next(own, usable[0] if usable else None)
-    if frame is None:
-        return ""
-    file, line, function = frame
-    return f"{file.rpartition('/')[2]}:{line or 0} {function or '?'}"
-
-
-@lru_cache(maxsize=4096)
-def plain_op(name: str) -> str:
-    """``_all_gather_base``, ``ALLGATHER_coalesced`` and the like are all ``all_gather``; a name
-    that is not known stays what it is."""
-    lower = name.lower()
-    if lower == "coalesced":
-        return lower
-    op = _DECORATION.sub("", lower)
-    return _PLAIN.get(op, op)
-
-
-def plain_dtype(name: str) -> str:
-    """``Float`` -> ``float32``, ``BFloat16`` -> ``bfloat16``."""
-    lower = name.lower()
-    return _DTYPES.get(lower, lower)
-
-
-def _text(value: Any) -> str:
-    """Text or a number; "" for anything else."""
-    return value if isinstance(value, str) else str(value) if type(value) is int else ""
 
 
 def _number(value: Any) -> int:
@@ -391,7 +348,7 @@ def _number(value: Any) -> int:
 
 
 def _desc(value: Any) -> str:
-    text = _text(value)[:200]
+    text = plain_text(value)[:200]
     return "" if text == "undefined" else text
 
 

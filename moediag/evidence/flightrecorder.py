@@ -194,10 +194,10 @@ def _without_unaligned(
         bad = set()
         if dump.wrapped and batched:
             bad = {name for name in dump.groups if _key(groups[rank, name]) in batched}
-        for name in sorted(bad):
-            lost.append(
-                f"rank {rank}: collectives on {groups[rank, name].label} (this torch numbers them "
-                "together with sends and receives, and the beginning is gone)"
-            )
+        lost += (
+            f"rank {rank}: collectives on {groups[rank, name].label} (this torch numbers them "
+            "together with sends and receives, and the beginning is gone)"
+            for name in sorted(bad)
+        )
         usable[rank] = frozenset(dump.groups) - bad
     return usable

@@ -1,4 +1,4 @@
-"""What other tools left of one job, as one `Evidence`: dumps, stacks, error files and logs together.
+"""What other tools left of one job, as one `Evidence`: dumps, stacks, error files and logs.
 
 Nobody watched this job for us, so whether it stood still is inferred: a rank waits when a call of
 it did not complete, when its stack is inside a collective, or when the library gave up on a call; a
@@ -142,5 +142,6 @@ def _unseen(ranks: list[int]) -> str:
     """Numbers, or how many where they are many."""
     if len(ranks) > 16:
         return f"{len(ranks):,} ranks of which nothing was found"
-    text = ", ".join(map(str, ranks))
-    return f"rank{'s' * (len(ranks) > 1)} {text}: nothing of {'them' if len(ranks) > 1 else 'it'} was found"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}: nothing of it was found"
+    return f"ranks {', '.join(map(str, ranks))}: nothing of them was found"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moediag.evidence.flightdump import plain_op
+from moediag.evidence.flightnames import plain_op
 from moediag.evidence.model import Collective, ExitStatus, RankError
 
 HEAD_BYTES = 64 * 1024

@@ -99,7 +99,9 @@ def load(path: Path) -> Loaded:
         with path.open("rb") as file:
             head = file.read(512)
             if head[:1] == b"\x80" and head[1:2] <= b"\x05":
-                return Loaded(flightdump.read(unpickle.loads(_rest(file, head, unpickle.MAX_BYTES))))
+                return Loaded(
+                    flightdump.read(unpickle.loads(_rest(file, head, unpickle.MAX_BYTES)))
+                )
             if head.lstrip()[:1] not in (b"{", b"[") or outputs.prefixed(head):
                 return Loaded(refused="neither text nor a dump" if b"\0" in head else "")
             return _json(_rest(file, head, MAX_JSON).decode("utf-8", errors="replace"))
@@ -197,7 +199,7 @@ class _Collector:
         self.found.written = max(self.found.written, path.stat().st_mtime)
         older = self.found.dumps.get(rank)
         if older is not None:
-            young = (_last(dump), len(dump.kind)) > (_last(older), len(older.kind))
+            young = _worth(dump) > _worth(older)
             dropped = self.source[rank] if young else path
             self.found.refused.append(f"{dropped} (rank {rank} has a younger or fuller dump)")
             if not young:
@@ -258,7 +260,7 @@ class _Collector:
         before = self.attempt.get(rank, attempt)
         if attempt > before:
             for of_rank in (self.found.outputs, self.found.errors, self.found.stacks):
-                of_rank.pop(rank, None)  # type: ignore[attr-defined]
+                of_rank.pop(rank, None)
         self.attempt[rank] = max(attempt, before)
         return attempt >= before
 
@@ -318,5 +320,7 @@ def _sane(number: str) -> int | None:
     return int(number) if int(number) < MAX_RANK else None
 
 
-def _last(dump: Dump) -> int:
-    return dump.created[-1] if dump.created else 0
+def _worth(dump: Dump) -> tuple[int, int, bool]:
+    """The younger, the fuller, the one with lines of code."""
+    last = dump.created[-1] if dump.created else 0
+    return last, len(dump.kind), any(kind.site for kind in dump.kinds)

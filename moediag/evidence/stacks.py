@@ -161,9 +161,7 @@ def that_counts(found: tuple[Stack, ...]) -> Stack | None:
     if not usable:
         return None
     threads = [stack for stack in usable if stack.source == usable[0].source]
-    return max(
-        threads, key=lambda s: (in_collective(s), s.thread == "MainThread", not spawned(s))
-    )
+    return max(threads, key=lambda s: (in_collective(s), s.thread == "MainThread", not spawned(s)))
 
 
 def kind_of(text: str) -> str:

@@ -158,7 +158,7 @@ def _complete_pairs(
 ) -> None:
     """The same for sends and receives: the n-th send is through when there is an n-th receive; in
     a ring that came round nobody can count, and none is called open."""
-    rows: dict[tuple[Key, int, int, bool], list[int]] = defaultdict(list)
+    rows: dict[tuple[Key, tuple[int, int], bool], list[int]] = defaultdict(list)
     for rank, dump in dumps.items():
         for row in apart[rank]:
             kind = dump.kinds[dump.kind[row]]
@@ -171,10 +171,10 @@ def _complete_pairs(
                 done[rank][row] = True
             sends = kind.op == "send"
             ends = (rank, peer) if sends else (peer, rank)
-            rows[key, *ends, sends].append(row)
-    for (key, sender, receiver, sends), own in rows.items():
-        rank = sender if sends else receiver
-        for row, _ in zip(own, rows.get((key, sender, receiver, not sends), ()), strict=False):
+            rows[key, ends, sends].append(row)
+    for (key, ends, sends), own in rows.items():
+        rank = ends[0] if sends else ends[1]
+        for row, _ in zip(own, rows.get((key, ends, not sends), ()), strict=False):
             done[rank][row] = True
 
 

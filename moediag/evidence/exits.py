@@ -115,7 +115,8 @@ def elastic_error(raw: Any) -> RankError | None:
     kind, _, text = message.partition(": ")
     if not re.fullmatch(r"[A-Za-z_][\w.]*", kind):
         kind, text = "Exception", message
-    callstack = str(extra.get("py_callstack") or "")
+    callstack = extra.get("py_callstack")
+    callstack = callstack if isinstance(callstack, str) else ""
     return RankError(short_type(kind), text, user_frame(callstack), _time(extra.get("timestamp")))
 
 

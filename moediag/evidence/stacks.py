@@ -51,21 +51,21 @@ def pyspy(threads: list[Any]) -> tuple[Stack, ...]:
     for thread in threads:
         if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
             continue
-        name = str(thread.get("thread_name") or thread.get("os_thread_id") or "")
+        name = _text(thread.get("thread_name") or thread.get("os_thread_id"))
         frames = tuple(_pyspy_frame(f) for f in thread["frames"] if isinstance(f, dict))
         stacks.append(Stack(name, "py-spy", frames))
     return tuple(stacks)
 
 
 def _pyspy_frame(raw: dict[str, Any]) -> Frame:
-    file = str(raw.get("filename") or "")
+    file = _text(raw.get("filename"))
     line = raw.get("line")
     # py-spy names the shared library in `module` for native frames, and only for these.
     native = bool(raw.get("module")) or not (file.endswith(".py") or file.startswith("<"))
     return Frame(
-        file=file or str(raw.get("module") or ""),
+        file=file or _text(raw.get("module")),
         line=line if isinstance(line, int) else 0,
-        function=str(raw.get("name") or "?"),
+        function=_text(raw.get("name")) or "?",
         native=native,
     )
 
@@ -174,6 +174,11 @@ def kind_of(text: str) -> str:
     ):
         return "py-spy"
     return ""
+
+
+def _text(value: Any) -> str:
+    """Text or a number; what is nested is no name."""
+    return str(value) if isinstance(value, str | int) else ""
 
 
 def _line(text: str) -> int:

@@ -189,7 +189,9 @@ def _run(data: bytes) -> Any:
             at = end + 1
         elif code == 0x93:  # STACK_GLOBAL
             name, module = stack.pop(), stack.pop()
-            stack.append(_name(str(module)[:200], str(name)[:200]))
+            if type(module) is not str or type(name) is not str:
+                raise Refused(_BROKEN)
+            stack.append(_name(module, name))
         elif code == 0x80:  # PROTO
             if data[at] > 5:
                 raise Refused(f"it is of pickle protocol {data[at]}, 2 to 5 are read")

@@ -21,7 +21,7 @@ _PREFIX = re.compile(r"^\s*\[(?P<kind>rank|default)(?P<number>\d{1,6})\]: ?")
 # The table that torchrun prints at its end, one block a rank. The root cause stands last.
 _ROW = re.compile(
     r"^\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)\s*\n"
-    r"\s*exitcode\s*: (?P<code>-?\d+) \(pid: \d+\)",
+    r"\s*exitcode\s*: (?P<code>-?\d{1,9}) \(pid: \d+\)",
     re.MULTILINE,
 )
 _ROOT = "Root Cause (first observed failure)"

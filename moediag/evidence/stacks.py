@@ -182,4 +182,4 @@ def _text(value: Any) -> str:
 
 
 def _line(text: str) -> int:
-    return int(text) if text.lstrip("-").isdecimal() else 0
+    return int(text) if len(text) < 10 and text.lstrip("-").isdecimal() else 0

@@ -25,6 +25,7 @@ _MAX_MARKS = 1000
 _LISTS = frozenset(
     f"torch.jit._pickle.build_{kind}list" for kind in ("int", "double", "bool", "tensor")
 ) - {"torch.jit._pickle.build_tensorlist"}
+_PAD = 4
 _BROKEN = "it breaks off, or is no pickle"
 _LIST = object()  # stands for one of these names
 
@@ -57,7 +58,7 @@ def loads(data: bytes) -> Any:
 def _run(data: bytes) -> Any:
     """The machine. Instructions stand in the order of their frequency in real dumps."""
     size = len(data)
-    data += bytes(4)  # no instruction: looking ahead needs no test
+    data += bytes(_PAD)  # no instruction: looking ahead needs no test
     memo: dict[int, Any] = {}
     stack: list[Any] = []
     below: list[list[Any]] = []  # the stacks under each mark
@@ -207,8 +208,9 @@ def _run(data: bytes) -> Any:
 
 
 def _take(data: bytes, at: int, length: int) -> bytes:
-    if length > len(data) - at:
-        raise Refused(f"it claims {length:,} bytes where {max(0, len(data) - at):,} are left")
+    left = len(data) - _PAD - at
+    if length > left:
+        raise Refused(f"it claims {length:,} bytes where {max(0, left):,} are left")
     return data[at : at + length]
 
 

@@ -38,9 +38,10 @@ class Frontier:
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
-    """None when nothing stands still."""
+    """None when nothing stands still, or stacks alone show ranks outside of communication."""
     if not any(seen.collectives for seen in evidence.ranks.values()):
-        return _by_stack(evidence)
+        apart = evidence.stall is not None and evidence.stall.elsewhere
+        return None if apart else _by_stack(evidence)
     stands = standing(aligned, evidence)
     roots = stands.roots()
     if not roots:

@@ -240,7 +240,8 @@ def _hang(facts: Facts) -> Judgement:
         )
     if facts.frontier is not None:
         return _standing(facts, facts.frontier)
-    if elsewhere:
+    few = not evidence.foreign or (len(elsewhere) < len(waiting) and not _any_calls(evidence))
+    if elsewhere and few:
         return Judgement(
             Verdict.HANG,
             Confidence.MEDIUM,
@@ -455,6 +456,11 @@ def _confidence(facts: Facts) -> Confidence:
         for seen in facts.evidence.ranks.values()
     )
     return Confidence.HIGH if complete else Confidence.MEDIUM
+
+
+def _any_calls(evidence: Evidence) -> bool:
+    """Then being elsewhere alone means nothing: somebody must wait for a call of that rank."""
+    return any(seen.collectives for seen in evidence.ranks.values())
 
 
 def _indirect(divergence: Divergence, evidence: Evidence) -> bool:

@@ -8,14 +8,12 @@ is found can end the search: a file that is refused, cut off or not understood i
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -88,6 +86,10 @@ def _loaded(files: list[Path]) -> Iterator[Loaded]:
     if size < _MUCH or cores < 2 or len(files) < 2 or threading.active_count() > 1:
         yield from map(load, files)
         return
+    # Costs start-up time that few need.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(min(cores, 16), mp_context=context) as pool:
         yield from pool.map(load, files, chunksize=max(1, min(8, len(files) // (2 * cores))))

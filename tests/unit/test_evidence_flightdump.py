@@ -81,7 +81,8 @@ def test_dtypes_have_torchs_python_names() -> None:
 def test_states() -> None:
     made = read(
         dump(
-            entry(0, 1), entry(1, 2, state="started", retired=False), entry(2, 3, state="scheduled"),
+            entry(0, 1), entry(1, 2, state="started", retired=False),
+            entry(2, 3, state="scheduled"),
             entry(3, 4, state="scheduled", time_discovered_completed_ns=5),
         )
     )  # fmt: skip

@@ -10,20 +10,30 @@ import moediag
 from moediag import doctor
 from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import EvidenceError
+from moediag.evidence import foreign, sources
+from moediag.evidence.model import Evidence
 from moediag.evidence.read import read_trial
 from moediag.protocol import TRIAL_FILE, Trial
 from moediag.report.model import Conclusion, RunResult, TrialResult
 
 HELP = (
-    "Give the directory of a `moediag run` (it holds result.json) or of one of its trials "
-    "(it holds trial.json). Dumps of other tools are not read yet."
+    "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
+    "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
 )
+_SHOWN = 4  # refused files that an error names
 
 
 def examine(paths: Sequence[Path]) -> RunResult:
-    """Reads and diagnoses every trial found at ``paths``; ``expected`` stays empty, because
-    nothing was. Raises EvidenceError for a path that is neither a run nor a trial."""
-    results = [_examined(folder) for path in paths for folder in trial_folders(path)]
+    """Diagnoses every trial found at ``paths``, and all other paths together as one job;
+    ``expected`` stays empty, because nothing was. Raises EvidenceError where nothing is known."""
+    results = []
+    others = []
+    for path in paths:
+        folders = trial_folders(path)
+        results += [_examined(folder) for folder in folders]
+        others += [path] if not folders else []
+    if others:
+        results.append(_foreign(others))
     scenarios = dict.fromkeys(name for name, _ in results)
     return RunResult(
         scenario=", ".join(scenarios),
@@ -36,16 +46,20 @@ def examine(paths: Sequence[Path]) -> RunResult:
 
 
 def trial_folders(path: Path) -> list[Path]:
-    """The trial directories at ``path``: itself, or those in it that ran what is judged."""
+    """The trial directories at ``path``: itself, or those in it that ran what is judged. None for
+    what is no run of moediag. Raises EvidenceError for a run that cannot be judged."""
     if not path.is_dir():
-        what = "is a file, not a directory" if path.exists() else "does not exist"
-        raise EvidenceError(f"{path} {what}", HELP)
+        if not path.exists():
+            raise EvidenceError(f"{path} does not exist", HELP)
+        return []
     if (path / TRIAL_FILE).is_file():
         return [path]
     found = [file.parent for file in sorted(path.glob(f"*/{TRIAL_FILE}"))]
     judged = [folder for folder in found if _trial(folder).purpose not in ("reference", "cost")]
-    if not judged:
-        raise EvidenceError(f"{path} is not a moediag run or trial directory", HELP)
+    if found and not judged:
+        raise EvidenceError(f"{path} holds no trial that ran the step under test", HELP)
+    if not found and next(path.glob(f"*/*/{TRIAL_FILE}"), None) is not None:
+        raise EvidenceError(f"{path} holds several runs; give one of them", HELP)
     return judged
 
 
@@ -56,12 +70,32 @@ def _trial(folder: Path) -> Trial:
         raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
 
 
+def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult]:
+    found = sources.read(paths)
+    if not found.files:
+        why = "; ".join(found.refused[:_SHOWN]) or "no file"
+        more = len(found.refused) - _SHOWN
+        why += f"; and {more} more" if more > 0 else ""
+        where = ", ".join(map(str, paths))
+        raise EvidenceError(f"{where}: nothing here could be read as evidence: {why}", HELP)
+    evidence = foreign.evidence(found)
+    place = ", ".join(path.resolve().name for path in paths)
+    trial = Trial(
+        name="as-found", scenario=place, variant="as found", launcher="",
+        world_size=evidence.world_size, backend=evidence.backend,
+    )  # fmt: skip
+    return place, _result(trial, evidence, ", ".join(map(str, paths)))
+
+
 def _examined(folder: Path) -> tuple[str, TrialResult]:
     trial = _trial(folder)
-    evidence = read_trial(folder)
+    return trial.scenario, _result(trial, read_trial(folder), str(folder))
+
+
+def _result(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
     found = diagnose(evidence)
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
-    return trial.scenario, TrialResult(
+    return TrialResult(
         variant=trial.variant,
         role=trial.role,
         stack=versions,
@@ -80,7 +114,7 @@ def _examined(folder: Path) -> tuple[str, TrialResult]:
         first_divergence=found.first_divergence,
         gradient_error=found.gradient_error,
         worst_parameter=found.worst_parameter,
-        evidence=str(folder),
+        evidence=where,
         stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
         wrong_parameters=tuple(found.wrong_parameters),
         parameters_compared=found.parameters_compared,

@@ -40,13 +40,15 @@ class Schedule:
 
 @dataclass(slots=True)
 class Channel:
-    """Point-to-point calls from ``sender`` to ``receiver`` on one group, each side in order."""
+    """Point-to-point calls from ``sender`` to ``receiver`` on one group, each side in order.
+    ``whole``: both sides from their beginning, so the n-th send meets the n-th receive."""
 
     group: Group
     sender: int
     receiver: int
     sends: list[Collective] = field(default_factory=list)
     receives: list[Collective] = field(default_factory=list)
+    whole: bool = True
 
 
 @dataclass(slots=True)
@@ -154,6 +156,8 @@ def _place(
     lost: list[str],
 ) -> None:
     """Puts one rank's calls of one group at their positions."""
+    if seen.counts_apart:
+        own = [call for call in own if call.op not in POINT_TO_POINT]
     if not own:
         if not lost_prefix(seen):
             schedule.starts[rank], schedule.calls[rank] = 0, []
@@ -188,8 +192,9 @@ def _place(
 def _channels(
     group: Group, calls: Mapping[int, Iterable[Collective]], evidence: Evidence
 ) -> list[Channel]:
-    """Both ends of each channel whose whole history is known. A receive from any source makes
-    every channel to that rank unknowable."""
+    """Both ends of each channel. A receive from any source makes every channel to that rank
+    unknowable; one whose beginning is lost on either side counts only in foreign evidence, where
+    the calls themselves tell whether they completed."""
     found: dict[tuple[int, int], Channel] = {}
     unknowable: set[int] = set()
     for rank, own in calls.items():
@@ -202,14 +207,12 @@ def _channels(
             ends = (rank, call.peer) if call.op == "send" else (call.peer, rank)
             channel = found.get(ends) or found.setdefault(ends, Channel(group, *ends))
             (channel.sends if call.op == "send" else channel.receives).append(call)
-    return [
-        channel
-        for (sender, receiver), channel in found.items()
-        if receiver not in unknowable
-        and all(
-            (seen := evidence.ranks.get(rank)) is not None
-            and was_recorded(seen)
-            and not lost_prefix(seen)
-            for rank in (sender, receiver)
-        )
-    ]
+    known = []
+    for (sender, receiver), channel in found.items():
+        ends_seen = [evidence.ranks.get(rank) for rank in (sender, receiver)]
+        if receiver in unknowable or not all(s is not None and was_recorded(s) for s in ends_seen):
+            continue
+        channel.whole = not any(s is not None and lost_prefix(s) for s in ends_seen)
+        if channel.whole or evidence.foreign:
+            known.append(channel)
+    return known

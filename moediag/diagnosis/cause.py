@@ -112,6 +112,8 @@ def _basis(blame: Blame) -> str:
     return {
         "history": f" In the step before, all ranks did here what {ranks(blame.culprits)} now "
         "does not.",
+        "habit": f" Elsewhere in this job the same calls are followed by another one than "
+        f"{ranks(blame.culprits)} made.",
         "none": " Nothing that was seen tells which of them is wrong.",
     }.get(blame.basis, "")
 
@@ -122,8 +124,9 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     what = describe(next(iter(calls.values())))
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
     if blame.basis == "majority":
+        without = "did not come to" if divergence.inferred else "ended without"
         return _sentence(
-            f"{here}, which {ranks(divergence.absent)} ended without and nobody else calls"
+            f"{here}, which {ranks(divergence.absent)} {without} and nobody else calls"
         )
     gone = ranks(divergence.absent)
     if set(divergence.absent) == set(divergence.ended):
@@ -136,11 +139,19 @@ def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
         _sentence(f"ranks wait for each other in a circle: {_what(calls, with_group=divergence)}")
         + " They disagree about which of these comes first."
         + ("" if blame.culprits else " Nothing that was seen tells whose order is wrong.")
+        + (_basis(blame) if blame.basis == "habit" else "")
     )
 
 
 def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     order = divergence.group.ranks
+    if not divergence.pairs:
+        sent = sum(c.numel_in for c in calls.values())
+        wanted = sum(c.numel_out for c in calls.values())
+        return (
+            f"In an all-to-all on {divergence.group.label} all ranks together send "
+            f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
+        )
     pieces = [
         f"rank {i} sends rank {j} {_part(calls[i].splits_in, order.index(j))}, "
         f"but rank {j} expects {_part(calls[j].splits_out, order.index(i))} from it"

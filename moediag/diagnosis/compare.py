@@ -67,7 +67,7 @@ def differs(calls: Calls, order: tuple[int, ...]) -> str | None:
     ranks of the group in group order, which splits refer to."""
     for kind in KINDS:
         if kind == "splits":
-            if mismatched_pairs(calls, order):
+            if mismatched_pairs(calls, order) or _totals_disagree(calls, order):
                 return kind
             continue
         values = {value for call in calls.values() if (value := _VIEWS[kind](call)) is not None}
@@ -94,8 +94,9 @@ def mismatched_pairs(calls: Calls, order: tuple[int, ...]) -> list[tuple[int, in
     """Pairs (i, j) where i does not send to j the elements that j expects from i."""
     if not calls or any(call.op != "all_to_all" for call in calls.values()):
         return []
-    sent = {rank: _elements(c.splits_in, c.numel_in, len(order)) for rank, c in calls.items()}
-    wanted = {rank: _elements(c.splits_out, c.numel_out, len(order)) for rank, c in calls.items()}
+    known = {rank: c for rank, c in calls.items() if not c.parts_unknown}
+    sent = {rank: _elements(c.splits_in, c.numel_in, len(order)) for rank, c in known.items()}
+    wanted = {rank: _elements(c.splits_out, c.numel_out, len(order)) for rank, c in known.items()}
     pairs = []
     for i, sender in enumerate(order):
         row = sent.get(sender)
@@ -106,6 +107,17 @@ def mismatched_pairs(calls: Calls, order: tuple[int, ...]) -> list[tuple[int, in
             if column is not None and row[j] != column[i]:
                 pairs.append((sender, receiver))
     return pairs
+
+
+def _totals_disagree(calls: Calls, order: tuple[int, ...]) -> bool:
+    """Where parts are not known: all together do not expect what all together send."""
+    if set(calls) != set(order) or any(c.op != "all_to_all" for c in calls.values()):
+        return False
+    sent, expected = (
+        sum(c.numel_in for c in calls.values()),
+        sum(c.numel_out for c in calls.values()),
+    )
+    return any(c.parts_unknown for c in calls.values()) and sent != expected
 
 
 def _elements(splits: tuple[int, ...] | None, numel: int, world: int) -> list[int] | None:

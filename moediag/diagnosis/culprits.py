@@ -7,7 +7,9 @@ In this order, the first that decides counts:
 3. an expert that got no token there owns what the others carry and they do not;
 4. they are outside a strict majority that agrees (for splits: the one rank in all bad pairs);
 5. they depart from what all ranks did at the same place of the step before;
-6. they are outside the only largest group of ranks that agree.
+6. they are outside the only largest group of ranks that agree;
+7. in evidence of other tools, which knows no steps: they depart from what the whole job does after
+   the same calls (:mod:`habit`).
 
 Otherwise nobody is named. A majority that does wrong by 1-3 is named all the same, and the
 contradiction is noted: three ranks that starve an expert are not victims of the one that does not.
@@ -31,9 +33,9 @@ Parameters = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """``basis``: gone, left-out, skipped, majority, history, plurality or none. ``missing``: by
-    rank, the parameters it lacks and others carry. ``contradicted``: evidence and majority
-    disagree."""
+    """``basis``: gone, left-out, skipped, majority, history, plurality, habit or none.
+    ``missing``: by rank, the parameters it lacks and others carry. ``contradicted``: evidence and
+    majority disagree."""
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
@@ -131,7 +133,8 @@ def _skipped(
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
     """The ranks that are gone; unless most of them ended in peace and a few call once more."""
     gone = divergence.absent
-    if set(gone) == set(divergence.ended) and len(gone) > len(calls):
+    peaceful = divergence.inferred or set(gone) == set(divergence.ended)
+    if peaceful and len(gone) > len(calls):
         return Blame(tuple(sorted(calls)), "majority")
     starved = tuple(
         s

@@ -7,7 +7,9 @@ from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
 from moediag.diagnosis.failures import failures
+from moediag.diagnosis.frontier import frontier
 from moediag.diagnosis.gradients import gradient_facts
+from moediag.diagnosis.habit import departed
 from moediag.diagnosis.loads import load_facts, load_tables
 from moediag.diagnosis.model import Diagnosis
 from moediag.diagnosis.order import replay
@@ -31,14 +33,21 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if divergence is not None:
         schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
         found = blame(divergence, schedule, tokens_of(evidence))
+        if evidence.foreign and not found.culprits:
+            odd = departed(divergence.calls, evidence)
+            found = Blame(odd, "habit") if odd else found
     owned, numbers = ownership_facts(evidence), gradient_facts(evidence)
     step = numbers.step or parts.wrong_inputs(evidence)
     by_part = parts.parts(evidence, step) if step is not None else ()
     replicas, loads = replica_facts(evidence), load_facts(evidence)
     resumed = resume_facts(evidence)
+    stuck = None
+    if evidence.foreign and evidence.stall is not None and divergence is None:
+        stuck = frontier(aligned, evidence)
     facts = Facts(
-        evidence, failed, divergence, found, numbers, by_part, owned, replicas, loads, resumed
-    )
+        evidence, failed, divergence, found, numbers, by_part, owned, replicas, loads, resumed,
+        stuck,
+    )  # fmt: skip
     judged = judge(facts)
     at_end: tuple[str, ...] = ()
     if owned.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:

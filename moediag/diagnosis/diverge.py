@@ -16,6 +16,7 @@ from moediag.diagnosis import compare
 from moediag.diagnosis.align import Aligned, Channel, Schedule
 from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.order import Event, Replay, circle
+from moediag.diagnosis.standing import standing
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 
 
@@ -28,6 +29,7 @@ class Divergence:
     For ``missing``, ``absent`` are the ranks that ended or stand elsewhere, ``ended`` those of
     them that reached their own end in peace. For ``splits``, ``pairs`` are (sender, receiver).
     For ``order``, ``events`` is what each rank waits at and ``groups`` those of the circle.
+    ``inferred``: nobody saw the absent ranks elsewhere, their dumps only show nothing open.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class Divergence:
     pairs: tuple[tuple[int, int], ...] = ()
     events: Mapping[int, Event] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
+    inferred: bool = False
 
     @property
     def silent(self) -> bool:
@@ -55,10 +58,14 @@ def first_divergence(
 ) -> Divergence | None:
     """None when nothing diverges, as far as the logs reach."""
     candidates = [d for s in aligned.schedules.values() if (d := _mismatch(s)) is not None]
-    candidates += [d for c in aligned.channels if (d := _channel_mismatch(c)) is not None]
+    whole = (c for c in aligned.channels if c.whole)
+    candidates += [d for c in whole if (d := _channel_mismatch(c)) is not None]
     candidates += _missing(aligned, run, evidence, {f.rank: f for f in failed})
     if not candidates:
         candidates += _order(run)
+    if not candidates and evidence.foreign and evidence.stall is not None:
+        # Everything was issued and nothing completes: an order that only the device runs in.
+        candidates += _order(standing(aligned, evidence).waiting())
     return _first(candidates)
 
 
@@ -150,13 +157,17 @@ def _missing(
         schedule = aligned.schedules.get(key)
         if schedule is None:  # point-to-point
             calls |= {rank: run.calls[rank] for rank, at in run.waits.items() if at == event}
+            if len(calls) == len(gone):
+                continue  # who waited there waits at an earlier call as well
             position = next(c.position for c in calls.values() if c is not None)
         else:
             there = ((rank, schedule.at(rank, position)) for rank in schedule.calls)
             calls |= {rank: call for rank, call in there if call is not None}
         ended = tuple(rank for rank in gone if _ended(evidence.ranks[rank], failed.get(rank)))
         group = run.groups[event]
-        found.append(Divergence("missing", group, position, calls, absent=gone, ended=ended))
+        found.append(
+            Divergence("missing", group, position, calls, gone, ended, inferred=evidence.foreign)
+        )
     return found
 
 

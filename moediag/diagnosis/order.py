@@ -45,12 +45,16 @@ def replay(aligned: Aligned, evidence: Evidence) -> Replay:
             group = aligned.schedules[event[0]].group
             result.add(rank, event, call, run.missing(event), group)
     for channel in aligned.channels:
-        _pending(channel, evidence, result)
+        if channel.whole:
+            _pending(channel, evidence, result)
+        else:
+            _pending_end(channel, evidence, result)
     return result
 
 
 def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
-    """A rank whose last call of all is a receive that nobody sent, or a send nobody receives."""
+    """A rank whose last call of all is a receive that nobody sent, or a send nobody receives. In
+    foreign evidence it need not be the last: the program may run ahead of the device."""
     sent, received = len(channel.sends), len(channel.receives)
     if sent == received:
         return
@@ -59,13 +63,36 @@ def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
     if received > sent:
         waiter, peer = peer, waiter
     call = longer[min(sent, received)]
-    last = evidence.ranks[waiter].collectives[-1]
-    if waiter in result.waits or call.completed or call.asynchronous or last.index != call.index:
+    if call.completed:
         return
-    event = (
-        (f"{channel.group.name} point-to-point", (channel.sender, channel.receiver)),
-        min(sent, received),
-    )
+    if evidence.foreign:
+        if waiter in result.waits and result.calls[waiter].index < call.index:
+            return
+    else:
+        last = evidence.ranks[waiter].collectives[-1]
+        if waiter in result.waits or call.asynchronous or last.index != call.index:
+            return
+    _add_pending(channel, waiter, peer, call, min(sent, received), result)
+
+
+def _pending_end(channel: Channel, evidence: Evidence, result: Replay) -> None:
+    """Of a channel whose beginning is lost nothing can be counted. But a call that did not complete
+    waits for its peer, and a peer without any open call is elsewhere."""
+    for waiter, peer, calls in (
+        (channel.receiver, channel.sender, channel.receives),
+        (channel.sender, channel.receiver, channel.sends),
+    ):
+        open_ = next((call for call in calls if not call.completed), None)
+        if open_ is None or any(not c.completed for c in evidence.ranks[peer].collectives):
+            continue
+        if waiter not in result.waits or open_.index < result.calls[waiter].index:
+            _add_pending(channel, waiter, peer, open_, open_.index, result)
+
+
+def _add_pending(
+    channel: Channel, waiter: int, peer: int, call: Collective, place: int, result: Replay
+) -> None:
+    event = ((f"{channel.group.name} point-to-point", (channel.sender, channel.receiver)), place)
     result.add(waiter, event, call, (peer,), channel.group)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from moediag.diagnosis.compare import wire_numel
 from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
-from moediag.evidence.model import Collective, Evidence, Frame, Stack
+from moediag.evidence.model import Collective, Evidence, Frame
+from moediag.evidence.stacks import that_counts
 from moediag.report.model import FirstDivergence, RankSide
 
 NO_CALL = "none"  # op of a rank that made no call
@@ -25,7 +26,6 @@ _PLUMBING = (
     "_fully_shard/_fsdp_common.py",
 )
 _ENTRY = "/moediag/worker/entry.py"  # outward of it is the launcher
-_IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
 
 
 def first_divergence(divergence: Divergence, blame: Blame) -> FirstDivergence:
@@ -62,37 +62,12 @@ def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
     source is the first of the rank's: readers list them in that order."""
     shown = {}
     for rank, seen in sorted(evidence.ranks.items()):
-        stack = _that_counts(seen.stacks)
+        stack = that_counts(seen.stacks)
         if stack is not None:
             frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), stack.frames)
             telling = [f for f in frames if _OWN not in f.file and not f.file.endswith(_PLUMBING)]
             shown[rank] = tuple(frame_text(frame) for frame in telling[:_FRAMES])
     return shown
-
-
-def _that_counts(found: tuple[Stack, ...]) -> Stack | None:
-    usable = [stack for stack in found if stack.frames]
-    if not usable:
-        return None
-    threads = [stack for stack in usable if stack.source == usable[0].source]
-    return max(
-        threads, key=lambda s: (_in_collective(s), s.thread == "MainThread", not _spawned(s))
-    )
-
-
-def _in_collective(stack: Stack) -> bool:
-    return any(
-        part in frame.file
-        for frame in stack.frames[:8]
-        for part in _IN_A_COLLECTIVE
-        if "/elastic/" not in frame.file
-    )
-
-
-def _spawned(stack: Stack) -> bool:
-    """A thread that Python code started: its outermost Python frame is threading's."""
-    python = [frame for frame in stack.frames if not frame.native]
-    return bool(python) and python[-1].function.endswith("_bootstrap")
 
 
 def frame_text(frame: Frame) -> str:

@@ -7,7 +7,8 @@ The verdict, the first rule that applies:
 3. ranks raised or died by themselves: ``collective-mismatch`` when their schedules do not fit
    together (or the library says so), else ``crash``; an exception in the program's own code that
    leaves others waiting is the cause, their stall its consequence;
-4. ``hang``: the watchdog saw quiescent ranks wait in a collective;
+4. ``hang``: the watchdog saw quiescent ranks wait in a collective (in evidence of other tools:
+   calls did not complete);
 5. ``inconclusive``: the time bound ended it without a stall, or a rank left no numbers;
 6. ``wrong-weights``: some rank trained other weights than the checkpoint's, or was not sharded as
    asked, or a load delivered other bytes; ``nonfinite``; then what came first: ``wrong-gradients``
@@ -16,6 +17,9 @@ The verdict, the first rule that applies:
    too: what the optimizer gets is;
 7. what a resume trial says in their place: ``resume-drift``, ``inconclusive``, ``clean``;
 8. ``clean``: everything compared is right, even where schedules differ (then it is noted).
+
+In evidence of other tools nothing is compared: after 5 it is ``collective-mismatch`` when schedules
+do not fit together, else ``clean`` when all that was recorded completed.
 
 The confidence:
 
@@ -30,11 +34,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moediag.diagnosis import cause, disagree, optimizer
+from moediag.diagnosis import cause, disagree, optimizer, outside
 from moediag.diagnosis.align import was_recorded
 from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.failures import Failure
+from moediag.diagnosis.frontier import Frontier
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.loads import LoadFacts
 from moediag.diagnosis.ownership import OwnershipFacts
@@ -60,6 +65,7 @@ class Facts:
     replicas: ReplicaFacts = field(default_factory=ReplicaFacts)
     loads: LoadFacts = field(default_factory=LoadFacts)
     resume: ResumeFacts = field(default_factory=ResumeFacts)
+    frontier: Frontier | None = None  # of a foreign job that stands still without a divergence
 
     @property
     def loud(self) -> bool:
@@ -111,6 +117,8 @@ def judge(facts: Facts) -> Judgement:
         )
     if evidence.launch_error:
         return _undecided(f"The launcher failed: {evidence.launch_error}")
+    if evidence.foreign:
+        return _foreign(facts)
     if not facts.gradients.measured:
         return _unmeasured(facts)
     return _measured(facts)
@@ -220,6 +228,8 @@ def _hang(facts: Facts) -> Judgement:
         if divergence.silent:
             text += cause.out_of_step(evidence, waiting)
         culprits = facts.blame.culprits
+        if evidence.foreign and not culprits:
+            text += outside.to_collect(evidence)
         return Judgement(
             Verdict.HANG,
             _confidence(facts),
@@ -228,7 +238,10 @@ def _hang(facts: Facts) -> Judgement:
             victims=_others(facts),
             divergence=True,
         )
-    if elsewhere:
+    if facts.frontier is not None:
+        return _standing(facts, facts.frontier)
+    few = not evidence.foreign or (len(elsewhere) < len(waiting) and not _any_calls(evidence))
+    if elsewhere and few:
         return Judgement(
             Verdict.HANG,
             Confidence.MEDIUM,
@@ -252,7 +265,40 @@ def _hang(facts: Facts) -> Judgement:
     return Judgement(Verdict.HANG, confidence, text, victims=tuple(sorted(waiting)))
 
 
+def _standing(facts: Facts, found: Frontier) -> Judgement:
+    """A job of somebody else, whose schedules agree as far as they were seen."""
+    text, evidence = outside.of_frontier(found, facts.evidence), facts.evidence
+    if found.basis != "device" or not found.suspects:
+        text += outside.to_collect(evidence)
+    strong = found.basis in ("device", "unseen", "none") and found.call is not None
+    return Judgement(
+        Verdict.HANG,
+        Confidence.MEDIUM if strong else Confidence.LOW,
+        text,
+        culprits=found.suspects,
+        victims=tuple(sorted(set(evidence.ranks) - set(found.suspects))) if found.suspects else (),
+        what="stuck",
+    )
+
+
 # ------------------------------------------------------------------------ reached the end
+
+
+def _foreign(facts: Facts) -> Judgement:
+    """A job of somebody else that is not known to stand still, and of which nothing failed."""
+    evidence, divergence = facts.evidence, facts.divergence
+    if divergence is not None and divergence.kind != "missing":
+        return _mismatch(facts)
+    calls = [call for seen in evidence.ranks.values() for call in seen.collectives]
+    if not calls:
+        return _undecided(
+            "Nothing that was found shows a failure, and no schedule shows that there is none."
+            + outside.to_collect(evidence)
+        )
+    if any(not call.completed for call in calls):
+        return _undecided("Calls were on their way when this was recorded.")
+    text, whole = outside.of_records(evidence)
+    return Judgement(Verdict.CLEAN, Confidence.MEDIUM if whole else Confidence.LOW, text)
 
 
 def _unmeasured(facts: Facts) -> Judgement:
@@ -399,12 +445,28 @@ def _others(facts: Facts) -> tuple[int, ...]:
 def _confidence(facts: Facts) -> Confidence:
     """Of a verdict that rests on the first divergence."""
     found = facts.blame
-    if found.contradicted or not found.culprits or found.basis in ("history", "plurality"):
+    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
         return Confidence.MEDIUM
     if found.basis == "gone" and facts.divergence is not None and len(facts.divergence.calls) == 2:
         return Confidence.MEDIUM  # one against one: the other may have called once too often
+    if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
+        return Confidence.MEDIUM
     complete = all(
         was_recorded(seen) and not any("unreadable" in text for text in seen.not_seen)
         for seen in facts.evidence.ranks.values()
     )
     return Confidence.HIGH if complete else Confidence.MEDIUM
+
+
+def _any_calls(evidence: Evidence) -> bool:
+    """Then being elsewhere alone means nothing: somebody must wait for a call of that rank."""
+    return any(seen.collectives for seen in evidence.ranks.values())
+
+
+def _indirect(divergence: Divergence, evidence: Evidence) -> bool:
+    """Other tools' dumps tell neither what a device's streams wait for, nor, on gloo, whether a
+    rank is in a send or receive; and one cause seldom takes several ranks elsewhere."""
+    if not evidence.foreign:
+        return False
+    doubtful = evidence.backend == "gloo" or len(divergence.absent) > 1
+    return divergence.kind == "order" or (divergence.inferred and doubtful)

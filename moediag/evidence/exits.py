@@ -98,8 +98,13 @@ def read_error_file(path: Path) -> RankError | None:
     {"py_callstack": …, "timestamp": …}}}``; also the flat form that older releases write."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
+    return elastic_error(raw)
+
+
+def elastic_error(raw: Any) -> RankError | None:
+    """The same from parsed JSON; None for what is no error file."""
     message = raw.get("message") if isinstance(raw, dict) else None
     extra: Mapping[str, Any] = {}
     if isinstance(message, dict):
@@ -110,7 +115,8 @@ def read_error_file(path: Path) -> RankError | None:
     kind, _, text = message.partition(": ")
     if not re.fullmatch(r"[A-Za-z_][\w.]*", kind):
         kind, text = "Exception", message
-    callstack = str(extra.get("py_callstack") or "")
+    callstack = extra.get("py_callstack")
+    callstack = callstack if isinstance(callstack, str) else ""
     return RankError(short_type(kind), text, user_frame(callstack), _time(extra.get("timestamp")))
 
 

@@ -16,7 +16,8 @@ class Collective:
     ``index`` counts all calls of the rank, ``position`` those on its group, both from 0.
     ``numel_in`` / ``numel_out`` in elements. ``parameters``: FQNs it carries, or None where that
     is not known (which is different from carrying none). ``parameters_missing``: those of the
-    same FSDP group that are left out.
+    same FSDP group that are left out. ``splits_in`` / ``splits_out``: None for equal parts, unless
+    ``parts_unknown``.
     """
 
     index: int
@@ -39,6 +40,8 @@ class Collective:
     completed: bool = False
     time: float = 0.0
     asynchronous: bool = False  # the rank went on without waiting for it
+    started: bool = False  # the device is known to have begun it
+    parts_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Everything one rank left behind. ``alive_at_stall``: the watchdog saw it waiting."""
+    """Everything one rank left behind. ``counts_apart``: positions of collectives do not count
+    point-to-point calls, which have positions of their own."""
 
     rank: int
     collectives: tuple[Collective, ...] = ()
@@ -160,6 +164,7 @@ class RankEvidence:
     finished: bool = False
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
+    counts_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +182,9 @@ class Stall:
 class Evidence:
     """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen).
     ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known.
-    ``program``: the one that ran in place of a whole model's step, "" for none."""
+    ``program``: the one that ran in place of a whole model's step, "" for none.
+    ``foreign``: it was put together from what other tools left. Nothing was to be measured, and a
+    call tells that it was issued and whether it completed, not whether the rank waited for it."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -189,3 +196,4 @@ class Evidence:
     deaths: tuple[int, ...] = ()
     program: str = ""
     not_seen: tuple[str, ...] = ()
+    foreign: bool = False

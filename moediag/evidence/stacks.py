@@ -35,27 +35,37 @@ def parse_pyspy(text: str) -> tuple[Stack, ...]:
     """``py-spy dump --json`` (with or without ``--native``)."""
     try:
         threads = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
+    return pyspy(threads if isinstance(threads, list) else [])
+
+
+def is_pyspy(threads: list[Any]) -> bool:
+    """Whether parsed JSON is py-spy's: a list of threads, each with frames."""
+    return bool(threads) and all(isinstance(t, dict) and "frames" in t for t in threads[:8])
+
+
+def pyspy(threads: list[Any]) -> tuple[Stack, ...]:
+    """The same from parsed JSON."""
     stacks = []
-    for thread in threads if isinstance(threads, list) else ():
+    for thread in threads:
         if not isinstance(thread, dict) or not isinstance(thread.get("frames"), list):
             continue
-        name = str(thread.get("thread_name") or thread.get("os_thread_id") or "")
+        name = _text(thread.get("thread_name") or thread.get("os_thread_id"))
         frames = tuple(_pyspy_frame(f) for f in thread["frames"] if isinstance(f, dict))
         stacks.append(Stack(name, "py-spy", frames))
     return tuple(stacks)
 
 
 def _pyspy_frame(raw: dict[str, Any]) -> Frame:
-    file = str(raw.get("filename") or "")
+    file = _text(raw.get("filename"))
     line = raw.get("line")
     # py-spy names the shared library in `module` for native frames, and only for these.
     native = bool(raw.get("module")) or not (file.endswith(".py") or file.startswith("<"))
     return Frame(
-        file=file or str(raw.get("module") or ""),
+        file=file or _text(raw.get("module")),
         line=line if isinstance(line, int) else 0,
-        function=str(raw.get("name") or "?"),
+        function=_text(raw.get("name")) or "?",
         native=native,
     )
 
@@ -119,5 +129,57 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
     return tuple(latest.values())
 
 
+_IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
+_ON_THE_DEVICE = re.compile(r"[sS]ynchronize|^item$|^_?local_scalar|^tolist$|^cpu$|^nonzero$")
+
+
+def in_collective(stack: Stack) -> bool:
+    """Whether the thread's innermost frames belong to communication."""
+    return any(
+        part in frame.file
+        for frame in stack.frames[:8]
+        for part in _IN_A_COLLECTIVE
+        if "/elastic/" not in frame.file
+    )
+
+
+def on_the_device(stack: Stack) -> bool:
+    """Whether the thread waits for a device, which may wait for a collective in its turn."""
+    return any(_ON_THE_DEVICE.search(frame.function) for frame in stack.frames[:8])
+
+
+def spawned(stack: Stack) -> bool:
+    """A thread that Python code started: its outermost Python frame is threading's."""
+    python = [frame for frame in stack.frames if not frame.native]
+    return bool(python) and python[-1].function.endswith("_bootstrap")
+
+
+def that_counts(found: tuple[Stack, ...]) -> Stack | None:
+    """Of one rank's threads the one inside a collective, else the main thread. The best source is
+    the first: readers list them in that order."""
+    usable = [stack for stack in found if stack.frames]
+    if not usable:
+        return None
+    threads = [stack for stack in usable if stack.source == usable[0].source]
+    return max(threads, key=lambda s: (in_collective(s), s.thread == "MainThread", not spawned(s)))
+
+
+def kind_of(text: str) -> str:
+    """``pystack``, ``py-spy`` or "": faulthandler writes between a rank's own lines, so what it
+    wrote is no kind of file."""
+    if re.search(r"^\s*Traceback for thread \d+", text, re.MULTILINE):
+        return "pystack"
+    if re.search(r"^Process \d+: ", text, re.MULTILINE) and re.search(
+        r"^Thread \S+ \([^)]*\)(?:: |$)", text, re.MULTILINE
+    ):
+        return "py-spy"
+    return ""
+
+
+def _text(value: Any) -> str:
+    """Text or a number; what is nested is no name."""
+    return str(value) if isinstance(value, str | int) else ""
+
+
 def _line(text: str) -> int:
-    return int(text) if text.lstrip("-").isdecimal() else 0
+    return int(text) if len(text) < 10 and text.lstrip("-").isdecimal() else 0

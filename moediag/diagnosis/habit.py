@@ -1,0 +1,110 @@
+"""Who departs from what the job usually does, where no majority stands against them.
+
+In groups of two, and where two ranks wait for each other, the calls themselves do not tell which
+rank is wrong. The rest of the job does: the same few calls were made many times before, by this
+rank, by its siblings in other replicas, and nearly always the same call followed. A rank that goes
+on with another one, while its opponents go on as usual, is the one that departed. This is weak
+evidence (a step may lawfully differ), so it decides only where nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moediag.evidence.model import Collective, Evidence
+
+LENGTHS = (48, 24, 12, 6)  # calls before, the longest that was ever seen elsewhere decides
+LOOK_BACK = 96  # calls before the divergence in which the departure may lie
+SEEN_OFTEN = 3
+MOST_CALLS = 250_000  # of all ranks together
+
+_BASE, _MODULUS = 1_000_003, (1 << 61) - 1
+
+
+def departed(
+    calls: Mapping[int, Collective | None], evidence: Evidence, alone: bool = False
+) -> tuple[int, ...]:
+    """Of the ranks that made one of ``calls``, those that depart from the habit; () where none
+    does, or all do. ``alone``: their opponents were not seen, so all may."""
+    sides = {rank: call for rank, call in calls.items() if call is not None}
+    tokens = _tokens(evidence, sides)
+    at = {
+        rank: next(i for i, c in enumerate(evidence.ranks[rank].collectives) if c.index == of.index)
+        for rank, of in sides.items()
+    }
+    habits = [_Habit(tokens, length) for length in LENGTHS]
+    found = tuple(rank for rank in sorted(sides) if _departs(rank, at[rank], tokens, habits))
+    return found if 0 < len(found) < len(sides) or alone else ()
+
+
+def _departs(
+    rank: int, at: int, tokens: Mapping[int, Sequence[int]], habits: Sequence[_Habit]
+) -> bool:
+    own = tokens[rank]
+    for place in range(max(1, at - LOOK_BACK), at + 1):
+        for habit in habits:
+            after = habit.after(rank, place)
+            if after is None:
+                continue
+            here = own[place]
+            others = after.total() - after[here]
+            # Once is this very call: nobody else ever went on like that.
+            if after[here] <= 1 and others >= SEEN_OFTEN:
+                if after.most_common(1)[0][1] >= 0.9 * others:
+                    return True
+                break
+            if others + after[here] > SEEN_OFTEN:
+                break  # a longer context is known well enough
+    return False
+
+
+class _Habit:
+    """What followed each run of ``length`` calls, on all ranks."""
+
+    def __init__(self, tokens: Mapping[int, Sequence[int]], length: int) -> None:
+        self.length = length
+        self.tokens = tokens
+        self.sums = {rank: _sums(own) for rank, own in tokens.items()}
+        self.power = pow(_BASE, length, _MODULUS)
+        self.next: dict[int, Counter[int]] = defaultdict(Counter)
+        for rank, own in tokens.items():
+            for place in range(length, len(own)):
+                self.next[self._context(rank, place)][own[place]] += 1
+
+    def _context(self, rank: int, place: int) -> int:
+        sums = self.sums[rank]
+        return (sums[place] - sums[place - self.length] * self.power) % _MODULUS
+
+    def after(self, rank: int, place: int) -> Counter[int] | None:
+        """None where the rank had not made enough calls."""
+        return self.next[self._context(rank, place)] if place >= self.length else None
+
+
+def _sums(tokens: Sequence[int]) -> list[int]:
+    sums = [0]
+    for token in tokens:
+        sums.append((sums[-1] * _BASE + token) % _MODULUS)
+    return sums
+
+
+def _tokens(evidence: Evidence, sides: Mapping[int, Any]) -> dict[int, list[int]]:
+    """A number for each call, equal for equal calls of ranks at other places of the mesh."""
+    numbers: dict[tuple[Any, ...], int] = {}
+    tokens: dict[int, list[int]] = {}
+    order = [*sides, *(rank for rank in sorted(evidence.ranks) if rank not in sides)]
+    total = 0
+    for rank in order:
+        seen = evidence.ranks[rank]
+        total += len(seen.collectives)
+        if total > MOST_CALLS and rank not in sides:
+            break
+        labels = {name: (g.axis or g.desc, len(g.ranks)) for name, g in seen.groups.items()}
+        own = tokens[rank] = []
+        for call in seen.collectives:
+            toward = 0 if call.peer is None else 1 if call.peer > rank else -1
+            sizes = () if call.op == "all_to_all" else (call.numel_in, call.numel_out)
+            key = (labels.get(call.group), call.op, sizes, call.dtype, toward)
+            own.append(numbers.setdefault(key, len(numbers) + 1))
+    return tokens

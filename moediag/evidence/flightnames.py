@@ -1,0 +1,60 @@
+"""What torch calls things in its Flight Recorder and in its watchdog's words, in plain names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+_DECORATION = re.compile(r"^_+|_(?:base|oop|single|sparse|coalesced|into_tensor|tensor|v)(?=_|$)")
+_PLAIN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
+          "reducescatter": "reduce_scatter", "sparse_all_reduce": "all_reduce",
+          "all_reduce_barrier": "barrier"}  # fmt: skip
+_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64",
+           "int": "int32", "short": "int16", "char": "int8", "byte": "uint8"}  # fmt: skip
+# Frames that belong to torch or to the interpreter, not to the program that a person wrote.
+_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python", "/moediag/", "<frozen ",
+             "/torch/", "/multiprocessing/")  # fmt: skip
+
+
+def user_site(frames: Any) -> str:
+    """The innermost frame of the user's own code as ``file.py:12 function``, else the innermost of
+    all; innermost frames come first."""
+    usable = [
+        (
+            plain_text(f.get("filename"))[-400:],
+            plain_text(f.get("line"))[:9],
+            plain_text(f.get("name"))[:120],
+        )
+        for f in frames
+        if isinstance(f, Mapping)
+    ]
+    own = (frame for frame in usable if not any(part in frame[0] for part in _NOT_USER))
+    frame = next(own, usable[0] if usable else None)
+    if frame is None:
+        return ""
+    file, line, function = frame
+    return f"{file.rpartition('/')[2]}:{line or 0} {function or '?'}"
+
+
+@lru_cache(maxsize=4096)
+def plain_op(name: str) -> str:
+    """``_all_gather_base``, ``ALLGATHER_coalesced`` and the like are all ``all_gather``; a name
+    that is not known stays what it is."""
+    lower = name.lower()
+    if lower == "coalesced":
+        return lower
+    op = _DECORATION.sub("", lower)
+    return _PLAIN.get(op, op)
+
+
+def plain_dtype(name: str) -> str:
+    """``Float`` -> ``float32``, ``BFloat16`` -> ``bfloat16``."""
+    lower = name.lower()
+    return _DTYPES.get(lower, lower)
+
+
+def plain_text(value: Any) -> str:
+    """Text or a number; "" for anything else."""
+    return value if isinstance(value, str) else str(value) if type(value) is int else ""

@@ -1,0 +1,147 @@
+"""What other tools left of one job, as one `Evidence`: dumps, stacks, error files and logs.
+
+Nobody watched this job for us, so whether it stood still is inferred: a rank waits when a call of
+it did not complete, when its stack is inside a collective, or when the library gave up on a call; a
+rank of which all that was seen is complete, while others wait, is elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moediag.evidence import exits, flightrecorder, outputs, stacks
+from moediag.evidence.model import (
+    Evidence,
+    ExitStatus,
+    Group,
+    RankError,
+    RankEvidence,
+    Stall,
+)
+from moediag.evidence.sources import Found
+
+# A file written this soon (in seconds) after the youngest call shows calls on their way.
+IN_FLIGHT = 2.0
+
+
+def evidence(found: Found) -> Evidence:
+    """Of everything in ``found``; a rank of which nothing was seen has no entry."""
+    timed_out = {rank: list(outputs.timeouts(text)) for rank, text in found.outputs.items()}
+    seen_ranks = {
+        *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits,
+    }  # fmt: skip
+    recorded = flightrecorder.recorded(found.dumps, max(seen_ranks, default=-1) + 1)
+    waited = {rank for rank, calls in timed_out.items() if calls}
+    ranks: dict[int, RankEvidence] = {}
+    for rank in sorted(seen_ranks):
+        own = recorded.ranks.get(rank) or _from_watchdog(rank, timed_out.get(rank, []))
+        error, end = _end(found, rank)
+        if error is not None and outputs.gave_up_waiting(error):
+            waited.add(rank)
+            error = None
+        if rank in waited and end is not None:
+            end = ExitStatus(end.code, end.signal, by_us=True)  # its watchdog ended it
+        ranks[rank] = _with(own, found, error, end)
+    not_seen = [*found.refused, *recorded.not_seen]
+    stall = _stall(found, ranks, waited, recorded, not_seen)
+    if (unseen := [r for r in range(recorded.world_size) if r not in ranks]) and ranks:
+        not_seen.append(_unseen(unseen))
+    return Evidence(
+        world_size=recorded.world_size,
+        ranks=ranks,
+        backend=recorded.backend,
+        stall=stall,
+        deaths=found.first,
+        not_seen=tuple(dict.fromkeys(not_seen)),
+        foreign=True,
+    )
+
+
+def _with(
+    own: RankEvidence, found: Found, error: RankError | None, end: ExitStatus | None
+) -> RankEvidence:
+    text = found.outputs.get(own.rank, "")
+    return RankEvidence(
+        rank=own.rank,
+        collectives=own.collectives,
+        groups=own.groups,
+        versions=own.versions,
+        stacks=tuple(found.stacks.get(own.rank, ())),
+        exit=end,
+        error=error,
+        not_seen=own.not_seen,
+        last_lines=exits.last_lines(text),
+        counts_apart=own.counts_apart,
+    )
+
+
+def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
+    """Its exception, as the error file has it, else its output; and how the process ended."""
+    error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
+    return error, found.exits.get(rank)
+
+
+def _from_watchdog(rank: int, timeouts: list[outputs.Timeout]) -> RankEvidence:
+    """Without a dump, the calls that the watchdog gave up on are all that is known."""
+    first: dict[tuple[str, int], outputs.Timeout] = {}
+    for timeout in timeouts:
+        first.setdefault((timeout.group, timeout.call.position), timeout)
+    return RankEvidence(
+        rank=rank,
+        collectives=tuple(timeout.call for timeout in first.values()),
+        groups={t.group: Group(t.group, (), desc=t.desc) for t in first.values()},
+        counts_apart=True,
+    )
+
+
+# ------------------------------------------------------------------------ standing still
+
+
+def _stall(
+    found: Found,
+    ranks: Mapping[int, RankEvidence],
+    waited: set[int],
+    recorded: flightrecorder.Recorded,
+    not_seen: list[str],
+) -> Stall | None:
+    waiting, elsewhere = set(waited), set()
+    for rank, seen in ranks.items():
+        if rank in waited or seen.error is not None:
+            continue
+        stack = stacks.that_counts(seen.stacks)
+        inside = stack is not None and stacks.in_collective(stack)
+        dump = found.dumps.get(rank)
+        if inside or any(not call.completed for call in seen.collectives):
+            waiting.add(rank)
+        elif dump is not None:
+            if dump.recording and recorded.tracked:
+                elsewhere.add(rank)
+        elif stack is not None and not stacks.on_the_device(stack):
+            elsewhere.add(rank)
+    if not waiting:
+        return None
+    if not waited and found.dumps and _in_flight(found, ranks, recorded):
+        not_seen.append(
+            "whether the job stood still: its dumps were written while calls were on their way "
+            "(dump again a minute later)"
+        )
+        return None
+    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)))
+
+
+def _in_flight(
+    found: Found, ranks: Mapping[int, RankEvidence], recorded: flightrecorder.Recorded
+) -> bool:
+    """All that is open was issued just before the dumps were written."""
+    opened = [c.time for seen in ranks.values() for c in seen.collectives if not c.completed]
+    age = found.written - min(opened, default=0.0)
+    return 0 <= age < IN_FLIGHT and not found.stacks and recorded.last > 0
+
+
+def _unseen(ranks: list[int]) -> str:
+    """Numbers, or how many where they are many."""
+    if len(ranks) > 16:
+        return f"{len(ranks):,} ranks of which nothing was found"
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}: nothing of it was found"
+    return f"ranks {', '.join(map(str, ranks))}: nothing of them was found"

@@ -1,0 +1,41 @@
+"""`moediag diagnose` on what a real job of torch leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moediag import cli
+
+VICTIM = Path(__file__).parents[1] / "victims" / "leaves_dumps.py"
+
+
+@pytest.mark.e2e
+def test_dumps_of_a_real_job_with_stacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "3",
+    ]
+    subprocess.run(
+        [*command, str(VICTIM), str(tmp_path)], env=environment, timeout=240, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"trace_rank_{r}" for r in range(3)]
+    assert cli.main(["diagnose", "--json", str(tmp_path)]) == 1
+    (trial,) = json.loads(capsys.readouterr().out)["trials"]
+    assert (trial["verdict"], trial["culprits"], trial["victims"]) == ("hang", [2], [0, 1])
+    line = next(n for n, t in enumerate(VICTIM.read_text().splitlines(), 1) if "broadcast(" in t)
+    assert f"broadcast at leaves_dumps.py:{line} step" in trial["cause"]

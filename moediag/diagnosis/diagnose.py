@@ -6,6 +6,7 @@ from moediag.diagnosis import ownership, parts, shown
 from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
+from moediag.diagnosis.factor import factor_facts
 from moediag.diagnosis.failures import failures
 from moediag.diagnosis.gradients import gradient_facts
 from moediag.diagnosis.loads import load_facts, load_tables
@@ -35,9 +36,19 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     step = numbers.step or parts.wrong_inputs(evidence)
     by_part = parts.parts(evidence, step) if step is not None else ()
     replicas, loads = replica_facts(evidence), load_facts(evidence)
-    resumed = resume_facts(evidence)
+    resumed, factors = resume_facts(evidence), factor_facts(evidence, step)
     facts = Facts(
-        evidence, failed, divergence, found, numbers, by_part, owned, replicas, loads, resumed
+        evidence,
+        failed,
+        divergence,
+        found,
+        numbers,
+        by_part,
+        owned,
+        replicas,
+        loads,
+        resumed,
+        factors,
     )
     judged = judge(facts)
     at_end: tuple[str, ...] = ()
@@ -49,6 +60,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     tables = (
         *ownership.tables(evidence, owned.pattern in ownership.LOST),
         of_parts,
+        factors.table,
         *load_tables(loads.loads),
         *resumed.tables,
     )

@@ -176,7 +176,9 @@ class Stall:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen).
-    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known."""
+    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known.
+    ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty where there is
+    no trial."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -187,3 +189,4 @@ class Evidence:
     interrupted: bool = False
     deaths: tuple[int, ...] = ()
     not_seen: tuple[str, ...] = ()
+    layout: Mapping[str, int] = field(default_factory=dict)

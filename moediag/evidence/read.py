@@ -52,7 +52,15 @@ def read_trial(folder: Path) -> Evidence:
         interrupted=launch.interrupted,
         deaths=launch.deaths,
         not_seen=launch.not_seen,
+        layout=_layout(trial.get("layout")),
     )
+
+
+def _layout(value: Any) -> dict[str, int]:
+    """Empty where the trial tells none."""
+    if not isinstance(value, dict):
+        return {}
+    return {str(a): n for a, n in value.items() if isinstance(n, int) and not isinstance(n, bool)}
 
 
 def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence:

@@ -315,7 +315,18 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
             "boundary",
         ),
     },
-}
+    "fsdp1-nested-ep": {
+        "wrap": (
+            "ignored-modules", "auto-wrap", "without-assertions", "bottom-up", "custom-policy",
+        ),
+        "divide": ("nothing", "gradients", "postdivide-factor", "loss"),
+    },
+    "fsdp2-two-meshes": {
+        "experts": ("own-mesh", "two-axes", "per-parameter"),
+        "divide": ("nothing", "world", "world-premul", "ep", "gradients", "loss"),
+        "norm": ("mesh", "mesh-and-ep"),
+    },
+}  # fmt: skip
 
 
 def program_options(name: str, given: Dict[str, Any]) -> Dict[str, Any]:
@@ -418,13 +429,25 @@ class ExpertRows:
 
 
 @dataclass(frozen=True)
+class Multiple:
+    """One tensor as a multiple of another: ``factor`` brings factor * reference nearest to it
+    (least squares), ``residual`` is what is left then, relative to the tensor's own L2 norm.
+    ``numel``: elements compared; of one alone every number is a multiple."""
+
+    factor: float
+    residual: float
+    numel: int = 1
+
+
+@dataclass(frozen=True)
 class GradientError:
     """One parameter's gradient against the reference, over this rank's shard.
 
     ``max_abs`` is max |gradient - reference|; ``scale`` max |reference| over the shard, inf or
     nan are given as the strings JSON allows; ``missing`` when this rank has no gradient where
     the reference has a non-zero one; ``wrong`` by the tolerance in worker.compare.
-    ``placement``: how the parameter lies on the mesh, "" where it is a plain tensor.
+    ``placement``: how the parameter lies on the mesh, "" where it is a plain tensor. ``times``:
+    the gradient as a multiple of the reference, null where that is zero or something not finite.
     """
 
     max_abs: float
@@ -432,6 +455,7 @@ class GradientError:
     wrong: bool
     missing: bool = False
     placement: str = ""
+    times: Optional[Multiple] = None
 
 
 @dataclass(frozen=True)
@@ -544,6 +568,8 @@ class Outcome:
 
     ``gradients``: by step (as a string, JSON) and FQN, only of steps that were compared.
     ``inputs``: likewise the gradient of each MoE block's input, by the block's FQN.
+    ``updates``: likewise how far the weights have moved since the beginning, against the
+    reference's, after the steps that it names.
     ``losses`` (this rank's mean), ``reference_losses`` (mean over ranks), ``gradient_norms`` and
     ``reference_norms`` (both before clipping): one per step; a norm is null where the library keeps
     it to itself. ``replicas``: by step, "0" before training. ``applicable``: a reason when this
@@ -570,6 +596,7 @@ class Outcome:
     versions: Dict[str, Optional[str]] = field(default_factory=dict)
     inputs: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
     resume: Optional[ResumeOutcome] = None
+    updates: Dict[str, Dict[str, Multiple]] = field(default_factory=dict)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))

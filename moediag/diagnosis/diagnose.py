@@ -6,6 +6,7 @@ from moediag.diagnosis import detectors, ownership, parts, shown
 from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
+from moediag.diagnosis.factor import factor_facts
 from moediag.diagnosis.failures import failures
 from moediag.diagnosis.frontier import frontier
 from moediag.diagnosis.gradients import gradient_facts
@@ -40,14 +41,24 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     step = numbers.step or parts.wrong_inputs(evidence)
     by_part = parts.parts(evidence, step) if step is not None else ()
     replicas, loads = replica_facts(evidence), load_facts(evidence)
-    resumed = resume_facts(evidence)
+    resumed, factors = resume_facts(evidence), factor_facts(evidence, step)
     stuck = None
     if evidence.foreign and evidence.stall is not None and divergence is None:
         stuck = frontier(aligned, evidence)
     facts = Facts(
-        evidence, failed, divergence, found, numbers, by_part, owned, replicas, loads, resumed,
-        stuck,
-    )  # fmt: skip
+        evidence,
+        failed,
+        divergence,
+        found,
+        numbers,
+        parts=by_part,
+        ownership=owned,
+        replicas=replicas,
+        loads=loads,
+        resume=resumed,
+        frontier=stuck,
+        factors=factors,
+    )
     judged = judge(facts)
     at_end: tuple[str, ...] = ()
     if owned.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:
@@ -62,6 +73,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         *ownership.tables(evidence, owned.pattern in ownership.LOST),
         of_detectors,
         of_parts,
+        factors.table,
         *load_tables(loads.loads),
         *resumed.tables,
     )

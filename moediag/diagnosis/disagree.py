@@ -63,8 +63,9 @@ def _norm(d: Disagreement, facts: ReplicaFacts) -> str:
     scope = facts.scope
     if scope.kind == "own-rows":
         what = "experts" if "experts" in scope.parameter else f"rows of {scope.parameter}"
+        whose, kind = ("its own", "plain tensors") if scope.plain else ("its mesh's", "DTensors")
         text += (
-            f": each rank sums only its own {what} ({_rows(scope.rows or {}, what)}, plain tensors "
+            f": each rank sums only {whose} {what} ({_rows(scope.rows or {}, what)}, {kind} "
             f"in {listed(scope.parameters)}), so each clips by another factor"
         )
     elif scope.kind == "own":

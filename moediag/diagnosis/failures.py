@@ -24,6 +24,8 @@ _COMMUNICATION = re.compile(
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 # "Operator c10d.allgather_.default does not have a sharding strategy": nobody was asked anything.
 _NEVER_SENT = frozenset({"NotImplementedError"})
+# "Cannot use ReduceOp.PREMUL_SUM with Gloo": nor here.
+_REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
 # gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper say so in these words.
 _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
@@ -96,7 +98,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
 
 def is_communication(error: RankError) -> bool:
     """The communication library's complaint, not the program's own."""
-    if error.type in _NEVER_SENT:
+    if error.type in _NEVER_SENT or _REFUSED.search(error.message):
         return False
     return error.type in _COMMUNICATION_TYPES or bool(
         _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from moediag.diagnosis.gradients import number
-from moediag.protocol import Outcome, Sketch
+from moediag.protocol import Outcome, Replica, Sketch, StepReplicas
 
 # A norm that is the same on all ranks against the reference's, relative.
 TRUE_NORM = {"float32": 1e-2, "bfloat16": 2e-1}
+_RANGE = re.compile(r"\d+:\d+")
 _SCOPE = 1e-4  # relative: "this is the norm of the rank's own pieces"
 
 
 @dataclass(frozen=True, slots=True)
 class NormScope:
     """What each rank's gradient norm covers. ``kind``: ``own`` (its own pieces alone), ``own-rows``
-    (everything, but of plain tensors its own rows only) or "" (not known). ``rows``: rank -> the
-    rows of ``parameter`` that it holds, the first of ``parameters`` of which ranks hold others."""
+    (everything, but of some tensors its own rows only, or those of its mesh) or "" (not known).
+    ``rows``: rank -> the rows of ``parameter`` that it covers, the first of ``parameters`` of which
+    ranks cover others; ``plain``: those are plain tensors."""
 
     kind: str = ""
     parameter: str = ""
     parameters: tuple[str, ...] = ()
     rows: Mapping[int, str] | None = None
+    plain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +70,21 @@ def wrong(outcomes: Mapping[int, Outcome], steps: int) -> WrongNorm | None:
 def scope(outcomes: Mapping[int, Outcome], step: int, norms: Mapping[int, float]) -> NormScope:
     """Found by arithmetic: which part of the gradient gives each rank's norm."""
     facts = {r: o.replicas.get(str(step)) for r, o in outcomes.items()}
-    rows: dict[str, dict[int, str]] = {}
+    covered = _covered(facts)
     own: dict[int, float] = {}
-    for rank, of_rank in facts.items():
-        for fqn, replica in (of_rank.parameters if of_rank is not None else {}).items():
-            if replica.kind == "plain" and replica.slice != ":":
-                rows.setdefault(fqn, {})[rank] = replica.slice.split(",")[0]
-                own[rank] = own.get(rank, 0.0) + size(replica.gradient) ** 2
-    rows = {fqn: by for fqn, by in rows.items() if len(set(by.values())) > 1}
+    for covers in covered.values():
+        for rank, cover in covers.items():
+            own[rank] = own.get(rank, 0.0) + cover.square
     largest = max(norms.values()) ** 2
-    if rows and set(own) == set(norms):
+    if covered and set(own) == set(norms):
         rest = [norms[r] ** 2 - own[r] for r in own]
         spread = max(rest) - min(rest)
         # Without its own rows every rank would have the same norm: they explain the difference.
         if spread <= _SCOPE * largest and spread < 0.1 * (largest - min(norms.values()) ** 2):
-            fqn = next(iter(rows))
-            return NormScope("own-rows", fqn, tuple(rows), rows[fqn])
+            fqn, covers = next(iter(covered.items()))
+            rows = {r: cover.rows for r, cover in covers.items()}
+            plain = all(cover.plain for cover in covers.values())
+            return NormScope("own-rows", fqn, tuple(covered), rows, plain)
     alone = {
         r: f.local_norm for r, f in facts.items() if f is not None and f.local_norm is not None
     }
@@ -89,6 +93,49 @@ def scope(outcomes: Mapping[int, Outcome], step: int, norms: Mapping[int, float]
     ):
         return NormScope("own")
     return NormScope()
+
+
+@dataclass(frozen=True, slots=True)
+class _Cover:
+    """Of one parameter what one rank's norm can cover: ``rows`` of dim 0, as text, and the square
+    of their gradient's norm."""
+
+    rows: str
+    square: float
+    plain: bool
+
+
+def _covered(facts: Mapping[int, StepReplicas | None]) -> dict[str, dict[int, _Cover]]:
+    """FQN -> rank -> what it covers, of parameters of which ranks cover different rows: plain
+    tensors in part, and DTensors that lie on several meshes, each with rows of its own."""
+    pieces: dict[str, dict[int, Replica]] = {}
+    for rank, of_rank in facts.items():
+        for fqn, replica in (of_rank.parameters if of_rank is not None else {}).items():
+            pieces.setdefault(fqn, {})[rank] = replica
+    found: dict[str, dict[int, _Cover]] = {}
+    for fqn, by_rank in pieces.items():
+        covers: dict[int, _Cover] = {}
+        for rank, replica in by_rank.items():
+            plain = replica.kind == "plain"
+            if plain and replica.slice == ":":
+                continue
+            mesh = [replica] if plain else [x for x in by_rank.values() if x.kind == replica.kind]
+            rows = _joined({x.slice.split(",")[0] for x in mesh})
+            covers[rank] = _Cover(rows, sum(size(x.gradient) ** 2 for x in mesh), plain)
+        if len({cover.rows for cover in covers.values()}) > 1:
+            found[fqn] = covers
+    return found
+
+
+def _joined(spans: Iterable[str]) -> str:
+    """``0:2`` and ``2:4`` are ``0:4``; what is not one range is listed."""
+    listed = sorted(spans)
+    if not all(map(_RANGE.fullmatch, listed)):
+        return "+".join(listed)
+    bounds = sorted((int(a), int(b)) for a, _, b in (span.partition(":") for span in listed))
+    if any(a[1] != b[0] for a, b in itertools.pairwise(bounds)):
+        return "+".join(f"{first}:{last}" for first, last in bounds)
+    return f"{bounds[0][0]}:{bounds[-1][1]}"
 
 
 def size(sketch: Sketch | None) -> float:

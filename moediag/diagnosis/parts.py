@@ -41,7 +41,7 @@ def kind(fqn: str) -> str:
 def parts(evidence: Evidence, step: int) -> tuple[Part, ...]:
     """Of training step ``step`` (from 1); experts first, inputs last."""
     found: dict[tuple[str, str], dict[str, list[GradientError]]] = {}
-    for what, name, error in _errors(evidence, step):
+    for what, name, error in errors(evidence, step):
         placed = found.setdefault((what, error.placement or "plain"), {})
         placed.setdefault(name, []).append(error)
     order = (EXPERTS, ROUTER, REST, INPUT)
@@ -53,7 +53,8 @@ def parts(evidence: Evidence, step: int) -> tuple[Part, ...]:
     )
 
 
-def _errors(evidence: Evidence, step: int) -> Iterator[tuple[str, str, GradientError]]:
+def errors(evidence: Evidence, step: int) -> Iterator[tuple[str, str, GradientError]]:
+    """Of every rank: the part of the model, the FQN, how it compares with the reference."""
     for seen in evidence.ranks.values():
         if seen.outcome is None:
             continue
@@ -64,13 +65,13 @@ def _errors(evidence: Evidence, step: int) -> Iterator[tuple[str, str, GradientE
 
 
 def _part(what: str, placement: str, by_name: Mapping[str, list[GradientError]]) -> Part:
-    every = [error for errors in by_name.values() for error in errors]
+    every = [error for listed in by_name.values() for error in listed]
     sizes = [number(error.max_abs) for error in every]
     return Part(
         what,
         placement,
         compared=len(by_name),
-        wrong=sum(any(e.wrong for e in errors) for errors in by_name.values()),
+        wrong=sum(any(e.wrong for e in listed) for listed in by_name.values()),
         error=math.nan if any(map(math.isnan, sizes)) else max(sizes),
         scale=max(number(error.scale) for error in every),
     )

@@ -38,6 +38,7 @@ from moediag.diagnosis import cause, disagree, optimizer, outside
 from moediag.diagnosis.align import was_recorded
 from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
+from moediag.diagnosis.factor import PATTERN, FactorFacts, sentences
 from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.frontier import Frontier
 from moediag.diagnosis.gradients import GradientFacts
@@ -66,6 +67,7 @@ class Facts:
     loads: LoadFacts = field(default_factory=LoadFacts)
     resume: ResumeFacts = field(default_factory=ResumeFacts)
     frontier: Frontier | None = None  # of a foreign job that stands still without a divergence
+    factors: FactorFacts = field(default_factory=FactorFacts)
 
     @property
     def loud(self) -> bool:
@@ -354,7 +356,7 @@ def _measured(facts: Facts) -> Judgement:
             culprits=culprits,
             victims=tuple(sorted(set(numbers.ranks) - set(culprits))) if culprits else (),
             divergence=divergence is not None,
-            what="replicas differ" if divergence is None and facts.replicas.found else "",
+            what=_what(facts) if divergence is None else "",
         )
     notes: tuple[str, ...] = ()
     if divergence is not None:
@@ -377,7 +379,14 @@ def _measured(facts: Facts) -> Judgement:
 def _gradients(facts: Facts) -> str:
     """Which are wrong, and where in the model."""
     count = cause.of_gradients(facts.gradients) if facts.gradients.wrong else ""
-    return f"{count} {sentence(facts.parts)}".strip()
+    return " ".join(filter(None, (count, sentence(facts.parts), sentences(facts.factors))))
+
+
+def _what(facts: Facts) -> str:
+    """The word for wrong gradients that no divergence of schedules explains."""
+    if facts.factors.complete:
+        return PATTERN
+    return "replicas differ" if facts.replicas.found else ""
 
 
 def _wrong_weights(facts: Facts) -> Judgement:

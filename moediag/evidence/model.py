@@ -184,7 +184,9 @@ class Evidence:
     ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known.
     ``program``: the one that ran in place of a whole model's step, "" for none.
     ``foreign``: it was put together from what other tools left. Nothing was to be measured, and a
-    call tells that it was issued and whether it completed, not whether the rank waited for it."""
+    call tells that it was issued and whether it completed, not whether the rank waited for it.
+    ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty where there is
+    no trial."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -197,3 +199,4 @@ class Evidence:
     program: str = ""
     not_seen: tuple[str, ...] = ()
     foreign: bool = False
+    layout: Mapping[str, int] = field(default_factory=dict)

@@ -53,7 +53,15 @@ def read_trial(folder: Path) -> Evidence:
         deaths=launch.deaths,
         program=str((trial.get("program") or {}).get("name", "")),
         not_seen=launch.not_seen,
+        layout=_layout(trial.get("layout")),
     )
+
+
+def _layout(value: Any) -> dict[str, int]:
+    """Empty where the trial tells none."""
+    if not isinstance(value, dict):
+        return {}
+    return {str(a): n for a, n in value.items() if isinstance(n, int) and not isinstance(n, bool)}
 
 
 def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence:

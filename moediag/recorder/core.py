@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -58,6 +59,23 @@ class Carried:
         self.sizes = sizes
 
 
+class Names:
+    """Names of modules by identity. A module that is gone is forgotten: the next one may have its
+    address, and not its name."""
+
+    def __init__(self) -> None:
+        self._of: Dict[int, Tuple[Any, str]] = {}
+
+    def get(self, module: Any) -> Optional[str]:
+        reference, name = self._of.get(id(module), (None, ""))
+        return name if reference is not None and reference() is module else None
+
+    def set(self, module: Any, name: str) -> None:
+        """The first name stays."""
+        if self.get(module) is None:
+            self._of[id(module)] = weakref.ref(module), name
+
+
 class ThreadState(threading.local):
     """What one thread is doing: autograd runs backward in another thread on an accelerator."""
 
@@ -87,7 +105,7 @@ class Recorder:
         self.stepped = False  # the optimizer stepped since the last forward
         self.deferred_tokens: Any = None  # set by the watcher of experts
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
-        self.module_names: Dict[int, str] = {}  # id(module) -> FQN, of observed roots
+        self.module_names = Names()  # of observed roots
         self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
         self.on_uninstall: List[Callable[[], None]] = []
         self.after_uninstall: List[Callable[[], None]] = []  # once all attributes are back
@@ -137,6 +155,15 @@ class Recorder:
             self.flush()
             self.event("end")
             self.heartbeat.finish()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens inside is no part of the job: a reference that is computed in the rank."""
+        before, self.active = self.active, False
+        try:
+            yield
+        finally:
+            self.active = before
 
     def uninstall(self) -> None:
         """Puts every replaced attribute and hook back and closes the log. Idempotent."""

@@ -66,7 +66,7 @@ class Fsdp1:
             if len(self._known) > 10_000:
                 self._known.clear()
             flat = handle.flat_param
-            module = recorder.module_names.get(id(handle._fully_sharded_module), "")
+            module = recorder.module_names.get(handle._fully_sharded_module) or ""
             prefix = module + "." if module else ""
             names = recorder.log.names(tuple(clean(prefix + fqn) for fqn in flat._fqns))
             shapes = [torch.Size(shape).numel() for shape in flat._shapes]

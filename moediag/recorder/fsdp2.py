@@ -111,7 +111,7 @@ class Fsdp2:
 
     def _learn(self, group: Any) -> Tuple[str, str, Dict[Any, Tuple[str, str]]]:
         names = tuple(self._fqn(parameter) for parameter in group.fsdp_params)
-        known = [self._recorder.module_names.get(id(m)) for m in group.modules]
+        known = [self._recorder.module_names.get(m) for m in group.modules]
         own = clean(group._module_fqn or "")
         module = next((name for name in known if name is not None), own)
         return json.dumps(module), self._recorder.log.names(names), {}
@@ -119,7 +119,7 @@ class Fsdp2:
     def _fqn(self, parameter: Any) -> str:
         """The name in the observed root; before a root is observed, FSDP2's own."""
         info = parameter._module_info
-        module = self._recorder.module_names.get(id(info.module))
+        module = self._recorder.module_names.get(info.module)
         if module is None:
             return clean(getattr(parameter, "_param_fqn", None) or info.param_name)
         return clean(f"{module}.{info.param_name}" if module else info.param_name)

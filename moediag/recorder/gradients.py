@@ -46,8 +46,9 @@ class Gradients:
         recorder.optimizer_running = True
 
     def _after(self, *_: Any) -> None:
-        self._recorder.optimizer_running = False
-        self._recorder.stepped = True
+        if self._recorder.active:
+            self._recorder.optimizer_running = False
+            self._recorder.stepped = True
 
     def _write(self, missing: List[Any]) -> None:
         recorder = self._recorder

@@ -67,7 +67,7 @@ class Observer:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._seen: Set[int] = set()
+        self._seen: List[Any] = []  # weak references to roots
         self._handles: List[Any] = []
         self._global: Optional[Any] = None
         self._filter: Any = None
@@ -106,7 +106,7 @@ class Observer:
         if self._seen and (recorder.stepped or recorder.current_step > self._first_step):
             self._disarm()  # the first step is over
             return
-        if id(module) in self._seen:
+        if any(root() is module for root in self._seen):
             return
         if torch._C._current_graph_task_id() != -1:
             return  # a part of a model, recomputed in backward
@@ -118,7 +118,7 @@ class Observer:
 
     def _observe(self, root: Any) -> None:
         recorder = self._recorder
-        self._seen.add(id(root))
+        self._seen.append(weakref.ref(root))
         inner = root
         while type(inner).__name__ in _OUTER and hasattr(inner, "module"):
             inner = inner.module
@@ -130,7 +130,7 @@ class Observer:
         hooked: Set[str] = set()
         for name, module in inner.named_modules():
             fqn = clean(prefix + name + ".")[:-1]
-            recorder.module_names.setdefault(id(module), fqn)
+            recorder.module_names.set(module, fqn)
             compiled = compiled or hasattr(module, "_orig_mod")
             compiled = compiled or getattr(module, "_compiled_call_impl", None) is not None
             if inside_moe is not None and fqn.startswith(inside_moe):
@@ -157,7 +157,7 @@ class Observer:
 
 
 def _name_in_known_root(recorder: Recorder, module: Any) -> str:
-    known = recorder.module_names.get(id(module), "")
+    known = recorder.module_names.get(module)
     return known + "." if known else ""
 
 

@@ -97,6 +97,8 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
 
 def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
     """Who divides what, reported where ``owner`` sets one of the fields that contradict."""
+    if merged.program is not None:  # it wraps its model itself
+        return
     kind = merged.wrapper.kind
     if owner.wrapper is not None and merged.wrapper.native_fsdp and kind in _SHARD_THEMSELVES:
         message = f"from_pretrained would shard and {kind} again: it goes with kind transformers"

@@ -50,8 +50,8 @@ def local_norm(gradients: Any) -> torch.Tensor:
 
 def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
     """The norm of the whole gradient, equal on all ranks: the squared norms of each mesh's pieces
-    are summed over the mesh dims that shard them (a replica counts once), those of plain shards
-    over their group; plain whole tensors are counted as they are. Collective over every mesh."""
+    are summed over the mesh dims that shard them (a replica counts once), those of ``plain``
+    also over its group; plain whole tensors are counted as they are. Collective over every mesh."""
     groups: Dict[Any, List[Any]] = {}
     for fqn, held in gradients.items():
         gradient = _reduced(held)
@@ -60,21 +60,21 @@ def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
     # Any order will do as long as all ranks of a group have the same: that of the parameters.
     for (mesh, sharded, by_group), members in groups.items():
         square = local_norm(members) ** 2
-        if mesh is not None:
-            for mesh_dim in sharded:
-                dist.all_reduce(square, group=mesh.get_group(mesh_dim))
-        elif by_group:
+        for mesh_dim in sharded:
+            dist.all_reduce(square, group=mesh.get_group(mesh_dim))
+        if by_group:
             dist.all_reduce(square, group=plain.group)
         squares.append(square)
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
 def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
-    """(mesh or None, the mesh dims that shard it, whether it is a plain shard of a group)."""
+    """(mesh or None, the mesh dims that shard it, whether it is one of the group's shards)."""
+    by_group = plain.group is not None and fqn in plain.rows
     if not distributed(gradient):
-        return None, (), plain.group is not None and fqn in plain.rows
+        return None, (), by_group
     sharded = tuple(i for i, p in enumerate(gradient.placements) if is_sharding(p))
-    return gradient.device_mesh, sharded, False
+    return gradient.device_mesh, sharded, by_group
 
 
 def _reduced(gradient: Any) -> Any:

@@ -9,13 +9,14 @@ rounding of every activation.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 
-from moediag.protocol import GradientError
+from moediag.protocol import GradientError, Multiple
 from moediag.worker import place
-from moediag.worker.wrap import Wrapped, clean_fqn
+from moediag.worker.wrap import Select, Wrapped, clean_fqn
 
 # dtype of the parameters -> (rtol, atol as a share of the largest gradient of the model)
 TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
@@ -36,14 +37,38 @@ def compare(
     for fqn, local, select in wrapped.gradients():
         full = reference.get(fqn)
         parameter: Any = lies.get(fqn)
-        expected = None
-        if full is not None and _whole(parameter, full):
-            expected = select(full)
-        elif full is not None:
-            expected = _rows(full, (held or {}).get(fqn, []), parameter)
+        expected = None if full is None else _cut(full, fqn, parameter, select, held or {})
         found = tolerance.judge(local, expected, 0.0 if full is None else float(full.abs().max()))
         errors[fqn] = dataclasses.replace(found, placement=place.placement(parameter))
     return errors
+
+
+def updates(
+    wrapped: Wrapped, expected: Dict[str, Any], held: Dict[str, List[int]]
+) -> Dict[str, Multiple]:
+    """By FQN how far this rank's weights have moved since the beginning, as a multiple of how far
+    the reference's have. ``expected``: see reference.compute, with its "moved". A parameter that
+    tells none is left out. Collective for FSDP1."""
+    lies = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
+    found: Dict[str, Multiple] = {}
+    for fqn, local, select in wrapped.weights():
+        first, last = expected["weights"].get(fqn), expected["moved"].get(fqn)
+        if local is None or first is None or last is None:
+            continue
+        began, ended = (_cut(full, fqn, lies.get(fqn), select, held) for full in (first, last))
+        one = multiple(local.float().cpu() - began, ended - began)
+        if one is not None:
+            found[fqn] = one
+    return found
+
+
+def _cut(
+    full: torch.Tensor, fqn: str, parameter: Any, select: Select, held: Dict[str, List[int]]
+) -> torch.Tensor:
+    """This rank's part of ``full``."""
+    if _whole(parameter, full):
+        return select(full)
+    return _rows(full, held.get(fqn, []), parameter)
 
 
 def _whole(parameter: Any, full: torch.Tensor) -> bool:
@@ -107,7 +132,27 @@ class Tolerance:
         max_abs = float(difference.abs().max()) if difference.numel() else 0.0
         # `not <=` rather than `>`: a nan is wrong.
         wrong = not max_abs <= self.atol + self.rtol * scale
-        return GradientError(_finite(max_abs), scale, wrong=wrong, missing=wrong and local is None)
+        times = None if expected is None else multiple(actual, expected)
+        return GradientError(
+            _finite(max_abs),
+            scale,
+            wrong=wrong,
+            missing=wrong and local is None,
+            times=times,
+        )
+
+
+def multiple(tensor: torch.Tensor, reference: torch.Tensor) -> Optional[Multiple]:
+    """How many times ``reference`` the tensor is (same shape). None where the reference is zero or
+    something is not finite."""
+    x, y = tensor.double().reshape(-1), reference.double().reshape(-1)
+    square = float(y @ y)
+    if not math.isfinite(square) or not bool(torch.isfinite(x).all()) or square == 0:
+        return None
+    factor = float(x @ y) / square
+    size = float(torch.linalg.vector_norm(x))
+    left = float(torch.linalg.vector_norm(x - factor * y))
+    return Multiple(factor, left / size if size else 0.0, tensor.numel())
 
 
 def _finite(value: float) -> Any:

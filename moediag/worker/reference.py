@@ -25,10 +25,20 @@ from moediag.worker.wrap import Wrapped
 
 
 def run(trial: Trial) -> None:
-    """Writes ``trial.reference_path``: {"gradients": [per step {FQN: tensor or None}], "inputs":
-    [per step [per rank {MoE block: gradient of its input, (micro-batches, batch, seq_len,
-    hidden)}]], "losses": [per step, mean over ranks], "norms": [before clipping], "weights": {FQN:
-    tensor as saved}}. Where ranks load a checkpoint, it is saved here first.
+    """Writes what :func:`compute` gives to ``trial.reference_path``. Raises what it raises."""
+    found = compute(trial)
+    target = Path(str(trial.reference_path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    torch.save(found, temporary)
+    temporary.replace(target)
+
+
+def compute(trial: Trial, moved: bool = False) -> Dict[str, Any]:
+    """{"gradients": [per step {FQN: tensor or None}], "inputs": [per step [per rank {MoE block:
+    gradient of its input, (micro-batches, batch, seq_len, hidden)}]], "losses": [per step, mean
+    over ranks], "norms": [before clipping], "weights": {FQN: tensor as saved}}, with ``moved``
+    also "moved": {FQN: tensor after the last step}. Where ranks load a checkpoint, it is saved
+    here first.
 
     Raises NotApplicable, also for a model that no reference can decide: one that draws random
     numbers while it trains, or whose router cannot be bent as asked.
@@ -82,11 +92,13 @@ def run(trial: Trial) -> None:
             f"the router of {trial.model.family} does not choose experts by a top-k over all of "
             "them, so none can be made to starve"
         )
-    target = Path(str(trial.reference_path))
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    found = {"gradients": gradients, "inputs": inputs, "losses": losses, "norms": norms}
-    torch.save(dict(found, weights=weights), temporary)
-    temporary.replace(target)
+    found = {
+        "gradients": gradients, "inputs": inputs, "losses": losses, "norms": norms,
+        "weights": weights,
+    }  # fmt: skip
+    if moved:
+        found["moved"] = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return found
 
 
 def _forward(wrapped: Wrapped, tokens: torch.Tensor) -> torch.Tensor:

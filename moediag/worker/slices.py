@@ -18,9 +18,11 @@ WHOLE = ":"
 
 @dataclass(frozen=True)
 class PlainShards:
-    """Plain tensors of which each rank of ``group`` (None: nobody but this rank) holds other rows.
+    """Tensors of which each rank of ``group`` (None: nobody but this rank) holds other rows, and
+    no placement says so: plain ones, and DTensors of a mesh without that group's axis.
 
-    ``rows``: FQN -> [first, last) of dim 0 of the whole tensor that this rank holds.
+    ``rows``: FQN -> [first, last) of dim 0 of the whole tensor that this rank holds, of a DTensor
+    those that the ranks of its mesh hold together.
     """
 
     rows: Dict[str, Tuple[int, int]] = field(default_factory=dict)
@@ -33,7 +35,11 @@ def describe(fqn: str, parameter: Any, plain: PlainShards) -> str:
     where = place.index(parameter)
     if where is not None:
         sizes = list(parameter.shape)
-        return _text([_span(_along(where, sizes, dim), n) for dim, n in enumerate(sizes)])
+        index = [_along(where, sizes, dim) for dim in range(len(sizes))]
+        if fqn in plain.rows:
+            index[0] = [plain.rows[fqn][0] + row for row in index[0]]
+            sizes[0] += 1  # all rows of its mesh are not all there are
+        return _text([_span(at, size) for at, size in zip(index, sizes)])  # noqa: B905 - Python 3.9
     if fqn in plain.rows:
         first, last = plain.rows[fqn]
         return _text([f"{first}:{last}"] + [WHOLE] * (parameter.dim() - 1))

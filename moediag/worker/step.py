@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import GradientError, Outcome, Trial
+from moediag.protocol import GradientError, Multiple, Outcome, Trial
 from moediag.worker import (
     compare,
     data,
@@ -74,6 +74,20 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         for note in wrapped.notes:
             # An Outcome is only written by who reaches the end.
             recorder.event("note", keep=True, text=note)
+    return train(wrapped, expected, rank, recorder, device, weights.held)
+
+
+def train(
+    wrapped: Wrapped,
+    expected: Optional[Dict[str, Any]],
+    rank: int,
+    recorder: Any,
+    device: torch.device,
+    held: Dict[str, List[int]],
+) -> Outcome:
+    """All steps of a wrapped model. ``expected``: the reference's, see reference.compute; None
+    compares nothing. ``held``: see compare.compare. Collective."""
+    trial = wrapped.trial
     skew = RouterSkew(trial.skew, wrapped.anatomy.experts)
     skew.set_rank(rank)
     gradients: Dict[str, Dict[str, GradientError]] = {}
@@ -95,16 +109,20 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
                 of_inputs = expected["inputs"][number - 1][rank]
                 inputs[str(number)] = compare.inputs(wrapped, kept.take(), of_inputs)
                 gradients[str(number)] = compare.compare(
-                    wrapped, expected["gradients"][number - 1], weights.held
+                    wrapped, expected["gradients"][number - 1], held
                 )
             observer.before_clip()
             norms.append(finish(wrapped))
             observer.after_optimizer(number)
+    updates: Dict[str, Dict[str, Multiple]] = {}
+    if expected is not None and "moved" in expected:
+        updates[str(trial.step.steps)] = compare.updates(wrapped, expected, held)
     dist.barrier()
     return Outcome(
         rank=rank,
         gradients=gradients,
         inputs=inputs,
+        updates=updates,
         losses=losses,
         reference_losses=expected["losses"] if expected is not None else [],
         gradient_norms=norms,

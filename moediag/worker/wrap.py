@@ -112,6 +112,14 @@ class Wrapped:
                 self._places[fqn] = self._place(parameter)
             yield fqn, _reduced(parameter), self._places[fqn]
 
+    def weights(self) -> Iterator[GradientView]:
+        """As ``gradients()``, this rank's part of each parameter itself."""
+        for name, parameter in self.model.named_parameters():
+            fqn = clean_fqn(name)
+            if fqn not in self._places:
+                self._places[fqn] = self._place(parameter)
+            yield fqn, place.local(parameter), self._places[fqn]
+
     def _place(self, parameter: Any) -> Select:
         """Cuts this rank's part out of the full tensor, by the placement; a plain tensor that is
         smaller than the full one is the piece of this rank's place on the ep axis."""
@@ -231,7 +239,19 @@ class FSDP1(Wrapped):
     def gradients(self) -> Iterator[GradientView]:
         with self.gathered():
             for name, parameter in self.model.named_parameters():
-                yield clean_fqn(name), parameter.grad, _whole
+                yield clean_fqn(name), parameter.grad, self.cut(clean_fqn(name))
+
+    def weights(self) -> Iterator[GradientView]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        # Gradients are gone after the optimizer's step, so they cannot be gathered with them.
+        with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
+            for name, parameter in self.model.named_parameters():
+                yield clean_fqn(name), parameter.detach(), self.cut(clean_fqn(name))
+
+    def cut(self, fqn: str) -> Select:
+        """Which part of the full tensor a gathered parameter is: all of it."""
+        return _whole
 
 
 class DDP(Wrapped):

@@ -1,0 +1,182 @@
+"""FSDP1 over a model whose experts are sharded over another process group than the rest.
+
+pytorch #149396: the experts are wrapped over the ranks that hold the same ones (expert data
+parallelism), the whole over all ranks. ``wrap`` is how they are nested, ``divide`` who divides the
+experts' gradients by the size of the ep axis, which FSDP does not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator
+
+import torch
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import _init_utils, _wrap_utils
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
+
+from moediag.protocol import Outcome, Trial
+from moediag.worker import dispatch
+from moediag.worker.programs import _meshes
+from moediag.worker.wrap import FSDP1, Select
+
+REMOVED = (
+    "the two checks of FSDP1 against nesting were removed, as in the report: an FSDP module among "
+    "ignored_modules, and one below a module that is wrapped by a policy"
+)
+
+
+def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+    """Collective. Raises what FSDP raises."""
+    return _meshes.run(trial, rank, recorder, device, Nested)
+
+
+class Nested(FSDP1):
+    """The options ``wrap`` and ``divide`` of the trial's program."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert self.trial.program is not None
+        self.options = self.trial.program.options
+        mesh = _meshes.mesh(self.trial)
+        self.ep = mesh.size(1)
+        self.rows = dispatch.divide(self.anatomy, mesh.get_group("ep"))
+        self.experts = mesh.get_group("dp_shard")
+        ways = {
+            "ignored-modules": self._ignored_modules,
+            "auto-wrap": self._auto_wrap,
+            "without-assertions": self._without_assertions,
+            "bottom-up": self._bottom_up,
+            "custom-policy": self._custom_policy,
+        }
+        wrapped: nn.Module = ways[self.options["wrap"]](model)
+        if self.options["divide"] == "postdivide-factor":
+            self._postdivide(wrapped)
+        return wrapped
+
+    # -- ways to nest ------------------------------------------------------------------
+
+    def _ignored_modules(self, model: nn.Module) -> nn.Module:
+        """The report: experts first, then all else by a policy that is told to ignore them."""
+        ignored = [self._wrap_experts(block.module) for block in self.anatomy.blocks]
+        asked = self._as_reported(auto_wrap_policy=self._layers(), ignored_modules=ignored)
+        return FSDP(model, **asked)
+
+    def _auto_wrap(self, model: nn.Module) -> nn.Module:
+        """The same without naming them as ignored."""
+        for block in self.anatomy.blocks:
+            self._wrap_experts(block.module)
+        return FSDP(model, **self._as_reported(auto_wrap_policy=self._layers()))
+
+    def _without_assertions(self, model: nn.Module) -> nn.Module:
+        """What the report did next: the checks that raise are taken out of torch."""
+        self.notes.append(REMOVED)
+        with _assertions_removed():
+            return self._ignored_modules(model)
+
+    def _bottom_up(self, model: nn.Module) -> nn.Module:
+        """Each module by hand, innermost first: nothing is checked, nothing need be removed."""
+        for block in self.anatomy.blocks:
+            self._wrap_experts(block.module)
+        for fqn, layer in self.anatomy.layers:
+            parent, _, name = fqn.rpartition(".")
+            setattr(model.get_submodule(parent), name, FSDP(layer, **self._as_reported()))
+        return FSDP(model, **self._as_reported())
+
+    def _custom_policy(self, model: nn.Module) -> nn.Module:
+        """torch's own way to give one module another process group."""
+        layers = {id(layer) for _, layer in self.anatomy.layers}
+        experts = {id(_experts(block.module)) for block in self.anatomy.blocks}
+
+        def policy(module: nn.Module) -> Any:
+            if id(module) in experts:
+                return {"process_group": self.experts}
+            return id(module) in layers
+
+        return FSDP(model, **self._as_reported(auto_wrap_policy=CustomPolicy(policy)))
+
+    def _wrap_experts(self, block: nn.Module) -> nn.Module:
+        wrapped = FSDP(_experts(block), process_group=self.experts, **self._as_reported())
+        setattr(block, "experts", wrapped)  # noqa: B010 - a Module's attribute, to mypy
+        return wrapped
+
+    def _layers(self) -> Any:
+        return ModuleWrapPolicy({type(layer) for _, layer in self.anatomy.layers})
+
+    def _as_reported(self, **more: Any) -> Dict[str, Any]:
+        """The report's arguments of FSDP, and ``more``."""
+        return dict(
+            sharding_strategy=fsdp.ShardingStrategy.FULL_SHARD,
+            forward_prefetch=True,
+            backward_prefetch=fsdp.BackwardPrefetch.BACKWARD_PRE,
+            limit_all_gathers=True,
+            use_orig_params=True,
+            device_id=self.device if self.device.type == "cuda" else torch.device("cpu"),
+            **more,
+        )
+
+    # -- who divides -------------------------------------------------------------------
+
+    def _postdivide(self, model: nn.Module) -> None:
+        """FSDP1's own factor after the reduction, in the instances that hold experts."""
+        for module in model.modules():
+            state: Any = module
+            if getattr(state, "process_group", None) is self.experts:
+                state._gradient_postdivide_factor *= self.ep
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss / self.ep if self.options["divide"] == "loss" else loss)
+        if self.options["divide"] == "gradients":
+            for _, parameter in _meshes.expert_parameters(self):
+                if parameter.grad is not None:
+                    parameter.grad.div_(self.ep)
+
+    # -- what each rank holds ----------------------------------------------------------
+
+    def cut(self, fqn: str) -> Select:
+        """Of the experts the rows that the ranks of this FSDP group hold together."""
+        if fqn not in self.rows:
+            return super().cut(fqn)
+        first, last = self.rows[fqn]
+        return lambda full: full[first:last]
+
+
+def _experts(block: nn.Module) -> nn.Module:
+    found: Any = block
+    result: nn.Module = found.experts
+    return result
+
+
+@contextlib.contextmanager
+def _assertions_removed() -> Iterator[None]:
+    """torch.distributed.fsdp without the two checks: ``_get_ignored_modules`` finds no FSDP module
+    among those to be ignored, ``_check_nested_wrapping`` does nothing."""
+    inside: Any = _init_utils
+    around: Any = _wrap_utils
+    ignored, nested = inside._get_ignored_modules, around._check_nested_wrapping
+
+    def get_ignored_modules(root: nn.Module, modules: Any) -> Any:
+        state_of = inside._get_module_fsdp_state
+        unchecked = {id(module) for module in modules or ()}
+
+        def unless_checked(module: nn.Module) -> Any:
+            # The check is the first to ask of each; what asks later needs the answer.
+            if id(module) in unchecked:
+                unchecked.remove(id(module))
+                return None
+            return state_of(module)
+
+        inside._get_module_fsdp_state = unless_checked
+        try:
+            return ignored(root, modules)
+        finally:
+            inside._get_module_fsdp_state = state_of
+
+    inside._get_ignored_modules = get_ignored_modules
+    around._check_nested_wrapping = lambda root: None
+    try:
+        yield
+    finally:
+        inside._get_ignored_modules = ignored
+        around._check_nested_wrapping = nested

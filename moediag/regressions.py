@@ -41,4 +41,4 @@ def _noted(
     if other is None:
         return result
     note = f"regresses: the same run without this fix is clean ({other})"
-    return dataclasses.replace(result, notes=(*result.notes, note))
+    return dataclasses.replace(result, notes=(*result.notes, note), clean_without=other)

@@ -1,4 +1,4 @@
-"""What a fix does to a failure, and which claims reproduced: facts decide, an error's text never."""
+"""What a fix does to a failure, and which claims reproduced; no error's text decides."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_the_good_one_loads(tmp_path: Path) -> None:
          "fix: zero-fill\n    expect: {verdict: clean, judgement: wrong}",
          "judgement: a fix that is wrong does not end clean"),
         ("fix: zero-fill", "fix: zero-fill\n    repairs: unfix",
-         'variants.zero-fill.repairs: no unfixed variant is called "unfix"; did you mean "unfixed"'),
+         'zero-fill.repairs: no unfixed variant is called "unfix"; did you mean "unfixed"'),
         ("role: control", "role: control\n    repairs: unfixed",
          "variants.control.repairs: a variant with role control repairs nothing"),
         ("skew: {starve: []}", "model: {experts: 3}",

@@ -98,16 +98,27 @@ def extent(t: TrialResult) -> str:
         pieces.append(f"{len(t.wrong_parameters)} of {compared}")
         pieces.append(f"largest error {error_size(t.gradient_error)}")
     pieces.append(f"seen by {detector(t)}")
+    if t.verdict == Verdict.CRASH and _error(t):
+        pieces[-1] += f", {' in '.join(_parts(t)[1:])}"
     return ", ".join(pieces)
 
 
 def stage(t: TrialResult) -> tuple[str, ...]:
     """Where it failed, without the words of the error: the verdict and the signature's parts but
     for the pattern of ranks and, where a place is known, the exception's class."""
-    parts = [part for part in t.signature.split(":") if part not in _RANKS]
+    parts = _parts(t)
     if t.verdict == Verdict.CRASH and len(parts) > 2 and _CLASS.match(parts[1]):
         del parts[1]
     return (str(t.verdict), *parts[1:])
+
+
+def _parts(t: TrialResult) -> list[str]:
+    return [part for part in t.signature.split(":") if part not in _RANKS]
+
+
+def _error(t: TrialResult) -> str:
+    """The class of the exception, or the signal; "" where it is not known."""
+    return next(iter(_parts(t)[1:]), "")
 
 
 def _severity(t: TrialResult) -> int | None:
@@ -124,7 +135,9 @@ def _one(t: TrialResult, unfixed: Sequence[TrialResult]) -> tuple[str, str]:
     same = next((u for u in unfixed if _same(t, u)), None)
     if same is not None:
         if t.verdict == Verdict.CRASH and t.cause != same.cause:
-            return Effect.NO_EFFECT, "fails at the same place: only the error's text changed"
+            was, now = _error(same), _error(t)
+            changed = "the error's text" if was == now else f"the error, from {was} to {now},"
+            return Effect.NO_EFFECT, f"fails at the same place: only {changed} changed"
         return Effect.NO_EFFECT, "the same failure as without it"
     if unfixed and all(own > (_severity(u) or 0) for u in unfixed):
         other = unfixed[0]

@@ -120,7 +120,7 @@ def tolerant_unpack(substitute: str) -> Iterator["Tolerance"]:
     hook: Any = torch_checkpoint._checkpoint_hook
     found = Tolerance()
 
-    class Tolerant(hook):  # type: ignore[misc]
+    class Tolerant(hook):
         def __init__(self, frame: Any) -> None:
             super().__init__(frame)
             hooks: Any = self

@@ -326,6 +326,20 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "divide": ("nothing", "world", "world-premul", "ep", "gradients", "loss"),
         "norm": ("mesh", "mesh-and-ep"),
     },
+    "checkpoint-recompute": {
+        # How routing differs in the recomputation, see moediag.worker.rerouted.
+        "change": ("count", "metadata", "permuted", "noise", "none"),
+        "on_rank": 1,  # whose recomputation
+        "pair": False,  # permuted: two tokens alone exchange their experts
+        "router": ("inside", "outside"),  # of the checkpointed region
+        "save": ("nothing", "top-k", "matmul"),  # selective checkpointing: what is not recomputed
+        "mutate": False,  # selective checkpointing: what was saved may be written to
+        # The released block; one whose router normalises into a new tensor; that, visiting each
+        # expert.
+        "block": ("released", "not-in-place", "every-expert"),
+        "preserve_rng": True,  # checkpointing's own preserve_rng_state
+        "unpack": ("strict", "scalar", "zeros"),  # what backward gets for what does not match
+    },
 }  # fmt: skip
 
 

@@ -26,10 +26,11 @@ def with_regressions(plan: Plan, results: Sequence[TrialResult]) -> tuple[TrialR
 
 
 def _question(planned: PlannedTrial) -> tuple[object, ...]:
-    """What a trial asks, whatever the fix. The reference's key holds model, step and skew."""
+    """What a trial asks, whatever the fix."""
     trial = planned.trial
     stack = tuple(sorted(planned.stack.items()))
-    return (trial.purpose, planned.reference_key, repr(trial.wrapper), repr(trial.step), stack)
+    how = (trial.model, trial.wrapper, trial.step, trial.skew, trial.program)
+    return (trial.purpose, planned.reference_key, *map(repr, how), stack)
 
 
 def _noted(
@@ -41,4 +42,4 @@ def _noted(
     if other is None:
         return result
     note = f"regresses: the same run without this fix is clean ({other})"
-    return dataclasses.replace(result, notes=(*result.notes, note))
+    return dataclasses.replace(result, notes=(*result.notes, note), clean_without=other)

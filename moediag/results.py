@@ -45,6 +45,7 @@ def launched(
         evidence=evidence,
         repeat=planned.repeat,
         must_show=_must_show(planned),
+        repairs=planned.repairs,
         stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
         wrong_parameters=tuple(found.wrong_parameters),
         parameters_compared=found.parameters_compared,
@@ -86,6 +87,7 @@ def without_launch(
         cause=reason,
         repeat=planned.repeat,
         must_show=_must_show(planned),
+        repairs=planned.repairs,
         notes=_notes(planned),
     )
 

@@ -34,6 +34,15 @@ class Role(StrEnum):
     CONTROL = "control"
 
 
+class Effect(StrEnum):
+    """What a fix does to the failure that it is meant for."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    NO_EFFECT = "no effect"
+    WORSE = "makes it worse"
+
+
 class Confidence(StrEnum):
     HIGH = "high"
     MEDIUM = "medium"

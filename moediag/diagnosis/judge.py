@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from moediag.diagnosis import effect
 from moediag.diagnosis.model import Diagnosis
-from moediag.report.model import Conclusion, FixJudgement, TrialResult
+from moediag.report.model import ClaimJudgement, Conclusion, FixJudgement, TrialResult
 from moediag.verdicts import Role, Verdict
 
 FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
@@ -70,7 +71,7 @@ def conclusion(trials: Sequence[TrialResult]) -> Conclusion:
     if any(not t.met and t.verdict != Verdict.NOT_APPLICABLE for t in controls):
         return Conclusion(reproduced=None)
     fixes = tuple(_fixes(trials))
-    return Conclusion(_reproduced(trials), fixes, _cheapest(trials, fixes))
+    return Conclusion(_reproduced(trials), fixes, _cheapest(trials, fixes), tuple(_claims(trials)))
 
 
 def _reproduced(trials: Sequence[TrialResult]) -> bool | None:
@@ -92,10 +93,18 @@ def _reproduced(trials: Sequence[TrialResult]) -> bool | None:
 
 def _fixes(trials: Sequence[TrialResult]) -> Iterable[FixJudgement]:
     """Each fix once, in the order listed: correct only when every repeat is clean."""
+    unfixed = [t for t in trials if t.role == Role.UNFIXED]
     for variant in _fix_variants(trials):
         own = _of(trials, variant)
         correct = all(t.verdict == Verdict.CLEAN for t in own)
-        yield FixJudgement(variant, correct, _ratio(own))
+        meant = [t for t in unfixed if own[0].repairs in ("", t.variant)]
+        yield FixJudgement(variant, correct, _ratio(own), *effect.effect(own, meant))
+
+
+def _claims(trials: Sequence[TrialResult]) -> Iterable[ClaimJudgement]:
+    unfixed = [t for t in trials if t.role == Role.UNFIXED]
+    for variant in dict.fromkeys(t.variant for t in unfixed):
+        yield effect.claim([t for t in unfixed if t.variant == variant])
 
 
 def _fix_variants(trials: Sequence[TrialResult]) -> list[str]:

@@ -12,7 +12,7 @@ from moediag.report import names, tables
 from moediag.report.finding import broken
 from moediag.report.model import RunResult
 from moediag.report.page import page_of
-from moediag.report.terminal import MOST_FRAMES, verdict_style
+from moediag.report.terminal import MOST_FRAMES, judgement_style, verdict_style
 
 CELL = 26  # pixels of one rank's square, gap included
 PER_ROW = 16
@@ -29,6 +29,7 @@ def render(results: Sequence[RunResult]) -> str:
         stack=names.stack,
         rank_list=names.ranks,
         style=verdict_style,
+        judgement_style=judgement_style,
         broken=broken,
         table_grid=tables.grid,
         grid=rank_grid,

@@ -62,6 +62,11 @@ def _summary(page: Page, result: RunResult) -> str:
             names.error_size(t.gradient_error),
         )
         lines.append("| " + " | ".join(names.inline(cell) for cell in cells) + " |")
+    if page.claims:
+        lines += ["", "| claim | | |", "|---|---|---|"]
+        for claim in page.claims:
+            texts = (claim.variant, claim.judgement, claim.what)
+            lines.append("| " + " | ".join(names.inline(text) for text in texts) + " |")
     if page.fixes:
         lines += ["", "| fix | judgement | step time [quartiles] | |", "|---|---|---|---|"]
         for row in page.fixes:

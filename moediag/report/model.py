@@ -107,15 +107,31 @@ class TrialResult:
     parameters_compared: int = 0
     step_time_spread: tuple[float, float] | None = None  # quartiles of the per-round ratio
     notes: tuple[str, ...] = ()
+    repairs: str = ""  # of a fix: the unfixed variant it is meant for; empty: all of them
+    clean_without: str = ""  # of a failing fix: the variant that is the same run without it, clean
     other_batch: bool = False  # trains on other data than the unfixed trial: no repair of the code
     tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FixJudgement:
+    """``effect``: one of verdicts.Effect, see :mod:`moediag.diagnosis.effect`, empty
+    where that is not known; ``why``: in words, with numbers and with what saw it."""
+
     variant: str
     correct: bool
     step_time_ratio: float | None = None
+    effect: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimJudgement:
+    """``variant``: one unfixed way in which the failure is said to show; ``what`` was found."""
+
+    variant: str
+    reproduced: bool | None
+    what: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,7 @@ class Conclusion:
     reproduced: bool | None
     fixes: tuple[FixJudgement, ...] = ()
     cheapest_correct_fix: str | None = None
+    claims: tuple[ClaimJudgement, ...] = ()  # one per unfixed variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +178,7 @@ def read_result(path: Path) -> RunResult:
         end["reproduced"],
         tuple(FixJudgement(**f) for f in end["fixes"]),
         end["cheapest_correct_fix"],
+        tuple(ClaimJudgement(**c) for c in end.get("claims", ())),
     )
     raw["overrides"] = tuple(raw.get("overrides", ()))
     raw["tables"] = _tables(raw)

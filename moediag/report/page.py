@@ -18,7 +18,8 @@ from moediag.verdicts import Role, Verdict
 
 @dataclass(frozen=True, slots=True)
 class FixRow:
-    """``judgement``: correct, wrong, not applicable or unknown; ``remark`` may be empty."""
+    """``judgement``: correct, wrong, no effect, makes it worse, not applicable or unknown;
+    ``remark`` may be empty."""
 
     variant: str
     judgement: str
@@ -27,6 +28,16 @@ class FixRow:
     cheapest: bool
     remark: str
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRow:
+    """``judgement``: reproduced, not reproduced or not decided; ``what`` was found instead, or how
+    much of it."""
+
+    variant: str
+    judgement: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,7 @@ class Page:
     findings: tuple[Finding, ...]
     tabled: tuple[Finding, ...]
     tables: tuple[Table, ...]
+    claims: tuple[ClaimRow, ...]
     fixes: tuple[FixRow, ...]
     controls: tuple[ControlRow, ...]
     conclusion: tuple[str, ...]
@@ -68,6 +80,7 @@ def page_of(result: RunResult) -> Page:
         findings=findings,
         tabled=tuple(other for other in others if other.tables),
         tables=result.tables,
+        claims=_claim_rows(result),
         fixes=_fix_rows(result),
         controls=_control_rows(result.trials),
         conclusion=_conclusion(result),
@@ -125,6 +138,16 @@ def _of_interest(t: TrialResult, result: RunResult) -> bool:
     return t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials)
 
 
+def _claim_rows(result: RunResult) -> tuple[ClaimRow, ...]:
+    """Where there are several ways a failure is said to show, or one that did not: a single one
+    that did is told in full already."""
+    claims = result.conclusion.claims
+    if len(claims) == 1 and claims[0].reproduced is not False:
+        return ()
+    words = {True: "reproduced", False: "not reproduced", None: "not decided"}
+    return tuple(ClaimRow(c.variant, words[c.reproduced], c.what) for c in claims)
+
+
 def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
     """Correct fixes first, cheapest first. Overlapping quartiles are called equal; the spread of
     the unfixed step's own second timing is the noise."""
@@ -162,11 +185,13 @@ def _fix_row(
     elif fix is None or Verdict.INCONCLUSIVE in verdicts:
         judgement = "unknown"
     else:
-        judgement = "correct" if fix.correct else "wrong"
+        judgement = "correct" if fix.correct else fix.effect or "wrong"
     cheapest = variant == result.conclusion.cheapest_correct_fix
     measured = fix.step_time_ratio if fix else first.step_time_ratio
     remarks = [t.cause if not_here else f"expected {t.expected}" for t in trials if not t.met][:1]
-    if judgement == "wrong" and unfixed_clean(result.trials):
+    if fix is not None and fix.why and judgement == fix.effect:
+        remarks.append(fix.why)
+    elif judgement == "wrong" and unfixed_clean(result.trials):
         remarks.append("fails where the unfixed code is clean")
     spread = first.step_time_spread
     if judgement == "correct" and spread and not cheapest and best_spread:
@@ -210,11 +235,22 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
         lines.append("inconclusive: control " + ", ".join(dict.fromkeys(failed)) + " failed")
     elif result.conclusion.reproduced is not None:
         lines.append(_reproduced(result))
+    elif any(claim.reproduced is not None for claim in result.conclusion.claims):
+        lines.append(_some_reproduced(result))
     elif all(t.verdict == Verdict.CLEAN for t in result.trials) and result.trials:
         lines.append(f"clean in {names.plural(len(result.trials), 'trial')}")
     if result.conclusion.cheapest_correct_fix and not failed:
         lines.append(f"cheapest correct fix: {result.conclusion.cheapest_correct_fix}")
     return tuple(lines)
+
+
+def _some_reproduced(result: RunResult) -> str:
+    """Some ways in which it was said to show did, others did not."""
+    claims = result.conclusion.claims
+    shown = sum(claim.reproduced is True for claim in claims)
+    text = f"{shown} of {names.plural(len(claims), 'claim')} reproduced"
+    unsure = sum(claim.reproduced is None for claim in claims)
+    return text + (f", {unsure} not decided" if unsure else "")
 
 
 def _reproduced(result: RunResult) -> str:

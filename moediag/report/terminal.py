@@ -15,8 +15,8 @@ from moediag.report import tables
 from moediag.report.finding import FAILURES, Finding, Side, StackGroup
 from moediag.report.layout import Line, at_right, columns, flow, indented, labelled, plain, wrap
 from moediag.report.model import RunResult, Table
-from moediag.report.page import ControlRow, FixRow, Page, page_of
-from moediag.verdicts import Verdict
+from moediag.report.page import ClaimRow, ControlRow, FixRow, Page, page_of
+from moediag.verdicts import Effect, Verdict
 
 STYLES = {
     "label": "bold",
@@ -66,6 +66,7 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
     for table in page.tables:
         yield from tables.lines(table, width)
         yield ()
+    yield from _claims(page.claims, width)
     yield from _fixes(page.fixes, width)
     yield from _controls(page, width)
     for number, text in enumerate(page.not_seen):
@@ -174,6 +175,15 @@ def _stack(group: StackGroup, label: str, width: int) -> Iterator[Line]:
         yield from indented(frame, width, 12)
 
 
+def _claims(rows: Sequence[ClaimRow], width: int) -> Iterator[Line]:
+    for number, row in enumerate(rows):
+        text = f"{row.variant}  {row.judgement}"
+        style = {"reproduced": "bad", "not reproduced": "good"}.get(row.judgement, "doubt")
+        yield from labelled("CLAIMS" if number == 0 else "", text, width, style)
+        if row.what:
+            yield from indented(row.what, width, 14)
+
+
 def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
     if not rows:
         return
@@ -182,7 +192,7 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
     for number, (row, padded) in enumerate(zip(rows, cells, strict=True)):
         head = (" FIXES".ljust(10) if number == 0 else " " * 10, "label")
         variant, judgement, cost, _ = padded
-        style = {"correct": "good", "wrong": "bad"}.get(row.judgement, "doubt")
+        style = judgement_style(row.judgement)
         used = 10 + len(variant) + len(judgement) + len(cost) + 6
         marker = "<- cheapest correct" if row.cheapest else ""
         line: Line = (head, (variant, "plain"), ("  ", "plain"), (judgement, style))
@@ -209,6 +219,12 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
     if any(row.cost for row in rows):
         text = "x: step time relative to the healthy unfixed step [quartiles of the rounds]"
         yield from indented(text, width, 10, "faint")
+
+
+def judgement_style(judgement: str) -> str:
+    if judgement == "correct":
+        return "good"
+    return "bad" if judgement in tuple(Effect) else "doubt"
 
 
 def _judgement(row: FixRow) -> str:

@@ -227,6 +227,14 @@ def _roles(scenario: Scenario) -> Iterator[Problem]:
                 message = "a scenario with load_cost only measures: each variant is a control"
                 yield Problem(("variants", name, "role"), message, involved=(("load_cost",),))
         return
+    for name, variant in scenario.variants.items():
+        if variant.repairs is not None and variant.role != "fix":
+            message = f"a variant with role {variant.role} repairs nothing"
+            yield Problem(("variants", name, "repairs"), message)
+        elif variant.repairs is not None and variant.repairs not in unfixed:
+            message = f'no unfixed variant is called "{variant.repairs}"'
+            message += nearest(variant.repairs, unfixed)
+            yield Problem(("variants", name, "repairs"), message)
     if not unfixed:
         yield Problem(("variants",), "one variant must have `role: unfixed`, the failure itself")
 

@@ -49,7 +49,8 @@ class PlannedTrial:
     """``stack``: requested versions. ``expected``: None for the cost trial. ``repeat``: from 0.
     ``reference_key``: trials with an equal one share a single-process reference run; None where
     none is needed. ``requires``: Python packages without which it is not applicable. ``note``:
-    what a reader of the result must know about this variant."""
+    what a reader of the result must know about this variant. ``repairs``: of a fix, the unfixed
+    variant that it is meant for, "" for all of them."""
 
     trial: Trial
     stack: dict[str, str]
@@ -58,6 +59,7 @@ class PlannedTrial:
     reference_key: str | None = None
     requires: tuple[str, ...] = ()
     note: str | None = None
+    repairs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ class _Build:
             key,
             tuple(variant.requires),
             variant.note,
+            variant.repairs or "",
         )
 
     def cost(self, selected: Sequence[str]) -> Iterator[PlannedTrial]:

@@ -142,6 +142,11 @@ class Variant(Section):
     fix: Kebab | None = Field(
         default=None, description="A module of moediag.fixes in kebab-case, e.g. zero-fill."
     )
+    repairs: Kebab | None = Field(
+        default=None,
+        description="Of a fix: the unfixed variant that it is meant for and held against. "
+        "Default: each of them.",
+    )
     expect: Expectation
     repeats: int = Field(
         default=1,

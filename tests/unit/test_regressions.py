@@ -29,7 +29,9 @@ def noted(control: str) -> dict[str, tuple[str, ...]]:
         result("zero-fill", "fix", "clean"),
         result("starved-everywhere", "control", control),
     ]
-    return {r.variant: r.notes for r in with_regressions(planned, results)}
+    with_notes = with_regressions(planned, results)
+    assert [bool(r.notes) for r in with_notes] == [bool(r.clean_without) for r in with_notes]
+    return {r.variant: r.notes for r in with_notes}
 
 
 def test_a_fix_that_fails_where_the_same_run_without_it_is_clean_regresses() -> None:

@@ -1,0 +1,109 @@
+"""Routing that is another one when activation checkpointing runs the forward again in backward.
+
+What a nondeterministic kernel, a tie broken differently, or a router noise that is drawn anew does
+on a real machine is made here on purpose: ``torch.topk`` over the experts chooses by other scores
+in the recomputation than in the forward. The scores themselves are untouched, so the forward is the
+model's own, and what it makes of them is what right means.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+_FAR = 1e4  # larger than any router score
+NOISE = 0.05  # of the router's noise; scores are probabilities of 8 experts, about 1/8 each
+
+NOTES = {
+    "count": "bent on purpose, for a kernel that does not repeat itself: in the recomputation the "
+    "router's top-k leaves one expert out",
+    "metadata": "bent on purpose, for a tie broken in another way: in the recomputation the "
+    "router's top-k sends one token to another expert",
+    "permuted": "bent on purpose, for choices that differ while the counts coincide: in the "
+    "recomputation tokens exchange the experts that the router's top-k chose for them",
+    "noise": "the router's top-k chooses by scores with noise from torch's global generator, as "
+    "noisy routers do; this release's model draws none by itself",
+    "none": "",
+}
+
+
+class Rerouted:
+    """A context that changes the choices of top-k over ``experts`` scores. ``change``: a key of
+    NOTES; ``pair``: under ``permuted`` two tokens alone exchange their experts.
+    ``noise`` draws in the forward as well, the others leave it alone."""
+
+    def __init__(self, change: str, experts: int, pair: bool = False) -> None:
+        self._change = change
+        self._experts = experts
+        self._pair = pair
+
+    @contextmanager
+    def installed(self, active: bool = True) -> Iterator[None]:
+        """``active``: this rank recomputes with other routing (noise: draws any)."""
+        if self._change == "none" or not active:
+            yield
+            return
+        originals: Dict[Any, Any] = {torch: torch.topk, torch.Tensor: torch.Tensor.topk}
+        for owner, original in originals.items():
+            owner.topk = self._bent(original)
+        try:
+            yield
+        finally:
+            for owner, original in originals.items():
+                owner.topk = original
+
+    def _bent(self, original: Any) -> Any:
+        def topk(scores: torch.Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+            router = scores.shape[-1] == self._experts and dim in (-1, scores.dim() - 1)
+            if not router:
+                return original(scores, k, dim, *args, **kwargs)
+            # The same operations in the forward and in the recomputation, or checkpointing would
+            # see that instead: how the other scores come about is hidden from it. Selective
+            # checkpointing gives back what it saved of the forward's top-k, whatever the scores.
+            by = scores.detach()
+            if self._change == "noise" or recomputing():
+                with _disable_current_modes():
+                    by = self._other(by, k)
+            indices = original(by, k, dim, *args, **kwargs)[1]
+            return torch.return_types.topk((scores.gather(-1, indices), indices))
+
+        return topk
+
+    def _other(self, scores: torch.Tensor, k: int) -> torch.Tensor:
+        """The scores (tokens, experts) by which is chosen instead."""
+        if self._change == "noise":
+            # From the CPU's generator, as in the reference, wherever the scores are.
+            return scores + NOISE * torch.randn(scores.shape).to(scores)
+        if self._change == "permuted" and not self._pair:
+            return scores.flip(0)
+        chosen = scores.argsort(-1, descending=True)[:, :k]
+        counts = torch.bincount(chosen.reshape(-1), minlength=self._experts)
+        other = scores.clone()
+        if self._change == "permuted":
+            own = chosen.sort(-1).values
+            second = int((own != own[0]).any(-1).nonzero()[0])
+            other[[0, second]] = scores[[second, 0]]
+        elif self._change == "count":
+            other[:, int(counts.nonzero().max())] -= _FAR
+        else:
+            token, old, new = _move(chosen.tolist(), counts.tolist())
+            other[token, old], other[token, new] = -_FAR, _FAR
+        return other
+
+
+def recomputing() -> bool:
+    """Whether a backward is running, in which checkpointing runs the forward again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _move(chosen: Any, counts: Any) -> Any:
+    """(token, expert it leaves, expert it goes to): both experts have tokens before and after."""
+    for token, own in enumerate(chosen):
+        for old in own:
+            for new, count in enumerate(counts):
+                if counts[old] > 1 and count and new not in own:
+                    return token, old, new
+    raise ValueError("no token can move without an expert losing or gaining its only one")

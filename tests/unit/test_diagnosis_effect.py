@@ -1,0 +1,141 @@
+"""What a fix does to a failure, and which claims reproduced; no error's text decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moediag.diagnosis.effect import claim, effect, extent, stage
+from moediag.diagnosis.judge import conclusion
+from moediag.report.model import TrialResult
+
+CHECKPOINT = "crash:CheckpointError:checkpoint.py check_recomputed_tensors_match:several-ranks"
+COUNT = "Ranks 0, 1 raised CheckpointError: A different number of tensors was saved."
+METADATA = "Ranks 0, 1 raised CheckpointError: Recomputed values have different metadata."
+
+
+def trial(variant: str, role: str, verdict: str, **more: Any) -> TrialResult:
+    values = {"signature": verdict, **more}
+    return TrialResult(
+        variant, role, {}, "fork", "gloo", 2, verdict, verdict, True, confidence="high", **values
+    )
+
+
+def crash(variant: str, role: str, signature: str = CHECKPOINT, cause: str = COUNT) -> TrialResult:
+    return trial(variant, role, "crash", signature=signature, cause=cause)
+
+
+def wrong(variant: str, role: str, error: float, *names: str) -> TrialResult:
+    return trial(
+        variant, role, "wrong-gradients", signature="wrong-gradients:no divergence seen:no-rank",
+        gradient_error=error, wrong_parameters=names, parameters_compared=20,
+    )  # fmt: skip
+
+
+LOUD = crash("unfixed", "unfixed")
+QUIET = wrong("permuted", "unfixed", 0.5, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("fix", "unfixed", "expected"),
+    [
+        (trial("f", "fix", "clean"), LOUD, "right"),
+        # The same place, whatever the error reads: another text, another class of exception.
+        (crash("f", "fix"), LOUD, "no effect"),
+        (crash("f", "fix", cause=METADATA), LOUD, "no effect"),
+        (crash("f", "fix", CHECKPOINT.replace("CheckpointError", "ValueError")), LOUD, "no effect"),
+        (crash("f", "fix", CHECKPOINT.replace("several-ranks", "one-rank")), LOUD, "no effect"),
+        # Another place is another failure.
+        (crash("f", "fix", "crash:TypeError:functional.py linear:several-ranks"), LOUD, "wrong"),
+        # Two failures without a place cannot be called the same.
+        (trial("f", "fix", "crash"), trial("unfixed", "unfixed", "crash"), "wrong"),
+        # Silent or stuck where it raised; the other way round is no worse.
+        (wrong("f", "fix", 1e-6, "a"), LOUD, "makes it worse"),
+        (trial("f", "fix", "hang"), LOUD, "makes it worse"),
+        (trial("f", "fix", "replica-divergence"), LOUD, "makes it worse"),
+        (crash("f", "fix"), QUIET, "wrong"),
+        (crash("f", "fix"), trial("myth", "unfixed", "clean"), "makes it worse"),
+        # Silent failures are the same only where they are as large, in the same parameters.
+        (wrong("f", "fix", 0.501, "b", "a"), QUIET, "no effect"),
+        (wrong("f", "fix", 0.05, "a", "b"), QUIET, "wrong"),
+        (wrong("f", "fix", 0.5, "a"), QUIET, "wrong"),
+        # The same run without this fix is clean.
+        (replace(crash("f", "fix"), clean_without="control"), LOUD, "makes it worse"),
+        # Nothing can be said.
+        (trial("f", "fix", "inconclusive"), LOUD, ""),
+        (trial("f", "fix", "not-applicable"), LOUD, ""),
+        (crash("f", "fix"), trial("unfixed", "unfixed", "inconclusive"), "wrong"),
+    ],
+)
+def test_effect(fix: TrialResult, unfixed: TrialResult, expected: str) -> None:
+    assert effect([fix], [unfixed])[0] == expected
+
+
+def test_only_a_changed_text_is_said_to_be_one() -> None:
+    assert effect([crash("f", "fix", cause=METADATA)], [LOUD])[1] == (
+        "fails at the same place: only the error's text changed"
+    )
+    assert effect([crash("f", "fix")], [LOUD])[1] == "the same failure as without it"
+
+
+def test_the_place_is_the_verdict_and_the_signature_without_ranks_and_exception() -> None:
+    assert stage(LOUD) == ("crash", "checkpoint.py check_recomputed_tensors_match")
+    # Without a place the exception's class is what there is.
+    assert stage(crash("f", "fix", "crash:KeyError:one-rank")) == ("crash", "KeyError")
+    assert stage(crash("f", "fix", "crash:SIGABRT:one-rank")) == ("crash", "SIGABRT")
+
+
+def test_worse_is_worse_than_every_way_the_failure_shows() -> None:
+    silent = wrong("f", "fix", 0.1, "c")
+    assert effect([silent], [LOUD, QUIET])[0] == "wrong"
+    assert effect([silent], [LOUD])[0] == "makes it worse"
+    assert effect([crash("f", "fix")], [QUIET, LOUD])[0] == "no effect", "it equals one of them"
+
+
+def test_repeats_that_differ_are_wrong_unless_one_makes_it_worse() -> None:
+    clean, same = trial("f", "fix", "clean"), crash("f", "fix")
+    assert effect([clean, same], [LOUD])[0] == "wrong"
+    assert effect([same, same], [LOUD])[0] == "no effect"
+    assert effect([clean, wrong("f", "fix", 0.1, "a")], [LOUD])[0] == "makes it worse"
+
+
+def test_how_wrong_a_fix_is_and_what_saw_it() -> None:
+    assert extent(QUIET) == (
+        "2 of 20 gradients, largest error 5.0e-01, seen by gradients against the reference"
+    )
+    of_inputs = wrong("f", "fix", 0.0)
+    assert extent(of_inputs) == "seen by gradients of the blocks' inputs against the reference"
+    norm = trial("f", "fix", "wrong-gradients", signature="wrong-gradients:clipping norm:no-rank")
+    assert "clipping norm" in extent(norm)
+
+
+@pytest.mark.parametrize(
+    ("trials", "reproduced", "said"),
+    [
+        ([LOUD], True, "crash, seen by the exception"),
+        ([LOUD, LOUD], True, "crash"),
+        ([trial("m", "unfixed", "clean", parameters_compared=9, gradient_error=1e-8)], False,
+         "2 ranks ran to the end, 9 gradients as in the reference (largest error 1.0e-08)"),
+        ([replace(LOUD, met=False)], False, "another failure than the claimed one: crash"),
+        ([LOUD, replace(LOUD, verdict="clean", met=False)], None, "repeats disagree"),
+        ([trial("u", "unfixed", "inconclusive", cause="lost")], None, "lost"),
+        ([replace(LOUD, must_show="hang")], False, "crash"),
+    ],
+)  # fmt: skip
+def test_claim(trials: list[TrialResult], reproduced: bool | None, said: str) -> None:
+    judged = claim(trials)
+    assert judged.reproduced is reproduced
+    assert judged.what.startswith(said)
+
+
+def test_a_fix_is_held_against_the_failure_that_it_is_meant_for() -> None:
+    silent = wrong("f", "fix", 0.5, "a", "b")
+    trials = [LOUD, QUIET, silent, replace(silent, variant="g", repairs="unfixed")]
+    judged = {f.variant: f.effect for f in conclusion(trials).fixes}
+    assert judged == {"f": "no effect", "g": "makes it worse"}
+    assert [(c.variant, c.reproduced) for c in conclusion(trials).claims] == [
+        ("unfixed", True),
+        ("permuted", True),
+    ]

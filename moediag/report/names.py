@@ -105,7 +105,7 @@ def stack(versions: Mapping[str, str | None]) -> list[str]:
     """``["transformers 4.53.2", "torch 2.13.0"]``: what tells one stack from another first."""
     return [
         f"{package} {version.split('+')[0]}"
-        for package in ("transformers", "torch", "deepspeed")
+        for package in ("transformers", "torchtitan", "torch", "deepspeed")
         if (version := versions.get(package))
     ]
 

@@ -19,7 +19,14 @@ SIDE = {EXACT: True, "op": str, "numel": int, "dtype": str, "parameters_missing"
 TRIAL = {
     "variant": str,
     "role": {"unfixed", "fix", "control"},
-    "stack": {**TEXT_MAP, "torch": str, "transformers": str, "accelerate": str, "python": str},
+    # transformers and accelerate are null where the stack has another library: torchtitan.
+    "stack": {
+        **TEXT_MAP,
+        "torch": str,
+        "transformers": (str, NULL),
+        "accelerate": (str, NULL),
+        "python": str,
+    },
     "launcher": {"fork", "torchrun"},
     "backend": {"gloo", "nccl"},
     "world_size": int,

@@ -79,6 +79,7 @@ def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
     by_kind = _by_kind(evidence, step or 1)
     outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
     near = NEAR[norms.dtype(outcomes)]
+    layout = evidence.layout or {WORLD: evidence.world_size}
     found: list[Factor] = []
     wrong = 0
     for kind in _KINDS:
@@ -86,7 +87,7 @@ def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
         wrong += bool(errors)
         one = _constant(kind, errors, near)
         if one is not None:
-            size = size_of(one.factor, kind, _layout(evidence), _placements(errors), near)
+            size = size_of(one.factor, kind, layout, _placements(errors), near)
             moved = _moved(outcomes).get(kind)
             found.append(replace(one, size=size, moved=moved, after=_after(outcomes)))
     complete = 0 < len(found) == wrong
@@ -116,15 +117,6 @@ def _constant(kind: str, errors: Sequence[GradientError], near: float) -> Factor
 
 
 # ------------------------------------------------------------------------ the mesh
-
-
-def _layout(evidence: Evidence) -> Mapping[str, int]:
-    """As asked for; of a job of somebody else's, the axes that its process groups serve."""
-    if evidence.layout:
-        return evidence.layout
-    groups = (g for seen in evidence.ranks.values() for g in seen.groups.values())
-    found = {group.axis: len(group.ranks) for group in groups if group.axis}
-    return {**found, WORLD: evidence.world_size}
 
 
 def _placements(errors: Sequence[GradientError]) -> str:

@@ -29,12 +29,14 @@ def whole() -> dict[str, torch.Tensor]:
     """The gradients of the whole model, in one process. Sizes that no world size divides evenly."""
     generator = torch.Generator().manual_seed(3)
     shapes = {"plain": (5, 3), "fsdp": (7, 4), "experts": (8, 3, 2), "both": (9, 6), "rows": (8, 5)}
+    shapes["own"] = (8, 4)
     return {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
 
 
 def sharded(world: int, rank: int) -> tuple[dict[str, Any], PlainShards]:
     """``plain`` is replicated; ``fsdp`` lies on a mesh of all ranks; ``experts`` on the ep axis
-    (replicated over dp where there is one); ``both`` on both axes; ``rows`` are plain shards."""
+    (replicated over dp where there is one); ``both`` on both axes; ``rows`` are plain shards;
+    ``own`` are shards of the dp axis, of other rows for each place on the ep axis."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -49,11 +51,13 @@ def sharded(world: int, rank: int) -> tuple[dict[str, Any], PlainShards]:
         "both": distribute_tensor(full["both"], grid, [Shard(1), Shard(0)]),
         "rows": full["rows"][at * count : (at + 1) * count].clone(),
     }
+    mine = full["own"][at * count : (at + 1) * count].clone()
+    pieces["own"] = distribute_tensor(mine, grid["dp"], [Shard(0)], src_data_rank=None)
     parameters = {}
     for name, piece in pieces.items():
         parameters[name] = torch.nn.Parameter(torch.zeros_like(piece))
         parameters[name].grad = piece
-    rows = {"rows": (at * count, (at + 1) * count)}
+    rows = dict.fromkeys(("rows", "own"), (at * count, (at + 1) * count))
     return parameters, PlainShards(rows, grid.get_group("ep"))
 
 

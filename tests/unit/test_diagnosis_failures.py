@@ -171,6 +171,21 @@ def test_without_token_counts_the_step_before_tells() -> None:
 # ------------------------------------------------------------------------ calls never made
 
 
+def test_an_operation_that_the_library_refuses_is_the_ranks_own_error() -> None:
+    """It names gloo, but no peer had a part in it."""
+    refused = RankError(
+        "RuntimeError", "Cannot use ReduceOp.PREMUL_SUM with Gloo", "train.py:3 step"
+    )
+    evidence = fsdp2_job(set(), set()).run()
+    for rank in (0, 1):
+        evidence = died(evidence, rank, refused)
+    found = diagnose(evidence)
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, (0, 1))
+    assert found.signature == "crash:RuntimeError:train.py step:several-ranks"
+    assert "PREMUL_SUM with Gloo" in found.cause
+    assert "lost the connection" not in found.cause
+
+
 def test_a_killed_rank_is_a_crash_of_that_rank() -> None:
     evidence = ended_early(fsdp2_job(set(), set(), set()), 2, 4)
     found = diagnose(died(evidence, 2, signal="SIGKILL"))

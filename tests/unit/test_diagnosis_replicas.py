@@ -177,6 +177,33 @@ class TestNumbers:
             f"tensors in {EXPERTS}), so each clips by another factor" in found.cause
         )
 
+    def test_a_norm_that_leaves_out_experts_on_other_meshes(self) -> None:
+        """Ranks 0 and 2 hold experts 0-3, half each, and sum over their own mesh alone; so do
+        ranks 1 and 3 with the others. Everything else has norm 3, each half r % 2 + 1."""
+        evidence = norms(
+            job(4), [math.sqrt(11), math.sqrt(17)] * 2, reference_norms=[math.sqrt(19)]
+        )
+        for rank in range(4):
+            ep, first = rank % 2, 4 * (rank % 2) + 2 * (rank // 2)
+            mesh = f"dp_shard [{ep}, {ep + 2}]"
+            piece = held(sketch(1.0), sketch(1.0 + ep), f"{first}:{first + 2},:,:", mesh)
+            evidence = having(evidence, rank, {"1": step({**AFTER.parameters, EXPERTS: piece})})
+        found = diagnose(evidence)
+        assert found.verdict == Verdict.REPLICA_DIVERGENCE
+        assert (found.culprits, found.signature) == ((), "replica-divergence:gradient norm:no-rank")
+        assert (
+            "each rank sums only its mesh's experts (experts 0-3 on ranks 0, 2, 4-7 on ranks 1, 3, "
+            f"DTensors in {EXPERTS}), so each clips by another factor" in found.cause
+        )
+
+    def test_experts_on_other_meshes_do_not_explain_any_difference(self) -> None:
+        evidence = norms(job(4), [3.0, 3.7, 3.0, 3.7])
+        for rank in range(4):
+            mesh = f"dp_shard [{rank % 2}, {rank % 2 + 2}]"
+            piece = held(sketch(1.0), sketch(1.0), f"{2 * rank}:{2 * rank + 2},:,:", mesh)
+            evidence = having(evidence, rank, {"1": step({**AFTER.parameters, EXPERTS: piece})})
+        assert "sums only" not in diagnose(evidence).cause
+
     def test_a_norm_that_nothing_explains_is_only_told(self) -> None:
         found = diagnose(norms(job(4), [1.2, 1.2, 1.3, 1.2]))
         assert found.cause == (

@@ -4,6 +4,7 @@ models with hooks still copy, save and compile."""
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import pickle
@@ -95,6 +96,32 @@ def test_a_forward_that_raises_leaves_nothing_open(recorder: Recorder) -> None:
         model(torch.full((1, 4), 12345 / 4))
     assert recorder.thread.blocks == []
     assert recorder.current_phase() == "other"
+
+
+def test_a_model_that_is_gone_leaves_no_names_to_the_next_one(recorder: Recorder) -> None:
+    """Addresses are used again: a new module gets one of a model that is gone."""
+    model = Model()
+    model(torch.randn(6, 4))
+    assert recorder.module_names.get(model.layers[1]["mlp"].gate) == "layers.1.mlp.gate"
+    gone = {id(module) for module in model.modules()}
+    del model
+    gc.collect()
+    others = [nn.Linear(4, 4) for _ in range(200)]
+    assert any(id(module) in gone for module in others), "no address was used again"
+    assert [recorder.module_names.get(module) for module in others] == [None] * 200
+
+
+def test_what_happens_in_a_pause_is_no_part_of_the_job(recorder: Recorder, tmp_path: Path) -> None:
+    reference, model, x = Model(), Model(), torch.randn(5, 4)
+    with recorder.paused():
+        optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+        for _ in range(2):
+            reference(x).sum().backward()
+            optimizer.step()
+    assert recorder.roots == []
+    model(x)
+    assert [e["step"] for e in events(tmp_path, "tokens")] == [1, 1]
+    assert recorder.module_names.get(model.layers[0]["mlp"]) == "layers.0.mlp"
 
 
 def test_top_k_outside_a_model_is_not_a_choice(recorder: Recorder, tmp_path: Path) -> None:

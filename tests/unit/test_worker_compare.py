@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -128,6 +129,84 @@ def test_no_gradient_of_a_lost_parameter_is_missing() -> None:
         made = wrapped(placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0)))
         found = judged(made, FULL, [1])
     assert (found.wrong, found.missing, found.max_abs) == (True, True, 2.0)
+
+
+# ------------------------------------------------------------------------ multiples
+
+
+@pytest.mark.parametrize("k", [2.0, 0.5, 0.25, -1.0])
+def test_a_multiple_of_the_reference_is_told_with_what_is_left(k: float) -> None:
+    found = judged(with_gradient(wrapped(torch.zeros_like(FULL)), FULL * k), FULL)
+    assert found.wrong
+    assert found.times.factor == pytest.approx(k)
+    assert found.times.residual == pytest.approx(0, abs=1e-6)
+    assert found.times.numel == FULL.numel()
+
+
+def test_another_direction_leaves_more_than_a_multiple() -> None:
+    other = FULL.flip(0).clone()
+    times = judged(with_gradient(wrapped(torch.zeros_like(FULL)), other), FULL).times
+    left = other.double() - times.factor * FULL.double()
+    assert times.residual == pytest.approx(float(left.norm() / other.double().norm()))
+    assert times.residual > 0.3
+
+
+@pytest.mark.parametrize("gradient", [FULL * float("nan"), FULL * float("inf")])
+def test_what_is_not_finite_is_no_multiple(gradient: torch.Tensor) -> None:
+    assert judged(with_gradient(wrapped(torch.zeros_like(FULL)), gradient), FULL).times is None
+
+
+def test_nothing_is_a_multiple_of_zero_and_no_gradient_is_zero_times_any() -> None:
+    made = with_gradient(wrapped(torch.zeros_like(FULL)), FULL.clone())
+    assert judged(made, torch.zeros_like(FULL)).times is None
+    assert judged(with_gradient(made, None), FULL).times.factor == 0.0
+
+
+def trained(optimizer: str, k: float, steps: int = 4) -> tuple[Any, Any, list[float], list[float]]:
+    """Two copies of a model that learn the same, the second with ``k`` times its first layer's
+    gradients: (the second, what reference.compute tells of the first, losses of both)."""
+    torch.manual_seed(0)
+    right = nn.Sequential(nn.Linear(6, 16, bias=False), nn.Tanh(), nn.Linear(16, 2, bias=False))
+    wrong = copy.deepcopy(right)
+    wrong[0].weight.register_hook(lambda gradient: gradient * k)
+    expected = {"weights": {n: p.detach().clone() for n, p in right.named_parameters()}}
+    losses: tuple[list[float], list[float]] = ([], [])
+    for model, told in zip((right, wrong), losses, strict=True):
+        made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
+        stepping = made(model.parameters(), lr=1e-2)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(steps):
+            x = torch.randn(32, 6, generator=generator)
+            loss = (model(x) - x[:, :2]).square().mean()
+            stepping.zero_grad()
+            loss.backward()
+            stepping.step()
+            told.append(float(loss.detach()))
+    expected["moved"] = {n: p.detach().clone() for n, p in right.named_parameters()}
+    made = Wrapped(wrong, Anatomy((), (), EXPERTS), TRIAL)
+    gradients = {n: p.grad for n, p in right.named_parameters()}
+    return made, {**expected, "gradients": gradients}, losses[0], losses[1]
+
+
+def test_adamw_hides_a_factor_from_losses_and_weights_and_not_from_gradients() -> None:
+    """Losses alone, and weights after training alone, accept gradients that are twice too large."""
+    made, expected, losses, wrong = trained("adamw", 2.0)
+    assert wrong == pytest.approx(losses, rel=1e-5)
+    moved = compare.updates(made, expected, {})
+    assert moved["0.weight"].factor == pytest.approx(1.0, abs=1e-3)
+    assert moved["0.weight"].residual < 1e-2
+    found = compare.compare(made, expected["gradients"])["0.weight"]
+    assert found.wrong
+    assert found.times.factor == pytest.approx(2.0, rel=1e-3)
+
+
+def test_sgd_shows_it_in_the_weights() -> None:
+    made, expected, losses, wrong = trained("sgd", 2.0)
+    assert compare.updates(made, expected, {})["0.weight"].factor == pytest.approx(2.0, abs=0.05)
+    assert wrong[-1] < losses[-1], "it learns faster"
+    made, expected, losses, same = trained("sgd", 1.0)
+    assert same == losses
+    assert compare.updates(made, expected, {})["0.weight"].factor == 1.0
 
 
 # ------------------------------------------------------------------------ inputs of blocks

@@ -82,6 +82,18 @@ class TestSlices:
         assert slices.describe("w", self.placed(Shard(1), Shard(0)), PlainShards()) == "4:8,0:3,:"
         assert slices.describe("w", self.placed(Shard(0), Shard(0)), PlainShards()) == "2:4,:,:"
 
+    def test_rows_that_no_placement_tells_are_counted_from_where_they_begin(self):
+        """Four of eight experts lie on this rank's mesh: all of its rows, or half of them."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        rows = PlainShards({"w": (4, 8)})
+        whole = self.placed(Replicate(), Replicate(), shape=(4, 6))
+        assert slices.describe("w", whole, rows) == "4:8,:"
+        assert slices.describe("w", self.placed(Replicate(), Shard(0), shape=(4, 6)), rows) == (
+            "6:8,:"
+        )
+        assert slices.describe("other", whole, rows) == ":"
+
     def test_an_uneven_or_empty_piece_is_told_as_it_is(self):
         from torch.distributed.tensor import Replicate, Shard
 

@@ -133,6 +133,10 @@ class Recorder:
             "finding", keep=True, what=what, text=text, step=self.current_step, details=details
         )
 
+    def decision(self, what: str, value: Any) -> None:
+        """A branch that this rank takes and others may not; see :func:`moediag.recorder.decision`."""
+        self.event("decision", what=what, value=value, step=self.current_step)
+
     def note_not_seen(self, text: str) -> None:
         """Something that this rank's recorder cannot observe here; each text once."""
         if self.active and text not in self._told:

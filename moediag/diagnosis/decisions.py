@@ -20,7 +20,6 @@ Value = float | str | tuple[str, ...]
 
 TABLE = "Branches that ranks took apart"
 _FEW = 3  # sides of one decision that a sentence names
-_MOST_ROWS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +133,20 @@ def _sides(values: Mapping[int, Value]) -> dict[Value, list[int]]:
 
 
 def table(every: Sequence[Parted]) -> Table | None:
-    """One row per branch; None where all ranks took the same."""
-    rows = [
-        (one.step, one.what, _cell(value), ranks(who))
-        for one in every
-        for value, who in _sides(one.values).items()
-    ]
-    if not rows:
-        return None
-    note = "" if len(rows) <= _MOST_ROWS else f"and {len(rows) - _MOST_ROWS} rows of later steps"
-    return Table(TABLE, ("step", "decision", "branch", "taken by"), tuple(rows[:_MOST_ROWS]), note)
+    """One row per branch and who took it; None where all ranks took the same."""
+    steps: dict[tuple[str, str, str], list[int]] = {}
+    for one in every:
+        for value, who in _sides(one.values).items():
+            steps.setdefault((one.what, _cell(value), ranks(who)), []).append(one.step)
+    rows = tuple((_listed(numbers), *branch) for branch, numbers in steps.items())
+    return Table(TABLE, ("in step", "decision", "branch", "taken by"), rows) if rows else None
+
+
+def _listed(steps: Sequence[int]) -> str:
+    if len(steps) > 2 and len(steps) == steps[-1] - steps[0] + 1:
+        return f"{steps[0]} to {steps[-1]}"
+    few = ", ".join(str(step) for step in steps[:_FEW])
+    return f"{few} and {len(steps) - _FEW} more" if len(steps) > _FEW else few
 
 
 def _cell(value: Value) -> str:

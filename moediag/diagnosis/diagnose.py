@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moediag.diagnosis import decisions, detectors, ownership, parts, shown
+from moediag.diagnosis.ahead import ahead
 from moediag.diagnosis.align import align
 from moediag.diagnosis.applied import applied_facts
 from moediag.diagnosis.culprits import Blame, blame
@@ -76,6 +77,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     }.get(judged.verdict, numbers.step)
     why = decisions.before(parted, evidence, by_schedule, last) if judged.verdict not in _UNEXPLAINED else ()
     told = decisions.sentence(why, by_schedule is not None, last)
+    mixed = ahead(aligned, evidence) if judged.verdict not in _UNEXPLAINED else None
+    told = f"{told} {mixed.sentence}" if mixed is not None else told
     at_end: tuple[str, ...] = ()
     if owned.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:
         at_end = (owned.text,)

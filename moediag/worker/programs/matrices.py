@@ -19,8 +19,9 @@ from moediag.worker.versions import versions
 FEATURES, WIDTH, SAMPLES = 12, 16, 6
 # Largest |difference| of weights, as a share of how far training moved the farthest of them, and of
 # gradients, as a share of the parameter's largest. Muon orthogonalises in bfloat16, whose products
-# add up in another order on shards: measured 8e-3 and 1e-3 in healthy runs.
-MOVED, MOVED_FP32 = {"muon": 5e-2}, 1e-3
+# add up in another order on shards: healthy runs differ by up to 7e-2 and 1e-3, a step on zeros by
+# 5e-1 and 3e-2.
+MOVED, MOVED_FP32 = {"muon": 2e-1}, 1e-3
 GRADIENT = {"muon": 2e-2}
 
 Batch = Tuple[torch.Tensor, torch.Tensor]

@@ -102,10 +102,9 @@ def sentence(facts: AppliedFacts) -> str:
             f"{after} {noun} is {facts.actual:.6g} on {where} and should be {facts.right:.6g} "
             "(single process)."
         )
-    verb = "is" if len(facts.wrong) == 1 else "are"
     return (
         f"{after} the weights of {len(facts.wrong)} of {plural(facts.compared, 'parameter')} "
-        f"{verb} not those of a single process ({listed(facts.wrong)}, on {where}); largest "
+        f"are not those of a single process ({listed(facts.wrong)}, on {where}); largest "
         f"difference {error_size(facts.error)} in {facts.worst}, which training should have moved "
         f"by {error_size(facts.moved)} until then."
     )

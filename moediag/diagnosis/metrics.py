@@ -74,7 +74,8 @@ def _equal(values: list[float]) -> bool:
     if any(map(math.isnan, values)):
         return all(map(math.isnan, values))
     low, high = min(values), max(values)
-    return high == low or high - low <= _SAME * max(abs(low), abs(high))
+    finite = math.isfinite(high - low)
+    return high == low or (finite and high - low <= _SAME * max(abs(low), abs(high)))
 
 
 def _swapped(wrong: Mapping[str, Mapping[int, float]]) -> tuple[tuple[int, str, int, str], ...]:

@@ -3,8 +3,9 @@ each an FSDP2 group of its own, and the same in one process."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, ContextManager, Dict, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -127,6 +128,12 @@ def compare_weights(
 def _part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
     where = place.index(parameter)
     return whole if where is None else whole.reshape(-1)[where]
+
+
+def unwatched(recorder: Any) -> ContextManager[Any]:
+    """What one process computes, to compare with, is no part of what the rank does."""
+    context: ContextManager[Any] = contextlib.nullcontext()
+    return context if recorder is None else recorder.paused()
 
 
 @dataclass

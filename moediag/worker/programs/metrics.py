@@ -43,7 +43,8 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     """All steps on this rank. Collective: ends on all ranks, or raises, or hangs."""
     assert trial.program is not None
     options = trial.program.options
-    truth = single_process(trial, options)
+    with matrices.unwatched(recorder):
+        truth = single_process(trial, options)
     gathered = options["accumulation"] == "no-sync-gathered"
     model: Any = matrices.sharded(trial, device, reshard_after_forward=not gathered)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)

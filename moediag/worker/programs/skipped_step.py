@@ -51,7 +51,8 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     """All steps on this rank. Collective: ends on all ranks, or raises, or hangs."""
     assert trial.program is not None
     options = trial.program.options
-    truth = single_process(trial, options)
+    with matrices.unwatched(recorder):
+        truth = single_process(trial, options)
     model = matrices.sharded(trial, device)
     optimizer = make_optimizer(model, options["optimizer"])
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY)

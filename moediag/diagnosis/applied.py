@@ -42,8 +42,8 @@ class AppliedFacts:
 def applied_facts(evidence: Evidence) -> AppliedFacts:
     by_step: dict[int, dict[int, Applied]] = {}
     for rank, seen in sorted(evidence.ranks.items()):
-        for step, applied in (seen.outcome.applied if seen.outcome is not None else {}).items():
-            by_step.setdefault(int(step), {})[rank] = applied
+        for text, applied in (seen.outcome.applied if seen.outcome is not None else {}).items():
+            by_step.setdefault(int(text), {})[rank] = applied
     for step in sorted(by_step):
         found = _of_step(step, by_step[step])
         if found is not None:
@@ -91,7 +91,7 @@ def _off(actual: float | None, right: float | None) -> bool:
 
 
 def sentence(facts: AppliedFacts) -> str:
-    """"" where nothing is off."""
+    """ "" where nothing is off."""
     if facts.step is None:
         return ""
     after = f"After step {facts.step}"

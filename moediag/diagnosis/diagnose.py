@@ -75,7 +75,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         Verdict.WRONG_WEIGHTS: after.step,
         Verdict.WRONG_METRICS: reported.step,
     }.get(judged.verdict, numbers.step)
-    why = decisions.before(parted, evidence, by_schedule, last) if judged.verdict not in _UNEXPLAINED else ()
+    why = (
+        decisions.before(parted, evidence, by_schedule, last)
+        if judged.verdict not in _UNEXPLAINED
+        else ()
+    )
     told = decisions.sentence(why, by_schedule is not None, last)
     mixed = ahead(aligned, evidence) if judged.verdict not in _UNEXPLAINED else None
     told = f"{told} {mixed.sentence}" if mixed is not None else told

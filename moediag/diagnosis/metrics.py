@@ -92,7 +92,7 @@ def _swapped(wrong: Mapping[str, Mapping[int, float]]) -> tuple[tuple[int, str, 
 
 
 def sentence(facts: MetricFacts) -> str:
-    """"" where every metric is right."""
+    """ "" where every metric is right."""
     if facts.step is None or not facts.wrong:
         return ""
     right = facts.right or {}
@@ -106,16 +106,16 @@ def sentence(facts: MetricFacts) -> str:
             text += f" and {len(by_rank) - len(few)} more" if len(by_rank) > len(few) else ""
         truth = f" (single process {right[name]:.6g})" if name in right else ""
         pieces.append(f"`{name}` {text}{truth}")
-    lead = "reduced metrics differ between ranks" if facts.pattern == DIFFER else "metrics are wrong"
+    lead = (
+        "reduced metrics differ between ranks" if facts.pattern == DIFFER else "metrics are wrong"
+    )
     said = f"In step {facts.step} {lead}: {'; '.join(pieces)}."
     for rank, name, other, its in facts.swapped:
         said += f" What rank {rank} calls `{name}` is what rank {other} calls `{its}`."
     return f"{said} Only what is reported is wrong."
 
 
-def _table(
-    step: int, held: Mapping[str, Mapping[int, float]], right: Mapping[str, float]
-) -> Table:
+def _table(step: int, held: Mapping[str, Mapping[int, float]], right: Mapping[str, float]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (step, name, rank, value, right.get(name))
         for name, by_rank in held.items()

@@ -1,8 +1,9 @@
 """What should be equal on several ranks and is not: pure facts, from the sketches they left.
 
 Ranks that declare the same slice of the same parameter hold replicas of it: its weights and the
-optimizer's tensors for it must be equal after every step, its gradients before clipping. The norm that scales the gradients, the
-optimizer's step count and its learning rates must be equal on all ranks.
+optimizer's tensors for it must be equal after every step, its gradients before clipping. The norm
+that scales the gradients, the optimizer's step count and its learning rates must be equal on all
+ranks.
 """
 
 from __future__ import annotations

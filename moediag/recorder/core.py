@@ -141,7 +141,7 @@ class Recorder:
         )
 
     def decision(self, what: str, value: Any) -> None:
-        """A branch that this rank takes and others may not; see :func:`moediag.recorder.decision`."""
+        """A branch that this rank takes and others may not: see ``moediag.recorder.decision``."""
         self.event("decision", what=what, value=value, step=self.current_step)
 
     def note_not_seen(self, text: str) -> None:

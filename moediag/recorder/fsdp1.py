@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Optional
 
 import torch
 
-from moediag.recorder.core import Carried, Recorder
+from moediag.recorder.core import ByObject, Carried, Recorder
 from moediag.recorder.modules import clean
 
 WATCHER = "FSDP1 parameters"

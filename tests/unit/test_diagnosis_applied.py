@@ -78,8 +78,6 @@ def test_replicas_that_differ_in_that_step_come_first() -> None:
         assert seen.outcome is not None
         replicas = {"1": StepReplicas(optimizer_steps=[1.0 + rank] * 2)}
         outcome = replace(seen.outcome, replicas=replicas)
-        evidence = replace(
-            evidence, ranks={**evidence.ranks, rank: replace(seen, outcome=outcome)}
-        )
+        evidence = replace(evidence, ranks={**evidence.ranks, rank: replace(seen, outcome=outcome)})
     found = diagnose(evidence)
     assert found.signature == "replica-divergence:optimizer steps:no-rank"

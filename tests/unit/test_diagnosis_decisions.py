@@ -1,4 +1,4 @@
-"""Branches that ranks took apart: compared where two ranks told them, said before the divergence."""
+"""Branches that ranks took apart: compared where two ranks told them, and told in the cause."""
 
 from __future__ import annotations
 

@@ -20,9 +20,7 @@ TRUE = {"loss": 1.25, "kl": 0.5, "entropy": 2.0}
 def reporting(
     *of_ranks: Mapping[str, float], truth: Mapping[str, float] | None = TRUE, wrong: int = 0
 ) -> Evidence:
-    evidence = measured(
-        fsdp2_job(*[set()] * len(of_ranks)).run(), wrong=PARAMETERS[:wrong]
-    )
+    evidence = measured(fsdp2_job(*[set()] * len(of_ranks)).run(), wrong=PARAMETERS[:wrong])
     ranks = {}
     for rank, seen in evidence.ranks.items():
         assert seen.outcome is not None

@@ -23,8 +23,8 @@ NAMES = ("loss", "kl", "entropy")
 MISSING = "kl"
 _LR = 1e-2
 _LOOK_ALIKE = (
-    "a look-alike of a trainer's loop: three matrices under FSDP2, one all_reduce per metric in the "
-    "order of a dict"
+    "a look-alike of a trainer's loop: three matrices under FSDP2, one all_reduce per metric in "
+    "the order of a dict"
 )
 
 Values = Dict[str, torch.Tensor]

@@ -117,7 +117,7 @@ def _backward(
     inputs, targets = (part.to(device) for part in matrices.batch(trial, rank, number))
     loss = nn.functional.mse_loss(model(inputs, row), targets)
     scaled = bad and options["overflow"] == "loss"
-    loss.backward(torch.full_like(loss, float("inf")) if scaled else None)  # type: ignore[no-untyped-call]
+    loss.backward(torch.full_like(loss, float("inf")) if scaled else None)
     return loss.detach()
 
 

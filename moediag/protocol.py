@@ -95,6 +95,8 @@ def dump_request_file(rank: int) -> str:
 #             was told to leave the experts alone)
 # experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
 # note        text                 a fact about how the trial was run (shims, how it was asked)
+# decision    what value step      which branch the rank takes where others may take another one;
+#             value: a number, the names of what it has, or words that follow "rank 1 "
 # finding     what text step details{}  wrong, and found before it shows; what: optimizer-group
 # not_seen    text                 something this rank's recorder cannot observe here
 # error       type message where   the exception that ends the rank
@@ -102,7 +104,7 @@ def dump_request_file(rank: int) -> str:
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
     "start", "group", "names", "collective", "done", "tokens", "no_gradient", "phase",
-    "weights", "experts_used", "finding", "note", "not_seen", "error", "end",
+    "weights", "experts_used", "decision", "finding", "note", "not_seen", "error", "end",
 )  # fmt: skip
 
 OPS = (
@@ -340,6 +342,34 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "preserve_rng": True,  # checkpointing's own preserve_rng_state
         "unpack": ("strict", "scalar", "zeros"),  # what backward gets for what does not match
     },
+    # A step with a gradient that is not finite: who skips the optimizer, and by doing what.
+    "skipped-step": {
+        "optimizer": ("adamw", "sgd", "muon"),  # sgd with momentum; muon: torch.optim.Muon
+        # Where it overflows: rank 0's loss, one row of one parameter (its shard is the last
+        # rank's), or nowhere.
+        "overflow": ("loss", "one-row", "none"),
+        "at": 2,  # in this step
+        "norm": ("global", "own-shards"),  # what is asked for being finite
+        "agree": False,  # ranks skip when any of them found it not finite
+        # In place of the step: return; zero_grad() and step(); zero_grad(set_to_none=False) and
+        # step(); nothing, the step as it is.
+        "answer": ("return", "none-then-step", "zeros-then-step", "step"),
+        "schedule": ("with-updates", "always"),  # when the scheduler advances
+    },
+    # Metrics that are all-reduced over the ranks, by name, beside gradient accumulation.
+    "metrics": {
+        "reduce": ("inside", "after"),  # each micro-batch's | their mean, after the last
+        "micro_batches": 3,
+        "fewer": 0,  # by so many on odd ranks
+        # What FSDP2 does in all but the last micro-batch: reduces gradients; keeps them; keeps
+        # them and the gathered parameters too, so that nothing is communicated.
+        "accumulation": ("every", "no-sync", "no-sync-gathered"),
+        "pad": False,  # ranks agree on the largest number; a padding micro-batch has weight 0
+        "keys": ("same", "one-missing", "other-order"),  # of odd ranks
+        # How names meet: in each rank's own order; sorted; all known names, 0 where a rank has
+        # none; the same with the number of ranks that have it.
+        "names": ("own-order", "sorted", "zero-for-missing", "counted"),
+    },
 }  # fmt: skip
 
 
@@ -486,13 +516,15 @@ class Replica:
     """One parameter as this rank holds it. ``slice``: the declared part of the whole tensor, e.g.
     "0:4,:,:", the whole is ":"; ``kind``: "plain", or a DTensor's mesh such as "ep [0, 1]";
     ``weight`` after the optimizer's step; ``gradient`` before clipping, null also where it is not
-    yet reduced or sharded in another way; ``has_gradient``: null before the first step."""
+    yet reduced or sharded in another way; ``has_gradient``: null before the first step; ``state``:
+    the optimizer's tensors of the weight's shape (``exp_avg``, …) after its step."""
 
     slice: str
     kind: str = "plain"
     weight: Optional[Sketch] = None
     gradient: Optional[Sketch] = None
     has_gradient: Optional[bool] = None
+    state: Dict[str, Sketch] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -508,6 +540,19 @@ class StepReplicas:
     local_norm: Optional[float] = None
     optimizer_steps: List[float] = field(default_factory=list)
     learning_rates: List[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What the optimizer left behind after one step, against one process. ``weights``: by FQN,
+    ``scale`` how far training should have moved the parameter since the start. ``rate`` and
+    ``updates``: learning rate and number of updates, this rank's and the right ones."""
+
+    weights: Dict[str, GradientError] = field(default_factory=dict)
+    rate: Optional[float] = None
+    reference_rate: Optional[float] = None
+    updates: Optional[float] = None
+    reference_updates: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -591,7 +636,8 @@ class Outcome:
     ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds of each
     round. ``loads``: of a load-cost trial. ``notes``: facts about how the trial was run that a
     reader of the result must know (shims, look-alikes). ``resume``: of a resume trial, whose losses
-    and norms are the straight run's.
+    and norms are the straight run's. ``applied``: by step. ``metrics``: by step and name, as this
+    rank reports them after they were reduced over ranks; ``reference_metrics``: what they are.
     """
 
     rank: int
@@ -611,6 +657,9 @@ class Outcome:
     inputs: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
     resume: Optional[ResumeOutcome] = None
     updates: Dict[str, Dict[str, Multiple]] = field(default_factory=dict)
+    applied: Dict[str, Applied] = field(default_factory=dict)
+    metrics: Dict[str, Dict[str, float]] = field(default_factory=dict)
+    reference_metrics: Dict[str, Dict[str, float]] = field(default_factory=dict)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))

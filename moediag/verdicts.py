@@ -22,6 +22,7 @@ class Verdict(StrEnum):
     WRONG_WEIGHTS = "wrong-weights"
     REPLICA_DIVERGENCE = "replica-divergence"
     NONFINITE = "nonfinite"
+    WRONG_METRICS = "wrong-metrics"
     RESUME_DRIFT = "resume-drift"
     CRASH = "crash"
     NOT_APPLICABLE = "not-applicable"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import detectors, ownership, parts, shown
+from moediag.diagnosis import decisions, detectors, ownership, parts, shown
+from moediag.diagnosis.ahead import ahead
 from moediag.diagnosis.align import align
+from moediag.diagnosis.applied import applied_facts
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
 from moediag.diagnosis.factor import factor_facts
@@ -12,6 +14,7 @@ from moediag.diagnosis.frontier import frontier
 from moediag.diagnosis.gradients import gradient_facts
 from moediag.diagnosis.habit import departed
 from moediag.diagnosis.loads import load_facts, load_tables
+from moediag.diagnosis.metrics import metric_facts
 from moediag.diagnosis.model import Diagnosis
 from moediag.diagnosis.order import replay
 from moediag.diagnosis.ownership import ownership_facts
@@ -23,6 +26,8 @@ from moediag.diagnosis.verdict import Facts, judge
 from moediag.evidence.model import Evidence
 from moediag.report.names import ranks
 from moediag.verdicts import Verdict
+
+_UNEXPLAINED = (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -42,6 +47,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     by_part = parts.parts(evidence, step) if step is not None else ()
     replicas, loads = replica_facts(evidence), load_facts(evidence)
     resumed, factors = resume_facts(evidence), factor_facts(evidence, step)
+    after, reported = applied_facts(evidence), metric_facts(evidence)
     stuck = None
     if evidence.foreign and evidence.stall is not None and divergence is None:
         stuck = frontier(aligned, evidence)
@@ -58,8 +64,25 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         resume=resumed,
         frontier=stuck,
         factors=factors,
+        applied=after,
+        metrics=reported,
     )
     judged = judge(facts)
+    parted = decisions.parted(evidence)
+    by_schedule = divergence if judged.divergence else None
+    last = {
+        Verdict.REPLICA_DIVERGENCE: replicas.first.step if replicas.first is not None else None,
+        Verdict.WRONG_WEIGHTS: after.step,
+        Verdict.WRONG_METRICS: reported.step,
+    }.get(judged.verdict, numbers.step)
+    why = (
+        decisions.before(parted, evidence, by_schedule, last)
+        if judged.verdict not in _UNEXPLAINED
+        else ()
+    )
+    told = decisions.sentence(why, by_schedule is not None, last)
+    mixed = ahead(aligned, evidence) if judged.verdict not in _UNEXPLAINED else None
+    told = f"{told} {mixed.sentence}" if mixed is not None else told
     at_end: tuple[str, ...] = ()
     if owned.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:
         at_end = (owned.text,)
@@ -76,26 +99,27 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         factors.table,
         *load_tables(loads.loads),
         *resumed.tables,
+        reported.table,
+        decisions.table(parted),
     )
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     return Diagnosis(
         verdict=judged.verdict,
         signature=signature(
             judged.verdict,
-            divergence if judged.divergence else None,
+            by_schedule,
             found,
             judged.failure,
             judged.culprits,
             judged.what or (owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else ""),
+            why[0].what if why else "",
         ),
         confidence=judged.confidence,
         culprits=judged.culprits,
         victims=judged.victims,
-        cause=judged.cause,
+        cause=f"{judged.cause} {told}".rstrip(),
         first_divergence=(
-            shown.first_divergence(divergence, found)
-            if divergence is not None and judged.divergence
-            else None
+            shown.first_divergence(by_schedule, found) if by_schedule is not None else None
         ),
         gradient_error=numbers.error,
         worst_parameter=numbers.worst,

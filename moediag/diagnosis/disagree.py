@@ -8,7 +8,7 @@ from moediag.diagnosis.cause import listed
 from moediag.diagnosis.norms import WrongNorm
 from moediag.diagnosis.replicas import (
     GRADIENT_NORM,
-    GRADIENTS,
+    OPTIMIZER_STATE,
     RATE,
     STEPS,
     WEIGHTS,
@@ -38,15 +38,17 @@ def _first(d: Disagreement, facts: ReplicaFacts) -> str:
         return _sentence(
             f"{_in_step(d)}{noun} differs between ranks: {_values(d.values or {}, '{:g}')}"
         )
-    noun = "weights" if d.what == WEIGHTS else "gradients before clipping"
-    count = plural(len(d.parameters), "parameter")
+    noun = {WEIGHTS: "weights", OPTIMIZER_STATE: "optimizer's tensors"}.get(
+        d.what, "gradients before clipping"
+    )
+    count = plural(len({fqn.split(" ")[0] for fqn in d.parameters}), "parameter")
     text = f"{_in_step(d)}the {noun} of {count} differ between ranks that hold the same slice "
     text += f"({listed(d.parameters)}); "
     part = "" if d.slice == ":" else f", slice [{d.slice}]"
     if d.size is None:
         text += f"of {d.worst} some of {ranks(d.ranks)} have a gradient and some have none"
     else:
-        of = "their norm" if d.what == GRADIENTS or not d.step else "what training changed"
+        of = "their norm" if d.what != WEIGHTS or not d.step else "what training changed"
         text += f"worst {d.worst}{part} on {ranks(d.ranks)}: {error_size(d.size)} of {of}"
     return _sentence(text)
 

@@ -1,8 +1,9 @@
 """What should be equal on several ranks and is not: pure facts, from the sketches they left.
 
-Ranks that declare the same slice of the same parameter hold replicas of it: its weights must be
-equal after every step, its gradients before clipping. The norm that scales the gradients, the
-optimizer's step count and its learning rates must be equal on all ranks.
+Ranks that declare the same slice of the same parameter hold replicas of it: its weights and the
+optimizer's tensors for it must be equal after every step, its gradients before clipping. The norm
+that scales the gradients, the optimizer's step count and its learning rates must be equal on all
+ranks.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ GRADIENT = {"float32": 1e-4, "bfloat16": 2e-2}
 # rounded to nine digits, additions to the dtype).
 MOVED = {"float32": 1e-3, "bfloat16": 1e-1}
 WEIGHT = {"float32": 2e-7, "bfloat16": 1e-3}
+# The optimizer's moments: relative to their norm; where the gradient is next to nothing beside the
+# largest one, they hold rounding alone.
+STATE, NOTHING = {"float32": 1e-3, "bfloat16": 5e-2}, 1e-4
 NORM = 1e-5  # relative; of what a library reduced it is the same number everywhere
 
 WEIGHTS, GRADIENTS = "weights", "gradients"
+OPTIMIZER_STATE = "optimizer state"
 GRADIENT_NORM, STEPS, RATE = "gradient norm", "optimizer steps", "learning rate"
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """``what``: one of the five names above; ``step`` 0 is before training. ``parameters``: FQNs
+    """``what``: one of the six names above; ``step`` 0 is before training. ``parameters``: FQNs
     that differ; ``worst``: FQN, ``size``: its relative distance (of gradients to their norm, of
     weights to the update), None where one side has none; ``slice``: of the worst. ``values``: by
     rank, of a number. ``ranks``: that hold the worst (all for a number); ``culprits``: a minority
@@ -122,6 +127,7 @@ def _of_step(
     }
     for group in range(min((len(listed) for listed in rates.values()), default=0)):
         yield from _numbers(RATE, step, {r: rates[r][group] for r in rates}, 1e-9)
+    yield from _tensors(OPTIMIZER_STATE, step, held, {}, dtype)
     before = _held(outcomes, 0) if step else {}
     yield from _tensors(WEIGHTS, step, held, before, dtype)
 
@@ -137,6 +143,17 @@ def _held(outcomes: Mapping[int, Outcome], step: int) -> Held:
         for fqn, replica in (facts.parameters if facts is not None else {}).items():
             held.setdefault((fqn, replica.slice), {})[rank] = replica
     return held
+
+
+def _states(held: Held) -> Held:
+    """("FQN exp_avg", slice) -> rank -> that tensor in place of the weight."""
+    found: dict[tuple[str, str], dict[int, Replica]] = {}
+    for (fqn, piece), by_rank in held.items():
+        for rank, replica in by_rank.items():
+            for name, tensor in replica.state.items():
+                at = found.setdefault((f"{fqn} {name}", piece), {})
+                at[rank] = replace(replica, weight=tensor, state={})
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +201,11 @@ class _Measure:
         if self.what == GRADIENTS:
             allowed = GRADIENT[self.dtype] * size + 1e-7 * self.largest
             return far / size if far > allowed else None
+        if self.what == OPTIMIZER_STATE:
+            gradients = max(norms.size(one.gradient), norms.size(other.gradient))
+            if gradients <= NOTHING * self.largest:
+                return None
+            return far / size if far > STATE[self.dtype] * size else None
         starts = self.before.get(key, {})
         moved = 0.0
         for rank, now in ((a, x), (b, y)):
@@ -197,6 +219,7 @@ def _tensors(what: str, step: int, held: Held, before: Held, dtype: str) -> Iter
     """At most one, over all parameters that differ; the worst first names its ranks."""
     gradients = (r.gradient for by_rank in held.values() for r in by_rank.values())
     measure = _Measure(what, dtype, before, max(map(norms.size, gradients), default=0.0))
+    held = _states(held) if what == OPTIMIZER_STATE else held
     differ: list[tuple[float, str, str, list[list[int]]]] = []
     for (fqn, piece), by_rank in held.items():
         sides, apart = measure.sides((fqn, piece), by_rank)

@@ -7,7 +7,7 @@ element counts, no line numbers, no layer or expert numbers. Empty parts are lef
 - what happened: the kind of the first divergence and the operations on its sides; for a crash the
   exception's type (or the signal) with the user's file and function; for replicas what of them
   differs first;
-- why: ``starved-expert``, ``left-out-parameters`` or nothing;
+- why: ``starved-expert``, ``left-out-parameters``, what ranks decided differently or nothing;
 - pattern: ``one-rank``, ``several-ranks`` (both where "all" of two are "some" of four) or
   ``no-rank``.
 """
@@ -30,9 +30,11 @@ def signature(
     failure: Failure | None,
     culprits: Sequence[int],
     pattern: str = "",
+    decision: str = "",
 ) -> str:
     """``divergence`` and ``failure``: those that explain the verdict, else None; ``pattern``: the
-    word for what is wrong where neither does."""
+    word for what is wrong where neither does; ``decision``: what ranks decided differently before
+    the divergence."""
     parts = [str(verdict)]
     if pattern:
         parts.append(pattern)
@@ -42,7 +44,7 @@ def signature(
         operations = sorted({c.op for c in divergence.calls.values() if c is not None})
         parts += [f"{divergence.kind} {'|'.join(operations)}", divergence.group.axis or ""]
         phases = {c.phase for c in divergence.calls.values() if c is not None} - {"other"}
-        parts += ["|".join(sorted(phases)), _why(blame)]
+        parts += ["|".join(sorted(phases)), _why(blame) or decision]
     elif verdict in (Verdict.HANG, Verdict.WRONG_GRADIENTS, Verdict.COLLECTIVE_MISMATCH):
         parts.append("no divergence seen")
     if verdict not in (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE):

@@ -13,8 +13,10 @@ The verdict, the first rule that applies:
 6. ``wrong-weights``: some rank trained other weights than the checkpoint's, or was not sharded as
    asked, or a load delivered other bytes; ``nonfinite``; then what came first: ``wrong-gradients``
    against the reference, whatever the schedules say, or ``replica-divergence``, what must be equal
-   on several ranks and is not. A norm that is equal everywhere and wrong is ``wrong-gradients``
-   too: what the optimizer gets is;
+   on several ranks and is not, or ``wrong-weights``, an optimizer that left other weights, another
+   learning rate or count of updates than in one process. A norm that is equal everywhere and wrong
+   is ``wrong-gradients`` too: what the optimizer gets is;
+   ``wrong-metrics``, where all that trains is right and what is reported of it is not;
 7. what a resume trial says in their place: ``resume-drift``, ``inconclusive``, ``clean``;
 8. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
@@ -34,8 +36,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moediag.diagnosis import cause, disagree, optimizer, outside
+from moediag.diagnosis import applied, cause, disagree, metrics, optimizer, outside
 from moediag.diagnosis.align import was_recorded
+from moediag.diagnosis.applied import AppliedFacts
 from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.factor import PATTERN, FactorFacts, sentences
@@ -43,6 +46,7 @@ from moediag.diagnosis.failures import Failure
 from moediag.diagnosis.frontier import Frontier
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.loads import LoadFacts
+from moediag.diagnosis.metrics import MetricFacts
 from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.diagnosis.parts import Part, sentence
 from moediag.diagnosis.replicas import ReplicaFacts
@@ -68,6 +72,8 @@ class Facts:
     resume: ResumeFacts = field(default_factory=ResumeFacts)
     frontier: Frontier | None = None  # of a foreign job that stands still without a divergence
     factors: FactorFacts = field(default_factory=FactorFacts)
+    applied: AppliedFacts = field(default_factory=AppliedFacts)
+    metrics: MetricFacts = field(default_factory=MetricFacts)
 
     @property
     def loud(self) -> bool:
@@ -331,7 +337,7 @@ def _measured(facts: Facts) -> Judgement:
     resumed = facts.resume
     if resumed.verdict is not None:
         return Judgement(resumed.verdict, resumed.confidence, resumed.text, what=resumed.pattern)
-    earlier = _replicas(facts)
+    earlier = _applied(facts) or _replicas(facts)
     if earlier is not None:
         return earlier
     if numbers.wrong or any(part.wrong for part in facts.parts):
@@ -358,6 +364,10 @@ def _measured(facts: Facts) -> Judgement:
             divergence=divergence is not None,
             what=_what(facts) if divergence is None else "",
         )
+    if facts.metrics.step is not None:
+        text = metrics.sentence(facts.metrics)
+        pattern = facts.metrics.pattern
+        return Judgement(Verdict.WRONG_METRICS, Confidence.HIGH, text, what=pattern)
     notes: tuple[str, ...] = ()
     if divergence is not None:
         why = cause.of_divergence(divergence, blamed, facts.evidence.backend, died=False)
@@ -402,11 +412,28 @@ def _wrong_weights(facts: Facts) -> Judgement:
     )
 
 
+def _first_wrong(facts: Facts) -> int | None:
+    """The first step with a wrong gradient."""
+    of_inputs = 1 if any(part.wrong for part in facts.parts) else None
+    return facts.gradients.step if facts.gradients.step is not None else of_inputs
+
+
+def _applied(facts: Facts) -> Judgement | None:
+    """What the optimizer left is wrong after a step whose gradients were right and in which
+    replicas agreed."""
+    found, first, wrong = facts.applied, facts.replicas.first, _first_wrong(facts)
+    if found.step is None or (wrong is not None and wrong <= found.step):
+        return None
+    if first is not None and first.step <= found.step:
+        return None
+    text = applied.sentence(found)
+    who = _few(found.ranks, facts.evidence)
+    return Judgement(Verdict.WRONG_WEIGHTS, Confidence.HIGH, text, who, what=found.what)
+
+
 def _replicas(facts: Facts) -> Judgement | None:
     """What must be equal and is not, or a norm that is wrong, before any gradient was wrong."""
-    first, norm, wrong = facts.replicas.first, facts.replicas.wrong_norm, facts.gradients.step
-    if wrong is None and any(part.wrong for part in facts.parts):
-        wrong = 1  # of inputs alone
+    first, norm, wrong = facts.replicas.first, facts.replicas.wrong_norm, _first_wrong(facts)
     if first is not None and (wrong is None or first.step < wrong):
         return Judgement(
             Verdict.REPLICA_DIVERGENCE,

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moediag.evidence.model import Collective, Finding, Group, HeldWeights, RankError, TokenCount
+from moediag.evidence.model import (
+    Collective,
+    Decision,
+    Finding,
+    Group,
+    HeldWeights,
+    RankError,
+    TokenCount,
+)
 from moediag.protocol import ExpertRows, events_file
 
 Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
@@ -39,6 +47,7 @@ class RankLog:
     experts_used: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
     last_phase: str = ""
     error: RankError | None = None
     finished: bool = False
@@ -104,6 +113,7 @@ class _Reader:
             "start": self.start, "group": self.group, "names": self.name_list,
             "collective": self.collective, "done": self.done, "tokens": self.tokens,
             "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
+            "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
             "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
@@ -220,6 +230,16 @@ class _Reader:
             what, text, int(event.get("step") or 0), details if isinstance(details, dict) else {}
         )
         self.log.findings.setdefault((what, text), found)
+
+    def decision(self, event: Mapping[str, Any]) -> None:
+        value = event["value"]
+        if isinstance(value, list):
+            value = tuple(str(name) for name in value)
+        elif not isinstance(value, str):
+            value = float(value)
+        at = float(event.get("t") or 0.0)
+        step = int(event.get("step") or 0)
+        self.log.decisions.append(Decision(str(event["what"]), value, step, at))
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

@@ -142,6 +142,16 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """A branch that a rank took. ``value``: a number, names, or words that follow "rank 1 "."""
+
+    what: str
+    value: float | str | tuple[str, ...]
+    step: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RankEvidence:
     """Everything one rank left behind. ``counts_apart``: positions of collectives do not count
     point-to-point calls, which have positions of their own."""
@@ -155,6 +165,7 @@ class RankEvidence:
     experts_used: Mapping[str, int] = field(default_factory=dict)  # expert parameter -> rows
     notes: tuple[str, ...] = ()  # facts about how it was run, told before the end
     findings: tuple[Finding, ...] = ()
+    decisions: tuple[Decision, ...] = ()
     stacks: tuple[Stack, ...] = ()
     exit: ExitStatus | None = None
     error: RankError | None = None

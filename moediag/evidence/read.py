@@ -81,6 +81,7 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         experts_used=log.experts_used,
         notes=tuple(log.notes),
         findings=tuple(log.findings.values()),
+        decisions=tuple(log.decisions),
         stacks=_stacks(folder, rank),
         exit=launch.exits.get(rank),
         error=error,

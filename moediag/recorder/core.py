@@ -59,21 +59,28 @@ class Carried:
         self.sizes = sizes
 
 
-class Names:
-    """Names of modules by identity. A module that is gone is forgotten: the next one may have its
-    address, and not its name."""
+class ByObject:
+    """What is known about an object, by its identity. An id is given again once its object is
+    gone (a model that was thrown away), so each entry says which object it was."""
 
     def __init__(self) -> None:
-        self._of: Dict[int, Tuple[Any, str]] = {}
+        self._known: Dict[int, Tuple[Any, Any]] = {}  # id -> weak reference, value
 
-    def get(self, module: Any) -> Optional[str]:
-        reference, name = self._of.get(id(module), (None, ""))
-        return name if reference is not None and reference() is module else None
+    def get(self, owner: Any) -> Any:
+        """None where nothing is known about ``owner``."""
+        found = self._known.get(id(owner))
+        return found[1] if found is not None and found[0]() is owner else None
 
-    def set(self, module: Any, name: str) -> None:
-        """The first name stays."""
-        if self.get(module) is None:
-            self._of[id(module)] = weakref.ref(module), name
+    def set(self, owner: Any, value: Any) -> Any:
+        """``value``. Raises TypeError for what cannot be referred to weakly."""
+        if len(self._known) > 200_000:
+            self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
+        self._known[id(owner)] = weakref.ref(owner), value
+        return value
+
+    def setdefault(self, owner: Any, value: Any) -> Any:
+        found = self.get(owner)
+        return self.set(owner, value) if found is None else found
 
 
 class ThreadState(threading.local):
@@ -105,7 +112,7 @@ class Recorder:
         self.stepped = False  # the optimizer stepped since the last forward
         self.deferred_tokens: Any = None  # set by the watcher of experts
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
-        self.module_names = Names()  # of observed roots
+        self.module_names = ByObject()  # module -> FQN, of observed roots
         self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
         self.on_uninstall: List[Callable[[], None]] = []
         self.after_uninstall: List[Callable[[], None]] = []  # once all attributes are back
@@ -132,6 +139,10 @@ class Recorder:
         self.event(
             "finding", keep=True, what=what, text=text, step=self.current_step, details=details
         )
+
+    def decision(self, what: str, value: Any) -> None:
+        """A branch that this rank takes and others may not: see ``moediag.recorder.decision``."""
+        self.event("decision", what=what, value=value, step=self.current_step)
 
     def note_not_seen(self, text: str) -> None:
         """Something that this rank's recorder cannot observe here; each text once."""

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Optional
 
 import torch
 
-from moediag.recorder.core import Carried, Recorder
+from moediag.recorder.core import ByObject, Carried, Recorder
 from moediag.recorder.modules import clean
 
 WATCHER = "FSDP1 parameters"
@@ -33,7 +33,7 @@ def install(recorder: Recorder) -> None:
 class Fsdp1:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._known: Dict[Any, Carried] = {}
+        self._known = ByObject()  # handle -> (number of observed roots, phase) -> Carried
 
     def carrying(self, original: Any) -> Callable[..., Any]:
         """For functions (state, handle, ...) that issue the handle's collectives."""
@@ -60,18 +60,17 @@ class Fsdp1:
     def _describe(self, handle: Any) -> Optional[Carried]:
         recorder = self._recorder
         phase = self._phase(handle)
-        key = (id(handle), len(recorder.roots), phase)
-        known = self._known.get(key)
+        key = (len(recorder.roots), phase)
+        of_handle: Dict[Any, Carried] = self._known.setdefault(handle, {})
+        known = of_handle.get(key)
         if known is None:
-            if len(self._known) > 10_000:
-                self._known.clear()
             flat = handle.flat_param
             module = recorder.module_names.get(handle._fully_sharded_module) or ""
             prefix = module + "." if module else ""
             names = recorder.log.names(tuple(clean(prefix + fqn) for fqn in flat._fqns))
             shapes = [torch.Size(shape).numel() for shape in flat._shapes]
             sizes = "[" + ",".join(map(str, shapes)) + "]"
-            known = self._known[key] = Carried(json.dumps(module), phase, names, names, sizes)
+            known = of_handle[key] = Carried(json.dumps(module), phase, names, names, sizes)
         return known
 
     def _phase(self, handle: Any) -> str:

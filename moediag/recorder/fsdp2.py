@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import torch
 
-from moediag.recorder.core import Carried, Recorder
+from moediag.recorder.core import ByObject, Carried, Recorder
 from moediag.recorder.modules import clean
 
 WATCHER = "FSDP2 parameters"
@@ -48,8 +48,9 @@ class Fsdp2:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        # (id(group), group's module names known?) -> (of, {carried ids: (carries, sizes)})
-        self._known: Dict[Tuple[int, int], Tuple[str, str, Dict[Any, Tuple[str, str]]]] = {}
+        # Group -> number of observed roots -> (module, of, {carried ids: (carries, sizes)}); the
+        # carried parameters live as long as their group.
+        self._known = ByObject()
 
     def inside_group(self, original: Any) -> Callable[..., Any]:
         """For methods of FSDPParamGroup."""
@@ -92,13 +93,11 @@ class Fsdp2:
         return function
 
     def _describe(self, group: Any, carried: Any) -> Carried:
-        key = (id(group), len(self._recorder.roots))
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) > 10_000:
-                self._known.clear()
-            known = self._known[key] = self._learn(group)
-        module, of, sets = known
+        by_roots = self._known.setdefault(group, {})
+        roots = len(self._recorder.roots)
+        if roots not in by_roots:
+            by_roots[roots] = self._learn(group)
+        module, of, sets = by_roots[roots]
         ids = tuple(map(id, carried))
         wire = sets.get(ids)
         if wire is None:

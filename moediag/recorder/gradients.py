@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, List
 
 from torch.optim import optimizer as torch_optimizer
 
-from moediag.recorder.core import Recorder
+from moediag.recorder.core import ByObject, Recorder
 from moediag.recorder.modules import clean
 
 WATCHER = "gradients"
@@ -17,9 +17,9 @@ class Gradients:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._names: Dict[int, str] = {}  # id(parameter) -> FQN
+        self._names = ByObject()  # parameter -> FQN
         self._roots = -1  # how many roots the names were read from
-        self._interned: Dict[Tuple[int, ...], str] = {}
+        self._unknown = 0  # parameters that were in none of them then
 
     def install(self) -> None:
         before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
@@ -52,27 +52,22 @@ class Gradients:
 
     def _write(self, missing: List[Any]) -> None:
         recorder = self._recorder
-        key = tuple(map(id, missing))
-        names = self._interned.get(key)
-        if names is None:
-            fqns = self._fqns(missing)
-            if not fqns:
-                return
-            if len(self._interned) > 1000:
-                self._interned.clear()
-            names = self._interned[key] = recorder.log.names(tuple(fqns))
+        fqns = self._fqns(missing)
+        names = recorder.log.names(tuple(fqns)) if fqns else "null"
         if names != "null":
             recorder.event("no_gradient", step=recorder.current_step, names=int(names))
 
     def _fqns(self, parameters: List[Any]) -> List[str]:
         recorder = self._recorder
-        if self._roots != len(recorder.roots) or any(id(p) not in self._names for p in parameters):
-            self._roots = len(recorder.roots)
+        unknown = sum(self._names.get(parameter) is None for parameter in parameters)
+        if (self._roots, self._unknown) != (len(recorder.roots), unknown):
+            self._roots, self._unknown = len(recorder.roots), unknown
             for prefix, reference in recorder.roots:
                 root = reference()
                 for name, parameter in root.named_parameters() if root is not None else ():
-                    self._names.setdefault(id(parameter), clean(prefix + name))
-        known = [self._names[id(p)] for p in parameters if id(p) in self._names]
+                    self._names.setdefault(parameter, clean(prefix + name))
+        found = (self._names.get(parameter) for parameter in parameters)
+        known = [fqn for fqn in found if fqn is not None]
         if len(known) < len(parameters):
             recorder.note_not_seen(
                 "names of parameters without a gradient that belong to no module seen running"

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 import torch
 from torch.nn.modules import module as torch_module
 
-from moediag.recorder.core import Block, Recorder
+from moediag.recorder.core import Block, ByObject, Recorder
 from moediag.recorder.experts import expert_counts, tokens_of
 
 WATCHER = "modules"
@@ -67,7 +67,8 @@ class Observer:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._seen: List[Any] = []  # weak references to roots
+        self._seen = ByObject()
+        self._roots = 0
         self._handles: List[Any] = []
         self._global: Optional[Any] = None
         self._filter: Any = None
@@ -103,22 +104,23 @@ class Observer:
         """The global hook: cheap for modules inside a root that is running."""
         if recorder.thread.blocks:
             return
-        if self._seen and (recorder.stepped or recorder.current_step > self._first_step):
+        if self._roots and (recorder.stepped or recorder.current_step > self._first_step):
             self._disarm()  # the first step is over
             return
-        if any(root() is module for root in self._seen):
+        if self._seen.get(module):
             return
         if torch._C._current_graph_task_id() != -1:
             return  # a part of a model, recomputed in backward
         if next(module.parameters(), None) is None:
             return  # a loss or a metric
         self._observe(module)
-        if len(self._seen) >= _FIRST_ROOTS:
+        if self._roots >= _FIRST_ROOTS:
             self._disarm()
 
     def _observe(self, root: Any) -> None:
         recorder = self._recorder
-        self._seen.append(weakref.ref(root))
+        self._seen.set(root, True)
+        self._roots += 1
         inner = root
         while type(inner).__name__ in _OUTER and hasattr(inner, "module"):
             inner = inner.module
@@ -130,7 +132,7 @@ class Observer:
         hooked: Set[str] = set()
         for name, module in inner.named_modules():
             fqn = clean(prefix + name + ".")[:-1]
-            recorder.module_names.set(module, fqn)
+            recorder.module_names.setdefault(module, fqn)
             compiled = compiled or hasattr(module, "_orig_mod")
             compiled = compiled or getattr(module, "_compiled_call_impl", None) is not None
             if inside_moe is not None and fqn.startswith(inside_moe):

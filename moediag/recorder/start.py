@@ -18,7 +18,7 @@ from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.log import SEGMENT_BYTES, EventLog
 
-_installed: Optional[Recorder] = None
+installed: Optional[Recorder] = None
 
 
 def install(
@@ -29,9 +29,9 @@ def install(
 
     Raises OSError when the log cannot be created; nothing is replaced then.
     """
-    global _installed
-    if _installed is not None and _installed.active:
-        return _installed
+    global installed
+    if installed is not None and installed.active:
+        return installed
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     log = EventLog(
@@ -52,7 +52,7 @@ def install(
             start(recorder)
         except Exception as error:
             recorder.fault(name, error)
-    _installed = recorder
+    installed = recorder
     _leave_children_alone(recorder)
     return recorder
 

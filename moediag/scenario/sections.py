@@ -17,7 +17,8 @@ Family = Literal[
 ]  # fmt: skip
 VerdictName = Literal[
     "clean", "hang", "collective-mismatch", "wrong-gradients", "wrong-weights",
-    "replica-divergence", "nonfinite", "resume-drift", "crash", "not-applicable", "inconclusive",
+    "replica-divergence", "nonfinite", "wrong-metrics", "resume-drift", "crash",
+    "not-applicable", "inconclusive",
 ]  # fmt: skip
 Backend = Literal["gloo", "nccl"]
 Axis = Literal["pp", "dp_replicate", "dp_shard", "ep", "etp", "tp"]

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from moediag.protocol import Replica, Sketch, StepReplicas
+from moediag.protocol import Replica, Sketch, StepReplicas, Trial
 from moediag.worker import optimizers, ownership, place, slices
 from moediag.worker.slices import PlainShards
 from moediag.worker.wrap import Wrapped, clean_fqn
@@ -48,10 +49,21 @@ def _signs(block: int) -> torch.Tensor:
     return bits * 2 - 1
 
 
+class Observed(Protocol):
+    """The part of :class:`moediag.worker.wrap.Wrapped` that is looked at; ``trial`` for its
+    ``model.dtype``."""
+
+    model: nn.Module
+    optimizer: Any
+    trial: Trial
+    plain_shards: PlainShards
+    tells_slices: bool
+
+
 class Observer:
     """Collects :class:`StepReplicas` by step; step "0" holds the weights before training."""
 
-    def __init__(self, wrapped: Wrapped, world_size: int) -> None:
+    def __init__(self, wrapped: Observed, world_size: int) -> None:
         self._wrapped = wrapped
         self._world_size = world_size
         self._steps: Dict[str, StepReplicas] = {}
@@ -85,6 +97,7 @@ class Observer:
     def after_optimizer(self, step: int) -> None:
         """When the optimizer has stepped; ``step`` from 1, 0 for the untouched weights."""
         parameters: Dict[str, Replica] = {}
+        optimizer = self._wrapped.optimizer
         if self._wrapped.tells_slices:
             for fqn, parameter in self._parameters():
                 if not self._shared(parameter):
@@ -98,8 +111,8 @@ class Observer:
                     weight=sketch(place.local(parameter)),
                     gradient=self._gradients.get(fqn),
                     has_gradient=self._has_gradient.get(fqn),
+                    state=state_sketches(optimizer, parameter),
                 )
-        optimizer = self._wrapped.optimizer
         counts = step_counts(optimizer) if step else []
         self._steps[str(step)] = StepReplicas(
             parameters=parameters,
@@ -143,6 +156,21 @@ def _groups(layout: Dict[str, int], axis: str) -> List[List[int]]:
     moved = grid.movedim(list(layout).index(axis), -1)
     groups: List[List[int]] = moved.reshape(-1, layout[axis]).tolist()
     return groups
+
+
+def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:
+    """Of the optimizer's tensors that are laid out as ``parameter`` is (its moments, not its step
+    count), by their names."""
+    optimizer = optimizers.unwrapped(optimizer)
+    state: Any = {} if optimizer is None else optimizer.state.get(parameter, {})
+    return {
+        name: sketch(place.local(value))
+        for name, value in sorted(state.items())
+        if isinstance(value, torch.Tensor)
+        and value.shape == parameter.shape
+        and _same_slice(parameter, value)
+        and value.is_floating_point()
+    }
 
 
 def step_counts(optimizer: Any) -> List[float]:

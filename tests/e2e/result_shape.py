@@ -13,7 +13,8 @@ EXACT = "exact"
 TEXT_MAP = {"*": (str, NULL)}
 VERDICTS = {
     "clean", "hang", "collective-mismatch", "wrong-gradients", "wrong-weights",
-    "replica-divergence", "nonfinite", "resume-drift", "crash", "not-applicable", "inconclusive",
+    "replica-divergence", "nonfinite", "wrong-metrics", "resume-drift", "crash",
+    "not-applicable", "inconclusive",
 }  # fmt: skip
 SIDE = {EXACT: True, "op": str, "numel": int, "dtype": str, "parameters_missing": [str]}
 TRIAL = {

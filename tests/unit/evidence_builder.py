@@ -392,6 +392,10 @@ def events(seen: RankEvidence, world_size: int) -> list[dict[str, object]]:
 
     out += [{"e": "tokens", "t": 0.0, **dataclasses.asdict(line)} for line in seen.tokens]
     out += [{"e": "finding", "t": 0.0, **dataclasses.asdict(one)} for one in seen.findings]
+    out += [
+        {"e": "decision", "t": one.time, "what": one.what, "value": one.value, "step": one.step}
+        for one in seen.decisions
+    ]
     out += [{"e": "weights", "t": 0.0, **dataclasses.asdict(held)} for held in seen.weights]
     if seen.experts_used:
         out.append({"e": "experts_used", "t": 0.0, "rows": dict(seen.experts_used)})

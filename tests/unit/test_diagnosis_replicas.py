@@ -139,6 +139,35 @@ class TestTensors:
         assert found.size == pytest.approx(0.25 / 0.75, rel=1e-6)
 
 
+class TestOptimizerState:
+    def moments(self, off: float = 0.0, gradient: float = 1.0) -> dict[str, StepReplicas]:
+        mine = replace(
+            held(sketch(10.0, 0.5), sketch(gradient)), state={"exp_avg": sketch(0.1, off)}
+        )
+        return {"0": START, "1": step({GATE: mine, "other": held(sketch(1.0), sketch(1.0))})}
+
+    def test_equal_moments_are_clean(self) -> None:
+        evidence = having(having(job(), 0, self.moments()), 1, self.moments(1e-6))
+        assert diagnose(evidence).verdict == Verdict.CLEAN
+
+    def test_moments_that_differ_while_weights_still_agree(self) -> None:
+        found = diagnose(having(having(job(), 0, self.moments()), 1, self.moments(0.1)))
+        assert found.signature == "replica-divergence:optimizer state:no-rank"
+        assert found.cause == (
+            "The optimizer's tensors of 1 parameter differ between ranks that hold the same slice "
+            f"({GATE} exp_avg); worst {GATE} exp_avg on ranks 0, 1: 2.5e-01 of their norm."
+        )
+
+    def test_moments_of_next_to_no_gradient_are_rounding(self) -> None:
+        one, other = self.moments(gradient=1e-6), self.moments(0.1, gradient=1e-6)
+        evidence = having(having(job(), 0, one), 1, other)
+        assert replica_facts(evidence).found == ()
+
+    def test_a_rank_without_moments_is_not_accused(self) -> None:
+        evidence = having(job(), 0, self.moments())
+        assert replica_facts(evidence).found == ()
+
+
 class TestNumbers:
     @pytest.mark.parametrize(("facts", "what", "text"), [
         ({"optimizer_steps": [1.0, 2.0]}, "optimizer steps",

@@ -1,0 +1,154 @@
+"""The model of programs that are about the training loop and not about a model: three matrices,
+each an FSDP2 group of its own, and the same in one process."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any, ContextManager, Dict, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moediag.protocol import GradientError, Outcome, Trial
+from moediag.worker import compare, fsdp2, place
+from moediag.worker.models import NotApplicable
+from moediag.worker.slices import PlainShards
+from moediag.worker.versions import versions
+
+FEATURES, WIDTH, SAMPLES = 12, 16, 6
+# Largest |difference| of weights, as a share of how far training moved the farthest of them, and of
+# gradients, as a share of the parameter's largest. Muon orthogonalises in bfloat16, whose products
+# add up in another order on shards: healthy runs differ by up to 7e-2 and 1e-3, a step on zeros by
+# 5e-1 and 3e-2.
+MOVED, MOVED_FP32 = {"muon": 2e-1}, 1e-3
+GRADIENT = {"muon": 2e-2}
+
+Batch = Tuple[torch.Tensor, torch.Tensor]
+
+
+class Matrices(nn.Module):
+    """``first`` (WIDTH, FEATURES), ``middle`` (WIDTH, WIDTH), ``last`` (FEATURES, WIDTH)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.first = nn.Linear(FEATURES, WIDTH, bias=False)
+        self.middle = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last = nn.Linear(WIDTH, FEATURES, bias=False)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.copy_(torch.randn(weight.shape, generator=generator) / WIDTH**0.5)
+
+    def forward(self, inputs: torch.Tensor, overflow_row: Optional[int] = None) -> torch.Tensor:
+        """fp32 (samples, FEATURES) to the same. ``overflow_row``: of the first matrix, whose
+        gradient overflows; nothing else does, since what it would reach next needs no gradient."""
+        hidden = self.first(inputs)
+        if overflow_row is not None and hidden.requires_grad:
+            hidden.register_hook(lambda gradient: _overflowed(gradient, overflow_row))
+        result: torch.Tensor = self.last(torch.tanh(self.middle(torch.tanh(hidden))))
+        return result
+
+
+def _overflowed(gradient: torch.Tensor, column: int) -> torch.Tensor:
+    gradient = gradient.clone()
+    gradient[:, column] = float("inf")
+    return gradient
+
+
+def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
+    """Over all ranks, one FSDP2 group a matrix. ``options``: of ``fully_shard``. Raises
+    NotApplicable."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if fsdp2.sums_for_means(trial.backend):
+        raise NotApplicable("FSDP2 on gloo needs torch >= 2.9: before, it adds where it averages")
+    mesh = init_device_mesh(device.type, (trial.world_size,), mesh_dim_names=("dp_shard",))
+    model = Matrices(trial.step.seed).to(device)
+    for module in (model.first, model.middle, model.last):
+        fully_shard(module, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def batch(trial: Trial, rank: int, number: int, micro: int = 0) -> Batch:
+    """Inputs and targets, fp32 (SAMPLES, FEATURES), of step ``number`` from 1; a function of the
+    arguments alone."""
+    seed = trial.step.seed * 1_000_003 + rank * 10_007 + number * 101 + micro
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
+    return inputs, torch.randn(SAMPLES, FEATURES, generator=generator) + 0.5 * rank
+
+
+def gradients(model: nn.Module) -> Dict[str, torch.Tensor]:
+    """Of an unsharded model: copies, by name."""
+    return {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def weights(model: nn.Module) -> Dict[str, torch.Tensor]:
+    """Of an unsharded model: copies, by name."""
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def compare_gradients(
+    model: nn.Module, expected: Dict[str, torch.Tensor], optimizer: str = "adamw"
+) -> Dict[str, GradientError]:
+    """This rank's shards against the whole gradients of one process."""
+    tolerance = compare.Tolerance.of("float32", list(expected.values()))
+    rtol = GRADIENT.get(optimizer, tolerance.rtol)
+    tolerance = compare.Tolerance(rtol, tolerance.atol)
+    found = {}
+    for fqn, parameter in model.named_parameters():
+        local = None if parameter.grad is None else place.local(parameter.grad)
+        part = _part(parameter, expected[fqn])
+        found[fqn] = tolerance.judge(local, part, float(expected[fqn].abs().max()))
+    return found
+
+
+def compare_weights(
+    model: nn.Module,
+    expected: Dict[str, torch.Tensor],
+    start: Dict[str, torch.Tensor],
+    optimizer: str,
+) -> Dict[str, GradientError]:
+    """This rank's shards against the whole weights of one process; the scale is how far those
+    have moved from ``start``."""
+    moved = {fqn: float((expected[fqn] - start[fqn]).abs().max()) for fqn in expected}
+    allowed = MOVED.get(optimizer, MOVED_FP32) * max(moved.values()) + 1e-7
+    found = {}
+    for fqn, parameter in model.named_parameters():
+        tolerance = compare.Tolerance(0.0, allowed)
+        part = _part(parameter, expected[fqn])
+        found[fqn] = tolerance.judge(place.local(parameter), part, moved[fqn])
+    return found
+
+
+def _part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
+    where = place.index(parameter)
+    return whole if where is None else whole.reshape(-1)[where]
+
+
+def unwatched(recorder: Any) -> ContextManager[Any]:
+    """What one process computes, to compare with, is no part of what the rank does."""
+    context: ContextManager[Any] = contextlib.nullcontext()
+    return context if recorder is None else recorder.paused()
+
+
+@dataclass
+class Held:
+    """What :class:`moediag.worker.replicas.Observer` looks at."""
+
+    model: nn.Module
+    optimizer: Any
+    trial: Trial
+    plain_shards: PlainShards
+    tells_slices: bool = True
+
+
+def finished(outcome: Outcome) -> Outcome:
+    """When every rank is done."""
+    dist.barrier()
+    outcome.versions.update(versions())
+    return outcome

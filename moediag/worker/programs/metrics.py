@@ -1,0 +1,190 @@
+"""Metrics that are all-reduced over the ranks beside gradient accumulation: where, how many times,
+and under which names.
+
+Right is one process: a rank's loss is the mean over its own micro-batches, the step's loss the mean
+over ranks; a metric is the mean over the ranks that have it of their means over micro-batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moediag.protocol import Outcome, Trial
+from moediag.worker import replicas
+from moediag.worker.programs import matrices
+from moediag.worker.slices import PlainShards
+
+NAMES = ("loss", "kl", "entropy")
+MISSING = "kl"
+_LR = 1e-2
+_LOOK_ALIKE = (
+    "a look-alike of a trainer's loop: three matrices under FSDP2, one all_reduce per metric in "
+    "the order of a dict"
+)
+
+Values = Dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Of each step, in one process: gradients, mean loss, metrics."""
+
+    gradients: List[Dict[str, torch.Tensor]]
+    losses: List[float]
+    metrics: List[Dict[str, float]]
+
+
+def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+    """All steps on this rank. Collective: ends on all ranks, or raises, or hangs."""
+    assert trial.program is not None
+    options = trial.program.options
+    with matrices.unwatched(recorder):
+        truth = single_process(trial, options)
+    gathered = options["accumulation"] == "no-sync-gathered"
+    model: Any = matrices.sharded(trial, device, reshard_after_forward=not gathered)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
+    observer = replicas.Observer(
+        matrices.Held(model, optimizer, trial, PlainShards()), trial.world_size
+    )
+    outcome = Outcome(rank=rank, reference_losses=truth.losses, notes=[_LOOK_ALIKE])
+    if recorder is not None:
+        recorder.event("note", keep=True, text=_LOOK_ALIKE)
+    for number in range(1, trial.step.steps + 1):
+        if recorder is not None:
+            recorder.step(number)
+        reported = _step(model, trial, rank, number, recorder, device)
+        outcome.losses.append(float(reported.pop("own loss")))
+        outcome.metrics[str(number)] = {name: float(value) for name, value in reported.items()}
+        outcome.reference_metrics[str(number)] = truth.metrics[number - 1]
+        expected = truth.gradients[number - 1]
+        outcome.gradients[str(number)] = matrices.compare_gradients(model, expected)
+        observer.before_clip()
+        optimizer.step()
+        optimizer.zero_grad()
+        observer.after_optimizer(number)
+    outcome.replicas.update(observer.steps)
+    return matrices.finished(outcome)
+
+
+def _step(
+    model: Any, trial: Trial, rank: int, number: int, recorder: Any, device: torch.device
+) -> Values:
+    """All micro-batches; the metrics as this rank reports them, and its "own loss"."""
+    assert trial.program is not None
+    options = trial.program.options
+    own = micro_batches(options, rank)
+    if recorder is not None:
+        recorder.decision("micro-batches", own)
+        recorder.decision("metric", list(names(options, rank)))
+    count = _largest(own, device) if options["pad"] else own
+    inside: List[Values] = []
+    listed: List[Values] = []
+    for micro in range(count):
+        last = micro == count - 1
+        if options["accumulation"] != "every":
+            model.set_requires_gradient_sync(last)
+        if options["accumulation"] == "no-sync-gathered":
+            model.set_reshard_after_backward(last)
+        padding = micro >= own
+        inputs, targets = (
+            part.to(device) for part in matrices.batch(trial, rank, number, 0 if padding else micro)
+        )
+        loss, found = _forward(model, inputs, targets, names(options, rank))
+        (loss * (0.0 if padding else 1.0 / own)).backward()
+        if padding:
+            continue
+        listed.append(found)
+        if options["reduce"] == "inside":
+            inside.append(reduce(found, options["names"], trial.world_size))
+    result = mean(inside) if inside else reduce(mean(listed), options["names"], trial.world_size)
+    return {**result, "own loss": mean(listed)["loss"]}
+
+
+def micro_batches(options: Dict[str, Any], rank: int) -> int:
+    return int(options["micro_batches"]) - (int(options["fewer"]) if rank % 2 else 0)
+
+
+def names(options: Dict[str, Any], rank: int) -> Sequence[str]:
+    """The metrics of ``rank`` in the order in which it computes them."""
+    if rank % 2 and options["keys"] == "one-missing":
+        return tuple(name for name in NAMES if name != MISSING)
+    if rank % 2 and options["keys"] == "other-order":
+        return NAMES[1:2] + NAMES[:1] + NAMES[2:]
+    return NAMES
+
+
+def _forward(
+    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, wanted: Sequence[str]
+) -> Any:
+    """The loss, and the metrics in the order of ``wanted``: fp32 scalars, without history."""
+    output = model(inputs)
+    loss = nn.functional.mse_loss(output, targets)
+    log = torch.log_softmax(output.detach(), -1)
+    to = torch.log_softmax(targets, -1)
+    found = {
+        "loss": loss.detach(),
+        "kl": (log.exp() * (log - to)).sum(-1).mean(),
+        "entropy": -(log.exp() * log).sum(-1).mean(),
+    }
+    return loss, {name: found[name] for name in wanted}
+
+
+def mean(listed: Sequence[Values]) -> Values:
+    """By name, over dicts of the same names."""
+    return {name: torch.stack([v[name] for v in listed]).mean() for name in listed[0]}
+
+
+def reduce(values: Values, how: str, world_size: int) -> Values:
+    """The mean over ranks, one all_reduce a metric; the result has this rank's names, or all known
+    ones. Collective, and only right where all ranks issue the same number in the same order."""
+    order = sorted(values) if how == "sorted" else list(values)
+    if how in ("zero-for-missing", "counted"):
+        order = sorted(NAMES)
+    result: Values = {}
+    some = next(iter(values.values()))
+    for name in order:
+        value = values.get(name, torch.zeros_like(some)).clone()
+        holders = torch.full_like(some, float(world_size))
+        if how == "counted":
+            holders = torch.full_like(some, float(name in values))
+            dist.all_reduce(holders)
+        dist.all_reduce(value)
+        result[name] = value / holders
+    return result
+
+
+def _largest(own: int, device: torch.device) -> int:
+    most = torch.tensor(own, device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most)
+
+
+def single_process(trial: Trial, options: Dict[str, Any]) -> Truth:
+    """The same training in one process."""
+    model = matrices.Matrices(trial.step.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
+    truth = Truth([], [], [])
+    for number in range(1, trial.step.steps + 1):
+        ranks: List[Values] = []
+        for rank in range(trial.world_size):
+            own, listed = micro_batches(options, rank), []
+            for micro in range(own):
+                inputs, targets = matrices.batch(trial, rank, number, micro)
+                loss, found = _forward(model, inputs, targets, names(options, rank))
+                (loss / own / trial.world_size).backward()
+                listed.append(found)
+            ranks.append(mean(listed))
+        truth.gradients.append(matrices.gradients(model))
+        truth.losses.append(float(mean([{"loss": r["loss"]} for r in ranks])["loss"]))
+        having = {name: [r for r in ranks if name in r] for name in NAMES}
+        truth.metrics.append(
+            {n: float(torch.stack([r[n] for r in those]).mean()) for n, those in having.items()}
+        )
+        optimizer.step()
+        optimizer.zero_grad()
+    return truth

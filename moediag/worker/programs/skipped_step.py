@@ -1,0 +1,217 @@
+"""One step has a gradient that is not finite. Who notices, what each rank does in place of the
+step, and whether that is the same as no step at all.
+
+Right is a single process that leaves weights, optimizer and learning rate alone in that step. The
+overflow is made, since nothing in so small a model overflows by itself: rank 0's loss is scaled to
+infinity, or an infinity is put into one column of its gradient inside the model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moediag.protocol import Applied, GradientError, Outcome, Trial
+from moediag.worker import clip, replicas
+from moediag.worker.models import NotApplicable
+from moediag.worker.programs import matrices
+from moediag.worker.slices import PlainShards
+
+DECISION = "optimizer step"
+TOOK = "took optimizer.step()"
+_MADE = "the overflow is put in: {}"
+_WHERE = {
+    "loss": "rank 0's loss of step {} is scaled to infinity before backward",
+    "one-row": "in step {} one row of first.weight's gradient is infinite on rank 0; "
+    "the last rank holds its shard",
+}
+_LR = {"adamw": 2e-2, "sgd": 5e-2, "muon": 2e-2}
+_DECAY = 0.9  # of the learning rate, per advance of the schedule
+
+
+@dataclass(frozen=True)
+class Truth:
+    """After each step, in one process: gradients (None where not finite) and mean loss of the
+    step, weights, learning rate, number of updates; and the weights before training."""
+
+    gradients: List[Optional[Dict[str, torch.Tensor]]]
+    losses: List[float]
+    weights: List[Dict[str, torch.Tensor]]
+    rates: List[float]
+    updates: List[float]
+    start: Dict[str, torch.Tensor]
+
+
+def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+    """All steps on this rank. Collective: ends on all ranks, or raises, or hangs."""
+    assert trial.program is not None
+    options = trial.program.options
+    with matrices.unwatched(recorder):
+        truth = single_process(trial, options)
+    model = matrices.sharded(trial, device)
+    optimizer = make_optimizer(model, options["optimizer"])
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY)
+    held = matrices.Held(model, optimizer, trial, PlainShards())
+    observer = replicas.Observer(held, trial.world_size)
+    outcome = Outcome(rank=rank, reference_losses=truth.losses)
+    if options["overflow"] != "none":
+        where = _WHERE[options["overflow"]].format(options["at"])
+        outcome.notes.append(_MADE.format(where))
+    for note in outcome.notes:
+        if recorder is not None:
+            recorder.event("note", keep=True, text=note)
+    for number in range(1, trial.step.steps + 1):
+        if recorder is not None:
+            recorder.step(number)
+        loss = _backward(model, trial, rank, number, device)
+        outcome.losses.append(float(loss))
+        expected = truth.gradients[number - 1]
+        if expected is not None:
+            outcome.gradients[str(number)] = matrices.compare_gradients(
+                model, expected, options["optimizer"]
+            )
+        observer.before_clip()
+        norm = _norm(model, options["norm"])
+        # Only a global norm is the same on all ranks, and one that is not finite scales nothing.
+        shared = options["norm"] == "global" and math.isfinite(norm)
+        outcome.gradient_norms.append(norm if shared else None)
+        _apply(optimizer, schedule, norm, options, recorder, device)
+        optimizer.zero_grad()
+        observer.after_optimizer(number)
+        outcome.applied[str(number)] = _applied(model, optimizer, truth, number, options)
+    outcome.replicas.update(observer.steps)
+    return matrices.finished(outcome)
+
+
+def make_optimizer(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    """Raises NotApplicable where this torch has no Muon."""
+    lr = _LR[name]
+    if name == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=lr)
+    if name == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    muon: Any = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        raise NotApplicable(f"torch {torch.__version__} has no torch.optim.Muon (2.9 on)")
+    made: torch.optim.Optimizer = muon(model.parameters(), lr=lr)
+    return made
+
+
+def _overflows(options: Dict[str, Any], rank: int, number: int) -> bool:
+    return options["overflow"] != "none" and rank == 0 and number == options["at"]
+
+
+def _backward(
+    model: nn.Module, trial: Trial, rank: int, number: int, device: torch.device
+) -> torch.Tensor:
+    """Forward and backward of ``rank``'s batch; its loss."""
+    assert trial.program is not None
+    options = trial.program.options
+    bad = _overflows(options, rank, number)
+    row = matrices.WIDTH - 1 if bad and options["overflow"] == "one-row" else None
+    inputs, targets = (part.to(device) for part in matrices.batch(trial, rank, number))
+    loss = nn.functional.mse_loss(model(inputs, row), targets)
+    scaled = bad and options["overflow"] == "loss"
+    loss.backward(torch.full_like(loss, float("inf")) if scaled else None)
+    return loss.detach()
+
+
+def _norm(model: nn.Module, whose: str) -> float:
+    """torch's norm over all ranks (nothing is clipped: the limit is infinite), or that of this
+    rank's shards alone."""
+    if whose == "own-shards":
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        return float(clip.local_norm(grads))
+    norm: Any = nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def _apply(
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    norm: float,
+    options: Dict[str, Any],
+    recorder: Any,
+    device: torch.device,
+) -> None:
+    """The step, or what stands in its place."""
+    bad = not math.isfinite(norm)
+    if options["agree"]:
+        flag = torch.tensor(float(bad), device=device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        bad = bool(flag)
+    answer = options["answer"] if bad else "step"
+    if recorder is not None:
+        recorder.decision(DECISION, _words(answer, options["agree"]) if bad else TOOK)
+    if answer in ("none-then-step", "zeros-then-step"):
+        optimizer.zero_grad(set_to_none=answer == "none-then-step")
+    if answer != "return":
+        optimizer.step()
+    if not bad or options["schedule"] == "always":
+        schedule.step()
+
+
+def _words(answer: str, agreed: bool) -> str:
+    why = "gradient norm not finite" + (" on some rank" if agreed else "")
+    return {
+        "return": f"skipped optimizer.step() ({why})",
+        "none-then-step": f"called zero_grad(), then optimizer.step() ({why})",
+        "zeros-then-step": f"called zero_grad(set_to_none=False), then optimizer.step() ({why})",
+        "step": f"took optimizer.step() all the same ({why})",
+    }[answer]
+
+
+def _applied(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    truth: Truth,
+    number: int,
+    options: Dict[str, Any],
+) -> Applied:
+    found: Dict[str, GradientError] = matrices.compare_weights(
+        model, truth.weights[number - 1], truth.start, options["optimizer"]
+    )
+    counts = replicas.step_counts(optimizer)
+    return Applied(
+        weights=found,
+        rate=replicas.learning_rates(optimizer)[0],
+        reference_rate=truth.rates[number - 1],
+        updates=max(counts) if counts else None,
+        reference_updates=truth.updates[number - 1] if counts else None,
+    )
+
+
+def single_process(trial: Trial, options: Dict[str, Any]) -> Truth:
+    """The same training in one process: the gradient of the mean over ranks, and a step whose
+    gradient is not finite changes nothing."""
+    model = matrices.Matrices(trial.step.seed)
+    optimizer = make_optimizer(model, options["optimizer"])
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY)
+    truth = Truth([], [], [], [], [], matrices.weights(model))
+    updates = 0
+    cpu = torch.device("cpu")
+    for number in range(1, trial.step.steps + 1):
+        ranks = range(trial.world_size)
+        losses = [_backward(model, trial, rank, number, cpu) for rank in ranks]
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= trial.world_size
+        found: Optional[Dict[str, torch.Tensor]] = matrices.gradients(model)
+        if not all(bool(torch.isfinite(g).all()) for g in (found or {}).values()):
+            found = None
+        else:
+            optimizer.step()
+            schedule.step()
+            updates += 1
+        optimizer.zero_grad()
+        truth.gradients.append(found)
+        truth.losses.append(float(sum(losses)) / len(losses))
+        truth.weights.append(matrices.weights(model))
+        truth.rates.append(replicas.learning_rates(optimizer)[0])
+        truth.updates.append(float(updates))
+    return truth

@@ -1,0 +1,86 @@
+"""Reduced metrics: equal on all ranks and right, swapped, or equal and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis import metrics
+from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis.metrics import ALIKE, DIFFER, metric_facts
+from moediag.evidence.model import Evidence
+from moediag.verdicts import Confidence, Verdict
+from tests.unit.evidence_builder import PARAMETERS, fsdp2_job, measured
+
+TRUE = {"loss": 1.25, "kl": 0.5, "entropy": 2.0}
+
+
+def reporting(
+    *of_ranks: Mapping[str, float], truth: Mapping[str, float] | None = TRUE, wrong: int = 0
+) -> Evidence:
+    evidence = measured(fsdp2_job(*[set()] * len(of_ranks)).run(), wrong=PARAMETERS[:wrong])
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        assert seen.outcome is not None
+        outcome = replace(
+            seen.outcome,
+            metrics={"1": dict(of_ranks[rank])},
+            reference_metrics={"1": dict(truth)} if truth else {},
+        )
+        ranks[rank] = replace(seen, outcome=outcome)
+    return replace(evidence, ranks=ranks)
+
+
+def test_right_metrics_are_clean() -> None:
+    near = {name: value * (1 + 1e-6) for name, value in TRUE.items()}
+    evidence = reporting(TRUE, near)
+    assert metric_facts(evidence) == metrics.MetricFacts(compared=3)
+    assert diagnose(evidence).verdict == Verdict.CLEAN
+
+
+def test_a_metric_that_one_rank_lacks_is_not_wrong() -> None:
+    assert metric_facts(reporting(TRUE, {"loss": 1.25})).step is None
+
+
+def test_swapped_metrics() -> None:
+    found = diagnose(reporting({**TRUE, "loss": 0.7, "kl": 1.1}, {**TRUE, "loss": 1.1, "kl": 0.7}))
+    assert (found.verdict, found.confidence) == (Verdict.WRONG_METRICS, Confidence.HIGH)
+    assert found.signature == f"wrong-metrics:{DIFFER}:no-rank"
+    assert found.cause == (
+        "In step 1 reduced metrics differ between ranks: `loss` rank 0 0.7, rank 1 1.1 (single "
+        "process 1.25); `kl` rank 0 1.1, rank 1 0.7 (single process 0.5). What rank 0 calls `loss` "
+        "is what rank 1 calls `kl`. Only what is reported is wrong."
+    )
+    (table,) = found.tables
+    assert ("loss" in row for row in table.rows)
+    assert table.rows[0] == (1, "loss", 0, 0.7, 1.25)
+
+
+def test_ranks_that_differ_are_wrong_without_a_truth() -> None:
+    facts = metric_facts(reporting({"loss": 1.0}, {"loss": 1.5}, truth=None))
+    assert (facts.pattern, facts.wrong) == (DIFFER, {"loss": {0: 1.0, 1: 1.5}})
+    assert metric_facts(reporting({"loss": 1.0}, {"loss": 1.0}, truth=None)).step is None
+
+
+def test_a_wrong_metric_on_which_all_ranks_agree_needs_the_truth() -> None:
+    """Comparing ranks alone accepts the zero that a rank adds for what it does not have."""
+    halved = {**TRUE, "kl": 0.25}
+    assert diagnose(reporting(halved, halved, truth=None)).verdict == Verdict.CLEAN
+    found = diagnose(reporting(halved, halved))
+    assert found.signature == f"wrong-metrics:{ALIKE}:no-rank"
+    assert "`kl` 0.25 on every rank (single process 0.5)" in found.cause
+
+
+def test_wrong_gradients_come_first() -> None:
+    found = diagnose(reporting({**TRUE, "kl": 3.0}, TRUE, wrong=1))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+
+
+@pytest.mark.parametrize(("values", "differ"), [
+    ([float("nan")] * 2, False), ([float("nan"), 1.0], True), ([float("inf"), 1.0], True),
+])  # fmt: skip
+def test_nan_equals_nothing_but_nan(values: list[float], differ: bool) -> None:
+    evidence = reporting(*({"kl": value} for value in values), truth=None)
+    assert (metric_facts(evidence).step is not None) is differ

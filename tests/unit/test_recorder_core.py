@@ -1,0 +1,81 @@
+"""What the recorder knows by an object's identity, branches that a rank tells, and pauses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from moediag.recorder import Recorder, decision, install  # noqa: E402
+from moediag.recorder.core import ByObject  # noqa: E402
+
+
+class Thing:
+    """Freed at once: it is in no cycle."""
+
+
+class TestByObject:
+    def test_one_object_one_entry(self) -> None:
+        known, one, other = ByObject(), Thing(), Thing()
+        assert known.set(one, "a") == "a"
+        assert known.setdefault(one, "b") == "a"
+        assert (known.get(one), known.get(other)) == ("a", None)
+
+    def test_another_object_at_the_same_address_is_another(self) -> None:
+        known = ByObject()
+        thing = Thing()
+        for _ in range(1000):
+            address = id(thing)
+            known.set(thing, "old")
+            del thing
+            thing = Thing()
+            if id(thing) == address:
+                break
+        else:
+            pytest.skip("no address was given twice")
+        assert known.get(thing) is None
+        assert known.setdefault(thing, "new") == "new"
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = install(str(tmp_path), 0, 1)
+    yield made
+    made.uninstall()
+
+
+def events(folder: Path, kind: str) -> list[dict[str, object]]:
+    lines = (folder / "rank-0.events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["e"] == kind]
+
+
+def test_a_job_says_which_branch_it_takes(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.step(3)
+    decision("micro-batches", 2)
+    decision("optimizer step", "skipped optimizer.step()")
+    decision("metric", ("loss", "kl"))
+    told = [(e["what"], e["value"], e["step"]) for e in events(tmp_path, "decision")]
+    assert told == [
+        ("micro-batches", 2, 3),
+        ("optimizer step", "skipped optimizer.step()", 3),
+        ("metric", ["loss", "kl"], 3),
+    ]
+
+
+def test_what_is_computed_in_a_pause_is_not_the_jobs(recorder: Recorder, tmp_path: Path) -> None:
+    with recorder.paused():
+        decision("micro-batches", 9)
+        beside = nn.Linear(2, 2)
+        beside(torch.ones(1, 2)).sum().backward()
+        torch.optim.SGD(beside.parameters(), lr=0.1).step()
+    assert recorder.active
+    assert events(tmp_path, "decision") == []
+    assert recorder.roots == []
+    job = nn.Sequential(nn.Linear(2, 2))
+    job(torch.ones(1, 2))
+    assert [reference() for _, reference in recorder.roots] == [job]

@@ -310,6 +310,13 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "preserve_rng": True,  # checkpointing's own preserve_rng_state
         "unpack": ("strict", "scalar", "zeros"),  # what backward gets for what does not match
     },
+    "tied-embeddings-meta": {
+        # When the meta model gets memory; before sharding torch's to_empty gives each name its own.
+        "empty": ("after-sharding", "before-sharding", "before-sharding-but-rank-0"),
+        "retie": ("never", "before-sharding", "after-loading"),
+        "checkpoint": ("both-names", "embedding-only"),
+        "load": ("torch", "accelerate", "broadcasts"),
+    },
 }
 
 

@@ -1,9 +1,9 @@
 """A model whose output layer shares its weight with the embedding, made on the meta device, sharded
 by FSDP2 and loaded from rank 0.
 
-Sharing is a fact about Python objects. ``to_empty`` on a plain module makes a new parameter for each
-name and so ends it without a word; FSDP2 then shards two parameters, and whether the second gets
-its weights depends on what the checkpoint holds.
+Sharing is a fact about Python objects. ``to_empty`` on a plain module makes a new parameter for
+each name and so ends it without a word; FSDP2 then shards two parameters, and whether the second
+gets its weights depends on what the checkpoint holds.
 """
 
 from __future__ import annotations

@@ -370,6 +370,13 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         # none; the same with the number of ranks that have it.
         "names": ("own-order", "sorted", "zero-for-missing", "counted"),
     },
+    "tied-embeddings-meta": {
+        # When the meta model gets memory; before sharding torch's to_empty gives each name its own.
+        "empty": ("after-sharding", "before-sharding", "before-sharding-but-rank-0"),
+        "retie": ("never", "before-sharding", "after-loading"),
+        "checkpoint": ("both-names", "embedding-only"),
+        "load": ("torch", "accelerate", "broadcasts"),
+    },
 }  # fmt: skip
 
 

@@ -11,14 +11,14 @@ from typing import Any, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import checkpointing, compare, data, load, models, optimizers, replicas
+from moediag.worker import checkpointing, compare, data, load, models, replicas
 from moediag.worker.rerouted import NOTES, Rerouted
+from moediag.worker.right import Right, Told
 from moediag.worker.step import finish
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped, wrap
+from moediag.worker.wrap import wrap
 
 
 def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
@@ -33,7 +33,9 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     else:
         checkpointing.rewritten(anatomy, options["block"])
         checkpointing.enable(model, trial.step.checkpointing, options)
-    right = Right(trial)
+    # Only noise is part of the forward.
+    drawn = Rerouted("noise" if options["change"] == "noise" else "none", anatomy.experts)
+    right = Right(trial, drawn.installed, lambda of, step: draw_anew(trial, of, step))
     wrapped = wrap(model, anatomy, trial)
     change = Rerouted(options["change"], anatomy.experts, options["pair"])
     told = Told(wrapped, recorder, NOTES[options["change"]])
@@ -76,59 +78,6 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     )
 
 
-class Told:
-    """Notes of the run: an Outcome is only written by who reaches the end, events by all."""
-
-    def __init__(self, wrapped: Wrapped, recorder: Any, *notes: str) -> None:
-        self._wrapped = wrapped
-        self._recorder = recorder
-        for note in (*wrapped.notes, *filter(None, notes)):
-            self(note)
-
-    def __call__(self, note: str) -> None:
-        if note not in self._wrapped.notes:
-            self._wrapped.notes.append(note)
-        if self._recorder is not None:
-            self._recorder.event("note", keep=True, text=note)
-
-
 def draw_anew(trial: Trial, rank: int, number: int) -> None:
     """What the forward of ``rank`` draws in step ``number`` is the same wherever it runs."""
     torch.manual_seed(trial.step.seed * 1_000_003 + rank * 10_007 + number * 101)
-
-
-class Right:
-    """The same training in one process, without sharding and checkpointing, every rank's batch in
-    turn. ``losses`` and ``norms`` (before clipping) grow with each step."""
-
-    def __init__(self, trial: Trial) -> None:
-        assert trial.program is not None
-        self._trial = trial
-        self.model: nn.Module = models.build(
-            trial.model, trial.step.seed, dtype="float32", experts="eager"
-        )
-        anatomy = models.anatomy(self.model, trial.model)
-        self._wrapped = Wrapped(self.model, anatomy, trial)
-        self._wrapped.optimizer = optimizers.build(self.model.parameters(), trial.step)
-        # Only noise is part of the forward.
-        kind = "noise" if trial.program.options["change"] == "noise" else "none"
-        self._change = Rerouted(kind, anatomy.experts)
-        self.losses: List[float] = []
-        self.norms: List[float] = []
-
-    def step(self, number: int) -> Dict[str, Optional[torch.Tensor]]:
-        """The gradients of the next step by FQN (None: no batch reached it), on the CPU."""
-        trial, total = self._trial, 0.0
-        with self._change.installed():
-            for rank in range(trial.world_size):
-                draw_anew(trial, rank, number)
-                loss = self._wrapped.loss(data.batch(trial, rank, number, 0)) / trial.world_size
-                loss.backward()
-                total += float(loss.detach())
-        named = list(self.model.named_parameters())
-        found = {name: None if p.grad is None else p.grad.clone() for name, p in named}
-        limit = float("inf") if trial.step.clip is None else trial.step.clip
-        self.norms.append(float(nn.utils.clip_grad_norm_(self.model.parameters(), limit)))
-        self.losses.append(total)
-        self._wrapped.step()
-        return found

@@ -1,0 +1,154 @@
+"""A model whose output layer shares its weight with the embedding, made on the meta device, sharded
+by FSDP2 and loaded from rank 0.
+
+Sharing is a fact about Python objects. ``to_empty`` on a plain module makes a new parameter for
+each name and so ends it without a word; FSDP2 then shards two parameters, and whether the second
+gets its weights depends on what the checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, Dict, List, Optional
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moediag.protocol import GradientError, Outcome, Trial
+from moediag.worker import compare, data, models, ownership, replicas
+from moediag.worker.models import NotApplicable
+from moediag.worker.right import Right, Told
+from moediag.worker.step import finish
+from moediag.worker.versions import versions
+from moediag.worker.wrap import Wrapped, clean_fqn, wrap
+
+ZEROED = "memory that nobody loaded is zeroed, so that the run repeats: to_empty leaves it as it is"
+OWN_LOOP = "weights come by a loop of broadcasts over named_parameters, as frameworks write it"
+
+
+def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+    """All steps of the trial. Raises NotApplicable, and what loading raises."""
+    assert trial.program is not None
+    options = trial.program.options
+    right = Right(trial)
+    whole: Any = right.model
+    names = (_fqn(whole, whole.get_input_embeddings()), _fqn(whole, whole.get_output_embeddings()))
+    weights = {name: p.detach().clone() for name, p in whole.named_parameters()}
+    if names[1] in weights:
+        raise NotApplicable("this model does not tie its embeddings: set tie_word_embeddings")
+    checkpoint = dict(weights)
+    if options["checkpoint"] == "both-names":
+        checkpoint[names[1]] = weights[names[0]]
+    model: Any = _on_meta(trial)
+    early = options["empty"] == "before-sharding"
+    early = early or (options["empty"] == "before-sharding-but-rank-0" and rank != 0)
+    if early:
+        model.to_empty(device=device)
+    if options["retie"] == "before-sharding":
+        model.tie_weights()
+    wrapped = wrap(model, models.anatomy(model, trial.model), trial)
+    model.to_empty(device=device)
+    wrapped.device = device
+    _initialise(model, whole)
+    told = Told(wrapped, recorder, ZEROED, OWN_LOOP if options["load"] == "broadcasts" else "")
+    _LOADERS[options["load"]](model, checkpoint if rank == 0 else {}, rank)
+    if options["retie"] == "after-loading":
+        model.tie_weights()
+    wrapped.make_optimizer()
+    if recorder is not None:
+        truth = dict(weights, **{names[1]: weights[names[0]]})
+        found = ownership.examine(model, wrapped.anatomy, truth, None)
+        recorder.event("weights", keep=True, **ownership.event("loaded", found, trial))
+    return _train(wrapped, right, rank, recorder, told)
+
+
+def _train(wrapped: Wrapped, right: Right, rank: int, recorder: Any, told: Told) -> Outcome:
+    trial = wrapped.trial
+    observer = replicas.Observer(wrapped, trial.world_size)
+    gradients: Dict[str, Dict[str, GradientError]] = {}
+    losses: List[float] = []
+    norms: List[Optional[float]] = []
+    for number in range(1, trial.step.steps + 1):
+        if recorder is not None:
+            recorder.step(number)
+        expected = right.step(number)
+        loss = wrapped.loss(data.batch(trial, rank, number, 0).to(wrapped.device))
+        wrapped.backward(loss)
+        losses.append(float(loss.detach()))
+        gradients[str(number)] = compare.compare(wrapped, expected)
+        observer.before_clip()
+        norms.append(finish(wrapped))
+        observer.after_optimizer(number)
+    even = math.log(trial.model.vocab)
+    if abs(losses[0] - even) < 1e-5:
+        told(f"the loss of step 1 is ln {trial.model.vocab} = {even:.6f}: every token is as likely")
+    dist.barrier()
+    return Outcome(
+        rank=rank,
+        gradients=gradients,
+        losses=losses,
+        reference_losses=right.losses,
+        gradient_norms=norms,
+        reference_norms=right.norms,
+        replicas=observer.steps,
+        steps_done=trial.step.steps,
+        notes=wrapped.notes,
+        versions=versions(),
+    )
+
+
+def _fqn(model: nn.Module, module: Any) -> str:
+    """Of the module's weight."""
+    return next(f"{name}.weight" for name, m in model.named_modules() if m is module)
+
+
+def _on_meta(trial: Trial) -> nn.Module:
+    with torch.device("meta"):
+        return models.build(trial.model, trial.step.seed)
+
+
+def _initialise(model: nn.Module, whole: nn.Module) -> None:
+    """Buffers of ``whole`` (no checkpoint has them), and zeros for every parameter."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        buffers = dict(whole.named_buffers())
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[clean_fqn(name)])
+
+
+# ------------------------------------------------------------------------ loading
+
+
+def _torch(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
+    """torch.distributed.checkpoint's own, told not to insist on every name."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+    set_model_state_dict(model, dict(checkpoint), options=options)
+
+
+def _accelerate(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
+    from accelerate.utils.fsdp_utils import fsdp2_load_full_state_dict
+
+    fsdp2_load_full_state_dict(SimpleNamespace(is_main_process=rank == 0), model, dict(checkpoint))
+
+
+def _broadcasts(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
+    """One broadcast for each parameter that this rank has; what rank 0's checkpoint lacks stays."""
+    from torch.distributed.tensor import distribute_tensor
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            sharded: Any = parameter
+            full = torch.zeros(sharded.shape, dtype=sharded.dtype, device=sharded.device)
+            if name in checkpoint:
+                full.copy_(checkpoint[name])
+            dist.broadcast(full, src=0)
+            part = distribute_tensor(full, sharded.device_mesh, sharded.placements)
+            sharded.copy_(part)
+
+
+_LOADERS = {"torch": _torch, "accelerate": _accelerate, "broadcasts": _broadcasts}

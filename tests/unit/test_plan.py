@@ -29,7 +29,8 @@ def starvation() -> Scenario:
 def test_every_shipped_scenario_plans(name: str, device: str, ranks: int) -> None:
     scenario = load(find(name))
     # Some layouts have two axes, and some are wide enough with a few ranks.
-    ranks = min(max(ranks, scenario.world.min), scenario.world.max or ranks)
+    ranks = max(ranks, scenario.world.min)
+    ranks = min(ranks, scenario.world.max or ranks)
     planned = plan(scenario, ranks, device, repeat=2)
     found = [p.trial for p in planned.trials]
     assert len({t.name for t in found}) == len(found)

@@ -8,17 +8,16 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 import moediag
+from moediag.bisect.candidates import as_of, searched, spelled
 from moediag.bisect.rates import Rate
 from moediag.bisect.search import Options
 from moediag.bisect.signatures import Match
 from moediag.bisect.stored import Header
-from moediag.errors import NoSuchRelease, UsageError
+from moediag.errors import UsageError
 from moediag.scenario.plan import BACKENDS, Plan, plan
 from moediag.scenario.schema import Scenario, Variant
 from moediag.scenario.source import nearest as like
@@ -27,7 +26,6 @@ from moediag.stacks.base import current_base
 from moediag.stacks.environment import cache_root
 from moediag.stacks.releases import Release
 
-REACH = timedelta(days=2 * 365)  # releases older than that before the bad end are not searched
 PATIENCE = 6  # undecided releases between bad and good after which no more are tried
 LIBRARIES = ("transformers", "accelerate")  # uv resolves them as of a date by itself
 
@@ -35,8 +33,8 @@ LIBRARIES = ("transformers", "accelerate")  # uv resolves them as of a date by i
 @dataclass(frozen=True, slots=True)
 class Asked:
     """The command line. ``name``: of the scenario, as typed; ``bad``: "" for the scenario's own
-    release; ``good``: "" for none; ``oldest``: "" for :data:`REACH`; ``variant``: "" for the first
-    unfixed one; ``calibrate``: trials of the bad end."""
+    release; ``good``: "" for none; ``oldest``: "" for :data:`candidates.REACH`; ``variant``: ""
+    for the first unfixed one; ``calibrate``: trials of the bad end."""
 
     name: str = ""
     package: str = "transformers"
@@ -210,12 +208,12 @@ def ask(scenario: Scenario, asked: Asked) -> Question:
             "Give a release that has the failure with --bad.",
         )
     listed = index.releases(package)
-    bad, good = _release(package, bad, listed), None
+    bad, good = spelled(package, bad, listed), None
     if asked.good:
-        good = _release(package, asked.good, listed)
+        good = spelled(package, asked.good, listed)
         if good == bad:
             raise UsageError(f"--good {good} and --bad {bad} are the same release")
-    chosen = _chosen(package, listed, bad, good, asked)
+    chosen = searched(package, listed, bad, good, asked.oldest, asked.pre, asked.yanked)
     reduced = _reduced(scenario, variant)
     question = Question(
         reduced,
@@ -265,76 +263,3 @@ def _reduced(scenario: Scenario, variant: str) -> Scenario:
     }
     reduced = scenario.model_copy(update={"variants": kept, "stack": {}, "cost": None})
     return reduced.with_overrides(scenario.overrides)
-
-
-# ------------------------------------------------------------------------ releases
-
-
-def as_of(package: str, moment: datetime | None, python: str) -> str | None:
-    """The newest final release of ``package`` that was there at the end of ``moment``'s day;
-    None where no date says."""
-    if moment is None:
-        return None
-    end = moment + timedelta(days=1)
-    found = [
-        r.version
-        for r in index.releases(package)
-        if r.uploaded is not None and r.uploaded < end and not r.yanked and not r.prerelease
-        and index.supports(r, python)
-    ]  # fmt: skip
-    return found[-1] if found else None
-
-
-def _release(package: str, version: str, listed: Sequence[Release]) -> str:
-    """As the index spells it, without a local part."""
-    try:
-        wanted = Version(version)
-    except InvalidVersion:
-        raise NoSuchRelease(f"{package} {version!r} is not a version") from None
-    found = [r.version for r in listed if Version(r.version).public == wanted.public]
-    if not found:
-        known = index.nearest(version, [r.version for r in listed])
-        raise NoSuchRelease(
-            f"there is no {package} {version}; the nearest releases are {', '.join(known)}",
-            "Give a released version with --bad, --good or --oldest.",
-        )
-    return Version(found[0]).public
-
-
-def _chosen(
-    package: str, listed: Sequence[Release], bad: str, good: str | None, asked: Asked
-) -> list[Release]:
-    """The releases that are searched, oldest first, builds of one version once."""
-    unique: dict[str, Release] = {}
-    for release in listed:
-        public = Version(release.version).public
-        if public not in unique or unique[public].uploaded is None:
-            unique[public] = dataclasses.replace(release, version=public)
-    ends = {bad, good} - {None}
-    found = [
-        r
-        for r in unique.values()
-        if r.version in ends or ((asked.pre or not r.prerelease) and (asked.yanked or not r.yanked))
-    ]
-    if asked.oldest:
-        floor = Version(_release(package, asked.oldest, listed))
-    else:
-        floor = _floor(found, bad)
-    lowest = min(floor, *(Version(str(v)) for v in ends))
-    return sorted(
-        (r for r in found if Version(r.version) >= lowest), key=lambda r: Version(r.version)
-    )
-
-
-def _floor(found: Sequence[Release], bad: str) -> Version:
-    """The oldest release within :data:`REACH` before the bad end; all of them where no date says.
-
-    Years-old releases rarely run beside today's torch, and each would cost an environment."""
-    uploaded = next(r.uploaded for r in found if r.version == bad)
-    if uploaded is None:
-        return min(Version(r.version) for r in found)
-    return min(
-        Version(r.version)
-        for r in found
-        if r.uploaded is not None and r.uploaded >= uploaded - REACH
-    )

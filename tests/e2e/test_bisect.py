@@ -1,0 +1,89 @@
+"""`moediag bisect` as a program, on real releases: interrupted, resumed by the line it printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag.bisect import state as states
+from moediag.errors import EvidenceError, StackError
+from moediag.stacks import releases
+from tests.e2e.pipeline import need
+from tests.e2e.test_command import MARK, marked, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
+GOOD, BAD = "4.52.4", "4.53.2"
+STARVED = "collective-mismatch:size reduce_scatter:dp_shard:backward:starved-expert:one-rank"
+
+
+def start(folder: Path, words: list[str], mark: str) -> subprocess.Popen[str]:
+    assert words[0] == "moediag"
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=folder, env={**os.environ, MARK: mark}, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def probed(folder: Path) -> list[tuple[str, int]]:
+    try:
+        return [(p.version, p.attempt) for p in states.read(folder).probes]
+    except EvidenceError:  # not there yet
+        return []
+
+
+def test_the_release_that_broke_it_also_after_an_interruption(tmp_path: Path) -> None:
+    try:
+        releases.releases("transformers")
+    except StackError as error:
+        pytest.skip(f"no index can be asked: {error.message}")
+    for version in (GOOD, BAD):
+        need({"transformers": version})
+    mark, folder = uuid.uuid4().hex, tmp_path / "out"
+    line = f"moediag bisect expert-starvation --good {GOOD} --bad {BAD} --cpu 2 --jobs 2 --out out"
+    first = start(tmp_path, shlex.split(line), mark)
+    try:
+        until(
+            lambda: started(folder) or first.poll() is not None,
+            "no probe was begun after the bad end",
+            300,
+        )
+        first.send_signal(signal.SIGINT)
+        out, errors = first.communicate(timeout=90)
+    finally:
+        first.kill()
+    assert (first.returncode, out) == (130, ""), errors
+    until(lambda: marked(mark) == [], "something was left behind")
+    (command,) = [x for x in errors.splitlines() if x.startswith("To go on: ")]
+    before = probed(folder)
+    again = start(tmp_path, shlex.split(command.removeprefix("To go on: ")) + ["--json"], mark)
+    try:
+        out, errors = again.communicate(timeout=400)
+    finally:
+        again.kill()
+    assert again.returncode == 0, errors
+    result: dict[str, Any] = json.loads(out)
+    assert (result["began"]["bad"], result["began"]["good"]) == ("4.53.0", GOOD)
+    assert (result["status"], result["confidence"]) == ("found", "high")
+    assert result["signatures"] == [STARVED]
+    after = probed(folder)
+    assert after[: len(before)] == before
+    assert len(set(after)) == len(after)
+    assert (folder / "report.md").read_text(encoding="utf-8").count(STARVED) >= 3
+    until(lambda: marked(mark) == [], "something was left behind")
+
+
+def started(folder: Path) -> bool:
+    """The bad end is written down, and ranks of a further probe have been launched."""
+    done = {version for version, _ in probed(folder)}
+    begun = {path.parents[1].name for path in folder.glob("probes/*/*/rank-0.pid")}
+    return bool(done) and bool(begun - done)

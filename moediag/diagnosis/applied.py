@@ -18,6 +18,7 @@ from moediag.protocol import Applied
 from moediag.report.names import error_size, plural, ranks
 
 WEIGHTS, RATE, UPDATES = "weights after the step", "learning rate", "updates"
+NAMES = (WEIGHTS, RATE, UPDATES)
 _RATE = 1e-6  # relative
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import decisions, detectors, ownership, parts, shown
+from moediag.diagnosis import applied, decisions, detectors, ownership, parts, shown
 from moediag.diagnosis.ahead import ahead
 from moediag.diagnosis.align import align
 from moediag.diagnosis.applied import applied_facts
@@ -102,7 +102,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         reported.table,
         decisions.table(parted),
     )
+    # After an update that was none, gradients are wrong as well: a consequence.
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
+    wrong = wrong and judged.what not in applied.NAMES
     return Diagnosis(
         verdict=judged.verdict,
         signature=signature(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from moediag.diagnosis import applied
 from moediag.report.model import ClaimJudgement, TrialResult
 from moediag.report.names import error_size, plural
 from moediag.verdicts import Effect, Verdict
@@ -27,6 +28,7 @@ _SEVERITY = {
     Verdict.WRONG_WEIGHTS: SILENT,
     Verdict.REPLICA_DIVERGENCE: SILENT,
     Verdict.RESUME_DRIFT: SILENT,
+    Verdict.WRONG_METRICS: SILENT,
 }
 _ALIKE = 0.01  # relative difference of two gradient errors that are called the same
 _RANKS = ("no-rank", "one-rank", "several-ranks")
@@ -40,6 +42,7 @@ _DETECTORS = {
     Verdict.WRONG_WEIGHTS: "weights against the checkpoint",
     Verdict.REPLICA_DIVERGENCE: "replicas side by side",
     Verdict.RESUME_DRIFT: "a resumed run against one in one go",
+    Verdict.WRONG_METRICS: "reduced metrics side by side and against the reference",
 }
 
 
@@ -86,6 +89,8 @@ def detector(t: TrialResult) -> str:
             return "the clipping norm against the reference"
         if not t.wrong_parameters:
             return "gradients of the blocks' inputs against the reference"
+    if t.verdict == Verdict.WRONG_WEIGHTS and set(applied.NAMES) & set(t.signature.split(":")):
+        return "what the optimizer left against the reference"
     return _DETECTORS.get(Verdict(t.verdict), "")
 
 

@@ -168,11 +168,17 @@ def schema() -> None:
 
 @app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")
 def diagnose(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Runs or trials.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH…", help="Runs, dumps, stacks, logs.")
+    ],
     as_json: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
-    """Diagnose the directory of a run or of one trial."""
+    """Diagnose a run or a trial, or what other tools left of a job.
+
+    Flight Recorder dumps, py-spy and pystack output, torchrun's error files and logs are recognised
+    by their content and read together as one job.
+    """
     from moediag.examine import examine
     from moediag.report import jsonview, page, terminal, views
 

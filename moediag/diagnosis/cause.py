@@ -260,7 +260,8 @@ def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None)
         for text, members in sides.items()
     ]
     more = len(pieces) - _FEW
-    return "; ".join(_first_few(pieces)) + (f"; and {more} more sides" if more > 0 else "")
+    rest = f"; and {plural(more, 'more side')}" if more > 0 else ""
+    return "; ".join(_first_few(pieces)) + rest
 
 
 _SAME_LOSS = 1e-5  # relative

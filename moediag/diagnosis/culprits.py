@@ -216,10 +216,13 @@ def _pairs(divergence: Divergence) -> Blame:
 
 
 def _order(divergence: Divergence) -> Blame:
-    """Only ranks that belong to all groups of the circle chose an order; most of them decide."""
+    """Only ranks that take part in all that the circle waits for chose an order; most of them
+    decide. A send concerns its two ends, not their whole group."""
     voters = set(divergence.events)
-    for group in divergence.groups:
-        voters &= set(group.ranks)
+    for ((_, ends), _), group in zip(
+        sorted(set(divergence.events.values())), divergence.groups, strict=True
+    ):
+        voters &= set(ends or group.ranks)
     votes = Counter(divergence.events[rank] for rank in voters).most_common(2)
     if not votes or 2 * votes[0][1] <= len(voters):
         return Blame()

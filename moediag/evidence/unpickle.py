@@ -110,19 +110,21 @@ def _run(data: bytes) -> Any:
             items, stack = stack, below.pop()
             _update(stack[-1], items)
         elif code == 0x6A:  # LONG_BINGET
-            stack.append(memo[int.from_bytes(_take(data, at, 4), "little")])
+            stack.append(memo[int.from_bytes(data[at : at + 4], "little")])
             at += 4
         elif code == 0x4A:  # BININT
-            stack.append(int.from_bytes(_take(data, at, 4), "little", signed=True))
+            stack.append(int.from_bytes(data[at : at + 4], "little", signed=True))
             at += 4
         elif code == 0x88 or code == 0x89:  # NEWTRUE, NEWFALSE
             stack.append(code == 0x88)
         elif code == 0x86:  # TUPLE2
             stack[-2:] = [(stack[-2], stack[-1])]
         elif code == 0x8A:  # LONG1
-            length = data[at]
-            stack.append(_integer(data, at + 1, length))
-            at += 1 + length
+            end = at + 1 + data[at]
+            if data[at] > _MAX_INT_BYTES:
+                raise Refused(f"it holds a number of {data[at]} bytes")
+            stack.append(int.from_bytes(data[at + 1 : end], "little", signed=True))
+            at = end
         elif code == 0x71:  # BINPUT
             memo[data[at]] = stack[-1]
             at += 1
@@ -212,12 +214,6 @@ def _take(data: bytes, at: int, length: int) -> bytes:
     if length > left:
         raise Refused(f"it claims {length:,} bytes where {max(0, left):,} are left")
     return data[at : at + length]
-
-
-def _integer(data: bytes, at: int, length: int) -> int:
-    if length > _MAX_INT_BYTES:
-        raise Refused(f"it holds a number of {length} bytes")
-    return int.from_bytes(_take(data, at, length), "little", signed=True)
 
 
 def _text(raw: bytes) -> str:

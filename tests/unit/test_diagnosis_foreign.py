@@ -96,6 +96,14 @@ def test_a_circle_is_named_with_its_groups() -> None:
     assert str(job.culprits[0]) in found.first_divergence.ranks
 
 
+def test_in_a_circle_through_a_send_only_its_two_ends_vote() -> None:
+    """All others stand where the rank stands that skipped the receive: they are no majority."""
+    layout = jobs.Layout(4, 2, 2, 2)
+    job = jobs.faulty(jobs.healthy(layout, 5, micro_batches=3), "skip-p2p", 100)
+    found = diagnosed(found_of(job))
+    assert "in a circle" in found.cause and found.culprits == job.culprits == (1,)
+
+
 def test_all_to_all_of_uneven_parts_is_no_mismatch() -> None:
     """Routed tokens differ in number; the dump does not say how many went where."""
 

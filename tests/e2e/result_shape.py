@@ -73,8 +73,18 @@ RESULT = {
     "conclusion": {
         EXACT: True,
         "reproduced": (bool, NULL),
-        "fixes": [{EXACT: True, "variant": str, "correct": bool, "step_time_ratio": (float, NULL)}],
+        "fixes": [
+            {
+                EXACT: True,
+                "variant": str,
+                "correct": bool,
+                "step_time_ratio": (float, NULL),
+                "effect": str,
+                "why": str,
+            }
+        ],
         "cheapest_correct_fix": (str, NULL),
+        "claims": [{EXACT: True, "variant": str, "reproduced": (bool, NULL), "what": str}],
     },
 }
 

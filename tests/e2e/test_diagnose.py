@@ -29,10 +29,11 @@ def test_dumps_of_a_real_job_with_stacks(
         "--nproc-per-node",
         "3",
     ]
-    subprocess.run(
-        [*command, str(VICTIM), str(tmp_path)], env=environment, timeout=240, check=True,
-        capture_output=True,
+    job = subprocess.run(
+        [*command, str(VICTIM), str(tmp_path)], env=environment, timeout=240, check=False,
+        capture_output=True, text=True,
     )  # fmt: skip
+    assert job.returncode == 0, job.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"trace_rank_{r}" for r in range(3)]
     assert cli.main(["diagnose", "--json", str(tmp_path)]) == 1
     (trial,) = json.loads(capsys.readouterr().out)["trials"]

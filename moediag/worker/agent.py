@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 EVENTS_FILE = "launcher.events.jsonl"
 RELEASE_FILE = "launcher.release"
@@ -145,8 +145,9 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def observe(folder: Path) -> Observer:
-    """Makes the elastic agent of this process report to ``folder``.
+def observe(folder: Path, started: Callable[[], object] = lambda: None) -> Observer:
+    """Makes the elastic agent of this process report to ``folder``. ``started`` is called once all
+    its workers are started.
 
     Wraps ``_start_workers`` and ``_monitor_workers`` (the same from torch 1.9 to 2.13); where they
     are gone, the agent runs as it is and the file says so.
@@ -159,11 +160,13 @@ def observe(folder: Path) -> Observer:
     if start is None or look is None:
         text = "exit status of every rank (this torch's elastic agent cannot be observed)"
         observer.report("not_seen", text=text)
+        started()
         return observer
 
     @functools.wraps(start)
-    def started(self: Any, worker_group: Any) -> Any:
+    def start_all(self: Any, worker_group: Any) -> Any:
         by_local_rank = start(self, worker_group)
+        started()
         ranks = {w.local_rank: w.global_rank for w in worker_group.workers}
         observer.watch({ranks[local]: pid for local, pid in by_local_rank.items()})
         return by_local_rank
@@ -179,6 +182,6 @@ def observe(folder: Path) -> Observer:
         return result
 
     # By setattr: mypy refuses to assign methods.
-    setattr(LocalElasticAgent, "_start_workers", started)  # noqa: B010
+    setattr(LocalElasticAgent, "_start_workers", start_all)  # noqa: B010
     setattr(LocalElasticAgent, "_monitor_workers", monitored)  # noqa: B010
     return observer

@@ -1,0 +1,42 @@
+"""The gate that keeps forked ranks back until the last one is forked."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from moediag.worker.host import Gate
+
+
+def passing(gate: Gate) -> tuple[int, int]:
+    """A forked child that tells when the gate let it through: its pid and where it tells."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(out)
+        gate.wait()
+        os.write(into, str(time.monotonic_ns()).encode())
+        os._exit(0)
+    os.close(into)
+    return pid, out
+
+
+def code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_nobody_passes_before_all_are_forked() -> None:
+    gate = Gate(3)
+    children = [passing(gate) for _ in range(3)]
+    opened = time.monotonic_ns()
+    gate.open()
+    assert all(int(os.read(out, 32)) > opened for _, out in children)
+    assert [code(pid) for pid, _ in children] == [0, 0, 0]
+
+
+def test_a_rank_ends_when_the_one_that_forked_it_is_gone() -> None:
+    gate = Gate(1)
+    pid, out = passing(gate)
+    os.close(gate._in)
+    assert os.read(out, 16) == b""
+    assert code(pid) == 1

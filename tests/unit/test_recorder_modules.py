@@ -4,7 +4,6 @@ models with hooks still copy, save and compile."""
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import json
 import pickle
@@ -19,7 +18,6 @@ import torch
 from torch import nn
 
 from moediag.recorder import Recorder, install
-from moediag.recorder.core import Names
 from moediag.recorder.experts import expert_counts
 from moediag.recorder.modules import clean
 
@@ -97,20 +95,6 @@ def test_a_forward_that_raises_leaves_nothing_open(recorder: Recorder) -> None:
         model(torch.full((1, 4), 12345 / 4))
     assert recorder.thread.blocks == []
     assert recorder.current_phase() == "other"
-
-
-def test_a_module_that_is_gone_leaves_no_name_to_the_next_one_at_its_address() -> None:
-    names, old, new = Names(), nn.Linear(1, 1), nn.Linear(1, 1)
-    names.set(old, "old")
-    names.set(old, "another")
-    assert (names.get(old), names.get(new)) == ("old", None), "the first name stays"
-    entry = names._of.pop(id(old))
-    del old
-    gc.collect()
-    names._of[id(new)] = entry  # as if it had been made where the other one was
-    assert names.get(new) is None
-    names.set(new, "new")
-    assert names.get(new) == "new"
 
 
 def test_what_happens_in_a_pause_is_no_part_of_the_job(recorder: Recorder, tmp_path: Path) -> None:

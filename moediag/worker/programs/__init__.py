@@ -3,8 +3,9 @@
 A program is named in ``moediag.protocol.PROGRAMS`` with its options and their defaults. Its module
 has ``run(trial, rank, recorder, device) -> Outcome``, like :mod:`moediag.worker.step`, and computes
 what is right itself, in one process, from the same weights and batches: nothing else knows its
-model. It is joined to a process group already, and raises
-:class:`moediag.worker.models.NotApplicable` with a reason where it cannot run.
+model. The recorder is ``paused()`` meanwhile, since that is no part of the job. The rank has joined
+a process group already; a program raises :class:`moediag.worker.models.NotApplicable` with a reason
+where it cannot run.
 """
 
 from __future__ import annotations

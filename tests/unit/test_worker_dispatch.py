@@ -1,0 +1,126 @@
+"""Expert parallelism by hand: each token reaches its experts and comes back, gradients with it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+from torch import nn  # noqa: E402
+
+from moediag.worker import dispatch  # noqa: E402
+from moediag.worker.models import Anatomy, MoeBlock, NotApplicable  # noqa: E402
+
+EXPERTS, WIDTH, TOKENS, TOP_K = 4, 3, 5, 2
+
+
+class Experts(nn.Module):
+    """As transformers has them from 5.0 on: one 3-D parameter, a loop over the experts hit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = EXPERTS
+        generator = torch.Generator().manual_seed(0)
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH, generator=generator))
+
+    def forward(self, hidden: Any, index: Any, weights: Any) -> Any:
+        result = torch.zeros_like(hidden)
+        for expert in range(self.num_experts):
+            token, place = torch.where(index == expert)
+            computed = torch.tanh(hidden[token] @ self.up[expert]) * weights[token, place, None]
+            result = result.index_add(0, token, computed)
+        return result
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = Experts()
+
+
+def anatomy(block: Block) -> Anatomy:
+    return Anatomy((), (MoeBlock("mlp", block, 0, ()),), EXPERTS)
+
+
+def batch(rank: int) -> tuple[Any, Any, Any]:
+    """Hidden states, the experts of each token, what they count. Rank 1 sends none to expert 0."""
+    generator = torch.Generator().manual_seed(rank + 1)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
+    scores = torch.rand(TOKENS, EXPERTS, generator=generator)
+    scores[:, 0] -= 2 * rank
+    weights, index = scores.topk(TOP_K)
+    return hidden, index, weights.requires_grad_()
+
+
+def loss(experts: nn.Module, rank: int) -> tuple[Any, Any, Any]:
+    hidden, index, weights = batch(rank)
+    result = experts(hidden, index, weights)
+    result.square().sum().backward()
+    return result.detach(), hidden.grad, weights.grad
+
+
+def of_rank(rank: int, folder: str) -> None:
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+        )
+        block = Block()
+        rows = dispatch.divide(anatomy(block), dist.group.WORLD)
+        assert rows == {"mlp.experts.up": (2 * rank, 2 * rank + 2)}
+        assert block.experts.up.shape == (2, WIDTH, WIDTH)
+        found = (*loss(block.experts, rank), block.experts.up.grad)
+        torch.save(found, f"{folder}/{rank}.pt")
+        dist.destroy_process_group()
+    except BaseException:
+        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
+        os._exit(1)
+
+
+def test_two_ranks_compute_what_one_does_and_experts_get_the_sum(tmp_path: Path) -> None:
+    context = mp.get_context("fork")
+    ranks = [context.Process(target=of_rank, args=(rank, str(tmp_path))) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(90)
+        if process.is_alive():
+            process.kill()
+    errors = [file.read_text() for file in sorted(tmp_path.glob("*.error"))]
+    assert not errors, errors[0]
+    whole = Experts()
+    for rank in (0, 1):
+        expected = loss(whole, rank)
+        *found, _ = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.allclose(one, other, atol=1e-6), rank
+    for rank in (0, 1):
+        *_, gradient = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert torch.allclose(gradient, whole.up.grad[2 * rank : 2 * rank + 2], atol=1e-6)
+
+
+class TestWhatCannotBeDivided:
+    @pytest.fixture(autouse=True)
+    def world(self) -> Any:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", rank=0, world_size=3, store=FakeStore())
+        yield
+        dist.destroy_process_group()
+
+    def test_a_number_of_experts_that_does_not_fit(self) -> None:
+        with pytest.raises(NotApplicable, match="4 experts cannot be divided over 3 ranks"):
+            dispatch.divide(anatomy(Block()), dist.group.WORLD)
+
+    def test_experts_that_are_modules(self) -> None:
+        listed = tuple((str(n), nn.Linear(2, 2)) for n in range(EXPERTS))
+        modules = Anatomy((), (MoeBlock("mlp", Block(), 0, listed),), EXPERTS)
+        with pytest.raises(NotApplicable, match="experts are modules in this release"):
+            dispatch.divide(modules, dist.group.WORLD)

@@ -317,6 +317,18 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "checkpoint": ("both-names", "embedding-only"),
         "load": ("torch", "accelerate", "broadcasts"),
     },
+    "router-logits-guard": {
+        # By which field of a configuration a trainer takes its model for a mixture of experts.
+        "guard": (
+            "always",
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+            "any",
+            "any-in-text-config",
+            "own-switch",
+        ),
+    },
 }
 
 
@@ -541,6 +553,17 @@ class LoadTiming:
 
 
 @dataclass(frozen=True)
+class OutcomeTable:
+    """Numbers of a program for its page; ranks that share the rows of one table give it the same
+    title and columns. Cells: text, whole numbers, fractions, null."""
+
+    title: str
+    columns: List[str]
+    rows: List[List[Any]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
@@ -553,7 +576,7 @@ class Outcome:
     ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds of each
     round. ``loads``: of a load-cost trial. ``notes``: facts about how the trial was run that a
     reader of the result must know (shims, look-alikes). ``resume``: of a resume trial, whose losses
-    and norms are the straight run's.
+    and norms are the straight run's. ``tables``: of a program.
     """
 
     rank: int
@@ -572,6 +595,7 @@ class Outcome:
     versions: Dict[str, Optional[str]] = field(default_factory=dict)
     inputs: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)
     resume: Optional[ResumeOutcome] = None
+    tables: List[OutcomeTable] = field(default_factory=list)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))

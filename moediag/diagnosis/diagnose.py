@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import ownership, parts, shown
+from moediag.diagnosis import ownership, parts, programs, shown
 from moediag.diagnosis.align import align
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
@@ -51,6 +51,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         of_parts,
         *load_tables(loads.loads),
         *resumed.tables,
+        *programs.tables(evidence),
     )
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     return Diagnosis(

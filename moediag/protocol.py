@@ -377,6 +377,18 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "checkpoint": ("both-names", "embedding-only"),
         "load": ("torch", "accelerate", "broadcasts"),
     },
+    "router-logits-guard": {
+        # By which field of a configuration a trainer takes its model for a mixture of experts.
+        "guard": (
+            "always",
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+            "any",
+            "any-in-text-config",
+            "own-switch",
+        ),
+    },
 }  # fmt: skip
 
 
@@ -629,6 +641,17 @@ class LoadTiming:
 
 
 @dataclass(frozen=True)
+class OutcomeTable:
+    """Numbers of a program for its page; ranks that share the rows of one table give it the same
+    title and columns. Cells: text, whole numbers, fractions, null."""
+
+    title: str
+    columns: List[str]
+    rows: List[List[Any]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What the worker measured on one rank; written only when the rank reached its end.
 
@@ -645,6 +668,7 @@ class Outcome:
     reader of the result must know (shims, look-alikes). ``resume``: of a resume trial, whose losses
     and norms are the straight run's. ``applied``: by step. ``metrics``: by step and name, as this
     rank reports them after they were reduced over ranks; ``reference_metrics``: what they are.
+    ``tables``: of a program.
     """
 
     rank: int
@@ -667,6 +691,7 @@ class Outcome:
     applied: Dict[str, Applied] = field(default_factory=dict)
     metrics: Dict[str, Dict[str, float]] = field(default_factory=dict)
     reference_metrics: Dict[str, Dict[str, float]] = field(default_factory=dict)
+    tables: List[OutcomeTable] = field(default_factory=list)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))

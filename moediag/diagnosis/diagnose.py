@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import applied, decisions, detectors, ownership, parts, shown
+from moediag.diagnosis import applied, decisions, detectors, ownership, parts, programs, shown
 from moediag.diagnosis.ahead import ahead
 from moediag.diagnosis.align import align
 from moediag.diagnosis.applied import applied_facts
@@ -101,6 +101,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         *resumed.tables,
         reported.table,
         decisions.table(parted),
+        *programs.tables(evidence),
     )
     # After an update that was none, gradients are wrong as well: a consequence.
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)

@@ -18,9 +18,11 @@ TURN = 0.05  # seconds between two looks
 def dump(folder: Path, rank: int) -> None:
     c10d = torch._C._distributed_c10d
     while True:
-        raw = c10d._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+        raw = c10d._dump_fr_trace(
+            includeCollectives=True, includeStackTraces=True, onlyActive=False
+        )
         last = pickle.loads(raw)["entries"][-1]["profiling_name"]
-        if rank == 2 or "broadcast" in last and (folder / "left-out").exists():
+        if rank == 2 or ("broadcast" in last and (folder / "left-out").exists()):
             break
         time.sleep(TURN)
     part = folder / f"{rank}.part"

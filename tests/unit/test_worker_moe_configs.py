@@ -1,0 +1,109 @@
+"""Configuration classes that name experts, tiny models of them, and guards, in one process."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers import MixtralConfig, Qwen3MoeConfig  # noqa: E402
+from transformers.models.mixtral.modeling_mixtral import MixtralForCausalLM  # noqa: E402
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM  # noqa: E402
+
+from moediag.worker import moe_configs  # noqa: E402
+from moediag.worker.moe_configs import Found  # noqa: E402
+from moediag.worker.programs import router_logits_guard as guards  # noqa: E402
+
+QWEN = Found(Qwen3MoeConfig, Qwen3MoeForCausalLM, has_loss=True)
+MIXTRAL = Found(MixtralConfig, MixtralForCausalLM, has_loss=True)
+
+
+class Config:
+    """A configuration that names its experts otherwise."""
+
+    def __init__(self, **fields: object) -> None:
+        self.__dict__.update(fields)
+
+    def get_text_config(self) -> object:
+        return self.__dict__.get("text_config", self)
+
+
+def takes(guard: str, config: Config) -> list[object]:
+    return guards.GUARDS[guard](config)
+
+
+def test_the_fields_that_count_routed_experts() -> None:
+    config = Config(
+        num_experts=8, n_routed_experts=8, moe_num_experts=8, num_experts_per_tok=2,
+        n_shared_experts=1, num_shared_experts=1,
+        attribute_map={"num_local_experts": "num_experts"},
+    )  # fmt: skip
+    assert moe_configs.experts_named(config) == [
+        "moe_num_experts", "n_routed_experts", "num_experts", "num_local_experts",
+    ]  # fmt: skip
+    assert moe_configs.experts_named(Config(hidden_size=8)) == []
+
+
+def test_each_guard_knows_what_it_asks_for() -> None:
+    local, dense = Config(num_local_experts=8), Config(num_local_experts=0, num_experts=None)
+    assert takes("num_local_experts", local) == [local]
+    assert takes("num_experts", local) == []
+    assert takes("any", local) == [local]
+    assert not any(takes(guard, dense) for guard in guards.GUARDS)
+    hidden = Config(text_config=Config(n_routed_experts=8, output_router_logits=False))
+    assert takes("any", hidden) == []
+    assert takes("any-in-text-config", hidden) == [hidden.get_text_config()]
+    assert takes("own-switch", hidden) == [hidden.get_text_config()]
+    assert takes("own-switch", local) == []
+
+
+@pytest.mark.parametrize("found", [QWEN, MIXTRAL], ids=lambda f: f.name)
+def test_a_tiny_model_trains_its_router_by_the_loss(found: Found) -> None:
+    seen = guards.Measured(found)
+    assert seen.why_not == ""
+    assert seen.proven
+    assert all("gate" in fqn for fqn in seen.share)
+    assert seen.largest is not None
+    assert seen.largest > 1e-4
+
+
+@pytest.mark.parametrize("found", [QWEN, MIXTRAL], ids=lambda f: f.name)
+def test_a_guard_is_off_by_mistake_where_the_release_has_another_name(found: Found) -> None:
+    seen = guards.Measured(found)
+    named = moe_configs.experts_named(found.config())
+    for guard in guards.THREE:
+        errors = seen.errors(guard)
+        assert set(errors) == set(seen.share)
+        assert all(error.wrong is (guard not in named) for error in errors.values()), guard
+        assert seen.answer(guard) == ("on" if guard in named else "OFF")
+    for guard in ("any", "any-in-text-config", "own-switch", "always"):
+        assert not any(error.wrong for error in seen.errors(guard).values()), guard
+
+
+def test_the_tokens_loss_does_not_tell_whether_the_auxiliary_loss_is_on() -> None:
+    """A weaker detector: the logits, and so the loss of the tokens, are the same."""
+    model = moe_configs.build(QWEN)
+    ids = torch.arange(3, 19)[None]
+    with torch.no_grad():
+        logits = [model(input_ids=ids, output_router_logits=on).logits for on in (True, False)]
+    assert torch.equal(*logits)
+
+
+def test_a_class_that_cannot_be_built_is_named_and_not_judged() -> None:
+    class Broken:
+        def __init__(self, config: object) -> None:
+            raise TypeError("no\nsuch thing")
+
+    seen = guards.Measured(Found(Qwen3MoeConfig, Broken, has_loss=True))
+    assert not seen.proven
+    assert seen.why_not == "TypeError: no"
+    assert seen.largest is None
+
+
+def test_the_release_is_searched() -> None:
+    with_loss = {found.name: found for found in moe_configs.find(with_loss=True)}
+    assert with_loss["MixtralConfig"].model is MixtralForCausalLM
+    assert all(found.has_loss for found in with_loss.values())
+    assert "LlamaConfig" not in with_loss
+    assert "DeepseekV3Config" not in with_loss, "it names experts, and has no such loss"

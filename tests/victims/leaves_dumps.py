@@ -1,4 +1,4 @@
-"""Under torchrun on gloo: rank 2 never comes to a broadcast that the others wait in. Once they do,
+"""Under torchrun on gloo: rank 2 never comes to an all-gather that the others wait in. Once they do,
 every rank writes its Flight Recorder dump, with stacks, into the folder that is given; all end when
 all are written."""
 
@@ -13,46 +13,51 @@ import torch
 import torch.distributed as dist
 
 TURN = 0.05  # seconds between two looks
+LEFT_OUT = "left-out"  # a file: rank 2 has left the others alone
 
 
-def dump(folder: Path, rank: int) -> None:
+def records() -> bytes:
     c10d = torch._C._distributed_c10d
+    return c10d._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+
+
+def waiting(folder: Path) -> bytes:
+    """The records of a rank that is in the all-gather which lacks rank 2."""
     while True:
-        raw = c10d._dump_fr_trace(
-            includeCollectives=True, includeStackTraces=True, onlyActive=False
-        )
-        last = pickle.loads(raw)["entries"][-1]["profiling_name"]
-        if rank == 2 or ("broadcast" in last and (folder / "left-out").exists()):
-            break
+        # Rank 2 left after an all-reduce of everyone's, so an earlier all-gather is not the last.
+        left_out = (folder / LEFT_OUT).exists()
+        raw = records()
+        if left_out and "gather" in pickle.loads(raw)["entries"][-1]["profiling_name"]:
+            return raw
         time.sleep(TURN)
-    part = folder / f"{rank}.part"
+
+
+def leave(folder: Path, raw: bytes) -> None:
+    part = folder / f"{dist.get_rank()}.part"
     part.write_bytes(raw)
-    part.rename(folder / f"trace_rank_{rank}")
+    part.rename(folder / f"trace_rank_{dist.get_rank()}")
     while len(list(folder.glob("trace_rank_*"))) < dist.get_world_size():
         time.sleep(TURN)
-    (folder / "left-out").unlink(missing_ok=True)
     os._exit(0)
 
 
-def step(rank: int, number: int, folder: Path) -> None:
+def step(number: int, folder: Path) -> None:
     tensor = torch.ones(8)
     dist.all_reduce(tensor)
-    if rank == 2 and number == 1:
-        (folder / "left-out").touch()
-        dump(folder, rank)
-    dist.broadcast(tensor, 0)  # where the others wait
+    if dist.get_rank() == 2 and number == 1:
+        (folder / LEFT_OUT).touch()
+        leave(folder, records())
+    dist.all_gather([torch.empty(8) for _ in range(dist.get_world_size())], tensor)
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    dist.barrier()
-    if rank != 2:
-        threading.Thread(target=dump, args=(folder, rank), daemon=True).start()
+    if dist.get_rank() != 2:
+        threading.Thread(target=lambda: leave(folder, waiting(folder)), daemon=True).start()
     try:
         for number in range(3):
-            step(rank, number, folder)
+            step(number, folder)
     finally:
         threading.Event().wait()  # a peer that has ended is no failure of this one
 

@@ -184,7 +184,7 @@ def test_a_fix_that_repairs_nothing_is_not_called_correct(checkout: Checkout) ->
     (line,) = page.commands()
     code, shown = checkout.run(line)
     assert code == 1, shown
-    assert "touch-layer wrong" in " ".join(shown.split())
+    assert "touch-layer no effect" in " ".join(shown.split())
 
 
 def test_a_family(checkout: Checkout) -> None:

@@ -91,7 +91,7 @@ def test_a_control_that_fails_makes_the_comparison_inconclusive(
     assert ran.trial("starving")["met"] is False
     assert ran.code == 3
     assert ran.result["conclusion"] == {
-        "reproduced": None, "fixes": [], "cheapest_correct_fix": None,
+        "reproduced": None, "fixes": [], "cheapest_correct_fix": None, "claims": [],
     }  # fmt: skip
     assert "inconclusive" in shown(command, ran)
 
@@ -146,7 +146,7 @@ def test_controls_alone_are_clean_and_show_nothing_about_the_claim(command: Comm
     assert all(trial["gradient_error"] < 1e-6 for trial in ran.result["trials"])
     assert ran.code == 0
     assert ran.result["conclusion"] == {
-        "reproduced": None, "fixes": [], "cheapest_correct_fix": None,
+        "reproduced": None, "fixes": [], "cheapest_correct_fix": None, "claims": [],
     }  # fmt: skip
     assert "not reproduced" not in shown(command, ran)
 

@@ -30,7 +30,7 @@ def holds(ran: Ran, ranks: int) -> None:
     assert problems(ran.result) == []
     assert ran.code == 0
     assert ran.result["conclusion"] == {
-        "reproduced": None, "fixes": [], "cheapest_correct_fix": None,
+        "reproduced": None, "fixes": [], "cheapest_correct_fix": None, "claims": [],
     }  # fmt: skip
     (trial,) = ran.result["trials"]
     assert (trial["verdict"], trial["world_size"], trial["culprits"]) == ("clean", ranks, [])

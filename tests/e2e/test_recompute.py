@@ -67,7 +67,7 @@ def accepted(ran: Ran, variants: Sequence[str]) -> bool:
 
 
 class TestRecompute:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def ran(self, command: Command) -> Ran:
         need(OLD)
         return run(
@@ -165,7 +165,7 @@ class TestTolerantHook:
 
 
 class TestTied:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def ran(self, command: Command) -> Ran:
         need(OLD)
         return run(command, "tied-embeddings-meta")
@@ -205,7 +205,7 @@ class TestTied:
 
 
 class TestGuards:
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def ran(self, command: Command) -> Ran:
         need(OLD)
         return run(

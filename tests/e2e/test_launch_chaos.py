@@ -44,7 +44,10 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-@pytest.mark.parametrize("case", range(20))
+MOMENTS = [pytest.param(n, marks=() if n < 6 else pytest.mark.wide) for n in range(20)]
+
+
+@pytest.mark.parametrize("case", MOMENTS)
 def test_kill_9_at_a_random_moment(case: int, tmp_path: Path) -> None:
     dice = random.Random(case)
     mark = uuid.uuid4().hex

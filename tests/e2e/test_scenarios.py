@@ -293,8 +293,14 @@ def test_zero_2_fails_as_fsdp2_does_and_zero_3_does_not(command: Command) -> Non
 class TestTheSameVerdicts:
     """Under torchrun, and with four ranks."""
 
-    @pytest.mark.parametrize("name", ["expert-starvation", "expert-starvation-silent",
-                                      "expert-starvation-hang"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "expert-starvation-silent",
+            pytest.param("expert-starvation", marks=pytest.mark.wide),
+            pytest.param("expert-starvation-hang", marks=pytest.mark.wide),
+        ],
+    )
     def test_torchrun_tells_the_same_as_the_fork_launcher(
         self, command: Command, name: str
     ) -> None:
@@ -336,6 +342,7 @@ class TestTheSameVerdicts:
         assert ran.verdicts["natural-routing"] == CLEAN
 
 
+@pytest.mark.wide
 def test_a_box_under_full_load_gives_the_same_verdicts(command: Command) -> None:
     need({"transformers": "4.53.2"})
     calm = [command.run("expert-starvation-hang"), command.run("expert-starvation-silent")]

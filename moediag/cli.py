@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_bisect, cli_stacks
+from moediag import cli_bisect, cli_run, cli_stacks
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -59,70 +59,9 @@ def root(
         raise typer.Exit(ExitCode.USAGE)
 
 
-@app.command(epilog="Example: moediag run expert-starvation --cpu 4 --set model.family=mixtral")
-def run(
-    name: o.Name,
-    variant: o.Variants = [],  # noqa: B006 - typer copies defaults
-    gpus: o.Gpus = None,
-    cpu: o.Cpu = None,
-    stack: o.StackPairs = [],  # noqa: B006
-    set_: o.SetPairs = [],  # noqa: B006
-    launcher: o.LauncherOption = o.LauncherKind.auto,
-    nnodes: o.Nnodes = 1,
-    rdzv_endpoint: o.Rendezvous = None,
-    node_rank: o.NodeRank = None,
-    repeat: o.Repeat = 1,
-    timeout: o.Timeout = None,
-    quiescence: o.Quiescence = 3.0,
-    out: o.Out = None,
-    as_json: o.Json = False,
-    no_color: o.NoColor = False,
-    debug: o.Debug = False,  # noqa: ARG001
-) -> None:
-    """Run a scenario and judge each variant of it.
-
-    Without --cpu or --gpus: on the CPU, with the number of ranks that the scenario names.
-    The unfixed code, each fix and each control runs on real ranks; its collectives and its
-    gradients are held against a single-process reference.
-    """
-    world_size, device = o.world(gpus, cpu)
-    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value)
-    stack_overrides = o.pairs(stack, "--stack")
-
-    from moediag import doctor as doctor_
-    from moediag import run as runner
-    from moediag.launch.options import LaunchOptions
-    from moediag.report import jsonview, page, terminal, views
-    from moediag.scenario import catalogue
-    from moediag.scenario import load as loading
-    from moediag.scenario import plan as planning
-
-    scenario = loading.load(catalogue.find(name), set_)
-    plan = planning.plan(
-        scenario,
-        world_size or scenario.world.default,
-        device,
-        variants=variant,
-        launcher=o.launcher_for(launcher, nnodes),
-        repeat=repeat,
-        timeout=timeout,
-        stack_overrides=stack_overrides,
-    )
-    launch = LaunchOptions(
-        quiescence=quiescence, nnodes=nnodes, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank
-    )
-    if device == "gpu":
-        doctor_.require_gpus(
-            (world_size or scenario.world.default) // nnodes, plan.scenario.stack.get("torch")
-        )
-    folder = runner.run_folder(out, scenario.name)
-    with views.progress(no_color) as observer:
-        result = runner.run(plan, runner.RunOptions(folder, launch), observer)
-    if as_json:
-        stdout.write(jsonview.render(result))
-    else:
-        terminal.render(result, views.output(no_color), views.short(folder))
-    raise typer.Exit(page.exit_code(result))
+app.command(
+    epilog="Example: moediag run expert-starvation --cpu 4 --set model.family=mixtral",
+)(cli_run.run)
 
 
 app.command(

@@ -20,6 +20,15 @@ class LauncherKind(str, Enum):
 Name = Annotated[
     str, typer.Argument(metavar="NAME|FILE.yaml", help="A scenario of the catalogue, or a file.")
 ]
+NameOrNone = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME|FILE.yaml", help="A scenario of the catalogue, or a file.", show_default=False
+    ),
+]
+All = Annotated[
+    bool, typer.Option("--all", help="Every scenario of the catalogue, and one summary.")
+]
 Variants = Annotated[
     list[str],
     typer.Option("--variant", "-v", metavar="NAME", help="Only this variant; repeat for several."),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from moediag import run as runner
 from moediag.bisect.ahead import Ahead
-from moediag.bisect.hosts import Hosts
 from moediag.bisect.prober import Learned
 from moediag.bisect.question import Question
 from moediag.bisect.signatures import CannotLearn, Match, Target, judge, learn
@@ -30,6 +29,7 @@ from moediag.errors import (
     StackError,
 )
 from moediag.hardware import cores
+from moediag.launch.hosts import Hosts
 from moediag.launch.options import LaunchOptions
 from moediag.report.model import RunResult, TrialResult
 from moediag.report.progress import Silent, glance

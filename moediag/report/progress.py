@@ -6,7 +6,7 @@ The run tells an :class:`Observer`; nothing here decides anything, and stdout st
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from moediag.report import names
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 class Observer(Protocol):
     """What a run reports while it goes on. Calls come from one thread at a time."""
+
+    def series(self, trials: Sequence[int]) -> None:
+        """Several plans follow each other, with so many trials each."""
 
     def plan(self, plan: Plan) -> None: ...
 
@@ -41,6 +44,8 @@ class Observer(Protocol):
 class Silent:
     """Says nothing."""
 
+    def series(self, trials: Sequence[int]) -> None: ...
+
     def plan(self, plan: Plan) -> None: ...
 
     def stack(self, key: str, text: str, fraction: float | None) -> None: ...
@@ -54,19 +59,51 @@ class Silent:
     def finished(self, result: RunResult) -> None: ...
 
 
+class Count:
+    """``done`` of ``total`` trials, over a series of plans where there is one. A plan that ended
+    early counts as done when the next one begins."""
+
+    def __init__(self) -> None:
+        self.done = self.total = 0
+        self.number = self.plans = 0
+        self._sizes: Sequence[int] = ()
+
+    def series(self, trials: Sequence[int]) -> None:
+        self._sizes, self.plans, self.total = trials, len(trials), sum(trials)
+
+    def begin(self, trials: int) -> None:
+        if self.plans:
+            self.done = sum(self._sizes[: self.number])
+            self.number += 1
+        else:
+            self.done, self.total = 0, trials
+
+    def __str__(self) -> str:
+        return f"[{self.done}/{self.total}]"
+
+    @property
+    def next(self) -> str:
+        """The trial that runs now."""
+        return f"[{self.done + 1}/{self.total}]"
+
+
 class Lines(Silent):
     """One line per event through ``write``, for logs and pipes."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self.write = write
-        self.total = 0
-        self.done = 0
+        self.count = Count()
         self.stack_texts: dict[str, str] = {}
         self.doing: dict[str, str] = {}
 
+    def series(self, trials: Sequence[int]) -> None:
+        self.count.series(trials)
+        self.write(f"{names.plural(len(trials), 'scenario')}, {names.plural(sum(trials), 'trial')}")
+
     def plan(self, plan: Plan) -> None:
-        self.total = len(plan.trials)
-        self.write(f"{plan.scenario.name}: {names.plural(self.total, 'trial')}")
+        self.count.begin(len(plan.trials))
+        place = f"scenario {self.count.number} of {self.count.plans}: " if self.count.plans else ""
+        self.write(f"{place}{plan.scenario.name}: {names.plural(len(plan.trials), 'trial')}")
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
         """Once per text: a bar's hundred steps are one line in a log."""
@@ -80,8 +117,8 @@ class Lines(Silent):
         self.doing[name] = progress.doing
 
     def trial_finished(self, result: TrialResult) -> None:
-        self.done += 1
-        self.write(f"[{self.done}/{self.total}] {outcome(result)}")
+        self.count.done += 1
+        self.write(f"{self.count} {outcome(result)}")
 
 
 class Live(Silent):
@@ -92,8 +129,7 @@ class Live(Silent):
         from rich.live import Live as RichLive
 
         self.console = console
-        self.total = 0
-        self.done = 0
+        self.count = Count()
         self.stacks: dict[str, tuple[str, float | None]] = {}
         self.running: dict[str, Progress | None] = {}
         self.began = time.monotonic()
@@ -113,8 +149,16 @@ class Live(Silent):
     ) -> None:
         self.display.__exit__(kind, error, trace)
 
+    def series(self, trials: Sequence[int]) -> None:
+        self.count.series(trials)
+
     def plan(self, plan: Plan) -> None:
-        self.total = len(plan.trials)
+        from rich.text import Text
+
+        self.count.begin(len(plan.trials))
+        if self.count.plans:
+            place = f"{plan.scenario.name} ({self.count.number} of {self.count.plans})"
+            self.console.print(Text(place, "bold"), no_wrap=True, overflow="ellipsis")
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:
         if fraction is not None and fraction >= 1:
@@ -132,7 +176,7 @@ class Live(Silent):
     def trial_finished(self, result: TrialResult) -> None:
         from rich.text import Text
 
-        self.done += 1
+        self.count.done += 1
         self.running.clear()
         style = "green" if result.met else "bold red"
         mark = Text("ok  " if result.met else "BAD ", style)
@@ -153,7 +197,7 @@ class Live(Silent):
         elapsed = names.seconds(time.monotonic() - self.began)
         for name, progress in dict(self.running).items():
             states = glance(progress) if progress else "launching"
-            line = Text(f"[{self.done + 1}/{self.total}] {name}  {states}", overflow="ellipsis")
+            line = Text(f"{self.count.next} {name}  {states}", overflow="ellipsis")
             line.no_wrap = True
             return Group(rows, line, Text(f"{elapsed}  Ctrl-C ends the ranks, keeps the evidence",
                                           "dim"))  # fmt: skip

@@ -1,8 +1,8 @@
-"""Fork hosts that outlive a probe: started while the probe before is at work, and kept, because
-the neighbours of a boundary are probed twice.
+"""Fork hosts that outlive a run: started while the run before is at work, and kept, because
+scenarios share stacks and a bisect probes the neighbours of a boundary twice.
 
-A probe is mostly imports. Each trial is still a process of its own, forked from one that has done
-nothing but import.
+A short run is mostly imports. Each trial is still a process of its own, forked from one that has
+done nothing but import.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Hosts:
             yield host
         finally:
             with self._lock:
-                other = self._idle.pop(stack.key, None)  # two probes of one release at once
+                other = self._idle.pop(stack.key, None)  # two runs on one stack at once
                 self._idle[stack.key] = host
                 spare = [*self._spare(), *filter(None, [other])]
             _close(spare)

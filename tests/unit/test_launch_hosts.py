@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moediag.bisect import hosts as module
-from moediag.bisect.hosts import KEPT, Hosts
+from moediag.launch import hosts as module
+from moediag.launch.hosts import KEPT, Hosts
 from moediag.launch.options import LaunchOptions
 
 

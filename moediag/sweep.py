@@ -37,8 +37,8 @@ TRACEBACK_FILE = "traceback.txt"
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """``world_size``: None is each scenario's own number of ranks; a scenario that cannot have the
-    given number runs on the largest below it that it can have."""
+    """``world_size``: None is each scenario's own number of ranks; for one that cannot have the
+    given number see :func:`ranks_for`."""
 
     world_size: int | None = None
     device: str = "cpu"
@@ -68,15 +68,18 @@ def plan_all(options: SweepOptions, names: Sequence[str] | None = None) -> list[
     return sorted(found, key=lambda p: (_stack(p.plan), p.name))
 
 
-def ranks_for(scenario: Scenario, wanted: int | None) -> int | None:
-    """The number of ranks it runs on where ``wanted`` are there: the largest that it can have.
-    None where there are too few."""
+def ranks_for(scenario: Scenario, wanted: int | None, device: str) -> int | None:
+    """The number of ranks it runs on where ``wanted`` are there: the largest that it can have. One
+    that needs more gets the fewest that it needs on a CPU, where ranks are processes and no
+    hardware, and None on GPUs."""
     world = scenario.world
     if wanted is None:
         return world.default
     most = wanted if world.max is None else min(wanted, world.max)
     most -= most % world.multiple_of
-    return most if most >= world.min else None
+    if most >= world.min:
+        return most
+    return None if device == "gpu" else world.default
 
 
 def sweep(planned: Sequence[Planned], options: SweepOptions, folder: Path,
@@ -123,7 +126,7 @@ def sweep(planned: Sequence[Planned], options: SweepOptions, folder: Path,
 def _planned(name: str, options: SweepOptions) -> Planned:
     try:
         scenario = loading.load(catalogue.find(name))
-        ranks = ranks_for(scenario, options.world_size)
+        ranks = ranks_for(scenario, options.world_size, options.device)
         if ranks is None:
             raise LayoutError(f"needs {scenario.world.min} ranks or more")
         plan = planning.plan(

@@ -81,7 +81,7 @@ def test_every_documented_command_line_parses(line: str) -> None:
         parse(shlex.split(line.split(" > ")[0].split(" | ")[0])[1:])
 
 
-@pytest.mark.parametrize("line", ["moediag run", "moediag run x --no-such-option", "moediag frob"])
+@pytest.mark.parametrize("line", ["moediag show", "moediag run x --no-such-option", "moediag frob"])
 def test_a_wrong_command_line_does_not_parse(line: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no such|missing|required") as caught:
         parse(shlex.split(line)[1:])

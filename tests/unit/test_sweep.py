@@ -27,9 +27,7 @@ Outcome = Callable[[], RunResult]
 
 
 def met(value: bool) -> RunResult:
-    trials = tuple(
-        dataclasses.replace(t, met=value or t.role != "fix") for t in GOLDEN.trials
-    )
+    trials = tuple(dataclasses.replace(t, met=value or t.role != "fix") for t in GOLDEN.trials)
     return dataclasses.replace(GOLDEN, trials=trials)
 
 
@@ -61,21 +59,22 @@ def test_the_catalogue_is_planned_and_releases_stay_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "wanted", "ranks"),
+    ("world", "wanted", "device", "ranks"),
     [
-        ({"default": 2}, None, 2),
-        ({"default": 2}, 5, 5),
-        ({"default": 2, "multiple_of": 2}, 5, 4),
-        ({"default": 2, "max": 3}, 8, 3),
-        ({"default": 4, "min": 4, "multiple_of": 4}, 3, None),
+        ({"default": 2}, None, "cpu", 2),
+        ({"default": 2}, 5, "cpu", 5),
+        ({"default": 2, "multiple_of": 2}, 5, "gpu", 4),
+        ({"default": 2, "max": 3}, 8, "cpu", 3),
+        ({"default": 4, "min": 4, "multiple_of": 4}, 3, "cpu", 4),
+        ({"default": 4, "min": 4, "multiple_of": 4}, 3, "gpu", None),
     ],
 )
 def test_the_largest_number_of_ranks_that_it_can_have(
-    world: dict[str, int], wanted: int | None, ranks: int | None
+    world: dict[str, int], wanted: int | None, device: str, ranks: int | None
 ) -> None:
     scenario = load.load(catalogue.find("expert-starvation"))
     own = scenario.world.model_copy(update={"min": 1, "max": None, "multiple_of": 1, **world})
-    assert ranks_for(scenario.model_copy(update={"world": own}), wanted) == ranks
+    assert ranks_for(scenario.model_copy(update={"world": own}), wanted, device) == ranks
 
 
 def test_one_broken_scenario_costs_its_own_row(

@@ -1,0 +1,44 @@
+"""`moediag run --all`, on a catalogue of two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moediag import cli
+from moediag.launch import fork
+from moediag.scenario import catalogue
+from tests.e2e.pipeline import need
+
+NAMES = ["expert-starvation-data", "expert-starvation-late"]
+
+
+@pytest.mark.e2e
+@pytest.mark.stack
+def test_two_scenarios_share_a_host_and_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need({"transformers": "4.53.2"})
+    monkeypatch.setattr(catalogue, "names", lambda: NAMES)
+    started: list[str] = []
+
+    class Counted(fork.Host):
+        def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
+            started.append(command[0])
+            super().__init__(command, env, log)
+
+    monkeypatch.setattr(fork, "Host", Counted)
+    assert cli.main(["run", "--all", "--cpu", "2", "--out", str(tmp_path / "all")]) == 0
+    said = capsys.readouterr()
+    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
+    assert [(r["scenario"], r["status"]) for r in summary["rows"]] == [
+        (name, "as expected") for name in NAMES
+    ]
+    trials = sum(row["expected"] for row in summary["rows"])
+    assert f"2 scenarios: 2 as expected; {trials} of {trials} expectations met" in said.out
+    assert f"[{trials}/{trials}] " in said.err
+    assert all((tmp_path / "all" / name / "result.json").is_file() for name in NAMES)
+    assert len(started) == len(set(started))  # each stack's libraries were imported once
+    assert sum("transformers-4.53.2-" in python for python in started) == 1

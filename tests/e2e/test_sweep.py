@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ def test_two_scenarios_share_a_host_and_a_summary(
     started: list[str] = []
 
     class Counted(fork.Host):
-        def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
+        def __init__(self, command: list[str], *others: Any) -> None:
             started.append(command[0])
-            super().__init__(command, env, log)
+            super().__init__(command, *others)
 
     monkeypatch.setattr(fork, "Host", Counted)
     assert cli.main(["run", "--all", "--cpu", "2", "--out", str(tmp_path / "all")]) == 0

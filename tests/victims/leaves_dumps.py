@@ -21,6 +21,15 @@ def records() -> bytes:
     return c10d._dump_fr_trace(includeCollectives=True, includeStackTraces=True, onlyActive=False)
 
 
+def finished() -> bytes:
+    """The records of a rank whose last operation is over; gloo notes that a moment later."""
+    while True:
+        raw = records()
+        if pickle.loads(raw)["entries"][-1]["state"] == "completed":
+            return raw
+        time.sleep(TURN)
+
+
 def waiting(folder: Path) -> bytes:
     """The records of a rank that is in the all-gather which lacks rank 2."""
     while True:
@@ -46,7 +55,7 @@ def step(number: int, folder: Path) -> None:
     dist.all_reduce(tensor)
     if dist.get_rank() == 2 and number == 1:
         (folder / LEFT_OUT).touch()
-        leave(folder, records())
+        leave(folder, finished())
     dist.all_gather([torch.empty(8) for _ in range(dist.get_world_size())], tensor)
 
 

@@ -25,7 +25,7 @@ def finished() -> bytes:
     """The records of a rank whose last operation is over; gloo notes that a moment later."""
     while True:
         raw = records()
-        if pickle.loads(raw)["entries"][-1]["state"] == "completed":
+        if pickle.loads(raw)["entries"][-1]["retired"]:
             return raw
         time.sleep(TURN)
 

@@ -12,6 +12,11 @@ _NEXT = (
     "of torch 2.13 reduces parameters without a gradient as zeros; an expert without tokens can run "
     "on an empty slice. `moediag diagnose` on the evidence folder says why they have none."
 )
+_NEXT_APART = (
+    "Next: let every rank reduce the same groups in the same order: where each expert is a group of "
+    "its own, group the whole block, or run experts without tokens on an empty slice. `moediag "
+    "diagnose` on the evidence folder says where the ranks parted."
+)
 _NEXT_ABSENT = (
     "Next: look at what that rank does (py-spy dump --pid PID, or its own output). A rank that is "
     "only slow needs a larger MOEDIAG_GUARD_TIMEOUT."
@@ -49,7 +54,8 @@ def mismatch(label: Label, sides: Sequence[Mapping[str, Any]]) -> str:
         head = (
             f"ranks came to the {label.op} of {modules[0]} with different parameters, {label.where}"
         )
-    return "\n".join([f"{head}. It was stopped before it began.", *lines, _NEXT])
+    lines.append(_NEXT_APART if len(modules) > 1 else _NEXT)
+    return "\n".join([f"{head}. It was stopped before it began.", *lines])
 
 
 def absent(
@@ -74,7 +80,7 @@ def absent(
 
 def cost(rank: int, checks: int, seconds: float, longest: float) -> str:
     return (
-        f"guard on rank {rank}: {checks:,} checks took {seconds:.3f} s "
+        f"guard on rank {rank}: {checks:,} check{'s' * (checks != 1)} took {seconds:.3f} s "
         f"({1e3 * seconds / checks:.2f} ms each, the longest {1e3 * longest:.1f} ms), with the wait "
         "for the slowest rank that each reduction has anyway"
     )

@@ -105,7 +105,7 @@ class Side:
         raw = text.encode()
         lengths = [row[0] for row in self.exchange([len(raw), 0, 0])]
         mine = torch.zeros(max(lengths), dtype=torch.uint8)
-        mine[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        mine[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
         every = [torch.zeros_like(mine) for _ in range(self._size)]
         self._gather(every, mine)
         return [

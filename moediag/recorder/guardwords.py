@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 _NAMES = 12  # parameter names of one rank before "and N more"
 
 _NEXT = (
     "Next: let every rank bring the same parameters. model.set_reduce_scatter_unused_params(True) "
-    "of torch 2.13 reduces parameters without a gradient as zeros; an expert without tokens can run "
-    "on an empty slice. `moediag diagnose` on the evidence folder says why they have none."
+    "of torch 2.13 reduces parameters without a gradient as zeros; an expert without tokens can "
+    "run on an empty slice. `moediag diagnose` on the evidence folder says why they have none."
 )
 _NEXT_APART = (
-    "Next: let every rank reduce the same groups in the same order: where each expert is a group of "
-    "its own, group the whole block, or run experts without tokens on an empty slice. `moediag "
+    "Next: let every rank reduce the same groups in the same order: where each expert is a group "
+    "of its own, group the whole block, or run experts without tokens on an empty slice. `moediag "
     "diagnose` on the evidence folder says where the ranks parted."
 )
 _NEXT_ABSENT = (
@@ -81,26 +80,32 @@ def absent(
 def cost(rank: int, checks: int, seconds: float, longest: float) -> str:
     return (
         f"guard on rank {rank}: {checks:,} check{'s' * (checks != 1)} took {seconds:.3f} s "
-        f"({1e3 * seconds / checks:.2f} ms each, the longest {1e3 * longest:.1f} ms), with the wait "
-        "for the slowest rank that each reduction has anyway"
+        f"({1e3 * seconds / checks:.2f} ms each, the longest {1e3 * longest:.1f} ms), with the "
+        "wait for the slowest rank that each reduction has anyway"
     )
 
 
 def common(names: Sequence[str]) -> str:
     """The module that holds all of ``names``, "" for the root."""
-    prefix = os.path.commonprefix([name.split(".")[:-1] for name in names]) if names else []
-    return ".".join(prefix)
+    shared: List[str] = names[0].split(".")[:-1] if names else []
+    for name in names:
+        parts = name.split(".")[:-1]
+        alike = 0
+        while alike < min(len(shared), len(parts)) and shared[alike] == parts[alike]:
+            alike += 1
+        shared = shared[:alike]
+    return ".".join(shared)
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0, 2-7``."""
+    """``rank 1``, ``ranks 0, 2..7``, as the reports write it."""
     runs: List[List[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    texts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
+    texts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}..{b}" for a, b in runs]
     return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(texts)}"
 
 

@@ -2,9 +2,9 @@
 
 A gloo group of its own on the CPU, whatever the job's backend is. It is no part of torch's registry
 (no name is used up, no other rank is asked), so making one is a matter between its members alone:
-they make it at their first exchange, which is where a reduction would make them meet anyway. Whoever
-waits for more than a slice of a second says so in the job's store, and looks there for what other
-ranks have to say; while all is well nobody asks the store anything.
+they make it at their first exchange, which is where a reduction would make them meet anyway.
+Whoever waits for more than a slice of a second says so in the job's store, and looks there for what
+other ranks have to say; while all is well nobody asks the store anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The guard's side channel between threads of one process, what it says, and when it steps aside."""
+"""The guard's side channel between threads of one process, what it says, when it steps aside."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_error_names_who_lacks_what() -> None:
     text = guardwords.mismatch(label(), [side(), side(1), side()])
     assert text.splitlines()[:3] == [
         "ranks came to the reduce_scatter of model.layers.1 with different parameters, on ranks "
-        "0-2 of dp_shard, step 2. It was stopped before it began.",
+        "0..2 of dp_shard, step 2. It was stopped before it began.",
         "  ranks 0, 2: 3 of 3 parameters",
         f"  rank 1: 2 of 3 parameters; no gradient for {NAMES[1]}",
     ]
@@ -175,7 +175,7 @@ def test_the_absent_are_named_and_told_from_those_who_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "text"), [([3], "rank 3"), ([1, 0], "ranks 0, 1"), ([0, 2, 3, 4], "ranks 0, 2-4")]
+    ("numbers", "text"), [([3], "rank 3"), ([1, 0], "ranks 0, 1"), ([0, 2, 3, 4], "ranks 0, 2..4")]
 )
 def test_ranks_are_counted_out(numbers: list[int], text: str) -> None:
     assert guardwords.ranks(numbers) == text
@@ -233,6 +233,12 @@ def test_only_reductions_of_fsdp2_are_checked(recorder: Recorder) -> None:
     method = watch.checked("all_reduce")(lambda group: "done")
     assert method(SimpleNamespace(group_name="g")) == "done"
     assert watch.checks == 0
+
+
+def test_the_module_of_a_group_is_what_its_names_share() -> None:
+    assert guardwords.common(["a.b.weight", "a.b.c.weight"]) == "a.b"
+    assert guardwords.common(["a.bc.weight", "a.bd.weight"]) == "a"
+    assert guardwords.common(["a.weight", "b.weight"]) == guardwords.common([]) == ""
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 300), ("2.5", 2.5), ("-1", 300), ("x", 300)])

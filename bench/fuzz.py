@@ -71,7 +71,7 @@ def _one(folder: Path, number: int, report: Report) -> None:
     began = time.perf_counter()
     try:
         with _limit(SECONDS):
-            result = examine([folder])
+            result = examine([folder]).result
             json.loads(jsonview.render(result))
             page.page_of(result)
     except MoediagError:

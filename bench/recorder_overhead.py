@@ -1,4 +1,4 @@
-"""Recorder on against off, in turns within one process group, on the mid-size step.
+"""Recorder off, on, and on with the guard, in turns within one process group, on the mid-size step.
 
 ``torchrun --nproc-per-node 2 bench/recorder_overhead.py OUT.json ROUNDS``; rank 0 writes seconds.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial
+from moediag.protocol import ENV_GUARD, ModelSpec, SkewSpec, StepSpec, Trial
 from moediag.recorder import install
 from moediag.worker import step
 from moediag.worker.wrap import synchronize
@@ -39,12 +39,13 @@ def main() -> None:
     )
     device = torch.device("cpu")
     wrapped = step.prepare(trial, device)
-    seconds = {"off": [], "on": []}
+    seconds = {"off": [], "on": [], "guard": []}
     folder = tempfile.mkdtemp()
     for number in range(int(sys.argv[2]) + 1):
         # Who goes first alternates, and round 0 warms up.
-        for kind in ("off", "on") if number % 2 else ("on", "off"):
-            recorder = install(folder, rank, world) if kind == "on" else None
+        for kind in list(seconds)[:: 1 if number % 2 else -1]:
+            os.environ[ENV_GUARD] = str(int(kind == "guard"))
+            recorder = install(folder, rank, world) if kind != "off" else None
             # The first forward under a fresh recorder finds the modules: not a cost per step.
             for timed in (False, True):
                 synchronize()

@@ -110,41 +110,47 @@ def diagnose(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH…", help="Runs, dumps, stacks, logs.")
     ],
+    html: o.Html = None,
+    trace: o.Trace = None,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
     """Diagnose a run or a trial, or what other tools left of a job.
 
     Flight Recorder dumps, py-spy and pystack output, torchrun's error files and logs are recognised
-    by their content and read together as one job.
+    by their content and read together as one job. --html and --trace are written beside the page;
+    to stdout (-) they stand in its place.
     """
+    chosen = o.views(as_json, html=html, trace=trace)
     from moediag.examine import examine
     from moediag.report import jsonview, page, terminal, views
 
-    result = examine(paths)
+    found = examine(paths)
+    for written in views.write([found.result], chosen, found.traced):
+        typer.echo(f"wrote {written}", err=True)
     if as_json:
-        stdout.write(jsonview.render(result))
-    else:
-        terminal.render(result, views.output(no_color))
-    raise typer.Exit(page.exit_code(result))
+        stdout.write(jsonview.render(found.result))
+    elif Path("-") not in chosen.values():
+        terminal.render(found.result, views.output(no_color))
+    raise typer.Exit(page.exit_code(found.result))
 
 
 @app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")],
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="One page.")] = None,
+    html: o.Html = None,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="For issues.")] = None,
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="For CI.")] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="For Perfetto.")] = None,
+    trace: o.Trace = None,
     no_color: o.NoColor = False,
 ) -> None:
     """Show finished runs again, or write them to files."""
     from moediag.report import terminal, views
 
     loaded = [views.load(path) for path in runs]
-    wanted = {"html": html, "markdown": markdown, "junit": junit, "trace": trace}
-    chosen = {kind: target for kind, target in wanted.items() if target is not None}
-    for written in views.write(loaded, chosen):
+    chosen = o.views(html=html, markdown=markdown, junit=junit, trace=trace)
+    results = [result for result, _ in loaded]
+    for written in views.write(results, chosen, lambda: views.evidence_of(loaded)):
         typer.echo(f"wrote {written}", err=True)
     if not chosen:
         for result, folder in loaded:

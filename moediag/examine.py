@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from moediag.evidence.model import Evidence
 from moediag.evidence.read import read_trial
 from moediag.protocol import TRIAL_FILE, Trial
 from moediag.report.model import Conclusion, RunResult, TrialResult
+from moediag.report.trace import Traced, traced
 
 HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
@@ -23,26 +25,44 @@ HELP = (
 _SHOWN = 4  # refused files that an error names
 
 
-def examine(paths: Sequence[Path]) -> RunResult:
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """``result``: as of a run, one trial for each job. ``evidence``: of each trial, in order."""
+
+    result: RunResult
+    evidence: tuple[Evidence, ...]
+
+    def traced(self) -> dict[str, Traced]:
+        """By name, for a trace."""
+        of_trials: dict[str, Traced] = {}
+        for trial, evidence in zip(self.result.trials, self.evidence, strict=True):
+            again = trial.variant in of_trials
+            name = trial.evidence if again else trial.variant
+            of_trials[name] = traced(evidence, trial)
+        return of_trials
+
+
+def examine(paths: Sequence[Path]) -> Examined:
     """Diagnoses every trial found at ``paths``, and all other paths together as one job;
     ``expected`` stays empty, because nothing was. Raises EvidenceError where nothing is known."""
-    results = []
+    found = []
     others = []
     for path in paths:
         folders = trial_folders(path)
-        results += [_examined(folder) for folder in folders]
+        found += [_examined(folder) for folder in folders]
         others += [path] if not folders else []
     if others:
-        results.append(_foreign(others))
-    scenarios = dict.fromkeys(name for name, _ in results)
-    return RunResult(
+        found.append(_foreign(others))
+    scenarios = dict.fromkeys(name for name, _, _ in found)
+    result = RunResult(
         scenario=", ".join(scenarios),
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         moediag_version=moediag.__version__,
         machine=doctor.machine(),
-        trials=tuple(trial for _, trial in results),
+        trials=tuple(trial for _, trial, _ in found),
         conclusion=Conclusion(reproduced=None),
     )
+    return Examined(result, tuple(evidence for _, _, evidence in found))
 
 
 def trial_folders(path: Path) -> list[Path]:
@@ -70,7 +90,7 @@ def _trial(folder: Path) -> Trial:
         raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
 
 
-def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult]:
+def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult, Evidence]:
     found = sources.read(paths)
     if not found.files:
         why = "; ".join(found.refused[:_SHOWN]) or "no file"
@@ -84,12 +104,12 @@ def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult]:
         name="as-found", scenario=place, variant="as found", launcher="",
         world_size=evidence.world_size, backend=evidence.backend,
     )  # fmt: skip
-    return place, _result(trial, evidence, ", ".join(map(str, paths)))
+    return place, _result(trial, evidence, ", ".join(map(str, paths))), evidence
 
 
-def _examined(folder: Path) -> tuple[str, TrialResult]:
-    trial = _trial(folder)
-    return trial.scenario, _result(trial, read_trial(folder), str(folder))
+def _examined(folder: Path) -> tuple[str, TrialResult, Evidence]:
+    trial, evidence = _trial(folder), read_trial(folder)
+    return trial.scenario, _result(trial, evidence, str(folder)), evidence
 
 
 def _result(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
@@ -120,4 +140,6 @@ def _result(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
         parameters_compared=found.parameters_compared,
         notes=tuple(found.notes),
         tables=tuple(found.tables),
+        schedules=found.schedules,
+        states=tuple(found.states),
     )

@@ -86,9 +86,23 @@ Out = Annotated[
         "--out", metavar="DIR", help="Run directory.  [default: a new one in moediag-runs]"
     ),
 ]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="One page, without scripts.")
+]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="All ranks, for Perfetto.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 NoColor = Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")]
+
+
+def views(as_json: bool = False, **targets: Path | None) -> dict[str, Path]:
+    """The formats that were asked for. Raises UsageError where two would go to stdout."""
+    chosen = {kind: target for kind, target in targets.items() if target is not None}
+    if as_json and Path("-") in chosen.values():
+        raise UsageError("stdout holds one format", "Give files for the others beside --json.")
+    return chosen
 
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:

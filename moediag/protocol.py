@@ -22,6 +22,10 @@ SCHEMA_VERSION = 1
 # Environment variables through which a rank learns that it is watched.
 ENV_TRIAL = "MOEDIAG_TRIAL"  # path of trial.json
 ENV_EVIDENCE = "MOEDIAG_EVIDENCE"  # folder that receives the rank's files
+# "1": ranks compare what they bring to each reduction of FSDP2, see recorder.guard.
+ENV_GUARD = "MOEDIAG_GUARD"
+ENV_GUARD_TIMEOUT = "MOEDIAG_GUARD_TIMEOUT"  # seconds until a rank that others wait for is absent
+GUARD_TIMEOUT = 300.0
 
 TRIAL_FILE = "trial.json"
 
@@ -295,6 +299,15 @@ class ResumeSpec:
     state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
 
 
+@dataclass(frozen=True)
+class RecorderSpec:
+    """What the recorder does in each rank besides recording. ``guard``: compares what ranks bring
+    to each FSDP2 reduction before it begins; ``guard_timeout``: see ENV_GUARD_TIMEOUT."""
+
+    guard: bool = False
+    guard_timeout: float = GUARD_TIMEOUT
+
+
 # Programs: steps that no sharding of a whole model shows, each a module of moediag.worker.programs.
 # Name -> option -> default; a tuple lists what an option of text may be, its default first.
 PROGRAMS: Dict[str, Dict[str, Any]] = {
@@ -442,6 +455,7 @@ class Trial:
     program: Optional[ProgramSpec] = None
     fix: Optional[str] = None  # name of a module in moediag.fixes, in kebab-case
     reference_path: Optional[str] = None
+    recorder: RecorderSpec = field(default_factory=RecorderSpec)
     record: bool = True  # install the recorder (benchmarks switch it off)
     timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
     schema_version: int = SCHEMA_VERSION

@@ -52,6 +52,8 @@ def launched(
         notes=_notes(planned, *found.notes, *stack.notes),
         other_batch=other_batch,
         tables=tuple(found.tables),
+        schedules=found.schedules,
+        states=tuple(found.states),
     )
 
 

@@ -21,8 +21,11 @@ T = TypeVar("T")
 _FEW = 3  # parameter patterns, experts or ranks listed before "and N more"
 
 
-def of_divergence(divergence: Divergence, blame: Blame, backend: str, died: bool) -> str:
-    """Why the ranks' schedules parted, and what follows from it on this backend."""
+def of_divergence(
+    divergence: Divergence, blame: Blame, backend: str, died: bool, guarded: bool = False
+) -> str:
+    """Why the ranks' schedules parted, and what follows from it on this backend, or would have
+    followed without the guard."""
     calls = {rank: c for rank, c in divergence.calls.items() if c is not None}
     if divergence.kind == "missing":
         text = _missing(divergence, calls, blame)
@@ -41,7 +44,7 @@ def of_divergence(divergence: Divergence, blame: Blame, backend: str, died: bool
         text = f"In step {step}: {text[:1].lower() + text[1:]}"
     if blame.contradicted:
         text += " Most ranks do the same; what they leave out is wrong all the same."
-    return f"{text} {_consequence(divergence, calls, backend, died)}".rstrip()
+    return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
 
 
 def _left_out(calls: Mapping[int, Collective], blame: Blame) -> str:
@@ -165,7 +168,11 @@ def _part(splits: tuple[int, ...] | None, at: int) -> str:
 
 
 def _consequence(
-    divergence: Divergence, calls: Mapping[int, Collective], backend: str, died: bool
+    divergence: Divergence,
+    calls: Mapping[int, Collective],
+    backend: str,
+    died: bool,
+    guarded: bool,
 ) -> str:
     ops = {c.op for c in calls.values()}
     if divergence.kind == "parameters":
@@ -176,6 +183,8 @@ def _consequence(
             mixed = "gradients of different parameters are summed into each other"
         elif ops == {"all_gather"}:
             mixed = "shards of different parameters are put together as one weight"
+        if guarded and ops <= {"reduce_scatter", "all_reduce"}:
+            return f"The sizes agree{count}, so without the guard nothing would report an error."
         return f"The sizes agree{count}, so nothing reports an error here: {mixed}."
     if backend == "gloo" and died and divergence.kind in ("size", "op", "splits"):
         return "On NCCL the same run hangs; gloo aborts."

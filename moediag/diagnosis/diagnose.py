@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import applied, decisions, detectors, ownership, parts, programs, shown
+from moediag.diagnosis import (
+    applied,
+    around,
+    decisions,
+    detectors,
+    ownership,
+    parts,
+    programs,
+    shown,
+)
 from moediag.diagnosis.ahead import ahead
 from moediag.diagnosis.align import align
 from moediag.diagnosis.applied import applied_facts
@@ -133,6 +142,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         notes=judged.notes + at_end + _worker_notes(evidence),
         tables=tuple(table for table in tables if table is not None),
         backend=evidence.backend,
+        schedules=(
+            around.side_by_side(by_schedule, aligned, judged.culprits, evidence)
+            if by_schedule is not None
+            else None
+        ),
+        states=around.states(evidence, failed),
     )
 
 

@@ -23,7 +23,9 @@ _COMMUNICATION = re.compile(
 )
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 # "Operator c10d.allgather_.default does not have a sharding strategy": nobody was asked anything.
-_NEVER_SENT = frozenset({"NotImplementedError"})
+# The guard's own error (moediag.recorder.guard): what it compared was never sent either.
+GUARD = "ReductionMismatch"
+_NEVER_SENT = frozenset({"NotImplementedError", GUARD})
 # "Cannot use ReduceOp.PREMUL_SUM with Gloo": nor here.
 _REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
 # gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper say so in these words.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moediag.report.model import FirstDivergence, Table
+from moediag.report.model import FirstDivergence, RankState, SideBySide, Table
 from moediag.verdicts import Confidence, Verdict
 
 
@@ -15,7 +15,8 @@ class Diagnosis:
     steps, None when nothing was compared; ``wrong_parameters``: of the first step in which any is
     wrong; ``parameters_compared``: distinct parameters. ``stacks``: rank -> frames of the thread
     that counts, innermost first. ``notes``: facts a reader of the result must know;
-    ``tables``: the numbers behind them, side by side."""
+    ``tables``: the numbers behind them, side by side. ``schedules``: around the first divergence;
+    ``states``: how ranks stood at the end."""
 
     verdict: Verdict
     signature: str
@@ -33,3 +34,5 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     backend: str = ""
     tables: tuple[Table, ...] = ()
+    schedules: SideBySide | None = None
+    states: tuple[RankState, ...] = ()

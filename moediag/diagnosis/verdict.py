@@ -6,7 +6,8 @@ The verdict, the first rule that applies:
 2. ``not-applicable``: a worker says why this trial cannot be done on this stack;
 3. ranks raised or died by themselves: ``collective-mismatch`` when their schedules do not fit
    together (or the library says so), else ``crash``; an exception in the program's own code that
-   leaves others waiting is the cause, their stall its consequence;
+   leaves others waiting is the cause, their stall its consequence. Ranks that the guard stopped
+   (moediag.recorder.guard) crashed, whatever their schedules would have led to;
 4. ``hang``: the watchdog saw quiescent ranks wait in a collective (in evidence of other tools:
    calls did not complete);
 5. ``inconclusive``: the time bound ended it without a stall, or a rank left no numbers;
@@ -42,7 +43,7 @@ from moediag.diagnosis.applied import AppliedFacts
 from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.factor import PATTERN, FactorFacts, sentences
-from moediag.diagnosis.failures import Failure
+from moediag.diagnosis.failures import GUARD, Failure
 from moediag.diagnosis.frontier import Frontier
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.loads import LoadFacts
@@ -137,6 +138,8 @@ def judge(facts: Facts) -> Judgement:
 
 def _failed(facts: Facts) -> Judgement:
     divergence, own = facts.divergence, facts.own
+    if own and own[0].name == GUARD:
+        return _guarded(facts, own)
     late = divergence is not None and own and 0 < own[0].time < divergence.time
     # A silent divergence does not end a rank: an exception of the program's own is another
     # failure, and an abort by the library its later consequence (sizes came to differ too).
@@ -177,6 +180,28 @@ def _mismatch(facts: Facts) -> Judgement:
         culprits=facts.blame.culprits,
         victims=_others(facts),
         divergence=True,
+    )
+
+
+def _guarded(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
+    """The guard raised on ranks that had not yet done what the divergence would have led to."""
+    raised = [f for f in own if f.name == GUARD]
+    who = ranks(f.rank for f in raised)
+    if facts.divergence is None:
+        text = f"The guard stopped {who}: {raised[0].summary}"
+        return Judgement(Verdict.CRASH, Confidence.MEDIUM, text, failure=raised[0])
+    backend = facts.evidence.backend
+    text = cause.of_divergence(facts.divergence, facts.blame, backend, died=False, guarded=True)
+    earlier = any(c is not None and c.op == "all_gather" for c in facts.divergence.calls.values())
+    when = "at the next reduction" if earlier else "before that reduction"
+    return Judgement(
+        Verdict.CRASH,
+        _confidence(facts),
+        f"{text} The guard stopped {who} {when} ({GUARD}).",
+        culprits=facts.blame.culprits,
+        victims=_others(facts),
+        divergence=True,
+        failure=raised[0],
     )
 
 

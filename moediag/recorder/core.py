@@ -114,6 +114,7 @@ class Recorder:
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
         self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
+        self.on_end: List[Callable[[], None]] = []  # the rank ends, well or not; may come twice
         self.on_uninstall: List[Callable[[], None]] = []
         self.after_uninstall: List[Callable[[], None]] = []  # once all attributes are back
         self._next = 0
@@ -152,6 +153,7 @@ class Recorder:
 
     def error(self, exception: BaseException) -> None:
         """The exception that ends the rank."""
+        self._end()
         frames = traceback.extract_tb(exception.__traceback__)
         own = [f for f in frames if not f.filename.startswith((_TORCH, _OWN))] or list(frames)
         where = ""
@@ -164,6 +166,7 @@ class Recorder:
         """The rank reached its end."""
         if self.active:
             self.flush()
+            self._end()
             self.event("end")
             self.heartbeat.finish()
 
@@ -181,6 +184,7 @@ class Recorder:
         if not self.active:
             return
         self.flush()
+        self._end()
         self.active = False
         for undo in (*reversed(self.on_uninstall), self.patches.restore, *self.after_uninstall):
             try:
@@ -189,6 +193,13 @@ class Recorder:
                 print(f"moediag recorder: uninstall: {error!r}", file=sys.stderr)
         self.log.close()
         self.heartbeat.close()
+
+    def _end(self) -> None:
+        for tell in self.on_end if self.active else ():
+            try:
+                tell()
+            except Exception as error:
+                self.fault("end", error)
 
     # ------------------------------------------------------------------ for the watchers
 

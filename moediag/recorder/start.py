@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
-from moediag.protocol import events_file, heartbeat_file, older_events_file
+from moediag.protocol import ENV_GUARD, events_file, heartbeat_file, older_events_file
 from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.log import SEGMENT_BYTES, EventLog
@@ -60,6 +60,12 @@ def install(
 def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None]]]:
     """The steps of the installation, imported here so that each failure stays its own."""
 
+    def guard(recorder: Recorder) -> None:
+        if os.environ.get(ENV_GUARD) == "1":
+            from moediag.recorder import guard as watcher
+
+            watcher.install(recorder)
+
     def collectives(recorder: Recorder) -> None:
         from moediag.recorder import collectives as watcher
 
@@ -101,6 +107,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None]]]:
         recorder.on_uninstall.append(thread.stop)
 
     return [
+        ("guard", guard),  # first: what it replaces is under what the others replace
         ("collectives", collectives),
         ("mesh axes", meshes),
         ("FSDP2 parameters", fsdp2),

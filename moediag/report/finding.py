@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moediag.report import names
-from moediag.report.model import FirstDivergence, RunResult, Table, TrialResult
+from moediag.report.model import (
+    FirstDivergence,
+    RankState,
+    RunResult,
+    SideBySide,
+    Table,
+    TrialResult,
+)
+from moediag.report.similar import Family, families
 from moediag.report.tables import of_repeats
 from moediag.verdicts import Confidence, Role, Verdict
 
@@ -38,7 +46,8 @@ class StackGroup:
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One trial (or several equal repeats of it). ``remark``: the verdict against what was
-    expected; ``blame``: culprits, victims, confidence, timing, each one piece of a line."""
+    expected; ``blame``: culprits, victims, confidence, timing, each one piece of a line;
+    ``families``: the stacks by similarity."""
 
     title: tuple[str, ...]
     verdict: str
@@ -57,6 +66,9 @@ class Finding:
     not_seen: tuple[str, ...]
     evidence: str
     tables: tuple[Table, ...]
+    schedules: SideBySide | None
+    states: tuple[RankState, ...]
+    families: tuple[Family, ...]
 
 
 def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
@@ -96,6 +108,9 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         not_seen=t.not_seen,
         evidence=t.evidence,
         tables=of_repeats(group),
+        schedules=t.schedules,
+        states=t.states,
+        families=families(t.stacks),
     )
 
 

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from moediag.report import names, tables
 from moediag.report.finding import broken
-from moediag.report.model import RunResult
+from moediag.report.model import RankState, RunResult
 from moediag.report.page import page_of
 from moediag.report.terminal import MOST_FRAMES, judgement_style, verdict_style
 
 CELL = 26  # pixels of one rank's square, gap included
 PER_ROW = 16
 MOST_LABELLED = 256  # beyond it the squares are too many to carry their numbers
+LETTERS = {"waiting": "W", "elsewhere": "E", "failed": "X", "finished": "F", "unseen": "?"}
 
 
 def render(results: Sequence[RunResult]) -> str:
@@ -33,6 +34,7 @@ def render(results: Sequence[RunResult]) -> str:
         broken=broken,
         table_grid=tables.grid,
         grid=rank_grid,
+        letters=LETTERS,
         most_frames=MOST_FRAMES,
     )
     source = files("moediag.report").joinpath("page.html.j2").read_text(encoding="utf-8")
@@ -40,8 +42,14 @@ def render(results: Sequence[RunResult]) -> str:
     return environment.from_string(source).render(runs=runs)
 
 
-def rank_grid(world_size: int, culprits: Sequence[int], victims: Sequence[int]) -> Markup:
-    """The ranks as an inline SVG, row by row; blame is told by letter as well as by colour."""
+def rank_grid(
+    world_size: int,
+    culprits: Sequence[int],
+    victims: Sequence[int],
+    states: Sequence[RankState] = (),
+) -> Markup:
+    """The ranks as an inline SVG, row by row: filled by blame, else by how they stood at the end.
+    Both are told by letter as well as by colour."""
     columns = min(world_size, PER_ROW if world_size <= MOST_LABELLED else 64)
     cell = CELL if world_size <= MOST_LABELLED else 10
     rows = -(-world_size // max(columns, 1))
@@ -54,12 +62,16 @@ def rank_grid(world_size: int, culprits: Sequence[int], victims: Sequence[int]) 
         f'viewBox="0 0 {width} {height}">'
     ]
     guilty, waiting = set(culprits), set(victims)
+    stood = {rank: state for state in states for rank in state.ranks}
     for rank in range(world_size):
         kind = "culprit" if rank in guilty else "victim" if rank in waiting else "other"
+        state = stood.get(rank)
         x, y = rank % columns * cell, rank // columns * cell
         size = cell - 2
+        classes = f"{kind} {state.kind}" if state is not None else kind
+        title = f"rank {rank}: {kind}" + (f", {state.text}" if state is not None else "")
         parts.append(
-            f'<g class="{kind}"><title>rank {rank}: {kind}</title>'
+            f'<g class="{escape(classes)}"><title>{escape(title)}</title>'
             f'<rect x="{x + 1}" y="{y + 1}" width="{size}" height="{size}" rx="3"/>'
         )
         if world_size <= MOST_LABELLED:
@@ -68,6 +80,9 @@ def rank_grid(world_size: int, culprits: Sequence[int], victims: Sequence[int]) 
                 f'<text x="{x + cell // 2}" y="{y + cell // 2 + 3}">{rank}</text>'
                 f'<text class="mark" x="{x + cell - 6}" y="{y + 9}">{mark}</text>'
             )
+            if state is not None:
+                letter = LETTERS.get(state.kind, "")
+                parts.append(f'<text class="mark" x="{x + 6}" y="{y + 9}">{letter}</text>')
         parts.append("</g>")
-    # Only numbers and our own words go into this markup.
+    # Numbers and our own words, and what is escaped above.
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704

@@ -38,6 +38,46 @@ class FirstDivergence:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneCell:
+    """``state``: done | open (not known to have completed) | none (no call was made) | unknown."""
+
+    text: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Ranks whose calls around the divergence are the same, one for each row."""
+
+    ranks: tuple[int, ...]
+    cells: tuple[LaneCell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """The schedules around the first divergence. ``at``: the row where ranks diverge;
+    ``left_out``: ranks in lanes that are not among these; ``calls``: each rank's call there by its
+    index in the rank's own log, null where it made none."""
+
+    title: str
+    rows: tuple[str, ...]
+    at: int
+    lanes: tuple[Lane, ...]
+    left_out: int = 0
+    calls: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Ranks that stood alike at the end. ``kind``: failed | waiting | elsewhere | finished | ended
+    | unseen; ``text``: the same in words."""
+
+    kind: str
+    text: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Seconds:
     """Wall-clock seconds; null where the thing did not happen."""
 
@@ -111,6 +151,8 @@ class TrialResult:
     clean_without: str = ""  # of a failing fix: the variant that is the same run without it, clean
     other_batch: bool = False  # trains on other data than the unfixed trial: no repair of the code
     tables: tuple[Table, ...] = ()
+    schedules: SideBySide | None = None  # around the first divergence
+    states: tuple[RankState, ...] = ()  # each rank of the world in one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +245,22 @@ def _trial(raw: dict[str, Any]) -> TrialResult:
     if values.get("step_time_spread"):
         values["step_time_spread"] = tuple(values["step_time_spread"])
     values["tables"] = _tables(values)
+    values["schedules"] = _schedules(values.get("schedules"))
+    values["states"] = tuple(
+        RankState(s["kind"], s["text"], tuple(s["ranks"])) for s in values.get("states") or ()
+    )
     return TrialResult(**values)
+
+
+def _schedules(raw: dict[str, Any] | None) -> SideBySide | None:
+    if raw is None:
+        return None
+    lanes = tuple(
+        Lane(tuple(x["ranks"]), tuple(LaneCell(c["text"], c["state"]) for c in x["cells"]))
+        for x in raw["lanes"]
+    )
+    rows = tuple(raw["rows"])
+    return SideBySide(raw["title"], rows, raw["at"], lanes, raw["left_out"], raw["calls"])
 
 
 def _tables(raw: dict[str, Any]) -> tuple[Table, ...]:

@@ -2,44 +2,84 @@
 
 The evidence has the time at which a call began but not when it ended, so a completed call is
 drawn until the rank's next call and one that never completed until the end of the trace; both
-say so in their ``args``.
+say so in their ``args``. Each rank's clock is its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence, RankEvidence
-from moediag.report.model import FirstDivergence
+from moediag.report.model import FirstDivergence, TrialResult
 
 Event = dict[str, Any]
 
+MOST_CALLS = 400_000  # in one trace, about 150 MB; what is older is left out and said to be
+FEWEST_CALLS = 64  # of one rank
+MARK = "first divergence"
 
-def render(trials: Mapping[str, tuple[Evidence, FirstDivergence | None]]) -> str:
-    """``trials``: by name, the evidence and where its ranks diverged. Timestamps in us."""
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One trial's evidence, and of its diagnosis what a trace shows. ``calls``: rank -> index of
+    its diverging call, None where it made none; without it (an older result) the divergence's
+    position on its group has to tell."""
+
+    evidence: Evidence
+    divergence: FirstDivergence | None = None
+    calls: Mapping[str, int | None] | None = None
+    culprits: Sequence[int] = ()
+    victims: Sequence[int] = ()
+
+
+def traced(evidence: Evidence, trial: TrialResult) -> Traced:
+    calls = trial.schedules.calls if trial.schedules is not None else None
+    return Traced(evidence, trial.first_divergence, calls, trial.culprits, trial.victims)
+
+
+def render(trials: Mapping[str, Traced]) -> str:
+    """``trials`` by name. Timestamps in us."""
     events: list[Event] = []
-    for number, (name, (evidence, divergence)) in enumerate(trials.items()):
-        events += _trial(name, number * 10_000, evidence, divergence)
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n"
+    left_out = 0
+    total = sum(len(trial.evidence.ranks) for trial in trials.values())
+    most = max(MOST_CALLS // max(total, 1), FEWEST_CALLS)
+    first_pid = 0
+    for name, trial in trials.items():
+        events += _trial(name, first_pid, trial, most)
+        ranks = trial.evidence.ranks.values()
+        left_out += sum(max(len(found.collectives) - most, 0) for found in ranks)
+        first_pid += max(10_000, trial.evidence.world_size)
+    whole: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ms"}
+    if left_out:
+        whole["otherData"] = {"left out": f"{left_out:,} calls: the {most:,} newest of each rank"}
+    return json.dumps(whole) + "\n"
 
 
-def _trial(
-    name: str, first_pid: int, evidence: Evidence, divergence: FirstDivergence | None
-) -> list[Event]:
-    times = [c.time for r in evidence.ranks.values() for c in r.collectives]
+def _trial(name: str, first_pid: int, trial: Traced, most: int) -> list[Event]:
+    evidence = trial.evidence
+    times = [c.time for r in evidence.ranks.values() for c in r.collectives[-most:]]
     begin, end = min(times, default=0.0), max(times, default=0.0)
     end += max((end - begin) * 0.05, 1e-3)  # room to see what began last and never ended
     events: list[Event] = []
-    for rank, found in sorted(evidence.ranks.items()):
+    for rank in sorted({*evidence.ranks, *range(evidence.world_size)}):
         pid = first_pid + rank
-        events.append(_meta("process_name", pid, 0, f"{name} rank {rank}"))
+        found = evidence.ranks.get(rank)
+        seen = "" if found is not None else " (nothing was found)"
+        events.append(_meta("process_name", pid, 0, f"{name} rank {rank}{seen}"))
         events.append({**_meta("process_sort_index", pid, 0, ""), "args": {"sort_index": pid}})
+        kind = "culprit" if rank in trial.culprits else "victim" if rank in trial.victims else ""
+        if kind:
+            labels = {"args": {"labels": kind}}
+            events.append({**_meta("process_labels", pid, 0, ""), **labels})
+        if found is None:
+            continue
         threads = {group: i for i, group in enumerate(found.groups, start=1)}
         for group, tid in threads.items():
             events.append(_meta("thread_name", pid, tid, found.groups[group].label))
-        events += _calls(found, pid, threads, begin, end, divergence)
+        events += _calls(found, pid, threads, (begin, end), trial, most)
     return events
 
 
@@ -47,16 +87,16 @@ def _calls(
     found: RankEvidence,
     pid: int,
     threads: Mapping[str, int],
-    begin: float,
-    end: float,
-    divergence: FirstDivergence | None,
+    span: tuple[float, float],
+    trial: Traced,
+    most: int,
 ) -> list[Event]:
     events: list[Event] = []
-    calls = sorted(found.collectives, key=lambda c: c.time)
+    begin, end = span
+    calls = sorted(found.collectives[-most:], key=lambda c: c.time)
     for call, after in zip(calls, [*calls[1:], None], strict=True):
         until = after.time if call.completed and after else end
         place = {"pid": pid, "tid": threads.get(call.group, 0), "ts": _us(call.time - begin)}
-        marked = _is_divergence(call, found, divergence)
         event = {
             **place,
             "ph": "X",
@@ -65,10 +105,15 @@ def _calls(
             "dur": max(_us(until - call.time), 1),
             "args": _args(call),
         }
-        if marked:
+        if _is_divergence(call, found, trial):
             event["cname"] = "terrible"
-            events.append({**place, "ph": "i", "s": "p", "name": "first divergence"})
+            events.append({**place, "ph": "i", "s": "p", "name": MARK})
         events.append(event)
+    if trial.calls is not None and trial.calls.get(str(found.rank), 0) is None:
+        # It made no call where the others did: the place is after its last one.
+        last = _us(calls[-1].time - begin) + 1 if calls else 0
+        text = {"name": MARK, "args": {"call": "none was made"}}
+        events.append({"pid": pid, "tid": 0, "ts": last, "ph": "i", "s": "p", **text})
     return events
 
 
@@ -84,12 +129,17 @@ def _args(call: Collective) -> dict[str, Any]:
         "site": call.site,
         "drawn": drawn,
     }
+    if call.peer is not None:
+        args["peer"] = call.peer
     if call.parameters_missing:
         args["parameters missing"] = list(call.parameters_missing)
     return args
 
 
-def _is_divergence(call: Collective, found: RankEvidence, at: FirstDivergence | None) -> bool:
+def _is_divergence(call: Collective, found: RankEvidence, trial: Traced) -> bool:
+    if trial.calls is not None:
+        return trial.calls.get(str(found.rank)) == call.index
+    at = trial.divergence
     if at is None or call.position != at.index:
         return False
     group = found.groups.get(call.group)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -15,6 +16,9 @@ from moediag.errors import EvidenceError, UsageError
 from moediag.report import out
 from moediag.report.model import RESULT_FILE, RunResult, read_result
 from moediag.report.progress import Lines, Live, Observer
+
+if TYPE_CHECKING:
+    from moediag.report.trace import Traced
 
 PIPE_WIDTH = 100  # a log has no width of its own
 
@@ -61,14 +65,19 @@ def load(path: Path) -> tuple[RunResult, Path]:
         ) from error
 
 
-def write(loaded: Sequence[tuple[RunResult, Path]], wanted: Mapping[str, Path]) -> list[Path]:
+def write(
+    results: Sequence[RunResult],
+    wanted: Mapping[str, Path],
+    traced: Callable[[], Mapping[str, Traced]],
+) -> list[Path]:
     """Writes each wanted format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
-    Returns the files written. Raises UsageError where one cannot be."""
+    ``traced`` gives the evidence of all trials by name, and is asked for a trace only. Returns the
+    files written. Raises UsageError where one cannot be."""
     written = []
     if sum(str(target) == "-" for target in wanted.values()) > 1:
         raise UsageError("stdout holds one format", "Give files for the others.")
     for kind, target in wanted.items():
-        text = _renderer(kind)(loaded)
+        text = _render(kind, results, traced)
         if str(target) == "-":
             out.write(text)
             continue
@@ -83,22 +92,27 @@ def write(loaded: Sequence[tuple[RunResult, Path]], wanted: Mapping[str, Path]) 
     return written
 
 
-def _renderer(kind: str) -> Callable[[Sequence[tuple[RunResult, Path]]], str]:
+def _render(
+    kind: str, results: Sequence[RunResult], traced: Callable[[], Mapping[str, Traced]]
+) -> str:
     """Imported one by one: each format pays for its own libraries only."""
     if kind == "trace":
-        return _trace
+        from moediag.report import trace
+
+        return trace.render(traced())
     if kind == "html":
         from moediag.report.html import render
     elif kind == "markdown":
         from moediag.report.markdown import render
     else:
         from moediag.report.junit import render
-    return lambda loaded: render([result for result, _ in loaded])
+    return render(results)
 
 
-def _trace(loaded: Sequence[tuple[RunResult, Path]]) -> str:
+def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
+    """The evidence that lies beside results, by trial. Raises EvidenceError where none is left."""
     from moediag.evidence.read import read_trial
-    from moediag.report.trace import render
+    from moediag.report.trace import traced
 
     trials = {}
     for result, folder in loaded:
@@ -107,13 +121,13 @@ def _trace(loaded: Sequence[tuple[RunResult, Path]]) -> str:
                 continue
             name = f"{t.variant} #{t.repeat + 1}" if t.repeat else t.variant
             label = name if len(loaded) == 1 else f"{folder.name}/{name}"
-            trials[label] = (read_trial(folder / t.evidence), t.first_divergence)
+            trials[label] = traced(read_trial(folder / t.evidence), t)
     if not trials:
         raise EvidenceError(
             "no evidence directory of these runs is left",
             "A trace is drawn from the trial directories beside result.json: keep them.",
         )
-    return render(trials)
+    return trials
 
 
 def short(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from moediag.protocol import (
     LoadCostSpec,
     ModelSpec,
     ProgramSpec,
+    RecorderSpec,
     ResumeSpec,
     SkewSpec,
     Starve,
@@ -211,6 +212,7 @@ class _Build:
             wrapper=_wrapper(merged.wrapper, layout, self.world_size),
             step=StepSpec(**merged.step.model_dump()),
             skew=_skew(merged.skew, self.world_size),
+            recorder=RecorderSpec(**merged.recorder.model_dump()),
             timeout=self.timeout,
         )
 

@@ -32,6 +32,7 @@ from moediag.scenario.sections import (
     PackageName,
     ProgramSection,
     Rank,
+    RecorderSection,
     ResumeSection,
     Section,
     SkewSection,
@@ -44,7 +45,7 @@ from moediag.scenario.sections import (
 SCHEMA_VERSION = 1
 
 # Sections that a variant lays over the scenario's field by field.
-MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "program", "resume")
+MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "program", "resume", "recorder")
 
 
 class WorldSection(Section):
@@ -180,6 +181,9 @@ class Variant(Section):
     resume: ResumeSection | None = Field(
         default=None, description="Fields that differ from the scenario's."
     )
+    recorder: RecorderSection | None = Field(
+        default=None, description="Fields that differ from the scenario's."
+    )
 
     @model_serializer(mode="wrap")
     def _only_what_differs(
@@ -231,6 +235,9 @@ class Scenario(Section):
     )
     resume: ResumeSection | None = Field(
         default=None, description="Saving and loading between the steps; null: none."
+    )
+    recorder: RecorderSection = Field(
+        default_factory=RecorderSection, description="What the recorder does besides recording."
     )
     load_cost: LoadCostSection | None = Field(
         default=None,

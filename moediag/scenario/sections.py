@@ -250,6 +250,21 @@ class ResumeSection(Section):
     )
 
 
+class RecorderSection(Section):
+    """What the recorder does in each rank besides recording."""
+
+    guard: bool = Field(
+        default=False,
+        description="Ranks compare what they bring to each reduction of an FSDP2 group before it "
+        "begins; a difference is one named error on all of them (MOEDIAG_GUARD=1).",
+    )
+    guard_timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds before a rank that others wait for in the guard is called absent.",
+    )
+
+
 Count = Annotated[int, Field(ge=1)]
 LoadMethod = Literal[
     "per-parameter", "accelerate", "coalesced", "torch", "scatter", "local",

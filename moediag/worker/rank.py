@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moediag.protocol import Outcome, Trial
+from moediag.protocol import ENV_GUARD, ENV_GUARD_TIMEOUT, Outcome, Trial
 
 
 def main(trial_path: str) -> None:
@@ -41,6 +41,9 @@ def _distributed(trial: Trial, folder: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recorder: Any = None
     if trial.record:
+        if trial.recorder.guard:
+            os.environ[ENV_GUARD] = "1"
+            os.environ[ENV_GUARD_TIMEOUT] = str(trial.recorder.guard_timeout)
         from moediag.recorder import install
 
         recorder = install(str(folder), rank, world_size)

@@ -525,3 +525,36 @@ def test_asynchronous_calls_in_another_order_make_nobody_wait() -> None:
 )
 def test_a_long_message_is_cut_at_a_sentence(message: str, shown: str) -> None:
     assert Failure(0, "RuntimeError", message).summary == shown
+
+
+# ------------------------------------------------------------------------ stopped by the guard
+
+
+def stopped(job: Job, text: str) -> Evidence:
+    """All ranks raised the guard's error in the operation that they came to last."""
+    ran = job.run()
+    error = RankError("ReductionMismatch", text, "train.py:7 main", time=99.0)
+    ranks = {
+        rank: replace(seen, error=error, exit=ExitStatus(code=1))
+        for rank, seen in ran.ranks.items()
+    }
+    return replace(ran, ranks=ranks, stall=None)
+
+
+def test_what_the_guard_stopped_is_a_crash_with_the_divergence_that_it_saw() -> None:
+    text = "ranks came to the reduce_scatter of model.layers.1 with different parameters"
+    found = diagnose(stopped(fsdp2_job(STARVED, set(), set()), text))
+    assert found.verdict == Verdict.CRASH
+    assert (found.culprits, found.victims) == ((0,), (1, 2))
+    assert found.first_divergence is not None
+    assert "expert 3 of layer 1 received 0 tokens" in found.cause
+    assert "The guard stopped ranks 0..2 before that reduction (ReductionMismatch)." in found.cause
+    assert "gloo aborts" not in found.cause
+
+
+def test_where_schedules_agree_nobody_is_blamed_for_what_the_guard_said() -> None:
+    """Another dtype of gradients, say, of which the schedules show nothing."""
+    found = diagnose(stopped(fsdp2_job(set(), set()), "gloo.weight has 8 elements of bfloat16."))
+    assert found.verdict == Verdict.CRASH
+    assert (found.culprits, found.first_divergence) == ((), None)
+    assert "The guard stopped ranks 0, 1: gloo.weight has 8" in found.cause

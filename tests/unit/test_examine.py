@@ -75,7 +75,7 @@ def test_what_other_tools_left_is_one_job(
 def test_a_run_and_dumps_beside_it_are_two_results(tmp_path: Path) -> None:
     trial = make(tmp_path / "run" / "unfixed")
     dumps = jobs.write(jobs.healthy(jobs.Layout(dp=2), 1), tmp_path / "dumps")
-    result = examine.examine([trial, dumps])
+    result = examine.examine([trial, dumps]).result
     assert [t.variant for t in result.trials] == ["unfixed", "as found"]
 
 
@@ -118,7 +118,7 @@ def test_exit_code_says_whether_a_failure_was_found(
 
     monkeypatch.setattr(examine, "read_trial", lambda folder: evidence)
     monkeypatch.setattr(examine, "diagnose", diagnose)
-    result = examine.examine([make(tmp_path / "t")])
+    result = examine.examine([make(tmp_path / "t")]).result
     trial = result.trials[0]
     assert (trial.verdict, trial.expected, trial.stack) == (verdict, "", {"torch": "2.13.0"})
     assert exit_code(result) == code

@@ -126,7 +126,9 @@ def test_trace_marks_the_divergence_on_every_rank_and_draws_what_never_ended() -
     }
     sides = {"0": RankSide("all_gather", 8, "f"), "1": RankSide("reduce_scatter", 8, "f")}
     at = FirstDivergence(1, "dp_shard", "backward", "layers.1", sides)
-    events = json.loads(trace.render({"unfixed": (Evidence(2, ranks), at)}))["traceEvents"]
+    events = json.loads(trace.render({"unfixed": trace.Traced(Evidence(2, ranks), at)}))[
+        "traceEvents"
+    ]
     spans = [e for e in events if e["ph"] == "X"]
     assert [(e["pid"], e["ts"]) for e in spans] == [
         (0, 0), (0, 1_000_000), (1, 500_000), (1, 2_000_000),
@@ -139,7 +141,7 @@ def test_trace_marks_the_divergence_on_every_rank_and_draws_what_never_ended() -
 
 def test_trace_without_divergence_marks_nothing() -> None:
     ranks = {0: RankEvidence(0, (call(0, "all_gather", 5.0),), {"g": Group("g", (0,))})}
-    events = json.loads(trace.render({"control": (Evidence(1, ranks), None)}))["traceEvents"]
+    events = json.loads(trace.render({"control": trace.Traced(Evidence(1, ranks))}))["traceEvents"]
     assert [e["ph"] for e in events if e["name"] == "first divergence"] == []
     assert len([e for e in events if e["ph"] == "X"]) == 1
 
@@ -156,7 +158,7 @@ def test_a_view_that_cannot_be_written_is_a_usage_error(
     starvation: RunResult, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="--html"):
-        views.write([(starvation, tmp_path)], {"html": tmp_path})
+        views.write([starvation], {"html": tmp_path}, dict)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +181,9 @@ def test_what_is_no_result_is_said_in_words(tmp_path: Path, text: str, why: str)
 
 def test_stdout_takes_one_format(starvation: RunResult, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stdout holds one format"):
-        views.write([(starvation, tmp_path)], {"html": Path("-"), "junit": Path("-")})
+        views.write([starvation], {"html": Path("-"), "junit": Path("-")}, dict)
 
 
 def test_a_full_disk_is_no_wrong_usage(starvation: RunResult, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
-        views.write([(starvation, tmp_path)], {"html": Path("/dev/full")})
+        views.write([starvation], {"html": Path("/dev/full")}, dict)

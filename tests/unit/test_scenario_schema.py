@@ -33,6 +33,7 @@ PAIRS = [
     (sections.CostSection, protocol.CostSpec, set()),
     (sections.ProgramSection, protocol.ProgramSpec, set()),
     (sections.ResumeSection, protocol.ResumeSpec, set()),
+    (sections.RecorderSection, protocol.RecorderSpec, set()),
     (sections.LoadCostSection, protocol.LoadCostSpec, set()),
 ]
 

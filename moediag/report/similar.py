@@ -1,0 +1,75 @@
+"""Ranks' stacks by similarity: what is common once, and in which frames the others differ.
+
+Pure. Ranks that wait in the same place by another way (another line of the same function, one frame
+more) are told together; what is left are the few stacks that are really different.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+ALIKE = 0.7  # share of equal frames, by function and file, from which stacks are told together
+_MOST_COMPARED = 64  # different stacks that are compared; of thousands the rest stand alone
+
+Frames = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Ranks with exactly these frames; ``own``: which of them are not in the family's first."""
+
+    ranks: tuple[int, ...]
+    frames: Frames
+    own: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Similar stacks, the most frequent first."""
+
+    variants: tuple[Variant, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for variant in self.variants for rank in variant.ranks))
+
+
+def families(stacks: Mapping[str, Sequence[str]]) -> tuple[Family, ...]:
+    """``stacks``: rank (as text) -> frames, innermost first. The smallest family first: whoever
+    differs from the others is what one looks for."""
+    exact: dict[Frames, list[int]] = {}
+    for rank, frames in stacks.items():
+        exact.setdefault(tuple(frames), []).append(int(rank))
+    groups = sorted(exact.items(), key=lambda item: (-len(item[1]), min(item[1])))
+    found: list[list[tuple[Frames, list[int]]]] = []
+    for number, (frames, ranks) in enumerate(groups):
+        near = found if number < _MOST_COMPARED else []
+        family = next((f for f in near if alike(frames, f[0][0])), None)
+        if family is None:
+            found.append([(frames, ranks)])
+        else:
+            family.append((frames, ranks))
+    made = [Family(tuple(_variant(f, r, family[0][0]) for f, r in family)) for family in found]
+    return tuple(sorted(made, key=lambda family: (len(family.ranks), family.ranks)))
+
+
+def alike(one: Frames, other: Frames) -> bool:
+    """Most frames are of the same function and file, in the same order; the innermost says what a
+    rank waits for, so it must be the same."""
+    if not one or not other or _place(one[0]) != _place(other[0]):
+        return False
+    matcher = SequenceMatcher(None, [*map(_place, one)], [*map(_place, other)], autojunk=False)
+    return matcher.ratio() >= ALIKE
+
+
+def _variant(frames: Frames, ranks: Sequence[int], first: Frames) -> Variant:
+    common = set(first)
+    return Variant(tuple(sorted(ranks)), frames, tuple(frame not in common for frame in frames))
+
+
+def _place(frame: str) -> str:
+    """``forward (model.py:12)`` without its line."""
+    return re.sub(r":\d+\)$", ")", frame)

@@ -137,7 +137,7 @@ def bisect(
 
 
 def _show(report: Report, folder: Path) -> None:
-    from moediag.bisect import page, session
+    from moediag.bisect import page, session, suspects
     from moediag.bisect.timeline import timeline
     from moediag.report import views
 
@@ -145,5 +145,7 @@ def _show(report: Report, folder: Path) -> None:
     stdout.line()
     for sentence in page.sentences(report.package, report.releases, report.answer):
         stdout.line(sentence)
+    for line in suspects.several(list(report.attributions.values())):
+        stdout.line(line)
     stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes.")
     stdout.line(f"To paste: {views.short(folder) / session.REPORT_FILE}")

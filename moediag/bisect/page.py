@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from moediag.bisect import suspects
 from moediag.bisect.answer import Answer, Boundary, Status
+from moediag.bisect.suspects import Attribution
 from moediag.bisect.timeline import ProbeRecord, timeline
 from moediag.bisect.verdicts import Kind, ProbeVerdict
 from moediag.report.names import plural
@@ -18,7 +20,8 @@ SCHEMA_VERSION = 1
 class Report:
     """Everything a page about a bisect needs. ``releases``: all that were searched, oldest first;
     ``verdicts``: index -> what its probes say together (``Search.verdicts``); ``reproduce``:
-    command lines; ``environment``: what to paste into a bug report."""
+    command lines; ``environment``: what to paste into a bug report; ``attributions``: what changed
+    at the boundary "began" and at "ended"."""
 
     package: str
     scenario: str
@@ -30,6 +33,7 @@ class Report:
     match: str = "exact"
     reproduce: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    attributions: Mapping[str, Attribution] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------ sentences
@@ -138,8 +142,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "confidence": str(answer.confidence),
         "bad_end": releases[answer.end],
         "bad_end_verdict": answer.end_verdict.to_json(),
-        "began": _boundary_json(answer.began, releases),
-        "ended": _boundary_json(answer.ended, releases),
+        "began": _boundary_json(report, "began", answer.began),
+        "ended": _boundary_json(report, "ended", answer.ended),
         "monotone": answer.monotone,
         "beside": [{"version": releases[i], "kind": str(kind)} for i, kind in answer.beside],
         "given_good": None
@@ -159,9 +163,11 @@ def to_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _boundary_json(boundary: Boundary | None, releases: Sequence[str]) -> dict[str, Any] | None:
+def _boundary_json(report: Report, name: str, boundary: Boundary | None) -> dict[str, Any] | None:
     if boundary is None:
         return None
+    releases = report.releases
+    changed = report.attributions.get(name)
     good = None if boundary.good is None else releases[boundary.good]
     return {
         "bad": releases[boundary.bad],
@@ -176,6 +182,7 @@ def _boundary_json(boundary: Boundary | None, releases: Sequence[str]) -> dict[s
         "confirmed": boundary.confirmed,
         "missed": boundary.missed,
         "again": [releases[i] for i in boundary.again],
+        "attribution": suspects.to_json(changed) if changed else None,
     }
 
 
@@ -195,6 +202,8 @@ def markdown(report: Report) -> str:
     probed = f"{plural(len(report.probes), 'probe')} of {tried} of {plural(count, 'release')}"
     span = f"{report.releases[0]} to {report.releases[-1]}"
     lines += [f"Confidence {answer.confidence}{chance}. {probed}, {span}.", ""]
+    for attribution in report.attributions.values():
+        lines += suspects.markdown(attribution)
     if report.signatures:
         listed = ", ".join(f"`{_cell(s)}`" for s in report.signatures)
         lines += [f"The failure looked for ({report.match}): {listed}", ""]

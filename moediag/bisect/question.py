@@ -18,7 +18,7 @@ from moediag.bisect.search import Options
 from moediag.bisect.signatures import Match
 from moediag.bisect.stored import Header
 from moediag.errors import UsageError
-from moediag.scenario.plan import BACKENDS, Plan, plan
+from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
 from moediag.scenario.schema import Scenario, Variant
 from moediag.scenario.source import nearest as like
 from moediag.stacks import releases as index
@@ -127,13 +127,20 @@ class Question:
         probed = self.scenario.model_copy(
             update={"stack": self.request(release), "variants": variants}
         )
-        return plan(
+        whole = plan(
             probed,
             self.world_size,
             asked.device,
             launcher=asked.launcher,
             timeout=asked.timeout,
         )
+        return dataclasses.replace(whole, trials=tuple(map(self._noting, whole.trials)))
+
+    def _noting(self, planned: PlannedTrial) -> PlannedTrial:
+        """The variant's trials note which functions they run, for what changed in them."""
+        if planned.trial.variant != self.variant:
+            return planned
+        return dataclasses.replace(planned, trial=dataclasses.replace(planned.trial, executed=True))
 
     def options(self, versions: Sequence[str], rate: Rate) -> Options:
         """Of a search over ``versions``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from moediag import run as runner
 from moediag.bisect import page
 from moediag.bisect import state as states
 from moediag.bisect.answer import Answer, Status
+from moediag.bisect.attribution import attribute
 from moediag.bisect.drive import drive
 from moediag.bisect.prober import Prober
 from moediag.bisect.progress import Watcher
@@ -23,6 +24,7 @@ from moediag.bisect.question import Question
 from moediag.bisect.rates import Rate
 from moediag.bisect.search import Search, most_probes
 from moediag.bisect.state import State
+from moediag.bisect.suspects import Attribution
 from moediag.errors import MoediagError, UsageError
 from moediag.protocol import write_json
 from moediag.report.model import RESULT_FILE
@@ -101,7 +103,27 @@ def _report(question: Question, state: State, search: Search) -> page.Report:
         match=str(header.match),
         reproduce=tuple(_reproduce(question, answer, header.releases)),
         environment=_environment(question),
+        attributions=dict(_attributions(question, state, answer)),
     )
+
+
+def _attributions(
+    question: Question, state: State, answer: Answer
+) -> Iterator[tuple[str, Attribution]]:
+    """What changed at each boundary that has two sides."""
+    releases, target = state.stored.header.releases, state.stored.target
+    known = {r.version: r for r in question.releases}
+    for name, boundary in (("began", answer.began), ("ended", answer.ended)):
+        if boundary is None or boundary.good is None or target is None:
+            continue
+        old, new = (releases[i] for i in sorted((boundary.bad, boundary.good)))
+        try:
+            requests = {v: question.request(known[v]) for v in (old, new)}
+        except MoediagError as error:  # no index now, and it is needed for a companion's release
+            yield name, Attribution(question.package, old, new, problem=error.message)
+            continue
+        folder = state.path.parent
+        yield name, attribute(question.package, requests, old, new, state.probes, target, folder)
 
 
 def _reproduce(question: Question, answer: Answer, releases: Sequence[str]) -> list[str]:

@@ -116,17 +116,16 @@ class Question:
                 wanted[name] = as_of(name, release.uploaded, self.python) or version
         return wanted
 
-    def plan(self, release: Release, trials: int) -> Plan:
-        """The trials of a probe: the variant ``trials`` times, each control once."""
+    def plan(self, request: Mapping[str, str], trials: int) -> Plan:
+        """The trials of a probe of the environment of ``request``: the variant ``trials`` times,
+        each control once."""
         own = self.scenario.variants[self.variant]
         variants = {
             **self.scenario.variants,
             self.variant: own.model_copy(update={"repeats": trials}),
         }
         asked = self.asked
-        probed = self.scenario.model_copy(
-            update={"stack": self.request(release), "variants": variants}
-        )
+        probed = self.scenario.model_copy(update={"stack": dict(request), "variants": variants})
         whole = plan(
             probed,
             self.world_size,
@@ -233,7 +232,7 @@ def ask(scenario: Scenario, asked: Asked) -> Question:
         python,
         dataclasses.replace(asked, hold=hold),
     )
-    question.plan(chosen[0], 1)  # what cannot be planned is said now
+    question.plan(question.request(chosen[0]), 1)  # what cannot be planned is said now
     return question
 
 

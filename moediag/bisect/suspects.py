@@ -3,7 +3,6 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +133,3 @@ def _clipped(line: str) -> str:
 
 def _span(piece: Piece | None) -> list[int] | None:
     return [piece.first, piece.last] if piece else None
-
-
-def several(found: Sequence[Attribution]) -> list[str]:
-    return [line for one in found for line in lines(one)]

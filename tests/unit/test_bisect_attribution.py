@@ -17,6 +17,7 @@ from moediag.bisect import attribution as module
 from moediag.bisect import page, suspects
 from moediag.bisect.answer import Answer, Boundary, Status
 from moediag.bisect.attribution import attribute
+from moediag.bisect.beyond import Beyond
 from moediag.bisect.functions import TOP, ChangedFunction, How, changed
 from moediag.bisect.installed import compare, installed, repository
 from moediag.bisect.ranking import Clues, named, ranked
@@ -365,7 +366,7 @@ def test_on_the_page_and_in_the_json(bisected: tuple[list[ProbeRecord], Path]) -
     boundary = Boundary(bad=1, good=0, limit=0, confirmed=True)
     report = page.Report(
         "mini", "s", Answer(Status.FOUND, 1, BAD, began=boundary), ("1.0", "1.1"),
-        {0: GOOD, 1: BAD}, tuple(records), attributions={"began": attributed(records, folder)},
+        {0: GOOD, 1: BAD}, tuple(records), beyond={"began": Beyond(attributed(records, folder))},
     )  # fmt: skip
     text = page.markdown(report)
     assert "| `Block.forward` in `mini/m.py` | changed |" in text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moediag.bisect.answer import Boundary
-from moediag.bisect.attribution import attribute
+from moediag.bisect.attribution import attribute, ran
 from moediag.bisect.beyond import Beyond
 from moediag.bisect.clone import Clone
 from moediag.bisect.commits import Between, name_the_commit
@@ -48,7 +48,9 @@ def _beyond(
     turns = "bad" if high == boundary.bad else "good"
     verdicts = (search.verdicts[low], search.verdicts[high])
     fixed = {n: v for n, v in requests[0].items() if n == "python" or n in question.asked.hold}
-    sides = Sides(package, old, new, turns, requests, verdicts, fixed)
+    probes, target = follow.state.probes, follow.target
+    executed = (ran(probes, old, target, folder), ran(probes, new, target, folder))
+    sides = Sides(package, old, new, turns, requests, verdicts, executed, fixed)
     return Beyond(
         companions=who_is_to_blame(sides, follow),
         commits=name_the_commit(Between(package, old, new, turns, requests), clone, follow, folder)
@@ -59,8 +61,8 @@ def _beyond(
             {old: requests[0], new: requests[1]},
             old,
             new,
-            follow.state.probes,
-            follow.target,
+            probes,
+            target,
             folder,
         ),
     )

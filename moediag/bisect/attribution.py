@@ -94,6 +94,12 @@ def _changes(
 # ------------------------------------------------------------------------ what the trials left
 
 
+def ran(probes: Sequence[ProbeRecord], version: str, target: Target, folder: Path) -> Executed:
+    """What the trial that decided about ``version`` ran."""
+    place = _trial(probes, version, target, folder)[2]
+    return read_executed(place) if place else Executed()
+
+
 def _clues(
     probes: Sequence[ProbeRecord],
     versions: tuple[str, str],
@@ -106,7 +112,7 @@ def _clues(
     frames: tuple[tuple[str, int], ...] = ()
     for version in versions:
         kind, trial, place = _trial(probes, version, target, folder)
-        sides.append(read_executed(place) if place else Executed())
+        sides.append(ran(probes, version, target, folder))
         if trial is not None and place is not None and kind == Kind.BAD:
             parameters, frames = _named(trial), tuple(_frames(trial, place, files))
     return Clues(parameters, frames, *sides)

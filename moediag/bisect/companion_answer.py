@@ -14,7 +14,8 @@ from moediag.bisect.verdicts import describe
 @dataclass(frozen=True, slots=True)
 class CompanionAnswer:
     """Between the releases ``old`` and ``new`` of ``package``. ``others``: what else differs
-    between their environments; ``corners``: None where nothing does; ``guilty``: which of
+    between their environments; ``idle``: what differs too, but is no training library and no
+    function of it ran; ``corners``: None where there are no others; ``guilty``: which of
     ``others`` are needed, alone or together with the package; ``companion``, ``releases`` and
     ``boundary``: of the one guilty companion its releases between the two and where it turns,
     with the package at ``held``. ``probes``: how many it took."""
@@ -24,6 +25,7 @@ class CompanionAnswer:
     new: str
     turns: str
     others: tuple[Change, ...] = ()
+    idle: tuple[Change, ...] = ()
     corners: AxesAnswer | None = None
     guilty: GuiltyAnswer | None = None
     releases: tuple[str, ...] = ()
@@ -50,8 +52,10 @@ class CompanionAnswer:
         if self.problem:
             return [f"Whether {self.package} alone is to blame is not known: {self.problem}."]
         if self.corners is None:
-            alone = "nothing else differs between the two environments"
-            return [f"To blame: {self.package} alone; {alone}."]
+            what = "nothing else differs between the two environments"
+            if self.idle:
+                what = f"of {_changes(self.idle)}, which changed as well, no function ran"
+            return [f"To blame: {self.package} alone; {what}."]
         words = self.corners.words(self.package, _names(self.blamed or self.others))
         beside = f"between the two environments {_changes(self.others)} changed as well"
         found = [f"To blame: {words}; {beside}."]
@@ -86,6 +90,7 @@ class CompanionAnswer:
             "blame": str(corners.blame) if corners else str(Blame.PACKAGE),
             "summary": self.sentences(),
             "changed": [{"name": c.name, "old": c.old, "new": c.new} for c in self.others],
+            "changed_but_idle": [c.name for c in self.idle],
             "corners": [
                 {
                     "package": self.new if corner.package_new else self.old,

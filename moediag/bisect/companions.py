@@ -1,8 +1,9 @@
 """Is it the package that was searched, or what came with it?
 
-Between two releases of a boundary their companions changed too. The four corners of {old, new} x
-{package, companions} say which is enough; where it is not the package alone, the companions are
-reduced to those that are needed, and where that is a single one, its own releases are searched.
+Between two releases of a boundary their companions changed too: training libraries, and what else
+ran in the trials. The four corners of {old, new} x {package, companions} say which is enough; where
+it is not the package alone, the companions are reduced to those that are needed, and where that is
+a single one, its own releases are searched.
 
 A corner is an environment with every package pinned. Where that cannot be had (the new release
 requires a newer dependency), the training libraries alone are pinned, and the dependencies follow.
@@ -31,12 +32,15 @@ from moediag.bisect.axes import (
 )
 from moediag.bisect.companion_answer import CompanionAnswer
 from moediag.bisect.follow import Follow, settle
+from moediag.bisect.installed import installed
 from moediag.bisect.prober import Setting
 from moediag.bisect.search import Options, Probe, Search
 from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict
 from moediag.errors import StackError
+from moediag.evidence.executed import Executed
 from moediag.stacks import environment
 from moediag.stacks import releases as index
+from moediag.stacks.environment import Stack
 
 LIBRARIES = (
     "accelerate", "transformers", "torch", "trl", "peft", "torchtitan", "deepspeed",
@@ -47,8 +51,9 @@ _MOST = 24  # probes of one reduction or search
 @dataclass(frozen=True, slots=True)
 class Sides:
     """The two releases of a boundary, the older first. ``turns``: what the newer one is, "bad" or
-    "good"; ``requests``: their environments; ``verdicts``: of the two; ``fixed``: what every
-    request names besides (a held torch, another Python)."""
+    "good"; ``requests``: their environments; ``verdicts``: of the two; ``ran``: what their trials
+    ran, empty where that is not known; ``fixed``: what every request names besides (a held
+    companion, another Python)."""
 
     package: str
     old: str
@@ -56,6 +61,7 @@ class Sides:
     turns: str
     requests: tuple[Mapping[str, str], Mapping[str, str]]
     verdicts: tuple[ProbeVerdict, ProbeVerdict]
+    ran: tuple[Executed, Executed]
     fixed: Mapping[str, str]
 
 
@@ -67,27 +73,40 @@ def who_is_to_blame(sides: Sides, follow: Follow) -> CompanionAnswer:
         gone = sides.old if old is None else sides.new
         problem = f"the environment of {sides.package} {gone} is not there any more"
         return dataclasses.replace(nothing, problem=problem)
-    return _Blame(sides, old.resolution, new.resolution, follow).answer()
+    return _Blame(sides, (old, new), follow).answer()
 
 
 class _Blame:
-    def __init__(
-        self, sides: Sides, old: Sequence[str], new: Sequence[str], follow: Follow
-    ) -> None:
+    def __init__(self, sides: Sides, stacks: tuple[Stack, Stack], follow: Follow) -> None:
         self.sides = sides
-        self.resolution = tuple(old)
+        self.stacks = stacks
+        self.resolution = stacks[0].resolution
         self.follow = follow
-        differ = {c.name: c for c in changes(old, new)}
+        differ = {c.name: c for c in changes(self.resolution, stacks[1].resolution)}
         self.own = differ.pop(sides.package, Change(sides.package, sides.old, sides.new))
-        known = [n for n in LIBRARIES if n in differ]
-        self.others = tuple(differ[n] for n in [*known, *(n for n in differ if n not in known)])
+        known = [differ.pop(n) for n in LIBRARIES if n in differ]
+        self.others = (*known, *(c for c in differ.values() if self._ran(c.name)))
+        self.idle = tuple(c for c in differ.values() if c not in self.others)
+
+    def _ran(self, name: str) -> bool:
+        """Some function of it ran on either side, or it is not known."""
+        for stack, executed in zip(self.stacks, self.sides.ran, strict=True):
+            if not executed:
+                return True
+            with contextlib.suppress(StackError):  # it is not installed on this side
+                files = installed(stack.python, name).files
+                if any(line for f in files for line in executed.functions.get(f, ())):
+                    return True
+        return False
 
     def answer(self) -> CompanionAnswer:
         s = self.sides
-        found = CompanionAnswer(s.package, s.old, s.new, s.turns, self.others)
+        found = CompanionAnswer(s.package, s.old, s.new, s.turns, self.others, self.idle)
         if not self.others:
             return found
         before = self.follow.made
+        everyone = range(len(self.others))
+        self.follow.prepare([self._setting(True, ()), self._setting(False, everyone)])
         corners = settle(Corners(), self._corner, 4)
         assert corners is not None
         found = dataclasses.replace(found, corners=corners)
@@ -117,12 +136,16 @@ class _Blame:
             return self.sides.verdicts[1]
         if not others and not package_new:
             return self.sides.verdicts[0]
+        return self._probe(self._setting(package_new, chosen))
+
+    def _setting(self, package_new: bool, chosen: Sequence[int]) -> Setting:
+        others = [self.others[i] for i in sorted(chosen)]
         made = [self.own, *others] if package_new else others
         pinned = self._request(applied(self.resolution, made))
         loose = {n: v for n, v in pinned.items() if n in (*LIBRARIES, *self.sides.fixed)}
         loose[self.sides.package] = pinned[self.sides.package]
-        requests = (pinned, loose) if len(others) in (0, len(self.others)) else (pinned,)
-        return self._probe(self._name(package_new, others), requests)
+        corner = len(others) in (0, len(self.others))
+        return Setting(self._name(package_new, others), (pinned, loose) if corner else (pinned,))
 
     def _request(self, pins: Sequence[str]) -> dict[str, str]:
         return {**dict(pin.split("==", 1) for pin in pins), **self.sides.fixed}
@@ -137,11 +160,8 @@ class _Blame:
         named = ", ".join(f"{c.name} {c.new or 'removed'}" for c in others)
         return f"{version} with {named}, else the companions of {s.old}"
 
-    def _probe(
-        self, name: str, requests: tuple[Mapping[str, str], ...], attempt: int = 1
-    ) -> ProbeVerdict:
-        ready = Setting(name, requests)
-        return self.follow.probe(name, lambda: contextlib.nullcontext(ready), attempt)
+    def _probe(self, ready: Setting, attempt: int = 1) -> ProbeVerdict:
+        return self.follow.probe(ready.name, lambda: contextlib.nullcontext(ready), attempt)
 
     # -- the guilty among the others ---------------------------------------------------------
 
@@ -179,7 +199,7 @@ class _Blame:
             version = versions[question.index]
             pins = applied(self.resolution, [*own, dataclasses.replace(change, new=version)])
             name = self._name(package_new, [dataclasses.replace(change, new=version)])
-            return self._probe(name, (self._request(pins),), question.attempt)
+            return self._probe(Setting(name, (self._request(pins),)), question.attempt)
 
         last = len(versions) - 1
         ends = (last, 0) if self.sides.turns == "bad" else (0, last)

@@ -5,7 +5,7 @@ state file before anything else happens, and is never made again."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 from moediag.bisect.machine import Machine
@@ -47,6 +47,10 @@ class Follow:
             self.state.finished_extra(record)
             self.watcher.finished(record)
         return record.verdict
+
+    def prepare(self, settings: Sequence[Setting]) -> None:
+        """Begins to build the environments of those that are not known yet."""
+        self.prober.prepare_on([s for s in settings if self.state.known(s.name) is None])
 
     def _made(self, name: str, setting: Ready, attempt: int) -> ProbeRecord:
         try:

@@ -128,6 +128,12 @@ class Releases:
                 elif place < self._early and self._fork:
                     self.hosts.begin(stack)
 
+    def prepare_on(self, settings: Sequence[Setting]) -> None:
+        for setting in settings:
+            with contextlib.suppress(MoediagError):
+                if environment.ready(setting.requests[0]) is None:
+                    self.ahead.build(setting.name, setting.requests[0])
+
     def stop(self) -> None:
         self.stopping.set()
 

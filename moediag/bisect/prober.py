@@ -56,6 +56,10 @@ class Prober(Protocol):
         returns at once; failures are left for :meth:`probe` to report."""
         ...
 
+    def prepare_on(self, settings: Sequence[Setting]) -> None:
+        """The same for :meth:`probe_on`."""
+        ...
+
     def stop(self) -> None:
         """Makes the probes that other threads run end as after Ctrl-C."""
         ...

@@ -72,6 +72,14 @@ def bisect(
         Path | None,
         typer.Option("--repo", metavar="PATH", help="A clone of its source: name the commit, too."),
     ] = None,
+    git_bisect: Annotated[
+        bool,
+        typer.Option(
+            "--git-bisect",
+            help="For `git bisect run`: judge what is checked out here (0 good, 1 bad, 125 "
+            "neither, from 128 on: stop).",
+        ),
+    ] = False,
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
     set_: o.SetPairs = [],  # noqa: B006
@@ -130,11 +138,18 @@ def bisect(
         return
     if device == "gpu":
         doctor.require_gpus(what.world_size * jobs, held.get("torch"))
-    clone = _clone(repo, what) if repo else None
+    clone = _clone(repo, what) if repo and not git_bisect else None
     command = ("moediag", *(context.obj or ()))
     launch = LaunchOptions(quiescence=quiescence)
     with watching(no_color) as watcher:
         make = functools.partial(Releases, watcher=watcher, launch=launch)
+        if git_bisect:
+            from moediag.bisect import git_bisect as adapter
+            from moediag.bisect.clone import Clone
+
+            here = Clone(repo or Path.cwd())
+            verdict = adapter.judge_checkout(what, here, out, command, make, watcher)
+            raise typer.Exit(adapter.code(verdict))
         report, folder = session.run(what, out, resume, command, make, watcher, jobs, clone)
     if as_json:
         stdout.line(json.dumps(page.to_json(report), indent=1, ensure_ascii=False))

@@ -61,6 +61,17 @@ class Clone:
     def head(self) -> str:
         return self._git("rev-parse", "HEAD")
 
+    @property
+    def changed(self) -> bool:
+        """Tracked files differ from the commit that is checked out."""
+        return bool(self._git("status", "--porcelain", "--untracked-files=no"))
+
+    def present(self, top: str) -> Path | None:
+        """Where the working tree has the package imported as ``top``; None where it has none."""
+        folder = self.folder("HEAD", top)
+        place = self.top / folder if folder else None
+        return place if place and place.exists() else None
+
     def own_file(self, name: str) -> Path:
         """``name`` inside git's own folder for this working tree."""
         return self.path / self._git("rev-parse", "--git-path", name)

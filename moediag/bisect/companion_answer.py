@@ -57,6 +57,8 @@ class CompanionAnswer:
                 what = f"of {_changes(self.idle)}, which changed as well, no function ran"
             return [f"To blame: {self.package} alone; {what}."]
         words = self.corners.words(self.package, _names(self.blamed or self.others))
+        if self.corners.blame == Blame.COMPANION and len(self.blamed) > 1:
+            words = f"{_names(self.blamed)}, only together"
         beside = f"between the two environments {_changes(self.others)} changed as well"
         found = [f"To blame: {words}; {beside}."]
         if self.guilty is not None and self.guilty.problem:

@@ -31,6 +31,7 @@ Exit codes: 0 every expectation met, 1 an expectation broken (diagnose: a failur
 usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
 """
 
+GIT_ABORTS = 128  # added to an error's exit code under --git-bisect
 _MAKE_ROOM = (
     "Make room (`moediag stacks clean`, old folders in moediag-runs), or use --out on another disk."
 )
@@ -184,12 +185,18 @@ def env(as_json: o.Json = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The only place that catches errors; returns the exit code."""
+    """Runs a command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    given = [argument for argument in given if argument != "--debug"]
+    code = _run([a for a in given if a != "--debug"], "--debug" in given, arguments is None)
+    # To git bisect run any code from 1 to 124 says "bad"; what is no verdict must stop it.
+    errors = (ExitCode.USAGE, ExitCode.INCONCLUSIVE, ExitCode.CANNOT_RUN_HERE, ExitCode.BUG)
+    return code + GIT_ABORTS if "--git-bisect" in given and code in errors else code
+
+
+def _run(given: list[str], debug: bool, for_good: bool) -> int:
+    """The only place that catches errors."""
     try:
-        with signals.as_interrupts(for_good=arguments is None):
+        with signals.as_interrupts(for_good=for_good):
             app(args=given, prog_name="moediag", obj=tuple(given))
     except SystemExit as end:
         code = _code(end)

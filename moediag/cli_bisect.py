@@ -15,7 +15,9 @@ from moediag.errors import ExitCode
 from moediag.report import out as stdout
 
 if TYPE_CHECKING:
+    from moediag.bisect.clone import Clone
     from moediag.bisect.page import Report
+    from moediag.bisect.question import Question
 
 
 class MatchKind(str, Enum):
@@ -66,6 +68,18 @@ def bisect(
         int,
         typer.Option(min=1, metavar="N", help="Trials of the bad end: how often does it show?"),
     ] = 3,
+    repo: Annotated[
+        Path | None,
+        typer.Option("--repo", metavar="PATH", help="A clone of its source: name the commit, too."),
+    ] = None,
+    git_bisect: Annotated[
+        bool,
+        typer.Option(
+            "--git-bisect",
+            help="For `git bisect run`: judge what is checked out here (0 good, 1 bad, 125 "
+            "neither, from 128 on: stop).",
+        ),
+    ] = False,
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
     set_: o.SetPairs = [],  # noqa: B006
@@ -124,16 +138,33 @@ def bisect(
         return
     if device == "gpu":
         doctor.require_gpus(what.world_size * jobs, held.get("torch"))
+    clone = _clone(repo, what) if repo and not git_bisect else None
     command = ("moediag", *(context.obj or ()))
     launch = LaunchOptions(quiescence=quiescence)
     with watching(no_color) as watcher:
         make = functools.partial(Releases, watcher=watcher, launch=launch)
-        report, folder = session.run(what, out, resume, command, make, watcher, jobs)
+        if git_bisect:
+            from moediag.bisect import git_bisect as adapter
+            from moediag.bisect.clone import Clone
+
+            here = Clone(repo or Path.cwd())
+            verdict = adapter.judge_checkout(what, here, out, command, make, watcher)
+            raise typer.Exit(adapter.code(verdict))
+        report, folder = session.run(what, out, resume, command, make, watcher, jobs, clone)
     if as_json:
         stdout.line(json.dumps(page.to_json(report), indent=1, ensure_ascii=False))
     else:
         _show(report, folder)
     raise typer.Exit(ExitCode.OK if session.clean(report.answer) else ExitCode.INCONCLUSIVE)
+
+
+def _clone(repo: Path, what: Question) -> Clone:
+    """Refused now and not after an hour of probes."""
+    from moediag.bisect.clone import Clone
+
+    found = Clone(repo)
+    found.tagged(what.package, what.bad)
+    return found
 
 
 def _show(report: Report, folder: Path) -> None:
@@ -145,5 +176,8 @@ def _show(report: Report, folder: Path) -> None:
     stdout.line()
     for sentence in page.sentences(report.package, report.releases, report.answer):
         stdout.line(sentence)
+    for one in report.beyond.values():
+        for line in one.lines():
+            stdout.line(line)
     stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes.")
     stdout.line(f"To paste: {views.short(folder) / session.REPORT_FILE}")

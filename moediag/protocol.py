@@ -66,6 +66,14 @@ def outcome_file(rank: int) -> str:
     return f"rank-{rank}.outcome.json"
 
 
+def executed_file(rank: int) -> str:
+    """Which functions of the installed packages this rank ran (JSON lines): ``[FILE, NAME]``
+    numbers a file, ``[FILE, LINE]`` is a function of it by its first line, decorators included
+    (0: the file was imported), ``[FILE, CLASS, FQN]`` a class of the model's module at FQN, with
+    ``*`` for the numbers of layers and experts. Only where the trial asks for it."""
+    return f"rank-{rank}.executed.jsonl"
+
+
 def flight_file(rank: int) -> str:
     """Flight Recorder dump of this rank (JSON, without stacks)."""
     return f"rank-{rank}.flight.json"
@@ -457,6 +465,7 @@ class Trial:
     reference_path: Optional[str] = None
     recorder: RecorderSpec = field(default_factory=RecorderSpec)
     record: bool = True  # install the recorder (benchmarks switch it off)
+    executed: bool = False  # with it, note which functions ran, see executed_file
     timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
     schema_version: int = SCHEMA_VERSION
 

@@ -45,14 +45,19 @@ GiveLauncher = Callable[
 ]
 
 
+GiveStack = Callable[[Mapping[str, str], Callable[[str, float | None], None]], Stack]
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """``out``: the run directory, which must not exist or be empty; default: a new one below
-    ``moediag-runs``. ``launcher``: gives launchers that may outlive the run; default: its own."""
+    ``moediag-runs``. ``launcher``: gives launchers that may outlive the run; default: its own.
+    ``ensure``: gives environments; default: stacks.environment."""
 
     out: Path | None = None
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     launcher: GiveLauncher | None = None
+    ensure: GiveStack | None = None
 
 
 def run(plan: Plan, options: RunOptions, observer: Observer) -> RunResult:
@@ -113,6 +118,7 @@ class _Run:
         self.folder = folder
         families = {t.trial.model.family for t in plan.trials}
         self.launcher = options.launcher or launcher
+        self.ensure = options.ensure or environment.ensure
         self.launch_options = dataclasses.replace(options.launch, families=tuple(sorted(families)))
         self.started = datetime.now(timezone.utc)
         self.results: list[TrialResult] = []
@@ -215,7 +221,7 @@ class _Run:
 
         stack: Stack | StackError
         try:
-            stack = environment.ensure(request, progress)
+            stack = self.ensure(request, progress)
         except StackError as error:
             wanted = {tuple(sorted(t.stack.items())) for t in self.plan.trials}
             failed = {k: s for k, s in self.stacks.items() if isinstance(s, StackError)}

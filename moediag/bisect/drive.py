@@ -6,6 +6,7 @@ only the probes at work.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
@@ -30,10 +31,17 @@ def drive(
     The answer depends neither on ``jobs`` nor on how often this was interrupted. Raises Interrupted
     after Ctrl-C, naming the command that goes on, and MoediagError where nothing can be probed.
     """
-    try:
+    with resumable(state, prober):
         return _Drive(question, state, prober, watcher, jobs).run()
+
+
+@contextlib.contextmanager
+def resumable(state: State, prober: Prober) -> Iterator[None]:
+    """What is done inside can be gone on with after Ctrl-C; at the end ``prober`` is closed."""
+    try:
+        yield
     except (KeyboardInterrupt, Interrupted):
-        count = len(state.probes)
+        count = len(state.probes) + len(state.stored.extras)
         raise Interrupted(
             f"interrupted after {count} finished probe{'' if count == 1 else 's'}; "
             f"they are in {state.path}",

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moediag.bisect.answer import Answer, Boundary, Status
+from moediag.bisect.beyond import Beyond
 from moediag.bisect.timeline import ProbeRecord, timeline
-from moediag.bisect.verdicts import Kind, ProbeVerdict
+from moediag.bisect.verdicts import ProbeVerdict, describe
 from moediag.report.names import plural
 
 SCHEMA_VERSION = 1
@@ -18,7 +19,8 @@ SCHEMA_VERSION = 1
 class Report:
     """Everything a page about a bisect needs. ``releases``: all that were searched, oldest first;
     ``verdicts``: index -> what its probes say together (``Search.verdicts``); ``reproduce``:
-    command lines; ``environment``: what to paste into a bug report."""
+    command lines; ``environment``: what to paste into a bug report; ``beyond``: what is known of
+    the boundaries "began" and "ended" beyond their releases; ``extras``: probes made for that."""
 
     package: str
     scenario: str
@@ -30,6 +32,8 @@ class Report:
     match: str = "exact"
     reproduce: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    beyond: Mapping[str, Beyond] = field(default_factory=dict)
+    extras: tuple[ProbeRecord, ...] = ()
 
 
 # ------------------------------------------------------------------------ sentences
@@ -57,12 +61,6 @@ def sentences(package: str, releases: Sequence[str], answer: Answer) -> list[str
     for index, kind in answer.beside:
         found.append(f"It is not one stretch: {releases[index]} is {kind}.")
     return found
-
-
-def describe(verdict: ProbeVerdict) -> str:
-    words = {Kind.OTHER: "another failure", Kind.SKIP: "skipped", Kind.FLAKY: "flaky"}
-    word = words.get(verdict.kind, str(verdict.kind))
-    return f"{word} ({verdict.text})" if verdict.text else word
 
 
 def _is(boundary: Boundary, index: int) -> str:
@@ -138,8 +136,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "confidence": str(answer.confidence),
         "bad_end": releases[answer.end],
         "bad_end_verdict": answer.end_verdict.to_json(),
-        "began": _boundary_json(answer.began, releases),
-        "ended": _boundary_json(answer.ended, releases),
+        "began": _boundary_json(report, "began", answer.began),
+        "ended": _boundary_json(report, "ended", answer.ended),
         "monotone": answer.monotone,
         "beside": [{"version": releases[i], "kind": str(kind)} for i, kind in answer.beside],
         "given_good": None
@@ -154,14 +152,17 @@ def to_json(report: Report) -> dict[str, Any]:
         "match": report.match,
         "releases": {"count": len(releases), "oldest": releases[0], "newest": releases[-1]},
         "probes": [record.to_json() for record in report.probes],
+        "further_probes": [record.to_json() for record in report.extras],
         "reproduce": list(report.reproduce),
         "environment": dict(report.environment),
     }
 
 
-def _boundary_json(boundary: Boundary | None, releases: Sequence[str]) -> dict[str, Any] | None:
+def _boundary_json(report: Report, name: str, boundary: Boundary | None) -> dict[str, Any] | None:
     if boundary is None:
         return None
+    releases = report.releases
+    beyond = report.beyond.get(name)
     good = None if boundary.good is None else releases[boundary.good]
     return {
         "bad": releases[boundary.bad],
@@ -176,6 +177,7 @@ def _boundary_json(boundary: Boundary | None, releases: Sequence[str]) -> dict[s
         "confirmed": boundary.confirmed,
         "missed": boundary.missed,
         "again": [releases[i] for i in boundary.again],
+        **(beyond.to_json() if beyond else {}),
     }
 
 
@@ -195,11 +197,15 @@ def markdown(report: Report) -> str:
     probed = f"{plural(len(report.probes), 'probe')} of {tried} of {plural(count, 'release')}"
     span = f"{report.releases[0]} to {report.releases[-1]}"
     lines += [f"Confidence {answer.confidence}{chance}. {probed}, {span}.", ""]
+    for one in report.beyond.values():
+        lines += one.markdown()
     if report.signatures:
         listed = ", ".join(f"`{_cell(s)}`" for s in report.signatures)
         lines += [f"The failure looked for ({report.match}): {listed}", ""]
     if report.probes:
-        lines += _table(report)
+        lines += _table(report, report.package, report.probes)
+    if report.extras:
+        lines += _table(report, "further probes", report.extras)
     if report.reproduce:
         lines += ["To reproduce:", "", "```console", *report.reproduce, "```", ""]
     if report.environment:
@@ -208,11 +214,11 @@ def markdown(report: Report) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _table(report: Report) -> list[str]:
+def _table(report: Report, head: str, probes: Sequence[ProbeRecord]) -> list[str]:
     places = {version: index for index, version in enumerate(report.releases)}
-    ordered = sorted(report.probes, key=lambda r: (places.get(r.version, -1), r.attempt))
+    ordered = sorted(probes, key=lambda r: (places.get(r.version, -1), r.attempt))
     lines = [
-        f"| {_cell(report.package)} | uploaded | verdict | what showed | seconds |",
+        f"| {_cell(head)} | uploaded | verdict | what showed | seconds |",
         "| --- | --- | --- | --- | ---: |",
     ]
     for record in ordered:

@@ -9,17 +9,17 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moediag import run as runner
 from moediag.bisect.ahead import Ahead
-from moediag.bisect.prober import Learned
+from moediag.bisect.prober import Learned, Setting
 from moediag.bisect.question import Question
 from moediag.bisect.signatures import CannotLearn, Match, Target, judge, learn
 from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import ProbeVerdict, skip
+from moediag.bisect.verdicts import Kind, ProbeVerdict, skip
 from moediag.errors import (
     ExitCode,
     Interrupted,
@@ -35,12 +35,13 @@ from moediag.report.model import RunResult, TrialResult
 from moediag.report.progress import Silent, glance
 from moediag.scenario.plan import LAUNCHERS
 from moediag.stacks import environment
-from moediag.stacks.releases import Release
+from moediag.stacks.environment import Stack
 
 if TYPE_CHECKING:
     from moediag.bisect.progress import Watcher
     from moediag.launch.options import Progress
 
+Building = Callable[[str, "float | None"], None]
 PROBES = "probes"  # folder of the probes' run directories, in the bisect's
 SURE = 0.95  # how sure a clean release must be
 _LONGEST = 300  # letters of a reason
@@ -76,7 +77,7 @@ class Releases:
         question = self.question
         declared = question.scenario.variants[question.variant].repeats
         trials = max(question.asked.calibrate, declared)
-        ran = self._run(version, 1, trials)
+        ran = self._release(version, 1, trials)
         if ran.reason:
             return Learned(ran.record(skip(ran.reason)), None, ran.reason)
         try:
@@ -101,8 +102,21 @@ class Releases:
         return Learned(ran.record(judge(ran.trials, target, SURE)), target)
 
     def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
-        ran = self._run(version, attempt, target.rate.repeats(SURE))
+        ran = self._release(version, attempt, target.rate.repeats(SURE))
         return ran.record(skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE))
+
+    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
+        begun = time.monotonic()
+        told: list[ProbeRecord] = []
+        for request in setting.requests:
+            ran = _Ran(setting.name, "", attempt, self.question.variant, begun)
+            self._run(ran, request, target.rate.repeats(SURE), setting.source)
+            verdict = skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE)
+            told.append(ran.record(verdict))
+            if told[-1].verdict.kind != Kind.SKIP:
+                return told[-1]
+        # The first environment is the one that was meant.
+        return dataclasses.replace(told[0], seconds=time.monotonic() - begun)
 
     def prepare(self, versions: Sequence[str]) -> None:
         for place, version in enumerate(versions):
@@ -113,6 +127,12 @@ class Releases:
                     self.ahead.build(version, request)
                 elif place < self._early and self._fork:
                     self.hosts.begin(stack)
+
+    def prepare_on(self, settings: Sequence[Setting]) -> None:
+        for setting in settings:
+            with contextlib.suppress(MoediagError):
+                if environment.ready(setting.requests[0]) is None:
+                    self.ahead.build(setting.name, setting.requests[0])
 
     def stop(self) -> None:
         self.stopping.set()
@@ -128,35 +148,67 @@ class Releases:
 
     # -- one release -----------------------------------------------------------------------
 
-    def _run(self, version: str, attempt: int, trials: int) -> _Ran:
+    def _release(self, version: str, attempt: int, trials: int) -> _Ran:
         release = self._releases[version]
-        ran = _Ran(release, attempt, self.question.variant, time.monotonic())
-        observer = _Observer(self.watcher, version, self.stopping)
+        uploaded = release.uploaded.isoformat(timespec="seconds") if release.uploaded else ""
+        ran = _Ran(version, uploaded, attempt, self.question.variant, time.monotonic())
         try:
-            planned = self.question.plan(release, trials)
+            request = self.question.request(release)
+        except NoEnvironments:
+            raise
+        except StackError as error:
+            ran.reason = _flat(error.message)
+            return ran
+        return self._run(ran, request, trials)
+
+    def _run(
+        self, ran: _Ran, request: Mapping[str, str], trials: int, source: Path | None = None
+    ) -> _Ran:
+        observer = _Observer(self.watcher, ran.name, self.stopping)
+
+        def ensure(request: Mapping[str, str], progress: Building) -> Stack:
+            stack = environment.ensure(request, progress)
+            return overlay(stack, source, ran.name, self.question.package) if source else stack
+
+        try:
+            planned = self.question.plan(request, trials)
             # Here and not only in the run: what is built ahead must not import beside it.
             environment.ensure(planned.scenario.stack, observer.building)
-            self.ahead.end(version)
-            folder = _folder(self.folder / PROBES, version)
+            self.ahead.end(ran.name)
+            folder = _folder(self.folder / PROBES, ran.name.replace(" ", "-"))
             ran.evidence = str(folder.relative_to(self.folder))
-            options = runner.RunOptions(folder, self.launch, self.hosts.launcher)
+            options = runner.RunOptions(folder, self.launch, self.hosts.launcher, ensure)
             ran.result = runner.run(planned, options, observer)
         except NoEnvironments:
             raise
         except (StackError, LaunchError) as error:
             ran.reason = _flat(error.message)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted during the probe of {version}") from None
+            raise Interrupted(f"interrupted during the probe of {ran.name}") from None
         finally:
-            self.ahead.end(version)
+            self.ahead.end(ran.name)
         return ran
 
 
-class _Ran:
-    """What a run on one release left. ``reason``: why it could not be run, else ""."""
+def overlay(stack: Stack, source: Path, name: str, package: str) -> Stack:
+    """``stack`` with ``source`` before everything that is installed. ``name``: of what lies there;
+    no other stack may have its key, by which processes that imported it are found again."""
+    had = stack.versions.get(package)
+    return dataclasses.replace(
+        stack,
+        key=f"{stack.key}-{name.replace(' ', '-')}",
+        versions={**stack.versions, package: f"{name}, on {had}" if had else name},
+        pythonpath=[source, *stack.pythonpath],
+        notes=(*stack.notes, f"{package} is {name}, not what is installed ({had or 'nothing'})"),
+    )
 
-    def __init__(self, release: Release, attempt: int, variant: str, began: float) -> None:
-        self.release = release
+
+class _Ran:
+    """What a run left. ``reason``: why it could not be run, else ""."""
+
+    def __init__(self, name: str, uploaded: str, attempt: int, variant: str, began: float) -> None:
+        self.name = name
+        self.uploaded = uploaded
         self.attempt = attempt
         self.variant = variant
         self.began = began
@@ -169,13 +221,12 @@ class _Ran:
         return self.result.trials if self.result else ()
 
     def record(self, verdict: ProbeVerdict) -> ProbeRecord:
-        uploaded = self.release.uploaded
         shown = [t.signature for t in self.trials if t.variant == self.variant]
         return ProbeRecord(
-            version=self.release.version,
+            version=self.name,
             verdict=dataclasses.replace(verdict, text=_flat(verdict.text)),
             attempt=self.attempt,
-            uploaded=uploaded.isoformat(timespec="seconds") if uploaded else "",
+            uploaded=self.uploaded,
             signature="; ".join(dict.fromkeys(shown)),
             seconds=time.monotonic() - self.began,
             evidence=self.evidence,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from moediag.bisect.signatures import Target
@@ -20,6 +21,18 @@ class Learned:
     problem: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a probe runs on that is not simply a release. ``name``: of it in the state file and for
+    people; ``requests``: environments for stacks.environment, each tried where the one before
+    decided nothing; ``source``: a folder from which packages are imported before those that are
+    installed."""
+
+    name: str
+    requests: tuple[Mapping[str, str], ...]
+    source: Path | None = None
+
+
 class Prober(Protocol):
     """Builds, launches, judges. Implementations may start processes; the search never does."""
 
@@ -34,9 +47,17 @@ class Prober(Protocol):
         several threads at once with ``--jobs``."""
         ...
 
+    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
+        """The same on ``setting``; one at a time, in the main thread."""
+        ...
+
     def prepare(self, versions: Sequence[str]) -> None:
         """Begins to make ready the releases that may be wanted next, the likeliest first, and
         returns at once; failures are left for :meth:`probe` to report."""
+        ...
+
+    def prepare_on(self, settings: Sequence[Setting]) -> None:
+        """The same for :meth:`probe_on`."""
         ...
 
     def stop(self) -> None:

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
-from moediag.bisect.page import describe
 from moediag.bisect.signatures import Target
 from moediag.bisect.timeline import ProbeRecord, timeline
-from moediag.bisect.verdicts import Kind, ProbeVerdict, merged
+from moediag.bisect.verdicts import Kind, ProbeVerdict, describe, merged
 from moediag.report import names
 
 if TYPE_CHECKING:
@@ -135,7 +134,9 @@ class Live:
 
         steady = self.target is None or self.target.rate.steady
         records, running = dict(self.records), dict(self.running)
-        versions = sorted({*records, *running}, key=Version)
+        every = [*records, *(name for name in running if name not in records)]
+        releases = sorted(filter(_release, every), key=Version)
+        versions = [*releases, *(name for name in every if not _release(name))]
         verdicts: dict[int, ProbeVerdict] = {}
         table = Table.grid(padding=(0, 2))
         for place, version in enumerate(versions):
@@ -165,11 +166,21 @@ class Live:
         lines = [Text(text, "dim") for text in known(self.target)] if self.target else []
         if self.problem:
             lines.append(Text(self.problem))
-        foot = [Text(timeline(versions, verdicts))] if verdicts else []
+        probed_releases = {i: v for i, v in verdicts.items() if i < len(releases)}
+        foot = [Text(timeline(releases, probed_releases))] if probed_releases else []
         if running:
             elapsed = names.seconds(time.monotonic() - self.began)
             foot.append(Text(f"{elapsed}  Ctrl-C ends the ranks and says how to go on", "dim"))
         return Group(*lines, table, *foot)
+
+
+def _release(name: str) -> bool:
+    """And not a commit or a mixed environment; their names hold a space."""
+    try:
+        Version(name)
+    except InvalidVersion:
+        return False
+    return True
 
 
 @contextlib.contextmanager

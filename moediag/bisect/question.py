@@ -18,7 +18,7 @@ from moediag.bisect.search import Options
 from moediag.bisect.signatures import Match
 from moediag.bisect.stored import Header
 from moediag.errors import UsageError
-from moediag.scenario.plan import BACKENDS, Plan, plan
+from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
 from moediag.scenario.schema import Scenario, Variant
 from moediag.scenario.source import nearest as like
 from moediag.stacks import releases as index
@@ -116,24 +116,30 @@ class Question:
                 wanted[name] = as_of(name, release.uploaded, self.python) or version
         return wanted
 
-    def plan(self, release: Release, trials: int) -> Plan:
-        """The trials of a probe: the variant ``trials`` times, each control once."""
+    def plan(self, request: Mapping[str, str], trials: int) -> Plan:
+        """The trials of a probe of the environment of ``request``: the variant ``trials`` times,
+        each control once."""
         own = self.scenario.variants[self.variant]
         variants = {
             **self.scenario.variants,
             self.variant: own.model_copy(update={"repeats": trials}),
         }
         asked = self.asked
-        probed = self.scenario.model_copy(
-            update={"stack": self.request(release), "variants": variants}
-        )
-        return plan(
+        probed = self.scenario.model_copy(update={"stack": dict(request), "variants": variants})
+        whole = plan(
             probed,
             self.world_size,
             asked.device,
             launcher=asked.launcher,
             timeout=asked.timeout,
         )
+        return dataclasses.replace(whole, trials=tuple(map(self._noting, whole.trials)))
+
+    def _noting(self, planned: PlannedTrial) -> PlannedTrial:
+        """The variant's trials note which functions they run, for what changed in them."""
+        if planned.trial.variant != self.variant:
+            return planned
+        return dataclasses.replace(planned, trial=dataclasses.replace(planned.trial, executed=True))
 
     def options(self, versions: Sequence[str], rate: Rate) -> Options:
         """Of a search over ``versions``."""
@@ -226,7 +232,7 @@ def ask(scenario: Scenario, asked: Asked) -> Question:
         python,
         dataclasses.replace(asked, hold=hold),
     )
-    question.plan(chosen[0], 1)  # what cannot be planned is said now
+    question.plan(question.request(chosen[0]), 1)  # what cannot be planned is said now
     return question
 
 

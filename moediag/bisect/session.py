@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,12 @@ from moediag import doctor
 from moediag import run as runner
 from moediag.bisect import page
 from moediag.bisect import state as states
+from moediag.bisect.afterwards import afterwards
 from moediag.bisect.answer import Answer, Status
-from moediag.bisect.drive import drive
+from moediag.bisect.beyond import Beyond
+from moediag.bisect.clone import Clone
+from moediag.bisect.drive import drive, resumable
+from moediag.bisect.follow import Follow
 from moediag.bisect.prober import Prober
 from moediag.bisect.progress import Watcher
 from moediag.bisect.question import Question
@@ -45,9 +49,10 @@ def run(
     make: MakeProber,
     watcher: Watcher,
     jobs: int = 1,
+    clone: Clone | None = None,
 ) -> tuple[page.Report, Path]:
     """The report, and the folder that holds it as ``result.json`` and ``report.md`` beside the
-    state file and the probes' run directories.
+    state file and the probes' run directories. ``clone``: where to look for the commit.
 
     Raises UsageError for a folder that cannot be used or belongs to another bisect, Interrupted
     after Ctrl-C, and MoediagError where nothing can be probed.
@@ -55,8 +60,14 @@ def run(
     with _opened(question, out, resume, command) as state:
         folder = state.path.parent
         asked = question.over(state.stored.header.releases)
-        search = drive(asked, state, make(asked, folder), watcher, jobs)
-        report = _report(asked, state, search)
+        prober = make(asked, folder)
+        search = drive(asked, state, prober, watcher, jobs)
+        beyond: dict[str, Beyond] = {}
+        if state.stored.target is not None:
+            follow = Follow(state, prober, watcher, state.stored.target)
+            with resumable(state, prober):
+                beyond = dict(afterwards(asked, search, follow, clone, folder))
+        report = _report(asked, state, search, beyond)
         write_json(folder / RESULT_FILE, page.to_json(report))
         (folder / REPORT_FILE).write_text(page.markdown(report), encoding="utf-8")
     return report, folder
@@ -86,7 +97,9 @@ def clean(answer: Answer) -> bool:
 # ------------------------------------------------------------------------ the report
 
 
-def _report(question: Question, state: State, search: Search) -> page.Report:
+def _report(
+    question: Question, state: State, search: Search, beyond: Mapping[str, Beyond]
+) -> page.Report:
     answer, target = search.answer, state.stored.target
     assert answer is not None
     header = state.stored.header
@@ -101,6 +114,8 @@ def _report(question: Question, state: State, search: Search) -> page.Report:
         match=str(header.match),
         reproduce=tuple(_reproduce(question, answer, header.releases)),
         environment=_environment(question),
+        beyond=beyond,
+        extras=state.stored.extras,
     )
 
 

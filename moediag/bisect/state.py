@@ -79,6 +79,19 @@ class State:
         _append(self._fd, self.path, {"e": "probe", **record.to_json()})
         self.stored = dataclasses.replace(self.stored, probes=(*self.probes, record))
 
+    def finished_extra(self, record: ProbeRecord) -> None:
+        """Records a finished probe of something else than a release that is searched, by its
+        name. Raises ValueError when it is recorded already."""
+        if self.known(record.version, record.attempt) is not None:
+            raise ValueError(f"{record.version} was probed before (attempt {record.attempt})")
+        _append(self._fd, self.path, {"e": "extra", **record.to_json()})
+        self.stored = dataclasses.replace(self.stored, extras=(*self.stored.extras, record))
+
+    def known(self, name: str, attempt: int = 1) -> ProbeRecord | None:
+        """Such a probe, where it is finished."""
+        found = (r for r in self.stored.extras if (r.version, r.attempt) == (name, attempt))
+        return next(found, None)
+
     @property
     def probes(self) -> tuple[ProbeRecord, ...]:
         return self.stored.probes

@@ -2,7 +2,8 @@
 
 The first line says what is searched (:class:`Header`), a ``learned`` line which failure, and each
 ``probe`` line is a finished probe. Probes are named by version, never by their place in a list that
-grows with every release.
+grows with every release. An ``extra`` line is a probe of something else than a release that is
+searched (a commit, a mixed environment), by its own name.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Stored:
     header: Header
     target: Target | None = None
     probes: tuple[ProbeRecord, ...] = ()
+    extras: tuple[ProbeRecord, ...] = ()
 
     def tell(self, search: Search) -> None:
         """Tells ``search`` every finished probe. Raises EvidenceError for a release that is not
@@ -69,7 +71,7 @@ def parse(path: Path, data: bytes) -> tuple[Stored, int]:
     """(content, how many bytes of it are whole). A last line that is cut off is no error, except
     for the first one (Headless). ``path`` is for messages. Raises EvidenceError."""
     stored: Stored | None = None
-    records: dict[tuple[str, int], ProbeRecord] = {}
+    records: dict[tuple[str, str, int], ProbeRecord] = {}
     start, number = 0, 0
     while start < len(data):
         end = data.find(b"\n", start)
@@ -93,11 +95,13 @@ def parse(path: Path, data: bytes) -> tuple[Stored, int]:
             f"{path}: it ended before its first line was written",
             "Nothing is lost: type the same command with --resume.",
         )
-    return dataclasses.replace(stored, probes=tuple(records.values())), start
+    probes = tuple(r for (kind, *_), r in records.items() if kind == "probe")
+    extras = tuple(r for (kind, *_), r in records.items() if kind == "extra")
+    return dataclasses.replace(stored, probes=probes, extras=extras), start
 
 
 def _taken(
-    stored: Stored | None, records: dict[tuple[str, int], ProbeRecord], raw: dict[str, Any]
+    stored: Stored | None, records: dict[tuple[str, str, int], ProbeRecord], raw: dict[str, Any]
 ) -> Stored:
     kind = raw.pop("e", None)
     if stored is None:
@@ -111,13 +115,14 @@ def _taken(
         if stored.target is not None:
             raise ValueError("a second line says which failure was learned")
         return dataclasses.replace(stored, target=_target(raw))
-    if kind == "probe":
+    if kind in ("probe", "extra"):
         record = ProbeRecord.from_json(raw)
-        if record.version not in stored.header.releases:
+        if kind == "probe" and record.version not in stored.header.releases:
             raise ValueError(f"{record.version} is none of the releases of this bisect")
-        if (record.version, record.attempt) in records:
+        key = (kind, record.version, record.attempt)
+        if key in records:
             raise ValueError(f"{record.version}, attempt {record.attempt}, is there twice")
-        records[record.version, record.attempt] = record
+        records[key] = record
     # Lines of a kind that a later moediag writes are none of ours.
     return stored
 

@@ -86,6 +86,13 @@ def flaky(bad: int, good: int) -> ProbeVerdict:
     return ProbeVerdict(Kind.FLAKY, text, bad / trials, trials)
 
 
+def describe(verdict: ProbeVerdict) -> str:
+    """In words, with its text."""
+    words = {Kind.OTHER: "another failure", Kind.SKIP: "skipped", Kind.FLAKY: "flaky"}
+    word = words.get(verdict.kind, str(verdict.kind))
+    return f"{word} ({verdict.text})" if verdict.text else word
+
+
 def merged(attempts: Sequence[ProbeVerdict], steady: bool) -> ProbeVerdict:
     """One verdict of several probes of the same release, in the order they were made.
 

@@ -113,6 +113,7 @@ class Recorder:
         self.deferred_tokens: Any = None  # set by the watcher of experts
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
+        self.on_module: Optional[Callable[[Any, str], None]] = None  # told each of them
         self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
         self.on_end: List[Callable[[], None]] = []  # the rank ends, well or not; may come twice
         self.on_uninstall: List[Callable[[], None]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Optional
 
 from moediag.protocol import ENV_GUARD, ENV_GUARD_TIMEOUT, Outcome, Trial
 
@@ -47,15 +47,30 @@ def _distributed(trial: Trial, folder: Path) -> None:
         from moediag.recorder import install
 
         recorder = install(str(folder), rank, world_size)
+    ended = _noted(folder, recorder) if trial.record and trial.executed else None
     try:
         outcome = _steps(trial, rank, recorder)
     except BaseException as error:
         if recorder is not None:
             recorder.error(error)
         raise
+    finally:
+        if ended is not None:
+            ended()
     outcome.write(folder)
     if recorder is not None:
         recorder.finish()
+
+
+def _noted(folder: Path, recorder: Any) -> Optional[Callable[[], None]]:
+    """Which functions run; a failure to note them must not become the trial's."""
+    from moediag.recorder import executed
+
+    try:
+        return executed.start(str(folder), recorder)
+    except Exception as error:
+        recorder.fault("functions that ran", error)
+        return None
 
 
 def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:

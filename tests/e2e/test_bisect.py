@@ -75,11 +75,39 @@ def test_the_release_that_broke_it_also_after_an_interruption(tmp_path: Path) ->
     assert (result["began"]["bad"], result["began"]["good"]) == ("4.53.0", GOOD)
     assert (result["status"], result["confidence"]) == ("found", "high")
     assert result["signatures"] == [STARVED]
+    assert "Qwen3MoeSparseMoeBlock.forward" in named(result["began"])
     after = probed(folder)
     assert after[: len(before)] == before
     assert len(set(after)) == len(after)
     assert (folder / "report.md").read_text(encoding="utf-8").count(STARVED) >= 3
     until(lambda: marked(mark) == [], "something was left behind")
+
+
+def named(boundary: dict[str, Any], most: int = 3) -> list[str]:
+    """The functions that are most probably to blame; all of them in Qwen3-MoE's own file."""
+    changed = boundary["attribution"]["changed"][:most]
+    assert changed[0]["file"] == "transformers/models/qwen3_moe/modeling_qwen3_moe.py"
+    return [entry["function"] for entry in changed]
+
+
+def test_the_release_that_repaired_it_and_the_fused_experts_in_it(tmp_path: Path) -> None:
+    for version in ("4.57.6", "5.0.0"):
+        need({"transformers": version})
+    words = "moediag bisect expert-starvation --bad 4.57.6 --good 5.0.0 --cpu 2 --json --out out"
+    one = start(tmp_path, shlex.split(words), uuid.uuid4().hex)
+    try:
+        out, errors = one.communicate(timeout=400)
+    finally:
+        one.kill()
+    assert one.returncode == 0, errors
+    ended = json.loads(out)["ended"]
+    assert (ended["bad"], ended["good"]) == ("4.57.6", "5.0.0")
+    assert "Qwen3MoeExperts" in named(ended)
+    address = "https://github.com/huggingface/transformers/compare/v4.57.6...v5.0.0"
+    assert ended["attribution"]["compare"] == address
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "+class Qwen3MoeExperts(nn.Module):" in report
+    assert address in report
 
 
 def started(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moediag.bisect import state as states
 from moediag.bisect.drive import drive
-from moediag.bisect.prober import Learned
+from moediag.bisect.prober import Learned, Setting
 from moediag.bisect.progress import Lines
 from moediag.bisect.question import Asked, Question
 from moediag.bisect.rates import Rate
@@ -45,6 +45,7 @@ class Fake:
         self.letters = letters
         self.seconds = seconds
         self.prepared: list[str] = []
+        self.asked: list[Setting] = []
         self.closed = self.stopped = False
 
     def learn(self, version: str) -> Learned:
@@ -61,6 +62,17 @@ class Fake:
         """In lower case: clean the second time it is probed, a failure that passes."""
         letter = self.letters[index]
         return GOOD if letter.islower() and attempt > 1 else KINDS[letter.upper()]
+
+    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
+        """By the first letter of the source's file, see :mod:`tests.unit.tiny_clone`."""
+        self.asked.append(setting)
+        assert setting.source is not None
+        (file,) = setting.source.glob("*/__init__.py")
+        letter = file.read_text(encoding="utf-8").strip("# \n")[0]
+        return ProbeRecord(setting.name, KINDS[letter], attempt, seconds=0.0)
+
+    def prepare_on(self, settings: Sequence[Setting]) -> None:
+        self.prepared += [setting.name for setting in settings]
 
     def prepare(self, versions: Sequence[str]) -> None:
         self.prepared += versions

@@ -124,7 +124,7 @@ def test_controls_prove_something_about_the_variant() -> None:
     """Controls of other model families may fail where those have a bug of their own."""
     question = asked()
     assert question.controls == ("identical-batches", "starved-everywhere")
-    plan = question.plan(question.releases[0], 3)
+    plan = question.plan(question.request(question.releases[0]), 3)
     assert [t.trial.name for t in plan.trials] == [
         "unfixed", "unfixed.2", "unfixed.3", "identical-batches", "starved-everywhere",
     ]  # fmt: skip
@@ -135,14 +135,14 @@ def test_a_variant_with_releases_of_its_own_gives_the_bad_end_only() -> None:
     question = asked("ep-ignored-modules", variant="unfixed-newest", package="accelerate")
     newest = load.load(catalogue.find("ep-ignored-modules")).merged("unfixed-newest").stack
     assert question.bad == newest["accelerate"]
-    plan = question.plan(question.releases[0], 1)
+    plan = question.plan(question.request(question.releases[0]), 1)
     assert {t.stack["accelerate"] for t in plan.trials} == {"1.8.1"}
     assert {t.stack["transformers"] for t in plan.trials} == {newest["transformers"]}
 
 
 def test_a_probe_can_be_run_again_from_its_own_scenario_file(tmp_path: Path) -> None:
     question = asked()
-    plan = question.plan(question.releases[2], 2)
+    plan = question.plan(question.request(question.releases[2]), 2)
     file = tmp_path / f"{question.scenario.name}.yaml"
     file.write_text(plan.scenario.to_yaml(), encoding="utf-8")
     assert load.load(file) == plan.scenario

@@ -1,0 +1,54 @@
+"""Which functions of the installed packages a trial ran, out of what its ranks noted."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_FILE = re.compile(r"^rank-\d+\.executed\.jsonl$")
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """``functions``: file as imported -> first lines of the functions that ran, 0 for the file
+    itself. ``classes``: (file, class) -> where it is in the model, e.g. ``model.layers.*.mlp``."""
+
+    functions: dict[str, set[int]] = field(default_factory=dict)
+    classes: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.functions)
+
+
+def read_executed(folder: Path) -> Executed:
+    """Of all ranks of the trial in ``folder`` together; empty where none noted anything. A line
+    that was cut off is left out."""
+    found = Executed()
+    try:
+        paths = sorted(p for p in folder.iterdir() if _FILE.match(p.name))
+    except OSError:
+        return found
+    for path in paths:
+        names: dict[Any, str] = {}
+        for file, what, *more in _lines(path):
+            if isinstance(what, int) and file in names:
+                found.functions.setdefault(names[file], set()).add(what)
+            elif more and file in names:
+                found.classes.setdefault((names[file], str(what)), set()).add(str(more[0]))
+            elif isinstance(what, str) and not more:
+                names[file] = what
+    return found
+
+
+def _lines(path: Path) -> Iterator[list[Any]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, list) and len(values) >= 2 and isinstance(values[0], int):
+            yield values

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_bisect, cli_stacks
+from moediag import cli_bisect, cli_stacks, cli_watch
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -27,8 +27,8 @@ HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 
 A failure is a scenario; running it says which rank diverged, where, why, and which fix is right.
 
-Exit codes: 0 every expectation met, 1 an expectation broken (diagnose: a failure found), 2 wrong
-usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
+Exit codes: 0 every expectation met, 1 an expectation broken (diagnose, watch: a failure found), 2
+wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
 """
 
 _MAKE_ROOM = (
@@ -166,6 +166,12 @@ def schema() -> None:
     _print_json(json_schema())
 
 
+app.command(
+    epilog="Example: moediag watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
+    context_settings={"allow_interspersed_args": False},
+)(cli_watch.watch)
+
+
 @app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")
 def diagnose(
     paths: Annotated[
@@ -241,8 +247,7 @@ def env(as_json: o.Json = False) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The only place that catches errors; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    given = [argument for argument in given if argument != "--debug"]
+    given, debug = _without_debug(given)
     try:
         with signals.as_interrupts(for_good=arguments is None):
             app(args=given, prog_name="moediag", obj=tuple(given))
@@ -266,6 +271,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _apologise(error, debug)
         return ExitCode.BUG
     return ExitCode.OK
+
+
+def _without_debug(given: list[str]) -> tuple[list[str], bool]:
+    """--debug may stand anywhere, except in a command that follows ``--``."""
+    end = given.index("--") if "--" in given else len(given)
+    ours = [argument for argument in given[:end] if argument != "--debug"]
+    return [*ours, *given[end:]], len(ours) < end
 
 
 def _explain(error: MoediagError, debug: bool) -> None:

@@ -84,15 +84,17 @@ def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult]:
         name="as-found", scenario=place, variant="as found", launcher="",
         world_size=evidence.world_size, backend=evidence.backend,
     )  # fmt: skip
-    return place, _result(trial, evidence, ", ".join(map(str, paths)))
+    return place, result_of(trial, evidence, ", ".join(map(str, paths)))
 
 
 def _examined(folder: Path) -> tuple[str, TrialResult]:
     trial = _trial(folder)
-    return trial.scenario, _result(trial, read_trial(folder), str(folder))
+    return trial.scenario, result_of(trial, read_trial(folder), str(folder))
 
 
-def _result(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
+def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
+    """The diagnosis of ``evidence``, of which nothing was expected. ``where``: the evidence, as a
+    reader of the result finds it."""
     found = diagnose(evidence)
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
     return TrialResult(

@@ -20,8 +20,9 @@ The verdict, the first rule that applies:
 7. what a resume trial says in their place: ``resume-drift``, ``inconclusive``, ``clean``;
 8. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
-In evidence of other tools nothing is compared: after 5 it is ``collective-mismatch`` when schedules
-do not fit together, else ``clean`` when all that was recorded completed.
+In evidence of other tools, and of a watched job, nothing is compared: after 5 it is
+``collective-mismatch`` when schedules do not fit together, else ``clean`` when all that was
+recorded completed.
 
 The confidence:
 
@@ -51,7 +52,7 @@ from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.diagnosis.parts import Part, sentence
 from moediag.diagnosis.replicas import ReplicaFacts
 from moediag.diagnosis.resume import ResumeFacts
-from moediag.evidence.model import Evidence
+from moediag.evidence.model import Evidence, RankEvidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
 
@@ -127,6 +128,8 @@ def judge(facts: Facts) -> Judgement:
         return _undecided(f"The launcher failed: {evidence.launch_error}")
     if evidence.foreign:
         return _foreign(facts)
+    if evidence.watched:
+        return _watched(facts)
     if not facts.gradients.measured:
         return _unmeasured(facts)
     return _measured(facts)
@@ -307,6 +310,30 @@ def _foreign(facts: Facts) -> Judgement:
         return _undecided("Calls were on their way when this was recorded.")
     text, whole = outside.of_records(evidence)
     return Judgement(Verdict.CLEAN, Confidence.MEDIUM if whole else Confidence.LOW, text)
+
+
+def _watched(facts: Facts) -> Judgement:
+    """A job that ended by itself, and none of whose ranks failed. What it computed is not known."""
+    evidence, divergence = facts.evidence, facts.divergence
+    if divergence is not None and divergence.kind != "missing":
+        return _mismatch(facts)
+    recorded = [rank for rank, seen in sorted(evidence.ranks.items()) if was_recorded(seen)]
+    if not recorded:
+        return _undecided("No rank was recorded, so nothing is known of this job.")
+    lost = [r for r in recorded if not _ended_well(evidence.ranks[r])]
+    if lost:
+        return _undecided(f"How {ranks(lost)} ended is not known.")
+    steps = max(evidence.ranks[rank].last_step for rank in recorded)
+    text = f"{ranks(recorded).capitalize()} ended in peace after {plural(steps, 'step')}, never "
+    text += "stood still, and their schedules agree as far as they are kept. Nothing was measured."
+    unknown = _unrecorded(evidence)
+    if unknown:
+        text += f" Of {ranks(unknown)} nothing was recorded."
+    return Judgement(Verdict.CLEAN, Confidence.MEDIUM if unknown else Confidence.HIGH, text)
+
+
+def _ended_well(seen: RankEvidence) -> bool:
+    return seen.finished or (seen.exit is not None and seen.exit.code == 0)
 
 
 def _unmeasured(facts: Facts) -> Judgement:

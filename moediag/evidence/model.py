@@ -177,6 +177,11 @@ class RankEvidence:
     last_lines: tuple[str, ...] = ()
     counts_apart: bool = False
 
+    @property
+    def last_step(self) -> int:
+        """The training step of its last call, from 1; 0 where there is none."""
+        return self.collectives[-1].step if self.collectives else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Stall:
@@ -196,6 +201,7 @@ class Evidence:
     ``program``: the one that ran in place of a whole model's step, "" for none.
     ``foreign``: it was put together from what other tools left. Nothing was to be measured, and a
     call tells that it was issued and whether it completed, not whether the rank waited for it.
+    ``watched``: a job of somebody else that our recorder was in; nothing was to be measured.
     ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty where there is
     no trial."""
 
@@ -210,4 +216,5 @@ class Evidence:
     program: str = ""
     not_seen: tuple[str, ...] = ()
     foreign: bool = False
+    watched: bool = False
     layout: Mapping[str, int] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def read_trial(folder: Path) -> Evidence:
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
     ranks = {rank: _rank(folder, log, launch) for rank, log in logs.items()}
-    backend = str(trial.get("backend") or next((g.backend for g in logs.values() if g.backend), ""))
+    backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
     return Evidence(
         world_size=world_size,
         ranks=ranks,
@@ -53,8 +54,17 @@ def read_trial(folder: Path) -> Evidence:
         deaths=launch.deaths,
         program=str((trial.get("program") or {}).get("name", "")),
         not_seen=launch.not_seen,
+        watched=trial.get("purpose") == "watch",
         layout=_layout(trial.get("layout")),
     )
+
+
+def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
+    """As ranks tell it, else that of the first group used."""
+    for log in logs:
+        if log.backend:
+            yield log.backend
+        yield from (group.backend for group in log.groups.values() if group.backend)
 
 
 def _layout(value: Any) -> dict[str, int]:

@@ -177,18 +177,27 @@ def blocked_frames(pids: Mapping[int, int], seconds: float) -> list[int]:
     """Ranks whose main thread is inside torch.distributed, by its Python stack; none without
     py-spy. For waits that a heartbeat does not mark."""
     blocked = []
+    for rank, dump in python_frames(pids, seconds).items():
+        with suppress(ValueError):
+            if in_collective(dump):
+                blocked.append(rank)
+    return blocked
+
+
+def python_frames(pids: Mapping[int, int], seconds: float) -> dict[int, bytes]:
+    """py-spy's JSON of each rank that answers within ``seconds``; empty without py-spy."""
+    found = {}
     binary = find_tool("py-spy")
     for rank, pid in pids.items() if binary else ():
-        with suppress(OSError, subprocess.SubprocessError, ValueError):
+        with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(
                 [str(binary), "dump", "--json", "-p", str(pid)],
                 capture_output=True,
                 timeout=seconds,
                 check=True,
             )
-            if in_collective(done.stdout):
-                blocked.append(rank)
-    return blocked
+            found[rank] = done.stdout
+    return found
 
 
 def in_collective(dump: bytes) -> bool:

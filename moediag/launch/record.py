@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,12 @@ class LaunchRecord:
             and bool(self.exits)
             and all(status.code == 0 for status in self.exits.values())
         )
+
+    def since_stall(self) -> float | None:
+        """Seconds from the last progress of a stalled run until now; None without a stall."""
+        if self.stall is None:
+            return None
+        return round(time.time() - self.started - self.stall.at, 3)
 
     def write(self, folder: Path) -> Path:
         """Writes ``launch.json`` into ``folder`` atomically; returns its path."""

@@ -194,6 +194,25 @@ def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
     return f" From there on the ranks are out of step, and stopped where {_what(last)}."
 
 
+def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: str) -> str:
+    """In a job of somebody else: the lines that made the calls of the culprits, or of all where
+    nobody is named, unless ``told`` names them already."""
+    if not evidence.watched:
+        return ""
+    calls = {r: c for r, c in divergence.calls.items() if c is not None}
+    chosen = {r: c for r, c in calls.items() if r in blame.culprits} or calls
+    lines: dict[str, list[int]] = {}
+    for rank, call in sorted(chosen.items()):
+        if call.site and call.site not in told:
+            lines.setdefault(call.site, []).append(rank)
+    pieces = [
+        f" {ranks(who).capitalize()} made {'that call' if len(who) == 1 else 'those calls'} at "
+        f"{site}."
+        for site, who in _first_few(lines.items())
+    ]
+    return "".join(pieces)
+
+
 # ------------------------------------------------------------------------ pieces
 
 

@@ -52,6 +52,7 @@ from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.diagnosis.parts import Part, sentence
 from moediag.diagnosis.replicas import ReplicaFacts
 from moediag.diagnosis.resume import ResumeFacts
+from moediag.diagnosis.whereabouts import whereabouts
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
@@ -173,6 +174,7 @@ def _mismatch(facts: Facts) -> Judgement:
     text = cause.of_divergence(facts.divergence, facts.blame, facts.evidence.backend, died=True)
     if facts.divergence.silent:
         text += cause.out_of_step(facts.evidence, sorted(facts.evidence.ranks))
+    text += cause.called_at(facts.divergence, facts.blame, facts.evidence, text)
     return Judgement(
         Verdict.COLLECTIVE_MISMATCH,
         _confidence(facts),
@@ -195,7 +197,7 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
         text += f"ended with {first.name} and left no exception"
     else:
         text += f"died by {first.name}"
-        text += " (killed from outside, or out of memory)" if first.name == "SIGKILL" else ""
+        text += _killed(facts.evidence) if first.name == "SIGKILL" else ""
     text = text if text.endswith("!") else text.rstrip(".") + "."
     mixture = optimizer.of_crash(facts.evidence, own)
     text += f" {mixture}" if mixture else ""
@@ -215,6 +217,16 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
         divergence=missing,
         failure=first,
     )
+
+
+def _killed(evidence: Evidence) -> str:
+    kills = evidence.oom_kills
+    if kills:
+        times = "once" if kills == 1 else f"{kills} times"
+        return f" (out of memory: the kernel's OOM killer struck {times} meanwhile)"
+    if kills == 0:
+        return " (killed from outside: the kernel's OOM killer did not strike)"
+    return " (killed from outside, or out of memory)"
 
 
 def _said(failed: tuple[Failure, ...]) -> str:
@@ -238,7 +250,10 @@ def _hang(facts: Facts) -> Judgement:
         text = cause.of_divergence(divergence, facts.blame, evidence.backend, died=False)
         if divergence.silent:
             text += cause.out_of_step(evidence, waiting)
+        text += cause.called_at(divergence, facts.blame, evidence, text)
         culprits = facts.blame.culprits
+        if divergence.kind == "missing":
+            text = f"{text} {whereabouts(evidence, culprits)}".rstrip()
         if evidence.foreign and not culprits:
             text += outside.to_collect(evidence)
         return Judgement(
@@ -257,7 +272,7 @@ def _hang(facts: Facts) -> Judgement:
             Verdict.HANG,
             Confidence.MEDIUM,
             f"{ranks(elsewhere).capitalize()} stood still outside any collective while "
-            f"{ranks(waiting)} waited.",
+            f"{ranks(waiting)} waited. {whereabouts(evidence, elsewhere)}".rstrip(),
             culprits=tuple(sorted(elsewhere)),
             victims=tuple(sorted(waiting)),
         )

@@ -54,6 +54,7 @@ def read_trial(folder: Path) -> Evidence:
         deaths=launch.deaths,
         program=str((trial.get("program") or {}).get("name", "")),
         not_seen=launch.not_seen,
+        oom_kills=launch.oom_kills,
         watched=trial.get("purpose") == "watch",
         layout=_layout(trial.get("layout")),
     )
@@ -101,7 +102,14 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         finished=log.finished,
         not_seen=(*log.not_seen, *lost),
         last_lines=exits.last_lines(output),
+        os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
+
+
+def _os_state(text: str) -> str:
+    """Of /proc/PID/status: ``State:\tT (stopped)``."""
+    found = re.search(r"^State:\s*(\w)", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _outcome(folder: Path, rank: int) -> tuple[Outcome | None, tuple[str, ...]]:

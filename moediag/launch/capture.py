@@ -58,7 +58,10 @@ class _Looker:
         name, pid = f"rank-{self.rank}", str(self.pid)
         self._proc(into / f"{name}.proc.txt")
         self._request_flight()
+        stat = processes.read_stat(self.pid)
         dump = ["py-spy", "dump", "-p", pid]
+        if stat is not None and stat.state == "T":
+            dump.append("--nonblocking")  # py-spy cannot stop what is stopped
         seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
             self.miss("Python stack (faulthandler cannot be asked either)")

@@ -35,7 +35,8 @@ class LaunchRecord:
     end was seen; ``deaths`` those that ended badly by themselves: first one first, those that only
     lost their peer last. ``launch_error`` says why the ranks could not be started (or why the
     launcher itself died); the other fields then hold what was seen up to there. ``notes``: how the
-    launch was done.
+    launch was done. ``oom_kills``: processes that the kernel ended for memory on this machine
+    meanwhile, None where it does not count.
     """
 
     started: float
@@ -52,6 +53,7 @@ class LaunchRecord:
     not_seen: tuple[str, ...] = ()
     pids: Mapping[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    oom_kills: int | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -19,7 +19,7 @@ from moediag.launch import ladder, signals
 from moediag.launch.capture import blocked_frames, capture
 from moediag.launch.launcher import Running, json_lines, last_lines
 from moediag.launch.options import LaunchOptions, OnProgress, Progress
-from moediag.launch.processes import read_stat
+from moediag.launch.processes import oom_kills, read_stat
 from moediag.launch.record import Death, LaunchRecord
 from moediag.launch.watchdog import RankSample, Watchdog, states
 
@@ -85,6 +85,7 @@ class Supervisor:
         self.ranks: Sequence[int] = range(first, first + ranks)
         self.single = trial.purpose == "reference"
         self.seen = _Seen(started=time.time())
+        self._killed_before = oom_kills()
         self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked)
         self._on_progress = on_progress
         self._told = 0.0
@@ -126,7 +127,13 @@ class Supervisor:
             not_seen=tuple(dict.fromkeys(seen.not_seen)),
             pids=dict(sorted(seen.pids.items())),
             notes=tuple(seen.notes),
+            oom_kills=self._oom_kills(),
         )
+
+    def _oom_kills(self) -> int | None:
+        now = oom_kills()
+        known = now is not None and self._killed_before is not None
+        return now - self._killed_before if known else None  # type: ignore[operator]
 
     def _follow(self) -> None:
         """Until the trial ended by itself, or must be ended."""

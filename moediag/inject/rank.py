@@ -65,7 +65,7 @@ class _Rank:
         from moediag.recorder.log import SEGMENT_BYTES
 
         size = int(os.environ.get(protocol.ENV_SEGMENT, SEGMENT_BYTES))
-        self.recorder = install(str(self.folder), self.rank, world_size, size)
+        self.recorder = install(str(self.folder), self.rank, world_size, size, of_job=True)
         lifeline.stacks_beside_others(str(self.folder), self.rank)
         if os.environ.get(protocol.ENV_GUARD) == "1":
             importlib.import_module("moediag.recorder.guard").install(self.recorder)

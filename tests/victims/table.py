@@ -9,6 +9,7 @@ from pathlib import Path
 
 JOBS = Path(__file__).with_name("jobs.py")
 MARK = "# HERE"
+IMPATIENT = ("--quiescence", "1", "--patience", "1")
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ VICTIMS = (
     Victim("holds_gil", ("hang",), (1,), says="holds the GIL"),
     Victim("killed", ("crash",), (1,), says="SIGKILL"),
     Victim("out_of_memory", ("crash",), (1,), says="MemoryError"),
-    Victim("raises", ("crash",), (1,), says="the batch is empty"),
+    Victim("raises", ("crash",), (1,), ranks=2, says="the batch is empty"),
     Victim("clean", ("clean",), ranks=2),
-    Victim("slow", ("clean",), ranks=2),
-    Victim("compiles", ("clean",), ranks=2, options=("--quiescence", "1", "--patience", "1")),
-    Victim("saves", ("clean",), ranks=2, options=("--quiescence", "1", "--patience", "1")),
+    Victim("slow", ("clean",), ranks=2, options=IMPATIENT),
+    Victim("compiles", ("clean",), ranks=2, options=IMPATIENT),
+    Victim("saves", ("clean",), ranks=2, options=IMPATIENT),
 )
 
 

@@ -76,7 +76,9 @@ def watch(
         def tell(found: TrialResult, folder: Path) -> None:
             if as_json:
                 return
-            if found.verdict in FAILURES or found.verdict == "inconclusive":
+            if not found.world_size:
+                view.line("; ".join(("nothing was recorded", *found.not_seen)))
+            elif found.verdict in FAILURES or found.verdict == "inconclusive":
                 with view.aside():
                     terminal.render(
                         watcher.of_job(name, [found]), views.output(no_color), views.short(folder)

@@ -232,9 +232,8 @@ class _Watch:
             yield from text.splitlines()[:20]
         if not ranks:
             yield (
-                "any rank: no process of this job called init_process_group under a Python that "
-                "reads PYTHONPATH (python -I or -E, a container, or an environment that is not "
-                "passed on)"
+                "no process of this job called init_process_group under a Python that reads "
+                "PYTHONPATH (python -I or -E, a container, or an environment that is not passed on)"
             )
 
     def _command(self, command: str, found: TrialResult, running: Running) -> None:

@@ -53,7 +53,7 @@ from moediag.diagnosis.parts import Part, sentence
 from moediag.diagnosis.replicas import ReplicaFacts
 from moediag.diagnosis.resume import ResumeFacts
 from moediag.diagnosis.whereabouts import whereabouts
-from moediag.evidence.model import Evidence, RankEvidence
+from moediag.evidence.model import UNTOLD, Evidence, RankEvidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
 
@@ -195,6 +195,8 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
         text += f": {first.summary}" if first.summary else ""
     elif first.name.startswith("exit code"):
         text += f"ended with {first.name} and left no exception"
+    elif first.name == UNTOLD:
+        text += "ended without a trace (killed, or by os._exit: what started it does not tell)"
     else:
         text += f"died by {first.name}"
         text += _killed(facts.evidence) if first.name == "SIGKILL" else ""

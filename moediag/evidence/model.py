@@ -113,6 +113,10 @@ class Stack:
     holds_gil: bool = False
 
 
+# The "signal" of a process that is gone, and of which only its parent knows why.
+UNTOLD = "untold"
+
+
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
     """``code`` >= 0: exit code; ``signal``: name such as SIGABRT when a signal ended it.

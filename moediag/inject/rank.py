@@ -58,6 +58,24 @@ class _Rank:
 
         sys.excepthook = hook
         atexit.register(_guarded, self.end)
+        if "multiprocessing.process" in sys.modules:
+            _guarded(self._as_child)
+
+    def _as_child(self) -> None:
+        """A child of multiprocessing (``torch.multiprocessing.spawn``) keeps its exception to
+        itself, and when it was forked it ends without atexit; its finalizers run all the same."""
+        from multiprocessing import process, util
+
+        if process.parent_process() is not None:
+            util.Finalize(None, functools.partial(_guarded, self._child_ends), exitpriority=-1000)
+
+    def _child_ends(self) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit) and error.code:
+            error = error.__context__  # torch turns an exception into an exit code
+        if isinstance(error, Exception):
+            self.error(error)
+        self.end()
 
     def record(self, world_size: int) -> None:
         """Starts the recorder."""

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from moediag import protocol
-from moediag.evidence.model import ExitStatus, Stall
+from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.launch.capture import python_frames
 from moediag.launch.launcher import Running
 from moediag.launch.loads import last_loads
@@ -28,8 +28,6 @@ AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death i
 LATE_RANKS = 60.0  # seconds after which a rank that never came is no longer waited for
 LOADS_EVERY = 5.0  # seconds between two looks at what experts got
 ABORT_GRACES = (1.0, 10.0, 5.0)
-# Of an end that left no trace: its launcher knows, we do not.
-UNSEEN = "an end that its launcher does not tell"
 _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
           "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
 
@@ -127,14 +125,16 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ how ranks ended
 
     def _note_ends(self, samples: Sequence[RankSample]) -> None:
-        """Where no elastic agent reports them."""
+        """Where no elastic agent reports them. An end without a trace may be a peaceful one
+        (``os._exit(0)``) until its peers stand still or the job ends badly."""
         if self.agent is not None:
             return
+        certain = self.seen.stall is not None or self._root_code not in (None, 0)
         for s in samples:
             gone = s.known and not s.alive and s.rank not in self.seen.exits
             if gone and self.seen.pids[s.rank] != self.running.root:
                 status = self._traces(s)
-                if status is not None:
+                if status is not None and (certain or status.signal != UNTOLD):
                     self.seen.exits[s.rank] = status
                     self.seen.ended_at[s.rank] = time.time()
 
@@ -154,7 +154,7 @@ class JobSupervisor(Supervisor):
                 return ExitStatus(signal=name)
         if text and not (self.folder / "capture" / f"rank-{rank}.proc.txt").exists():
             return ExitStatus(signal="SIGTERM", by_us=True)  # somebody ended it with the others
-        return ExitStatus(signal=UNSEEN)
+        return ExitStatus(signal=UNTOLD)
 
     # ------------------------------------------------------------------ what to do about it
 
@@ -164,6 +164,7 @@ class JobSupervisor(Supervisor):
         return self.again or self._ends or super()._is_over()
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:
+        self._note_ends(samples)
         self._told_at = tuple((s.rank, s.progress) for s in samples)
         return self._tell_trouble()
 
@@ -213,7 +214,11 @@ class JobSupervisor(Supervisor):
                 self.seen.ended_at[rank] = time.time()
             elif pid in gone:
                 self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)
-        self._note_ends(super()._look())
+        samples = super()._look()
+        self._note_ends(samples)
+        if self._root_code == 0:  # whoever started them is content
+            quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]
+            self.seen.exits.update(dict.fromkeys(quiet, ExitStatus(code=0)))
         if not self.again:
             self._account()
 

@@ -37,6 +37,8 @@ from moediag.run import run_folder
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
+# How a job ended that stood still before: launch.json keeps what was seen then.
+END_FILE = "launch-end.json"
 _LAUNCHERS = frozenset(
     ("torchrun", "accelerate", "deepspeed", "srun", "mpirun", "env", "python", "python3", "uv")
 )
@@ -189,7 +191,7 @@ class _Watch:
                 self.on_result(found, self.folder)
             self.results.append(found)
         else:
-            record.write(folder)
+            protocol.write_json(folder / END_FILE, dataclasses.asdict(record))
             self.results.append(told)
 
     def _diagnose(self, record: LaunchRecord, folder: Path) -> TrialResult:

@@ -195,7 +195,8 @@ class JobSupervisor(Supervisor):
 
     def _graces(self) -> tuple[float, float, float]:
         """A rank that hangs does not answer an interrupt; one that lives may save its state."""
-        return ABORT_GRACES if not self.seen.interrupted else self.options.graces
+        hangs = self.seen.stall is not None or not self.seen.interrupted
+        return ABORT_GRACES if hangs else self.options.graces
 
     def _end(self) -> None:
         """A job that ended by itself is only cleared of its ranks: what else it left behind (an

@@ -48,6 +48,7 @@ class Patience:
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._since = float("inf")
         self._looked = 0.0
+        self._step = 0
         self._work: dict[int, str] = {}
         self._cpu: dict[int, float] = {}
 
@@ -82,8 +83,9 @@ class Patience:
         return self.watchdog.stall(live, waiting)
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
-        if max((s.step for s in samples), default=0) > 1:  # not the imports, not the first compile
+        if self._step > 1:  # not the imports, not the first compile
             self.longest = max(self.longest, now - self._since)
+        self._step = max((s.step for s in samples), default=0)
         self._since, self._looked, self._work = now, -_LOOK_AGAIN, {}
         self._cpu = {s.rank: s.cpu for s in samples}
 

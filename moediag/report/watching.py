@@ -165,12 +165,18 @@ class LiveView(View):
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._read()
         for pipe in self._pipes:
             os.close(pipe)
         for reader in self._readers:
-            if reader.is_alive():
-                reader.join(timeout=2.0)
+            reader.join(timeout=2.0)
         self.display.__exit__(*error)
+
+    def _read(self) -> None:
+        """From the first look on: a thread must not run while the job is forked."""
+        for reader in self._readers:
+            if reader.ident is None:
+                reader.start()
 
     def _pass_on(self, read: int, to: int) -> None:
         """Whole lines, so that the table never cuts one."""
@@ -188,9 +194,7 @@ class LiveView(View):
         self.console.print(f"moediag: {text}", highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, progress: Progress) -> None:
-        if not self._readers[0].is_alive() and self._told is None:
-            for reader in self._readers:  # after the fork: the job has our ends of the pipes
-                reader.start()
+        self._read()
         if self._told is None or time.monotonic() - self._told > 0.25:
             self._told = time.monotonic()
             self._views = self.pulse.ranks(progress, memory_of(progress.pids))

@@ -187,14 +187,17 @@ def blocked_frames(pids: Mapping[int, int], seconds: float) -> list[int]:
     return blocked
 
 
-def python_frames(pids: Mapping[int, int], seconds: float) -> dict[int, bytes]:
+def python_frames(
+    pids: Mapping[int, int], seconds: float, *, native: bool = False
+) -> dict[int, bytes]:
     """py-spy's JSON of each rank that answers within ``seconds``; empty without py-spy."""
     found = {}
     binary = find_tool("py-spy")
+    options = ["--json", *(["--native"] if native else [])]
     for rank, pid in pids.items() if binary else ():
         with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(
-                [str(binary), "dump", "--json", "-p", str(pid)],
+                [str(binary), "dump", *options, "-p", str(pid)],
                 capture_output=True,
                 timeout=seconds,
                 check=True,

@@ -27,6 +27,7 @@ from moediag.launch.watchdog import RankSample
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is told
 LATE_RANKS = 60.0  # seconds after which a rank that never came is no longer waited for
 LOADS_EVERY = 5.0  # seconds between two looks at what experts got
+NATIVE = 20.0  # seconds for the native frames of one rank
 ABORT_GRACES = (1.0, 10.0, 5.0)
 _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
           "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
@@ -77,9 +78,11 @@ class JobSupervisor(Supervisor):
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         return self.patience.observe(now, samples)
 
-    def _stacks(self, ranks: Sequence[int]) -> Mapping[int, bytes]:
+    def _stacks(self, ranks: Sequence[int], native: bool) -> Mapping[int, bytes]:
         pids = {rank: self.seen.pids[rank] for rank in ranks if rank in self.seen.pids}
-        return python_frames(pids, self.options.capture)
+        # Reading the symbols of CUDA's libraries takes seconds, the first time.
+        seconds = NATIVE if native else self.options.capture
+        return python_frames(pids, seconds, native=native)
 
     def _tokens(self) -> Mapping[str, Sequence[int]]:
         now = time.monotonic()

@@ -7,12 +7,14 @@ from a long evaluation, so only time does, measured against what this job did be
 - a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
 - one that computes: four times that;
 - one that compiles, imports, loads or saves a checkpoint, by its stack: forty times that;
+- ranks that wait for their devices spin, and count as waiting, by their native stacks;
 - never less than three times the longest pause that the job came out of by itself.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -33,7 +35,11 @@ _WORK = {
     "imports": ("importlib._bootstrap",),
 }  # fmt: skip
 
-Stacks = Callable[[Sequence[int]], Mapping[int, bytes]]  # py-spy's JSON, of those that answer
+# What a thread is in that waits for its device: which may wait for a collective in its turn.
+_DEVICE = re.compile(r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_cuda")
+
+# py-spy's JSON of those that answer, with native frames if asked.
+Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
 
 
 class Patience:
@@ -50,6 +56,7 @@ class Patience:
         self._looked = 0.0
         self._step = 0
         self._work: dict[int, str] = {}
+        self._on_device: set[int] = set()
         self._cpu: dict[int, float] = {}
 
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
@@ -65,10 +72,8 @@ class Patience:
         if not moving or not all(s.known for s in samples):
             return None
         by_stack = stall.waiting if stall is not None else ()
-        waiting = [s.rank for s in moving if s.state == "in-collective" or s.rank in by_stack]
+        waiting = {s.rank for s in moving if s.state == "in-collective" or s.rank in by_stack}
         away = [s for s in live if s.rank not in waiting]
-        if not waiting:
-            return None
         if stall is not None and all(s.stopped for s in away):
             return stall
         quiet = now - self._since
@@ -76,17 +81,26 @@ class Patience:
             return None
         if now - self._looked > _LOOK_AGAIN:
             self._looked = now
-            found = self._stacks([s.rank for s in away])
-            self._work = {rank: work_of(dump) for rank, dump in found.items()}
-        if quiet < self._limit(away, quiet):
+            self._look([s.rank for s in away], not waiting)
+        waiting |= self._on_device
+        away = [s for s in away if s.rank not in waiting]
+        if not waiting or quiet < self._limit(away, quiet):
             return None
-        return self.watchdog.stall(live, waiting)
+        return self.watchdog.stall(live, sorted(waiting))
+
+    def _look(self, ranks: Sequence[int], native: bool) -> None:
+        """What ``ranks`` are at that are in no collective; where no rank is in one, whether they
+        wait for their devices."""
+        found = self._stacks(ranks, native)
+        self._work = {rank: work_of(dump) for rank, dump in found.items()}
+        self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
         if self._step > 1:  # not the imports, not the first compile
             self.longest = max(self.longest, now - self._since)
         self._step = max((s.step for s in samples), default=0)
-        self._since, self._looked, self._work = now, -_LOOK_AGAIN, {}
+        self._since, self._looked = now, -_LOOK_AGAIN
+        self._work, self._on_device = {}, set()
         self._cpu = {s.rank: s.cpu for s in samples}
 
     def _limit(self, away: Sequence[RankSample], quiet: float) -> float:
@@ -105,11 +119,21 @@ class Patience:
 def work_of(dump: bytes) -> str:
     """``compiles``, ``imports``, ``saves or loads a checkpoint``, or "": by the main thread of
     py-spy's JSON."""
+    files = [str(f.get("filename", "")) for f in _main(dump)]
+    for words, parts in _WORK.items():
+        if any(part in file for file in files for part in parts):
+            return words
+    return ""
+
+
+def on_device(dump: bytes) -> bool:
+    """Whether the main thread of py-spy's JSON, with native frames, waits for an accelerator."""
+    return any(_DEVICE.search(str(f.get("name", ""))) for f in _main(dump))
+
+
+def _main(dump: bytes) -> list[dict[str, object]]:
     with suppress(ValueError, AttributeError, TypeError):
         threads = json.loads(dump)
         main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
-        files = [str(f.get("filename", "")) for f in (main or {}).get("frames", [])]
-        for words, parts in _WORK.items():
-            if any(part in file for file in files for part in parts):
-                return words
-    return ""
+        return [f for f in (main or {}).get("frames", []) if isinstance(f, dict)]
+    return []

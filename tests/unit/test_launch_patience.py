@@ -26,7 +26,9 @@ def stack(*files: str) -> bytes:
 
 def when(script: Script, until: float, files: tuple[str, ...] = ()) -> tuple[float, Stall] | None:
     """At which second the job is called hung, with a patience of 10 s and a window of 3 s."""
-    patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks: {r: stack(*files) for r in ranks})
+    patience = Patience(
+        Watchdog(3.0, 100.0), 10.0, lambda ranks, _: {r: stack(*files) for r in ranks}
+    )
     for tick in range(int(until / TURN)):
         if stall := patience.observe(tick * TURN, script(tick * TURN)):
             return tick * TURN, stall
@@ -120,6 +122,42 @@ def test_pauses_before_the_second_step_teach_nothing() -> None:
 )
 def test_what_is_no_hang(script: Script) -> None:
     assert called(script, 200) is None
+
+
+def spinning(stacks: dict[int, str], until: float) -> tuple[float, Stall] | None:
+    """Two ranks that compute without end; ``stacks``: the innermost native function of each."""
+
+    def look(ranks: Sequence[int], native: bool) -> dict[int, bytes]:
+        assert native
+        frames = {r: [{"name": stacks[r], "filename": "lib.so"}] for r in ranks}
+        main = {"thread_name": "MainThread"}
+        return {r: json.dumps([{**main, "frames": f}]).encode() for r, f in frames.items()}
+
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, look)
+    for tick in range(int(until / TURN)):
+        t = tick * TURN
+        ranks = [replace(s, state="running", cpu=t, runnable=True) for s in (WAITS, IDLE)]
+        if stall := patience.observe(t, ranks):
+            return t, stall
+    return None
+
+
+def test_ranks_that_spin_for_their_devices_wait() -> None:
+    found = spinning({0: "cudaStreamSynchronize", 1: "cuEventSynchronize"}, 60)
+    assert found is not None
+    assert 10.0 <= found[0] < 11.0
+    assert found[1].waiting == (0, 1)
+
+
+def test_one_that_spins_for_its_device_waits_for_one_that_computes() -> None:
+    found = spinning({0: "cudaStreamSynchronize", 1: "matmul"}, 60)
+    assert found is not None
+    assert 40.0 <= found[0] < 41.0
+    assert (found[1].waiting, found[1].elsewhere) == ((0,), (1,))
+
+
+def test_ranks_that_compute_do_not_hang() -> None:
+    assert spinning({0: "matmul", 1: "matmul"}, 200) is None
 
 
 def test_what_a_stack_tells() -> None:

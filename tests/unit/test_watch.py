@@ -187,8 +187,11 @@ def test_a_job_without_ranks_has_nothing_to_show() -> None:
 
 def test_the_last_tokens_per_expert_of_all_ranks(tmp_path: Path) -> None:
     for rank, counts in ((0, [4, 0]), (1, [1, 3])):
-        lines = ['{"e":"tokens","layer":"moe","counts":[9,9]}',
-                 f'{{"e":"tokens","layer":"moe","counts":{counts}}}', '{"e":"tokens","lay']  # fmt: skip
+        lines = [
+            '{"e":"tokens","layer":"moe","counts":[9,9]}',
+            f'{{"e":"tokens","layer":"moe","counts":{counts}}}',
+            '{"e":"tokens","lay',
+        ]
         (tmp_path / protocol.events_file(rank)).write_text("\n".join(lines))
     assert last_loads(tmp_path, range(3)) == {"moe": [5, 3]}
 

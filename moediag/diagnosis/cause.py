@@ -271,8 +271,7 @@ def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None)
     for rank, call in sorted(calls.items()):
         text = describe(call)
         if with_group is not None:
-            label = next((g.label for g in with_group.groups if g.name == call.group), call.group)
-            text += f" on {label}"
+            text += f" on {_label(call.group, with_group)}"
         sides.setdefault(text, []).append(rank)
     pieces = [
         f"{ranks(members)} {'is' if len(members) == 1 else 'are'} in {text}"
@@ -281,6 +280,14 @@ def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None)
     more = len(pieces) - _FEW
     rest = f"; and {plural(more, 'more side')}" if more > 0 else ""
     return "; ".join(_first_few(pieces)) + rest
+
+
+def _label(name: str, divergence: Divergence) -> str:
+    """Of one of several groups, which may have the same ranks and no description."""
+    labels = {group.name: group.label for group in divergence.groups}
+    label = labels.get(name, name)
+    alike = sum(other == label for other in labels.values()) > 1
+    return f"{label} (group {name!r})" if alike else label
 
 
 _SAME_LOSS = 1e-5  # relative

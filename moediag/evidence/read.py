@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from moediag import protocol
 from moediag.errors import EvidenceError
 from moediag.evidence import exits, stacks
 from moediag.evidence.events import Names, RankLog, read_log
-from moediag.evidence.model import Evidence, RankEvidence, Stack
+from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.protocol import Outcome
 
 LAUNCH_FILE = "launch.json"
@@ -84,7 +85,7 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         error = exits.error_in_output(output)
     return RankEvidence(
         rank=rank,
-        collectives=tuple(log.collectives),
+        collectives=_waited_in(log, folder / protocol.heartbeat_file(rank)),
         groups=log.groups,
         tokens=tuple(log.tokens),
         no_gradient=log.no_gradient,
@@ -103,6 +104,19 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         not_seen=(*log.not_seen, *lost),
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
+    )
+
+
+def _waited_in(log: RankLog, heartbeat: Path) -> tuple[Collective, ...]:
+    """The rank's calls; the one that it was last inside of is one that it waits for, even where it
+    issued it without waiting (``dist.recv`` is an asynchronous call and a wait)."""
+    beat = protocol.Heartbeat.read(heartbeat)
+    if beat is None or beat.state != "in-collective":
+        return tuple(log.collectives)
+    inside = beat.collective
+    return tuple(
+        replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c
+        for c in log.collectives
     )
 
 

@@ -2,7 +2,8 @@
 
 Where every rank waits in a collective, or one is stopped, nothing will ever move: the quiescence
 window of the watchdog is enough. Where a rank is elsewhere, no look at it tells an endless loop
-from a long evaluation, so only time does, measured against what this job did before:
+from a long evaluation, so only time does (that rank's own: without what it waits for a CPU),
+measured against what this job did before:
 
 - a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
 - one that computes: four times that;
@@ -24,6 +25,7 @@ from moediag.launch.watchdog import RankSample, Watchdog
 BUSY = 4.0
 AT_WORK = 40.0
 AS_BEFORE = 3.0
+STARVED = 0.1  # of the time that passes counts for a rank that wants a CPU or a disk
 _LOOK_AGAIN = 10.0  # seconds between two looks at stacks: each stops a rank for milliseconds
 # What a long pause may be, by the files on the stack of the rank that others wait for.
 _WORK = {
@@ -57,7 +59,10 @@ class Patience:
         self._step = 0
         self._work: dict[int, str] = {}
         self._on_device: set[int] = set()
-        self._cpu: dict[int, float] = {}
+        self._cpu: dict[int, float] = {}  # of each rank when the pause began
+        self._last = 0.0
+        self._last_cpu: dict[int, float] = {}
+        self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock
 
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         """None while the job goes on, or may."""
@@ -67,6 +72,7 @@ class Patience:
             self._moved(now, samples)
             self._progress = progress
             return None
+        self._count(now, samples)
         live = [s for s in samples if s.alive and s.known]
         moving = [s for s in live if not s.stopped]
         if not moving or not all(s.known for s in samples):
@@ -84,9 +90,20 @@ class Patience:
             self._look([s.rank for s in away], not waiting)
         waiting |= self._on_device
         away = [s for s in away if s.rank not in waiting]
-        if not waiting or quiet < self._limit(away, quiet):
+        elapsed = min((self._own[s.rank] for s in away), default=quiet)
+        if not waiting or elapsed < self._limit(away, quiet):
             return None
         return self.watchdog.stall(live, sorted(waiting))
+
+    def _count(self, now: float, samples: Sequence[RankSample]) -> None:
+        """A rank's own time goes on while it sleeps, and as far as it gets a CPU while it wants
+        one: a busy box stretches an evaluation, too. A disk that never answers counts a little."""
+        passed = now - self._last
+        for s in samples:
+            cpu = s.cpu - self._last_cpu.get(s.rank, s.cpu)
+            own = min(passed, max(cpu, STARVED * passed)) if s.runnable else passed
+            self._own[s.rank] = self._own.get(s.rank, 0.0) + own
+        self._last, self._last_cpu = now, {s.rank: s.cpu for s in samples}
 
     def _look(self, ranks: Sequence[int], native: bool) -> None:
         """What ``ranks`` are at that are in no collective; where no rank is in one, whether they
@@ -102,6 +119,7 @@ class Patience:
         self._since, self._looked = now, -_LOOK_AGAIN
         self._work, self._on_device = {}, set()
         self._cpu = {s.rank: s.cpu for s in samples}
+        self._last, self._last_cpu, self._own = now, self._cpu, {}
 
     def _limit(self, away: Sequence[RankSample], quiet: float) -> float:
         factor = 1.0

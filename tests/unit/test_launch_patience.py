@@ -71,6 +71,18 @@ def test_a_rank_that_computes_gets_four_times_that() -> None:
     assert 40.0 <= at < 41.0
 
 
+def test_a_rank_that_is_starved_of_its_cpu_gets_longer() -> None:
+    at = called(lambda t: [WAITS, replace(IDLE, cpu=t / 3, runnable=True)], 200)
+    assert at is not None
+    assert 118.0 <= at < 124.0
+
+
+def test_a_disk_that_never_answers_is_a_hang_in_the_end() -> None:
+    at = called(lambda _: [WAITS, replace(IDLE, runnable=True)], 200)
+    assert at is not None
+    assert 98.0 <= at < 104.0
+
+
 @pytest.mark.parametrize(
     "file",
     [

@@ -110,6 +110,16 @@ def splits(job: Job) -> None:
     dist.barrier()
 
 
+def receives(job: Job) -> None:
+    """Rank 0 receives what rank 1 sends only after a barrier of everyone."""
+    job.steps()
+    if job.rank == 0:
+        dist.recv(torch.empty(4), 1)  # HERE
+    dist.barrier()
+    if job.rank == 1:
+        dist.send(torch.ones(4), 0)
+
+
 # ------------------------------------------------------------------------ one never comes
 
 

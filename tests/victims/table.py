@@ -43,6 +43,8 @@ VICTIMS = (
     Victim("micro_batches", ("hang", "collective-mismatch"), (1,)),
     # On gloo the receiver may abort; which end is wrong a pair does not tell.
     Victim("splits", ("hang", "collective-mismatch"), (), says="rank 1 sends rank 0 3 rows"),
+    # Whose order is wrong, nothing tells: the program of both ends is as it was written.
+    Victim("receives", ("hang",), (), says="in a circle"),
     Victim("data_loader", ("hang",), (1,), says="waits for data"),
     Victim("endless", ("hang",), (1,), says="computes"),
     Victim("stopped", ("hang",), (1,), says="SIGSTOP"),

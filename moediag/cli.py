@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_bisect, cli_run, cli_stacks
+from moediag import cli_bisect, cli_run, cli_stacks, cli_watch
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -27,8 +27,8 @@ HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 
 A failure is a scenario; running it says which rank diverged, where, why, and which fix is right.
 
-Exit codes: 0 every expectation met, 1 an expectation broken (diagnose: a failure found), 2 wrong
-usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
+Exit codes: 0 every expectation met, 1 an expectation broken (diagnose, watch: a failure found), 2
+wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
 """
 
 GIT_ABORTS = 128  # added to an error's exit code under --git-bisect
@@ -104,6 +104,12 @@ def schema() -> None:
     from moediag.scenario.schema import json_schema
 
     _print_json(json_schema())
+
+
+app.command(
+    epilog="Example: moediag watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
+    context_settings={"allow_interspersed_args": False},
+)(cli_watch.watch)
 
 
 @app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")
@@ -187,7 +193,8 @@ def env(as_json: o.Json = False) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    code = _run([a for a in given if a != "--debug"], "--debug" in given, arguments is None)
+    given, debug = _without_debug(given)
+    code = _run(given, debug, arguments is None)
     # To git bisect run any code from 1 to 124 says "bad"; what is no verdict must stop it.
     errors = (ExitCode.USAGE, ExitCode.INCONCLUSIVE, ExitCode.CANNOT_RUN_HERE, ExitCode.BUG)
     return code + GIT_ABORTS if "--git-bisect" in given and code in errors else code
@@ -218,6 +225,13 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
         _apologise(error, debug)
         return ExitCode.BUG
     return ExitCode.OK
+
+
+def _without_debug(given: list[str]) -> tuple[list[str], bool]:
+    """--debug may stand anywhere, except in a command that follows ``--``."""
+    end = given.index("--") if "--" in given else len(given)
+    ours = [argument for argument in given[:end] if argument != "--debug"]
+    return [*ours, *given[end:]], len(ours) < end
 
 
 def _explain(error: MoediagError, debug: bool) -> None:

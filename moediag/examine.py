@@ -104,15 +104,17 @@ def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult, Evidence]:
         name="as-found", scenario=place, variant="as found", launcher="",
         world_size=evidence.world_size, backend=evidence.backend,
     )  # fmt: skip
-    return place, _result(trial, evidence, ", ".join(map(str, paths))), evidence
+    return place, result_of(trial, evidence, ", ".join(map(str, paths))), evidence
 
 
 def _examined(folder: Path) -> tuple[str, TrialResult, Evidence]:
     trial, evidence = _trial(folder), read_trial(folder)
-    return trial.scenario, _result(trial, evidence, str(folder)), evidence
+    return trial.scenario, result_of(trial, evidence, str(folder)), evidence
 
 
-def _result(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
+def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
+    """The diagnosis of ``evidence``, of which nothing was expected. ``where``: the evidence, as a
+    reader of the result finds it."""
     found = diagnose(evidence)
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
     return TrialResult(

@@ -27,7 +27,29 @@ ENV_GUARD = "MOEDIAG_GUARD"
 ENV_GUARD_TIMEOUT = "MOEDIAG_GUARD_TIMEOUT"  # seconds until a rank that others wait for is absent
 GUARD_TIMEOUT = 300.0
 
+# A watched job: its run directory, the folder of this package, the marker of a process that is a
+# rank (its children inherit it), how often the elastic agent started its ranks before, and the size
+# of a segment of the log in bytes.
+ENV_WATCH = "MOEDIAG_WATCH"
+ENV_PACKAGE = "MOEDIAG_PACKAGE"
+ENV_RANK_PID = "MOEDIAG_RANK_PID"
+ENV_ATTEMPT = "MOEDIAG_ATTEMPT"
+ENV_SEGMENT = "MOEDIAG_SEGMENT_BYTES"
+
 TRIAL_FILE = "trial.json"
+# In the run directory of a watched job: one line for each process that could not be recorded.
+NOT_RECORDED_FILE = "not-recorded.txt"
+
+
+def attempt_folder(attempt: int) -> str:
+    """The evidence of a watched job's ranks; an elastic agent may start them several times."""
+    return f"attempt-{attempt}"
+
+
+def pid_file(rank: int) -> str:
+    """JSON: pid, host, time (epoch seconds), of a watched job also world_size and local_ranks (null
+    where the rank does not know). Lets the watchdog find the rank before its first heartbeat."""
+    return f"rank-{rank}.pid"
 
 
 def events_file(rank: int) -> str:

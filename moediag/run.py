@@ -25,7 +25,6 @@ from moediag.evidence.read import read_trial
 from moediag.launch import signals
 from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.options import LaunchOptions
-from moediag.launch.record import LaunchRecord
 from moediag.protocol import Outcome, outcome_file, output_file
 from moediag.regressions import with_regressions
 from moediag.report.model import RunResult, Seconds, TrialResult
@@ -268,7 +267,7 @@ class _Run:
         seconds = Seconds(
             environment=round(stack.seconds, 3),
             launch=_since(record.started, record.first_progress),
-            stall_to_verdict=_to_verdict(record),
+            stall_to_verdict=record.since_stall(),
             total=round(time.monotonic() - began, 3),
         )
         # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
@@ -321,13 +320,6 @@ class _Run:
 
 def _since(start: float, end: float | None) -> float | None:
     return None if end is None else round(end - start, 3)
-
-
-def _to_verdict(record: LaunchRecord) -> float | None:
-    """Seconds from the last progress of a stalled run to its verdict, now; None without a stall."""
-    if record.stall is None:
-        return None
-    return round(time.time() - record.started - record.stall.at, 3)
 
 
 def last_line(log: Path) -> str:

@@ -203,6 +203,25 @@ def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
     return f" From there on the ranks are out of step, and stopped where {_what(last)}."
 
 
+def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: str) -> str:
+    """In a job of somebody else: the lines that made the calls of the culprits, or of all where
+    nobody is named, unless ``told`` names them already."""
+    if not evidence.watched:
+        return ""
+    calls = {r: c for r, c in divergence.calls.items() if c is not None}
+    chosen = {r: c for r, c in calls.items() if r in blame.culprits} or calls
+    lines: dict[str, list[int]] = {}
+    for rank, call in sorted(chosen.items()):
+        if call.site and call.site not in told:
+            lines.setdefault(call.site, []).append(rank)
+    pieces = [
+        f" {ranks(who).capitalize()} made {'that call' if len(who) == 1 else 'those calls'} at "
+        f"{site}."
+        for site, who in _first_few(lines.items())
+    ]
+    return "".join(pieces)
+
+
 # ------------------------------------------------------------------------ pieces
 
 
@@ -261,8 +280,7 @@ def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None)
     for rank, call in sorted(calls.items()):
         text = describe(call)
         if with_group is not None:
-            label = next((g.label for g in with_group.groups if g.name == call.group), call.group)
-            text += f" on {label}"
+            text += f" on {_label(call.group, with_group)}"
         sides.setdefault(text, []).append(rank)
     pieces = [
         f"{ranks(members)} {'is' if len(members) == 1 else 'are'} in {text}"
@@ -271,6 +289,14 @@ def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None)
     more = len(pieces) - _FEW
     rest = f"; and {plural(more, 'more side')}" if more > 0 else ""
     return "; ".join(_first_few(pieces)) + rest
+
+
+def _label(name: str, divergence: Divergence) -> str:
+    """Of one of several groups, which may have the same ranks and no description."""
+    labels = {group.name: group.label for group in divergence.groups}
+    label = labels.get(name, name)
+    alike = sum(other == label for other in labels.values()) > 1
+    return f"{label} (group {name!r})" if alike else label
 
 
 _SAME_LOSS = 1e-5  # relative

@@ -21,8 +21,9 @@ The verdict, the first rule that applies:
 7. what a resume trial says in their place: ``resume-drift``, ``inconclusive``, ``clean``;
 8. ``clean``: everything compared is right, even where schedules differ (then it is noted).
 
-In evidence of other tools nothing is compared: after 5 it is ``collective-mismatch`` when schedules
-do not fit together, else ``clean`` when all that was recorded completed.
+In evidence of other tools, and of a watched job, nothing is compared: after 5 it is
+``collective-mismatch`` when schedules do not fit together, else ``clean`` when all that was
+recorded completed.
 
 The confidence:
 
@@ -52,7 +53,8 @@ from moediag.diagnosis.ownership import OwnershipFacts
 from moediag.diagnosis.parts import Part, sentence
 from moediag.diagnosis.replicas import ReplicaFacts
 from moediag.diagnosis.resume import ResumeFacts
-from moediag.evidence.model import Evidence
+from moediag.diagnosis.whereabouts import whereabouts
+from moediag.evidence.model import UNTOLD, Evidence, RankEvidence
 from moediag.report.names import error_size, plural, ranks
 from moediag.verdicts import Confidence, Verdict
 
@@ -128,6 +130,8 @@ def judge(facts: Facts) -> Judgement:
         return _undecided(f"The launcher failed: {evidence.launch_error}")
     if evidence.foreign:
         return _foreign(facts)
+    if evidence.watched:
+        return _watched(facts)
     if not facts.gradients.measured:
         return _unmeasured(facts)
     return _measured(facts)
@@ -173,6 +177,7 @@ def _mismatch(facts: Facts) -> Judgement:
     text = cause.of_divergence(facts.divergence, facts.blame, facts.evidence.backend, died=True)
     if facts.divergence.silent:
         text += cause.out_of_step(facts.evidence, sorted(facts.evidence.ranks))
+    text += cause.called_at(facts.divergence, facts.blame, facts.evidence, text)
     return Judgement(
         Verdict.COLLECTIVE_MISMATCH,
         _confidence(facts),
@@ -215,9 +220,11 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
         text += f": {first.summary}" if first.summary else ""
     elif first.name.startswith("exit code"):
         text += f"ended with {first.name} and left no exception"
+    elif first.name == UNTOLD:
+        text += "ended without a trace (killed, or by os._exit: what started it does not tell)"
     else:
         text += f"died by {first.name}"
-        text += " (killed from outside, or out of memory)" if first.name == "SIGKILL" else ""
+        text += _killed(facts.evidence) if first.name == "SIGKILL" else ""
     text = text if text.endswith("!") else text.rstrip(".") + "."
     mixture = optimizer.of_crash(facts.evidence, own)
     text += f" {mixture}" if mixture else ""
@@ -237,6 +244,16 @@ def _crash(facts: Facts, own: tuple[Failure, ...]) -> Judgement:
         divergence=missing,
         failure=first,
     )
+
+
+def _killed(evidence: Evidence) -> str:
+    kills = evidence.oom_kills
+    if kills:
+        times = "once" if kills == 1 else f"{kills} times"
+        return f" (out of memory: the kernel's OOM killer struck {times} meanwhile)"
+    if kills == 0:
+        return " (killed from outside: the kernel's OOM killer did not strike)"
+    return " (killed from outside, or out of memory)"
 
 
 def _said(failed: tuple[Failure, ...]) -> str:
@@ -260,7 +277,10 @@ def _hang(facts: Facts) -> Judgement:
         text = cause.of_divergence(divergence, facts.blame, evidence.backend, died=False)
         if divergence.silent:
             text += cause.out_of_step(evidence, waiting)
+        text += cause.called_at(divergence, facts.blame, evidence, text)
         culprits = facts.blame.culprits
+        if divergence.kind == "missing":
+            text = f"{text} {whereabouts(evidence, culprits)}".rstrip()
         if evidence.foreign and not culprits:
             text += outside.to_collect(evidence)
         return Judgement(
@@ -279,7 +299,7 @@ def _hang(facts: Facts) -> Judgement:
             Verdict.HANG,
             Confidence.MEDIUM,
             f"{ranks(elsewhere).capitalize()} stood still outside any collective while "
-            f"{ranks(waiting)} waited.",
+            f"{ranks(waiting)} waited. {whereabouts(evidence, elsewhere)}".rstrip(),
             culprits=tuple(sorted(elsewhere)),
             victims=tuple(sorted(waiting)),
         )
@@ -332,6 +352,30 @@ def _foreign(facts: Facts) -> Judgement:
         return _undecided("Calls were on their way when this was recorded.")
     text, whole = outside.of_records(evidence)
     return Judgement(Verdict.CLEAN, Confidence.MEDIUM if whole else Confidence.LOW, text)
+
+
+def _watched(facts: Facts) -> Judgement:
+    """A job that ended by itself, and none of whose ranks failed. What it computed is not known."""
+    evidence, divergence = facts.evidence, facts.divergence
+    if divergence is not None and divergence.kind != "missing":
+        return _mismatch(facts)
+    recorded = [rank for rank, seen in sorted(evidence.ranks.items()) if was_recorded(seen)]
+    if not recorded:
+        return _undecided("No rank was recorded, so nothing is known of this job.")
+    lost = [r for r in recorded if not _ended_well(evidence.ranks[r])]
+    if lost:
+        return _undecided(f"How {ranks(lost)} ended is not known.")
+    steps = max(evidence.ranks[rank].last_step for rank in recorded)
+    text = f"{ranks(recorded).capitalize()} ended in peace after {plural(steps, 'step')}, never "
+    text += "stood still, and their schedules agree as far as they are kept. Nothing was measured."
+    unknown = _unrecorded(evidence)
+    if unknown:
+        text += f" Of {ranks(unknown)} nothing was recorded."
+    return Judgement(Verdict.CLEAN, Confidence.MEDIUM if unknown else Confidence.HIGH, text)
+
+
+def _ended_well(seen: RankEvidence) -> bool:
+    return seen.finished or (seen.exit is not None and seen.exit.code == 0)
 
 
 def _unmeasured(facts: Facts) -> Judgement:

@@ -36,6 +36,7 @@ class LaunchFacts:
     launch_error: str = ""
     deaths: tuple[int, ...] = ()
     not_seen: tuple[str, ...] = ()
+    oom_kills: int | None = None
 
 
 def read_launch(path: Path) -> LaunchFacts:
@@ -68,6 +69,7 @@ def read_launch(path: Path) -> LaunchFacts:
         launch_error=str(raw.get("launch_error") or ""),
         deaths=_deaths(raw.get("deaths")),
         not_seen=(*(str(t) for t in raw.get("not_seen") or ()), *lost),
+        oom_kills=kills if isinstance(kills := raw.get("oom_kills"), int) else None,
     )
 
 

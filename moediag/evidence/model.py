@@ -104,11 +104,17 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One thread of one rank; innermost frame first. ``source``: py-spy, pystack, faulthandler."""
+    """One thread of one rank; innermost frame first. ``source``: py-spy, pystack, faulthandler.
+    ``holds_gil``: at that moment, where the source tells."""
 
     thread: str
     source: str
     frames: tuple[Frame, ...]
+    holds_gil: bool = False
+
+
+# The "signal" of a process that is gone, and of which only its parent knows why.
+UNTOLD = "untold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,8 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
     """Everything one rank left behind. ``counts_apart``: positions of collectives do not count
-    point-to-point calls, which have positions of their own."""
+    point-to-point calls, which have positions of their own. ``os_state``: its main thread's letter
+    in /proc while ranks were looked at (T: stopped), "" where it was not looked at."""
 
     rank: int
     collectives: tuple[Collective, ...] = ()
@@ -176,6 +183,12 @@ class RankEvidence:
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
     counts_apart: bool = False
+    os_state: str = ""
+
+    @property
+    def last_step(self) -> int:
+        """The training step of its last call, from 1; 0 where there is none."""
+        return self.collectives[-1].step if self.collectives else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +209,10 @@ class Evidence:
     ``program``: the one that ran in place of a whole model's step, "" for none.
     ``foreign``: it was put together from what other tools left. Nothing was to be measured, and a
     call tells that it was issued and whether it completed, not whether the rank waited for it.
-    ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty where there is
-    no trial."""
+    ``watched``: a job of somebody else that our recorder was in; nothing was to be measured.
+    ``oom_kills``: processes that the kernel ended for memory on this machine meanwhile, None where
+    nobody counted. ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty
+    where there is no trial."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -210,4 +225,6 @@ class Evidence:
     program: str = ""
     not_seen: tuple[str, ...] = ()
     foreign: bool = False
+    watched: bool = False
+    oom_kills: int | None = None
     layout: Mapping[str, int] = field(default_factory=dict)

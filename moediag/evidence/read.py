@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from moediag import protocol
 from moediag.errors import EvidenceError
 from moediag.evidence import exits, stacks
 from moediag.evidence.events import Names, RankLog, read_log
-from moediag.evidence.model import Evidence, RankEvidence, Stack
+from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.protocol import Outcome
 
 LAUNCH_FILE = "launch.json"
@@ -41,7 +43,7 @@ def read_trial(folder: Path) -> Evidence:
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
     ranks = {rank: _rank(folder, log, launch) for rank, log in logs.items()}
-    backend = str(trial.get("backend") or next((g.backend for g in logs.values() if g.backend), ""))
+    backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
     return Evidence(
         world_size=world_size,
         ranks=ranks,
@@ -53,8 +55,18 @@ def read_trial(folder: Path) -> Evidence:
         deaths=launch.deaths,
         program=str((trial.get("program") or {}).get("name", "")),
         not_seen=launch.not_seen,
+        oom_kills=launch.oom_kills,
+        watched=trial.get("purpose") == "watch",
         layout=_layout(trial.get("layout")),
     )
+
+
+def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
+    """As ranks tell it, else that of the first group used."""
+    for log in logs:
+        if log.backend:
+            yield log.backend
+        yield from (group.backend for group in log.groups.values() if group.backend)
 
 
 def _layout(value: Any) -> dict[str, int]:
@@ -73,7 +85,7 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         error = exits.error_in_output(output)
     return RankEvidence(
         rank=rank,
-        collectives=tuple(log.collectives),
+        collectives=_waited_in(log, folder / protocol.heartbeat_file(rank)),
         groups=log.groups,
         tokens=tuple(log.tokens),
         no_gradient=log.no_gradient,
@@ -91,7 +103,27 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         finished=log.finished,
         not_seen=(*log.not_seen, *lost),
         last_lines=exits.last_lines(output),
+        os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
+
+
+def _waited_in(log: RankLog, heartbeat: Path) -> tuple[Collective, ...]:
+    """The rank's calls; the one that it was last inside of is one that it waits for, even where it
+    issued it without waiting (``dist.recv`` is an asynchronous call and a wait)."""
+    beat = protocol.Heartbeat.read(heartbeat)
+    if beat is None or beat.state != "in-collective":
+        return tuple(log.collectives)
+    inside = beat.collective
+    return tuple(
+        replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c
+        for c in log.collectives
+    )
+
+
+def _os_state(text: str) -> str:
+    """Of /proc/PID/status: ``State:\tT (stopped)``."""
+    found = re.search(r"^State:\s*(\w)", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _outcome(folder: Path, rank: int) -> tuple[Outcome | None, tuple[str, ...]]:

@@ -58,7 +58,10 @@ class _Looker:
         name, pid = f"rank-{self.rank}", str(self.pid)
         self._proc(into / f"{name}.proc.txt")
         self._request_flight()
+        stat = processes.read_stat(self.pid)
         dump = ["py-spy", "dump", "-p", pid]
+        if stat is not None and stat.state == "T":
+            dump.append("--nonblocking")  # py-spy cannot stop what is stopped
         seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
             self.miss("Python stack (faulthandler cannot be asked either)")
@@ -177,18 +180,30 @@ def blocked_frames(pids: Mapping[int, int], seconds: float) -> list[int]:
     """Ranks whose main thread is inside torch.distributed, by its Python stack; none without
     py-spy. For waits that a heartbeat does not mark."""
     blocked = []
+    for rank, dump in python_frames(pids, seconds).items():
+        with suppress(ValueError):
+            if in_collective(dump):
+                blocked.append(rank)
+    return blocked
+
+
+def python_frames(
+    pids: Mapping[int, int], seconds: float, *, native: bool = False
+) -> dict[int, bytes]:
+    """py-spy's JSON of each rank that answers within ``seconds``; empty without py-spy."""
+    found = {}
     binary = find_tool("py-spy")
+    options = ["--json", *(["--native"] if native else [])]
     for rank, pid in pids.items() if binary else ():
-        with suppress(OSError, subprocess.SubprocessError, ValueError):
+        with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(
-                [str(binary), "dump", "--json", "-p", str(pid)],
+                [str(binary), "dump", *options, "-p", str(pid)],
                 capture_output=True,
                 timeout=seconds,
                 check=True,
             )
-            if in_collective(done.stdout):
-                blocked.append(rank)
-    return blocked
+            found[rank] = done.stdout
+    return found
 
 
 def in_collective(dump: bytes) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -12,6 +12,8 @@ class LaunchOptions:
     """All durations in seconds.
 
     ``quiescence``: how long nothing may move before waiting ranks count as hung.
+    ``patience``: of a watched job, how long ranks may wait for one that does nothing; see
+    launch.patience.
     ``capture``: bound on collecting stacks before the ranks are ended.
     ``settle``: after a death, how long its peers get to fail by themselves before the capture.
     ``graces``: how long each step of the ladder interrupt, terminate, kill waits.
@@ -23,6 +25,7 @@ class LaunchOptions:
     """
 
     quiescence: float = 3.0
+    patience: float = 30.0
     poll: float = 0.03
     capture: float = 2.5
     settle: float = 0.3
@@ -44,12 +47,17 @@ class LaunchOptions:
 class Progress:
     """A glance at a running trial. ``doing``: launching, running, capturing or ending;
     ``states``: by rank, one of protocol.Heartbeat.STATES, or ``exited``; ``steps``: the training
-    step (from 1, 0 before it); ``seconds`` since the launch."""
+    step (from 1, 0 before it); ``seconds`` since the launch; ``events``: how much each rank
+    recorded so far; ``pids`` of those that are known; ``tokens``: of a watched job, by MoE block,
+    what its experts got last."""
 
     doing: str
     states: Mapping[int, str]
     steps: Mapping[int, int]
     seconds: float
+    events: Mapping[int, int] = field(default_factory=dict)
+    pids: Mapping[int, int] = field(default_factory=dict)
+    tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 OnProgress = Callable[[Progress], None]

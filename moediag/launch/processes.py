@@ -62,6 +62,17 @@ def all_stats() -> dict[int, ProcStat]:
     return found
 
 
+def oom_kills() -> int | None:
+    """How often the kernel of this machine ended a process for memory since it booted; None where
+    it does not tell (before Linux 4.13)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return None
+
+
 def is_marked(pid: int, token: str) -> bool:
     """Whether ``pid`` was started with the marker ``token`` in its environment."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,8 @@ class LaunchRecord:
     end was seen; ``deaths`` those that ended badly by themselves: first one first, those that only
     lost their peer last. ``launch_error`` says why the ranks could not be started (or why the
     launcher itself died); the other fields then hold what was seen up to there. ``notes``: how the
-    launch was done.
+    launch was done. ``oom_kills``: processes that the kernel ended for memory on this machine
+    meanwhile, None where it does not count.
     """
 
     started: float
@@ -51,6 +53,7 @@ class LaunchRecord:
     not_seen: tuple[str, ...] = ()
     pids: Mapping[int, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    oom_kills: int | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -61,6 +64,12 @@ class LaunchRecord:
             and bool(self.exits)
             and all(status.code == 0 for status in self.exits.values())
         )
+
+    def since_stall(self) -> float | None:
+        """Seconds from the last progress of a stalled run until now; None without a stall."""
+        if self.stall is None:
+            return None
+        return round(time.time() - self.started - self.stall.at, 3)
 
     def write(self, folder: Path) -> Path:
         """Writes ``launch.json`` into ``folder`` atomically; returns its path."""

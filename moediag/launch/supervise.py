@@ -7,7 +7,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from moediag.launch import ladder, signals
 from moediag.launch.capture import blocked_frames, capture
 from moediag.launch.launcher import Running, json_lines, last_lines
 from moediag.launch.options import LaunchOptions, OnProgress, Progress
-from moediag.launch.processes import read_stat
+from moediag.launch.processes import oom_kills, read_stat
 from moediag.launch.record import Death, LaunchRecord
 from moediag.launch.watchdog import RankSample, Watchdog, states
 
@@ -47,6 +47,7 @@ class _Seen:
     launch_error: str = ""
     capture_seconds: float | None = None
     not_seen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def supervise(
@@ -59,10 +60,14 @@ def supervise(
     on_progress: OnProgress | None,
 ) -> LaunchRecord:
     """Returns when nothing of the launch is left. ``ranks``: how many of them run on this node."""
-    return _Supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
+    return Supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
 
 
-class _Supervisor:
+class Supervisor:
+    """Follows one trial; a subclass that follows another kind of job says what differs."""
+
+    launcher = "the launcher"  # what errors call it
+
     def __init__(
         self,
         running: Running,
@@ -77,9 +82,10 @@ class _Supervisor:
         self.options = options
         self.timeout = trial.timeout
         first = (options.node_rank or 0) * ranks if options.nnodes > 1 else 0
-        self.ranks = range(first, first + ranks)
+        self.ranks: Sequence[int] = range(first, first + ranks)
         self.single = trial.purpose == "reference"
         self.seen = _Seen(started=time.time())
+        self._killed_before = oom_kills()
         self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked)
         self._on_progress = on_progress
         self._told = 0.0
@@ -87,20 +93,25 @@ class _Supervisor:
         self._released = False
         self._first_death: float | None = None
         self._root_code: int | None = None
+        self.agent: int | None = None  # pid of an elastic agent that named itself
         self._end_begun: float | None = None
 
     def run(self, kind: str) -> LaunchRecord:
-        seen = self.seen
         try:
             self._follow()
         except LaunchError as error:
-            seen.launch_error = error.message
+            self.seen.launch_error = error.message
         except KeyboardInterrupt:
-            seen.interrupted = True
+            self.seen.interrupted = True
         finally:
             with signals.held() as came:
                 self._end()
-            seen.interrupted |= bool(came)
+            self.seen.interrupted |= bool(came)
+        return self.record(kind)
+
+    def record(self, kind: str) -> LaunchRecord:
+        """What was seen so far."""
+        seen = self.seen
         return LaunchRecord(
             started=seen.started,
             ended=time.time(),
@@ -115,7 +126,14 @@ class _Supervisor:
             capture_seconds=seen.capture_seconds,
             not_seen=tuple(dict.fromkeys(seen.not_seen)),
             pids=dict(sorted(seen.pids.items())),
+            notes=tuple(seen.notes),
+            oom_kills=self._oom_kills(),
         )
+
+    def _oom_kills(self) -> int | None:
+        now = oom_kills()
+        known = now is not None and self._killed_before is not None
+        return now - self._killed_before if known else None  # type: ignore[operator]
 
     def _follow(self) -> None:
         """Until the trial ended by itself, or must be ended."""
@@ -125,21 +143,39 @@ class _Supervisor:
             self._root_code = self.running.poll()
             samples = self._look()
             self._read_events()
-            if self._root_code is not None:
+            self._note_ends(samples)
+            if self._is_over():
                 return
             self._tell("running" if self.seen.pids else "launching", samples)
             now = time.monotonic()
             if self._died(now, samples):
                 pass
-            elif stall := self.watchdog.observe(now, samples):
+            elif stall := self._stalled(now, samples):
                 self.seen.stall = stall
                 self._capture(samples)
-                return
+                if self._ends_after_stall(samples):
+                    return
             if now - self._begun > self.timeout:
                 self.seen.timed_out = True
                 self._capture(samples)
                 return
             time.sleep(self.options.poll)
+
+    def _graces(self) -> tuple[float, float, float]:
+        return self.options.graces
+
+    def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
+        return self.watchdog.observe(now, samples)
+
+    def _is_over(self) -> bool:
+        return self._root_code is not None
+
+    def _note_ends(self, samples: Sequence[RankSample]) -> None:
+        """For launchers that do not report how ranks end."""
+
+    def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:  # noqa: ARG002
+        """The evidence of a stall is on disk: whether the ranks are ended now."""
+        return True
 
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
         """On the first bad end: gives the peers a moment to fail by themselves, looks at those that
@@ -182,6 +218,7 @@ class _Supervisor:
                     time=beat.time if beat else 0.0,
                     cpu=stat.cpu if stat else 0.0,
                     runnable=stat is not None and stat.state in "RD",
+                    stopped=stat is not None and stat.state == "T",
                 )
             )
         return samples
@@ -190,7 +227,7 @@ class _Supervisor:
         """From the file the rank wrote first of all; of this machine's ranks only (nodes may share
         the folder)."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            raw = json.loads((self.folder / f"rank-{rank}.pid").read_text(encoding="utf-8"))
+            raw = json.loads((self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
             if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
                 self.seen.pids[rank] = int(raw["pid"])
                 return int(raw["pid"])
@@ -216,6 +253,8 @@ class _Supervisor:
         for event in json_lines(text):
             if event.get("e") == "not_seen":
                 self.seen.not_seen.append(str(event["text"]))
+            if event.get("e") == "agent":
+                self.agent = int(str(event["pid"]))
             if event.get("e") != "exit":
                 continue
             rank, code, name = event["rank"], event["code"], event["signal"]
@@ -232,9 +271,23 @@ class _Supervisor:
 
     def _end(self) -> None:
         """Ends what is left, then accounts for every rank."""
+        gone = self._end_processes()
+        for rank, pid in self.seen.pids.items():
+            if rank not in self.seen.exits:
+                # Not even the agent saw it end: it went with the agent.
+                self.seen.exits[rank] = ExitStatus(signal=gone.get(pid, "SIGKILL"), by_us=True)
+        self._account()
+
+    def _account(self) -> None:
+        ours = self.seen.timed_out or self.seen.stall or self.seen.interrupted
+        if not ours and not self.seen.launch_error:
+            self.seen.launch_error = self._launch_error()
+
+    def _end_processes(self) -> Mapping[int, str]:
+        """By pid, the signal after which it was gone."""
         self._tell("ending", (), force=True)
         self._end_begun = time.time()
-        gone, stuck = ladder.end(self.running.family, self.options.graces)
+        gone, stuck = ladder.end(self.running.family, self._graces())
         if stuck:
             self.seen.not_seen.append(f"end of processes {stuck}: they survived SIGKILL")
         deadline = time.monotonic() + 2.0
@@ -247,15 +300,9 @@ class _Supervisor:
         self._look()
         self._read_events()
         if self.single and self._root_code is not None and not gone:
-            self.seen.exits[0] = _status(self._root_code)
+            self.seen.exits[0] = status_of(self._root_code)
             self.seen.ended_at[0] = self._end_begun
-        for rank, pid in self.seen.pids.items():
-            if rank not in self.seen.exits:
-                # Not even the agent saw it end: it went with the agent.
-                self.seen.exits[rank] = ExitStatus(signal=gone.get(pid, "SIGKILL"), by_us=True)
-        ours = self.seen.timed_out or self.seen.stall or self.seen.interrupted
-        if not ours and not self.seen.launch_error:
-            self.seen.launch_error = self._launch_error()
+        return gone
 
     def _launch_error(self) -> str:
         """Empty when the ranks' own ends explain how the launch ended."""
@@ -265,8 +312,8 @@ class _Supervisor:
             return ""
         assert code is not None
         log = last_lines(self.folder / "launcher.log", 15)
-        what = f"signal {_status(code).signal}" if code < 0 else f"exit code {code}"
-        return f"the launcher ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
+        what = f"signal {status_of(code).signal}" if code < 0 else f"exit code {code}"
+        return f"{self.launcher} ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
 
     def _deaths(self) -> tuple[Death, ...]:
         """First one first. The kernel closes a killed rank's connections before it tells of its
@@ -295,10 +342,17 @@ class _Supervisor:
             return
         self._told = now
         steps = {s.rank: s.step for s in samples}
-        self._on_progress(Progress(doing, states(samples), steps, now - self._begun))
+        events = {s.rank: s.progress for s in samples}
+        pids = dict(self.seen.pids)
+        at = now - self._begun
+        tokens = self._tokens()
+        self._on_progress(Progress(doing, states(samples), steps, at, events, pids, tokens))
+
+    def _tokens(self) -> Mapping[str, Sequence[int]]:
+        return {}
 
 
-def _status(code: int) -> ExitStatus:
+def status_of(code: int) -> ExitStatus:
     if code >= 0:
         return ExitStatus(code=code)
     try:

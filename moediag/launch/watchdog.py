@@ -22,7 +22,8 @@ MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judg
 @dataclass(frozen=True, slots=True)
 class RankSample:
     """One look at one rank. ``known``: its pid is known; ``alive``: it runs; ``progress`` is the
-    heartbeat's counter, -1 without one; ``cpu`` in seconds; ``runnable``: main thread in R or D."""
+    heartbeat's counter, -1 without one; ``cpu`` in seconds; ``runnable``: main thread in R or D;
+    ``stopped``: by SIGSTOP."""
 
     rank: int
     known: bool = True
@@ -33,6 +34,7 @@ class RankSample:
     time: float = 0.0
     cpu: float = 0.0
     runnable: bool = False
+    stopped: bool = False
 
 
 class Watchdog:
@@ -77,7 +79,7 @@ class Watchdog:
         if not waiting:
             self._restart(now, samples)
             return None
-        return self._stall(samples, waiting)
+        return self.stall(samples, waiting)
 
     def _moved(self, samples: Sequence[RankSample]) -> bool:
         progress = tuple((s.rank, s.progress, s.alive) for s in samples)
@@ -93,7 +95,9 @@ class Watchdog:
         self._looks = 0
         self._runnable = {}
 
-    def _stall(self, samples: Sequence[RankSample], waiting: Sequence[int]) -> Stall:
+    def stall(self, samples: Sequence[RankSample], waiting: Sequence[int]) -> Stall:
+        """What was seen of a stall; a stopped rank does not wait."""
+        waiting = [s.rank for s in samples if s.rank in waiting and not s.stopped]
         last = max((s.time for s in samples), default=0.0)
         elsewhere = tuple(s.rank for s in samples if s.rank not in waiting)
         return Stall(

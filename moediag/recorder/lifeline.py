@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO, Optional
+from typing import IO, Optional, Tuple
 
 from moediag.protocol import stacks_file
 
@@ -64,12 +64,29 @@ def _launcher_is_init() -> bool:
     return any(word in command for word in (b"python", b"torchrun", b"moediag", b"pytest"))
 
 
-def _stacks_to(path: str) -> None:
+def _stacks_to(
+    path: str,
+    enable: bool = True,
+    numbers: Tuple[int, ...] = (signal.SIGTERM, signal.SIGUSR1),
+) -> None:
     global _stacks
     try:
         _stacks = open(path, "a", encoding="utf-8")  # noqa: SIM115, PTH123
-        faulthandler.enable(file=_stacks, all_threads=True)
-        for number, chain in ((signal.SIGTERM, True), (signal.SIGUSR1, False)):
+        if enable:
+            faulthandler.enable(file=_stacks, all_threads=True)
+        for number in numbers:
+            chain = number != signal.SIGUSR1
             faulthandler.register(number, file=_stacks, all_threads=True, chain=chain)
     except (OSError, ValueError, AttributeError, RuntimeError):
         pass
+
+
+def stacks_beside_others(folder: str, rank: int) -> None:
+    """For a job that is not ours: only where it has no handler of its own. On SIGTERM the stacks
+    are written and its own handler then runs. Raises nothing."""
+    free = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    _stacks_to(
+        str(Path(folder) / stacks_file(rank)),
+        enable=not faulthandler.is_enabled(),
+        numbers=(signal.SIGTERM, signal.SIGUSR1) if free else (signal.SIGTERM,),
+    )

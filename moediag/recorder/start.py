@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import socket
@@ -16,16 +17,22 @@ import torch
 from moediag.protocol import ENV_GUARD, events_file, heartbeat_file, older_events_file
 from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
+from moediag.recorder.late import when_imported
 from moediag.recorder.log import SEGMENT_BYTES, EventLog
 
 installed: Optional[Recorder] = None
 
 
 def install(
-    folder: str, rank: int, world_size: int, segment_bytes: int = SEGMENT_BYTES
+    folder: str,
+    rank: int,
+    world_size: int,
+    segment_bytes: int = SEGMENT_BYTES,
+    of_job: bool = False,
 ) -> Recorder:
     """Starts recording this process as ``rank`` into ``folder``; call it once per process, before
-    the process group is made (later works, but meshes made before have no axis names).
+    the process group is made (later works, but meshes made before have no axis names). ``of_job``:
+    of somebody else's, which may never use FSDP.
 
     Raises OSError when the log cannot be created; nothing is replaced then.
     """
@@ -47,18 +54,28 @@ def install(
         transformers=_version("transformers"), accelerate=_version("accelerate"),
         backend=None,
     )  # fmt: skip
-    for name, start in _watchers(folder):
-        try:
-            start(recorder)
-        except Exception as error:
-            recorder.fault(name, error)
+    for name, start, waits_for in _watchers(folder):
+        begin = functools.partial(_begin, recorder, name, start)
+        if of_job and waits_for:
+            recorder.on_uninstall.append(when_imported(waits_for, begin))
+        else:
+            begin()
     installed = recorder
     _leave_children_alone(recorder)
     return recorder
 
 
-def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None]]]:
-    """The steps of the installation, imported here so that each failure stays its own."""
+def _begin(recorder: Recorder, name: str, start: Callable[[Recorder], None]) -> None:
+    if recorder.active:
+        try:
+            start(recorder)
+        except Exception as error:
+            recorder.fault(name, error)
+
+
+def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
+    """The steps of the installation, imported here so that each failure stays its own, and the
+    module without which there is nothing to watch."""
 
     def guard(recorder: Recorder) -> None:
         if os.environ.get(ENV_GUARD) == "1":
@@ -107,15 +124,16 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None]]]:
         recorder.on_uninstall.append(thread.stop)
 
     return [
-        ("guard", guard),  # first: what it replaces is under what the others replace
-        ("collectives", collectives),
-        ("mesh axes", meshes),
-        ("FSDP2 parameters", fsdp2),
-        ("FSDP1 parameters", fsdp1),
-        ("modules", modules),
-        ("tokens per expert", experts),
-        ("gradients", gradients),
-        ("Flight Recorder and lifeline thread", watch),
+        # First: what it replaces is under what the others replace.
+        ("guard", guard, ""),
+        ("collectives", collectives, ""),
+        ("mesh axes", meshes, ""),
+        ("FSDP2 parameters", fsdp2, "torch.distributed.fsdp._fully_shard._fsdp_param_group"),
+        ("FSDP1 parameters", fsdp1, "torch.distributed.fsdp._runtime_utils"),
+        ("modules", modules, ""),
+        ("tokens per expert", experts, ""),
+        ("gradients", gradients, ""),
+        ("Flight Recorder and lifeline thread", watch, ""),
     ]
 
 

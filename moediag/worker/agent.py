@@ -18,19 +18,25 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+
+from moediag import protocol
 
 EVENTS_FILE = "launcher.events.jsonl"
 RELEASE_FILE = "launcher.release"
 HOLD = 30.0  # seconds; the control side bounds its capture far below
-GRACES = ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0))
+Graces = Tuple[Tuple[signal.Signals, float], ...]
+GRACES: Graces = ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0))
+# Of a job that is not ours, as in a stock agent: its ranks may save a checkpoint on SIGTERM.
+JOB_GRACES: Graces = ((signal.SIGTERM, 30.0), (signal.SIGKILL, 5.0))
 
 
 class Observer:
     """Follows the workers of one agent. Statuses are peeked at (WNOWAIT), never reaped: that
     stays the agent's business."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, graces: Graces = GRACES) -> None:
+        self._graces = graces
         self._events = folder / EVENTS_FILE
         self._release = folder / RELEASE_FILE
         self._ended: Dict[int, int] = {}  # rank -> code, negative: signal
@@ -96,7 +102,7 @@ class Observer:
                 break
             time.sleep(0.01)
             self.look(pids)
-        for sig, grace in GRACES:
+        for sig, grace in self._graces:
             self._send(pids, sig)
             deadline = time.monotonic() + grace
             while not self._all_ended(pids) and time.monotonic() < deadline:
@@ -145,43 +151,88 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def observe(folder: Path, started: Callable[[], object] = lambda: None) -> Observer:
+def observe(
+    folder: Path, started: Callable[[], object] = lambda: None, of_job: bool = False
+) -> Observer:
     """Makes the elastic agent of this process report to ``folder``. ``started`` is called once all
-    its workers are started.
+    its workers are started. ``of_job``: the agent of a watched job, which may start its ranks
+    several times: each time into a folder of its own below ``folder``; and which must go on when
+    the observer fails.
 
     Wraps ``_start_workers`` and ``_monitor_workers`` (the same from torch 1.9 to 2.13); where they
     are gone, the agent runs as it is and the file says so.
     """
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-    observer = Observer(folder)
+    seat = _Seat(folder, of_job)
     start = getattr(LocalElasticAgent, "_start_workers", None)
     look = getattr(LocalElasticAgent, "_monitor_workers", None)
     if start is None or look is None:
         text = "exit status of every rank (this torch's elastic agent cannot be observed)"
-        observer.report("not_seen", text=text)
+        seat.observer.report("not_seen", text=text)
         started()
-        return observer
+        return seat.observer
 
     @functools.wraps(start)
     def start_all(self: Any, worker_group: Any) -> Any:
+        with seat.harmless():
+            seat.next()
         by_local_rank = start(self, worker_group)
         started()
-        ranks = {w.local_rank: w.global_rank for w in worker_group.workers}
-        observer.watch({ranks[local]: pid for local, pid in by_local_rank.items()})
+        with seat.harmless():
+            ranks = {w.local_rank: w.global_rank for w in worker_group.workers}
+            seat.observer.watch({ranks[local]: pid for local, pid in by_local_rank.items()})
         return by_local_rank
 
     @functools.wraps(look)
     def monitored(self: Any, worker_group: Any) -> Any:
         pids = {w.global_rank: w.id for w in worker_group.workers}
-        if observer.look(pids):
-            observer.hold(pids)
+        with seat.harmless():
+            if seat.observer.look(pids):
+                seat.observer.hold(pids)
         result = look(self, worker_group)
-        if getattr(result.state, "name", "") == "SUCCEEDED":
-            observer.succeeded(pids)
+        with seat.harmless():
+            if getattr(result.state, "name", "") == "SUCCEEDED":
+                seat.observer.succeeded(pids)
         return result
 
     # By setattr: mypy refuses to assign methods.
     setattr(LocalElasticAgent, "_start_workers", start_all)  # noqa: B010
     setattr(LocalElasticAgent, "_monitor_workers", monitored)  # noqa: B010
-    return observer
+    return seat.observer
+
+
+class _Seat:
+    """Holds the observer of the ranks that were started last."""
+
+    def __init__(self, folder: Path, of_job: bool) -> None:
+        self._folder = folder
+        self._of_job = of_job
+        self._attempt = -1
+        self._silenced = False
+        self.observer = Observer(folder, JOB_GRACES if of_job else GRACES)
+
+    def next(self) -> None:
+        """The agent starts its ranks (again)."""
+        if not self._of_job:
+            return
+        self._attempt += 1
+        os.environ[protocol.ENV_ATTEMPT] = str(self._attempt)  # the ranks inherit it
+        folder = self._folder / protocol.attempt_folder(self._attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.observer = Observer(folder, JOB_GRACES)
+        self.observer.report("agent", pid=os.getpid())
+
+    @contextlib.contextmanager
+    def harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # torchrun turns SIGTERM into an exception, which is not ours to swallow.
+            if not self._of_job or type(error).__name__ == "SignalException":
+                raise
+            if not self._silenced:
+                self._silenced = True
+                with contextlib.suppress(Exception):
+                    text = f"exit status of every rank (the agent's observer failed: {error!r})"
+                    self.observer.report("not_seen", text=text)

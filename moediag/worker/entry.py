@@ -24,12 +24,6 @@ DEFAULT_MAIN = "moediag.worker.rank:main"
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
-def pid_file(rank: int) -> str:
-    """JSON: pid, host, time (epoch seconds). Lets the watchdog find the rank before its first
-    heartbeat."""
-    return f"rank-{rank}.pid"
-
-
 def run(trial_path: str) -> None:
     """Runs the trial on this rank. Exceptions are written to the error file and raised on."""
     rank = int(os.environ["RANK"])
@@ -37,7 +31,7 @@ def run(trial_path: str) -> None:
     _redirect(folder / protocol.output_file(rank))
     _lifeline(folder, rank)
     me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
-    protocol.write_json(folder / pid_file(rank), me)
+    protocol.write_json(folder / protocol.pid_file(rank), me)
     os.environ[protocol.ENV_TRIAL] = trial_path
     os.environ[protocol.ENV_EVIDENCE] = str(folder)
     try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from moediag import protocol
 from moediag.worker import agent, entry
 
 WAIT = "import signal; print(1, flush=True); signal.pause()"
@@ -103,4 +104,4 @@ def test_the_files_both_sides_name_are_the_same() -> None:
     assert supervise.EVENTS_FILE == agent.EVENTS_FILE
     assert supervise.RELEASE_FILE == agent.RELEASE_FILE
     assert launcher.LAUNCHER_LOG == host.LAUNCHER_LOG
-    assert entry.pid_file(3) == "rank-3.pid"
+    assert protocol.pid_file(3) == "rank-3.pid"

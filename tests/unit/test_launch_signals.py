@@ -84,11 +84,11 @@ def test_nothing_interrupts_the_end_of_an_interrupted_command(error: str, code: 
 def test_ctrl_c_while_a_finished_launch_is_tidied_up_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def impatient(self: supervise._Supervisor) -> None:
+    def impatient(self: supervise.Supervisor) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(supervise._Supervisor, "_follow", lambda self: None)
-    monkeypatch.setattr(supervise._Supervisor, "_end", impatient)
+    monkeypatch.setattr(supervise.Supervisor, "_follow", lambda self: None)
+    monkeypatch.setattr(supervise.Supervisor, "_end", impatient)
     record = supervise.supervise(
         NoTrial(), Trial("t", "s", "unfixed"), tmp_path, 1, LaunchOptions(), "fork", None
     )

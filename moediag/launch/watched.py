@@ -1,0 +1,112 @@
+"""Somebody else's job as a launch of ours: their command, with the recorder in its environment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import moediag
+from moediag import protocol
+from moediag.errors import MachineError, UsageError
+from moediag.launch.launcher import Running
+from moediag.launch.processes import ENV_LAUNCH, Family
+
+PACKAGE = Path(moediag.__file__).parent
+INJECTED = PACKAGE / "inject" / "path"
+SEGMENT_BYTES = 4 * 1024 * 1024
+_PR_SET_PDEATHSIG = 1
+# What a scheduler sends a job to tell it something: passed on, because it was meant for the job.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class WatchedJob(Running):
+    """The user's command in a session of its own; ``root`` is whatever it starts first."""
+
+    def __init__(self, process: subprocess.Popen[bytes], token: str) -> None:
+        self.process = process
+        self.root = process.pid
+        self.family = Family(process.pid, token)
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """``guard``: ranks check before reductions that they carry the same parameters.
+    ``segment_bytes``: half of what a rank's log may grow to."""
+
+    guard: bool = False
+    segment_bytes: int = SEGMENT_BYTES
+
+
+def environment(
+    run_folder: Path, token: str, options: JobOptions, base: Mapping[str, str]
+) -> dict[str, str]:
+    """``base`` and what puts the recorder into every rank; nothing else is changed."""
+    env = dict(base)
+    for name in (protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_GUARD):
+        env.pop(name, None)  # this may itself run inside a watched job
+    path = env.get("PYTHONPATH")
+    env["PYTHONPATH"] = os.pathsep.join([str(INJECTED), *([path] if path else [])])
+    env[protocol.ENV_WATCH] = str(run_folder.resolve())
+    env[protocol.ENV_PACKAGE] = str(PACKAGE)
+    env[protocol.ENV_SEGMENT] = str(options.segment_bytes)
+    env[ENV_LAUNCH] = token
+    if options.guard:
+        env[protocol.ENV_GUARD] = "1"
+    return env
+
+
+def start(
+    command: Sequence[str],
+    run_folder: Path,
+    options: JobOptions,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> WatchedJob:
+    """Starts ``command``. ``stdout``, ``stderr``: its file descriptors; by default ours.
+
+    Raises UsageError when there is no such command, MachineError when it cannot be started."""
+    token = uuid.uuid4().hex
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=environment(run_folder, token, options, os.environ),
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_end_with_us(),
+        )
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"there is no command {command[0]!r}",
+            "After -- comes the command as it is typed without moediag: "
+            "moediag watch -- torchrun --nproc-per-node 8 train.py",
+        ) from error
+    except OSError as error:
+        raise MachineError(f"{command[0]} cannot be started: {error.strerror}") from error
+    return WatchedJob(process, token)
+
+
+def _end_with_us() -> Callable[[], None] | None:
+    """SIGTERM for the job when moediag is killed, as if it had been killed itself. The request is
+    bound to the thread that forks, so only the main thread makes it."""
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return None
+    libc, us = ctypes.CDLL(None), os.getpid()
+
+    def request() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != us:
+            os._exit(1)
+
+    return request

@@ -1,0 +1,50 @@
+"""Watchers of what the job may never import: they start right after its import, and cost nothing
+before. Importing FSDP takes a second, which a job without it should not pay for being watched."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, Callable
+
+
+class _Finder:
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self.name = name
+        self.act = act
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.name:
+            return None
+        others = (f for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        loader: Any = getattr(spec, "loader", None)
+        original = getattr(loader, "exec_module", None)
+        if original is None:
+            return spec
+
+        def exec_module(module: Any) -> None:
+            loader.__dict__.pop("exec_module", None)
+            self.remove()
+            original(module)
+            self.act()
+
+        with contextlib.suppress(AttributeError):  # a loader that takes no attributes
+            loader.exec_module = exec_module
+        return spec
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def when_imported(name: str, act: Callable[[], None]) -> Callable[[], None]:
+    """Calls ``act`` now if module ``name`` is imported, else once it is. ``act`` must not raise.
+    Returns what takes that back."""
+    if name in sys.modules:
+        act()
+        return lambda: None
+    finder = _Finder(name, act)
+    sys.meta_path.insert(0, finder)
+    return finder.remove

@@ -1,0 +1,174 @@
+"""The way into somebody else's ranks: started by the interpreter, harmless, and out of sight."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moediag import protocol
+from moediag.launch import watched
+
+C10D = """
+def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1):
+    return "joined"
+def get_rank():
+    return 0
+def get_world_size():
+    return 1
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+class Job:
+    """A Python process in the environment of a watched job, with a torch that is only a shell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = folder / "run"
+        self.run.mkdir()
+        self.lib = folder / "lib"
+        package = self.lib / "torch" / "distributed"
+        package.mkdir(parents=True)
+        (self.lib / "torch" / "__init__.py").write_text("")
+        (package / "__init__.py").write_text(
+            "from torch.distributed.distributed_c10d import init_process_group\n"
+        )
+        (package / "distributed_c10d.py").write_text(C10D)
+
+    def python(self, code: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        base = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+        base["PYTHONPATH"] = str(self.lib)
+        env = watched.environment(self.run, "token", watched.JobOptions(), base)
+        return subprocess.run(
+            [sys.executable, *flags, "-c", code], env={**env, **variables}, check=False,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    def notes(self) -> str:
+        path = self.run / protocol.NOT_RECORDED_FILE
+        return path.read_text() if path.exists() else ""
+
+    def file(self, name: str, attempt: int = 0) -> Path:
+        return self.run / protocol.attempt_folder(attempt) / name
+
+
+def test_nothing_of_it_is_in_a_process_without_torch(job: Job) -> None:
+    done = job.python("import sys; print([p for p in sys.path if 'inject' in p], 'moediag' in "
+                      "sys.modules, 'json' in sys.modules)")  # fmt: skip
+    assert done.stdout.strip() == "[] False False"
+    assert list(job.run.iterdir()) == []
+
+
+def test_the_sitecustomize_that_it_hides_runs(job: Job) -> None:
+    (job.lib / "sitecustomize.py").write_text("print('theirs')\nvalue = 3\n")
+    done = job.python("import sitecustomize; print(sitecustomize.value, sitecustomize.__file__)")
+    assert done.stdout.split() == ["theirs", "3", str(job.lib / "sitecustomize.py")]
+
+
+def test_a_sitecustomize_that_fails_fails_as_it_would_alone(job: Job) -> None:
+    (job.lib / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
+    done = job.python("print('on')")
+    assert done.stdout.strip() == "on"
+    assert "ValueError: theirs" in done.stderr
+
+
+def test_a_rank_says_who_it_is_and_how_it_failed(job: Job) -> None:
+    done = job.python(
+        "import torch.distributed\ndef f():\n    raise ValueError('no batch')\nf()",
+        RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ValueError: no batch" in done.stderr
+    me = json.loads(job.file(protocol.pid_file(1)).read_text())
+    assert (me["world_size"], me["local_ranks"]) == (4, 2)
+    error = json.loads(job.file(protocol.error_file(1)).read_text())["message"]
+    assert error["message"] == "ValueError: no batch"
+
+
+def test_a_hook_that_replaces_ours_hides_no_exception(job: Job) -> None:
+    code = (
+        "import sys, torch.distributed\nsys.excepthook = lambda *a: print('theirs')\n"
+        "raise ValueError('seen')"
+    )
+    assert job.python(code, RANK="0").stdout.strip() == "theirs"
+    assert "ValueError: seen" in job.file(protocol.error_file(0)).read_text()
+
+
+def test_a_child_of_a_rank_is_no_rank(job: Job) -> None:
+    code = (
+        "import subprocess, sys, torch.distributed\n"
+        "subprocess.run([sys.executable, '-c', 'import torch.distributed; 1 / 0'])"
+    )
+    done = job.python(code, RANK="0")
+    assert "ZeroDivisionError" in done.stderr
+    assert not job.file(protocol.error_file(0)).exists()
+
+
+def test_a_process_without_a_rank_is_none(job: Job) -> None:
+    job.python("import torch.distributed; 1 / 0")
+    assert not job.file("").exists()
+
+
+def test_each_start_of_the_ranks_has_its_folder(job: Job) -> None:
+    job.python("import torch.distributed", RANK="0", TORCHELASTIC_RESTART_COUNT="2")
+    assert job.file(protocol.pid_file(0), 2).exists()
+    job.python("import torch.distributed", RANK="0", MOEDIAG_ATTEMPT="1")
+    assert job.file(protocol.pid_file(0), 1).exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "variables"),
+    [
+        ("rank=1, world_size=2", {}),
+        ("None, None, None, 2, 1", {}),
+        ("init_method='tcp://127.0.0.1:1?rank=1&world_size=2'", {}),
+        ("", {"RANK": "1", "WORLD_SIZE": "2"}),
+    ],
+)
+def test_a_recorder_that_cannot_start_is_noted_and_the_job_goes_on(
+    job: Job, call: str, variables: dict[str, str]
+) -> None:
+    code = f"import torch.distributed as d; print(d.init_process_group({call}))"
+    done = job.python(code, **variables)
+    assert (done.returncode, done.stdout.strip()) == (0, "joined"), done.stderr
+    assert job.file(protocol.pid_file(1)).exists()
+    # The shell of a torch has nothing to record.
+    assert "torch" in job.notes()
+
+
+def test_a_rank_that_only_the_backend_knows(job: Job) -> None:
+    done = job.python("import torch.distributed as d; print(d.init_process_group('mpi'))")
+    assert done.stdout.strip() == "joined"
+    assert job.file(protocol.pid_file(0)).exists()
+
+
+def test_a_folder_that_cannot_be_written_leaves_the_job_alone(job: Job) -> None:
+    code = "import torch.distributed as d; print(d.init_process_group(rank=0, world_size=1))"
+    done = job.python(code, MOEDIAG_WATCH="/proc/none", RANK="0")
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "joined", "")
+
+
+def test_an_isolated_python_is_as_it_always_is(job: Job) -> None:
+    done = job.python("import sys; print(sys.meta_path[0])", "-I")
+    assert "_Finder" not in done.stdout
+    assert "_Finder" in job.python("import sys; print(sys.meta_path[0])").stdout
+
+
+def test_the_environment_keeps_what_was_there_and_adds_ours() -> None:
+    options = watched.JobOptions(guard=True)
+    base = {"PYTHONPATH": "/a", "X": "1", "MOEDIAG_ATTEMPT": "3"}
+    env = watched.environment(Path("/run"), "t", options, base)
+    assert env["PYTHONPATH"].split(os.pathsep) == [str(watched.INJECTED), "/a"]
+    assert (env["X"], env["MOEDIAG_GUARD"]) == ("1", "1")
+    assert "MOEDIAG_ATTEMPT" not in env
+    alone = watched.environment(Path("/run"), "t", watched.JobOptions(), {})
+    assert alone["PYTHONPATH"] == str(watched.INJECTED)
+    assert "MOEDIAG_GUARD" not in alone

@@ -1,0 +1,179 @@
+"""How long is too long, on made-up looks at a job of two ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from moediag.evidence.model import Stall
+from moediag.launch.patience import Patience, work_of
+from moediag.launch.watchdog import RankSample, Watchdog
+
+TURN = 0.2
+WAITS = RankSample(0, state="in-collective", progress=7, step=3, time=101.0)
+IDLE = RankSample(1, state="running", progress=6, step=3, time=100.5)
+
+Script = Callable[[float], Sequence[RankSample]]
+
+
+def stack(*files: str) -> bytes:
+    frames = [{"name": "f", "filename": file, "line": 1} for file in files]
+    return json.dumps([{"thread_name": "MainThread", "frames": frames}]).encode()
+
+
+def when(script: Script, until: float, files: tuple[str, ...] = ()) -> tuple[float, Stall] | None:
+    """At which second the job is called hung, with a patience of 10 s and a window of 3 s."""
+    patience = Patience(
+        Watchdog(3.0, 100.0), 10.0, lambda ranks, _: {r: stack(*files) for r in ranks}
+    )
+    for tick in range(int(until / TURN)):
+        if stall := patience.observe(tick * TURN, script(tick * TURN)):
+            return tick * TURN, stall
+    return None
+
+
+def called(script: Script, until: float, files: tuple[str, ...] = ()) -> float | None:
+    found = when(script, until, files)
+    return None if found is None else found[0]
+
+
+def test_where_all_wait_the_quiescence_window_is_enough() -> None:
+    found = when(lambda _: [WAITS, replace(IDLE, state="in-collective")], 20)
+    assert found is not None
+    assert 3.0 <= found[0] < 4.0
+    assert (found[1].waiting, found[1].elsewhere) == ((0, 1), ())
+
+
+def test_a_stopped_rank_is_told_at_once_wherever_it_stands() -> None:
+    for state in ("running", "in-collective"):
+        found = when(lambda _, s=state: [WAITS, replace(IDLE, state=s, stopped=True)], 20)  # type: ignore[misc]
+        assert found is not None
+        assert 3.0 <= found[0] < 4.0
+        assert (found[1].waiting, found[1].elsewhere) == ((0,), (1,))
+
+
+def test_a_job_that_somebody_suspended_as_a_whole_does_not_hang() -> None:
+    assert called(lambda _: [replace(s, stopped=True) for s in (WAITS, IDLE)], 60) is None
+
+
+def test_a_rank_that_does_nothing_gets_the_patience() -> None:
+    at = called(lambda _: [WAITS, IDLE], 60)
+    assert at is not None
+    assert 10.0 <= at < 11.0
+
+
+def test_a_rank_that_computes_gets_four_times_that() -> None:
+    at = called(lambda t: [WAITS, replace(IDLE, cpu=t, runnable=True)], 60)
+    assert at is not None
+    assert 40.0 <= at < 41.0
+
+
+def test_a_rank_that_is_starved_of_its_cpu_gets_longer() -> None:
+    at = called(lambda t: [WAITS, replace(IDLE, cpu=t / 3, runnable=True)], 200)
+    assert at is not None
+    assert 118.0 <= at < 124.0
+
+
+def test_a_disk_that_never_answers_is_a_hang_in_the_end() -> None:
+    at = called(lambda _: [WAITS, replace(IDLE, runnable=True)], 200)
+    assert at is not None
+    assert 98.0 <= at < 104.0
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/lib/torch/_dynamo/convert_frame.py",
+        "/lib/torch/_inductor/codecache.py",
+        "/lib/torch/distributed/checkpoint/state_dict_saver.py",
+        "/lib/torch/serialization.py",
+        "/lib/safetensors/torch.py",
+        "<frozen importlib._bootstrap>",
+    ],
+)
+@pytest.mark.parametrize("cpu", [0.0, 1.0])
+def test_work_that_takes_its_time_gets_forty_times_that(file: str, cpu: float) -> None:
+    def script(t: float) -> list[RankSample]:
+        return [WAITS, replace(IDLE, cpu=cpu * t)]
+
+    assert called(script, 390, (file,)) is None
+    assert called(script, 420, (file,)) is not None
+
+
+def test_a_pause_like_one_before_is_none() -> None:
+    """A pause of 9 s went by; the next may take three times that, and no more."""
+
+    def script(t: float) -> list[RankSample]:
+        return [replace(WAITS, progress=7 + int(t > 9)), IDLE]
+
+    at = called(script, 60)
+    assert at is not None
+    assert 36.0 <= at < 38.0
+
+
+def test_pauses_before_the_second_step_teach_nothing() -> None:
+    def script(t: float) -> list[RankSample]:
+        early = [replace(s, step=1) for s in (WAITS, IDLE)]
+        return early if t < 9 else [replace(WAITS, progress=9), IDLE]
+
+    at = called(script, 60)
+    assert at is not None
+    assert at < 21.0
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(lambda t: [WAITS, replace(IDLE, progress=int(t / 5))], id="progress"),
+        pytest.param(lambda _: [replace(WAITS, state="running"), IDLE], id="nobody-waits"),
+        pytest.param(lambda _: [WAITS, RankSample(-1, known=False)], id="not-all-are-there"),
+    ],
+)
+def test_what_is_no_hang(script: Script) -> None:
+    assert called(script, 200) is None
+
+
+def spinning(stacks: dict[int, str], until: float) -> tuple[float, Stall] | None:
+    """Two ranks that compute without end; ``stacks``: the innermost native function of each."""
+
+    def look(ranks: Sequence[int], native: bool) -> dict[int, bytes]:
+        assert native
+        frames = {r: [{"name": stacks[r], "filename": "lib.so"}] for r in ranks}
+        main = {"thread_name": "MainThread"}
+        return {r: json.dumps([{**main, "frames": f}]).encode() for r, f in frames.items()}
+
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, look)
+    for tick in range(int(until / TURN)):
+        t = tick * TURN
+        ranks = [replace(s, state="running", cpu=t, runnable=True) for s in (WAITS, IDLE)]
+        if stall := patience.observe(t, ranks):
+            return t, stall
+    return None
+
+
+def test_ranks_that_spin_for_their_devices_wait() -> None:
+    found = spinning({0: "cudaStreamSynchronize", 1: "cuEventSynchronize"}, 60)
+    assert found is not None
+    assert 10.0 <= found[0] < 11.0
+    assert found[1].waiting == (0, 1)
+
+
+def test_one_that_spins_for_its_device_waits_for_one_that_computes() -> None:
+    found = spinning({0: "cudaStreamSynchronize", 1: "matmul"}, 60)
+    assert found is not None
+    assert 40.0 <= found[0] < 41.0
+    assert (found[1].waiting, found[1].elsewhere) == ((0,), (1,))
+
+
+def test_ranks_that_compute_do_not_hang() -> None:
+    assert spinning({0: "matmul", 1: "matmul"}, 200) is None
+
+
+def test_what_a_stack_tells() -> None:
+    assert work_of(stack("/lib/torch/_dynamo/x.py")) == "compiles"
+    assert work_of(stack("/home/me/train.py")) == ""
+    assert work_of(b"not json") == ""
+    assert work_of(b"[3]") == ""

@@ -1,0 +1,201 @@
+"""`moediag watch` without a job: names, exit codes, ends that nobody reports, what is shown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from moediag import cli, protocol, watch
+from moediag.diagnosis.whereabouts import whereabouts
+from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
+from moediag.launch.job import JobSupervisor, Then
+from moediag.launch.loads import last_loads
+from moediag.launch.options import LaunchOptions, Progress
+from moediag.launch.processes import Family, oom_kills
+from moediag.launch.watchdog import RankSample
+from moediag.launch.watched import WatchedJob
+from moediag.report import watching
+from moediag.report.model import TrialResult
+from moediag.verdicts import Verdict
+
+
+def trial(verdict: str, size: int = 2) -> TrialResult:
+    return TrialResult(
+        variant="watched", role="unfixed", stack={}, launcher="", backend="gloo", world_size=size,
+        verdict=verdict, expected="", met=True, signature="", confidence="high",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("torchrun --nproc-per-node 8 train.py --lr 1", "train.py"),
+        ("python -m my.train", "my.train"),
+        ("accelerate launch scripts/sft.py", "sft.py"),
+        ("srun -n 8 ./train.sh", "train.sh"),
+        ("torchrun", "torchrun"),
+    ],
+)
+def test_what_a_job_is_called(command: str, name: str) -> None:
+    assert watch.title(command.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code", "expected"),
+    [
+        ([Verdict.CLEAN], 0, 0),
+        ([Verdict.HANG], 0, 1),
+        ([Verdict.CRASH], 7, 1),
+        ([Verdict.INCONCLUSIVE], 7, 3),
+        ([Verdict.INCONCLUSIVE], 0, 0),  # the job says that it is well, and nothing contradicts
+        ([Verdict.CRASH, Verdict.CLEAN], 0, 0),  # its launcher started it again
+        ([Verdict.CLEAN, Verdict.CRASH], 1, 1),
+    ],
+)
+def test_exit_codes(verdicts: Sequence[str], code: int, expected: int) -> None:
+    result = watch.of_job("train.py", [trial(v) for v in verdicts])
+    assert watch.Watched(result, Path(), code).exit_code == expected
+
+
+def test_options_of_the_job_are_its_own() -> None:
+    given = ["watch", "--debug", "--", "train.py", "--debug", "-h"]
+    assert cli._without_debug(given) == (["watch", "--", "train.py", "--debug", "-h"], True)
+    assert cli._without_debug(["run", "x", "--debug"]) == (["run", "x"], True)
+    assert cli._without_debug(["watch", "--", "x", "--debug"])[1] is False
+
+
+class Ended:
+    """A supervisor of a job whose only rank is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen(["true"])
+        self.process.wait()
+        running = WatchedJob.__new__(WatchedJob)
+        running.root, running.family = os.getpid(), Family(self.process.pid, "none")
+        self.folder = folder / protocol.attempt_folder(0)
+        self.folder.mkdir()
+        self.job = JobSupervisor(
+            running, folder, 0, LaunchOptions(), None, lambda _: Then.LEAVE
+        )  # fmt: skip
+        self.job.seen.pids[0] = self.process.pid
+
+    def status(self, state: str = "running", progress: int = 5) -> ExitStatus | None:
+        self.job._note_ends([RankSample(0, alive=False, state=state, progress=progress)])
+        return self.job.seen.exits.get(0)
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Ended:
+    return Ended(tmp_path)
+
+
+def test_an_exception_is_the_end_of_a_rank(ended: Ended) -> None:
+    (ended.folder / protocol.error_file(0)).touch()
+    assert ended.status() == ExitStatus(code=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("Fatal Python error: Segmentation fault\n", ExitStatus(signal="SIGSEGV")),
+        ("Fatal Python error: Aborted\n", ExitStatus(signal="SIGABRT")),
+        (
+            "Current thread 0x1 (most recent call first):\n",
+            ExitStatus(signal="SIGTERM", by_us=True),
+        ),
+    ],
+)
+def test_its_last_stacks_tell_the_signal(ended: Ended, text: str, status: ExitStatus) -> None:
+    (ended.folder / protocol.stacks_file(0)).write_text(text)
+    assert ended.status() == status
+
+
+def test_an_end_without_a_trace_may_be_a_peaceful_one(ended: Ended) -> None:
+    assert ended.status() is None
+    ended.job._root_code = 1  # until the job ends badly
+    assert ended.status() == ExitStatus(signal=UNTOLD)
+
+
+def test_a_rank_that_reached_its_end_did_not_die(ended: Ended) -> None:
+    ended.job._root_code = 1
+    assert ended.status(state="finished") is None
+
+
+def test_a_program_before_the_training_is_no_rank(ended: Ended) -> None:
+    ended.job._root_code = 1
+    assert ended.status(state="starting", progress=-1) is None
+
+
+def test_an_elastic_agent_tells_better(ended: Ended) -> None:
+    ended.job._root_code, ended.job.agent = 1, 1
+    (ended.folder / protocol.error_file(0)).touch()
+    assert ended.status() is None
+
+
+USER = Frame("/home/me/train.py", 12, "train")
+LOADER = Frame("/v/site-packages/torch/utils/data/dataloader.py", 3, "__next__")
+
+
+@pytest.mark.parametrize(
+    ("state", "frames", "gil", "mute", "text"),
+    [
+        ("T", (USER,), False, True, "Rank 1 is stopped by a signal (SIGSTOP) at train.py:12 "
+                                    "train."),
+        ("T", (), False, True, "Rank 1 is stopped by a signal (SIGSTOP)."),
+        ("S", (USER,), True, True, "Rank 1 holds the GIL in native code at train.py:12 train: no "
+                                   "other thread of it can run."),
+        ("S", (LOADER, USER), False, False, "Rank 1 waits for data at train.py:12 train."),
+        ("R", (USER,), True, False, "Rank 1 computes at train.py:12 train."),
+        ("S", (USER,), False, False, "Rank 1 stands at train.py:12 train."),
+        ("S", (LOADER.__class__("/v/site-packages/x.py", 1, "f"),), False, False, ""),
+        ("S", (), False, False, ""),
+    ],
+)  # fmt: skip
+def test_where_a_rank_stands(
+    state: str, frames: tuple[Frame, ...], gil: bool, mute: bool, text: str
+) -> None:
+    stacks = (Stack("MainThread", "py-spy", frames, gil),) if frames else ()
+    missed = ("rank 1: Flight Recorder (the rank did not answer)",) if mute else ()
+    seen = RankEvidence(1, stacks=stacks, os_state=state)
+    evidence = Evidence(2, {1: seen}, not_seen=missed)
+    assert whereabouts(evidence, [1, 5]) == text
+
+
+def test_speeds_and_who_is_behind() -> None:
+    pulse = watching.Pulse()
+    for second in range(5):
+        progress = Progress(
+            "running", {0: "running", 1: "in-collective"}, {0: second, 1: 2 * second},
+            float(second), {0: 10, 1: 14}, {}, {"moe": [6, 1, 1]},
+        )  # fmt: skip
+        views = pulse.ranks(progress, {0: 2_000_000_000, 1: 3_000_000_000})
+    assert [(v.speed, v.behind) for v in views] == [(1.0, 4), (2.0, 0)]
+    text = watching.summary(views, "running", watching.balance_of(progress))
+    assert text == (
+        "2 ranks at steps 4 to 8, 1 steps/s, behind: rank 0, 2.0 to 3.0 GB, "
+        "busiest expert 2.2x the mean (moe), rank 0 running, rank 1 in-collective"
+    )
+
+
+def test_a_job_without_ranks_has_nothing_to_show() -> None:
+    assert watching.summary([], "running") == "no rank yet"
+
+
+def test_the_last_tokens_per_expert_of_all_ranks(tmp_path: Path) -> None:
+    for rank, counts in ((0, [4, 0]), (1, [1, 3])):
+        lines = [
+            '{"e":"tokens","layer":"moe","counts":[9,9]}',
+            f'{{"e":"tokens","layer":"moe","counts":{counts}}}',
+            '{"e":"tokens","lay',
+        ]
+        (tmp_path / protocol.events_file(rank)).write_text("\n".join(lines))
+    assert last_loads(tmp_path, range(3)) == {"moe": [5, 3]}
+
+
+def test_the_kernel_counts_what_it_kills() -> None:
+    count = oom_kills()
+    assert count is None or count >= 0

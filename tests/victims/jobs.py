@@ -1,0 +1,247 @@
+"""Training jobs that go wrong, under any launcher: ``torchrun … jobs.py NAME``.
+
+Plain programs of a user who never heard of moediag; ``table.py`` says what a diagnosis must find.
+The line of a function that it must name ends with ``# HERE``. What blocks waits for what never
+comes, what takes long burns CPU time; nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+STEPS = 3
+
+
+class Job:
+    """A linear layer, trained data-parallel by hand."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.model = torch.nn.Linear(8, 8)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 8)).sum().backward()
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad)
+        self.optimizer.step()
+
+    def steps(self, number: int = STEPS) -> None:
+        for _ in range(number):
+            self.step()
+
+
+def burn(seconds: float) -> None:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+
+# ------------------------------------------------------------------------ they disagree
+
+
+def skips(job: Job) -> None:
+    """Rank 1 leaves a reduction out and goes on to the next call."""
+    job.steps()
+    loss = torch.ones(4)
+    if job.rank != 1:
+        dist.all_reduce(loss)  # HERE
+    dist.barrier()
+
+
+def other_op(job: Job) -> None:
+    job.steps()
+    loss = torch.ones(4)
+    if job.rank == 1:
+        dist.all_gather([torch.empty(4) for _ in range(dist.get_world_size())], loss)  # HERE
+    else:
+        dist.all_reduce(loss)
+    dist.barrier()
+
+
+def other_order(job: Job) -> None:
+    """Rank 1 enters two groups in the other order than everyone else."""
+    world = list(range(dist.get_world_size()))
+    groups = [dist.new_group(world) for _ in range(2)]
+    job.steps()
+    for group in reversed(groups) if job.rank == 1 else groups:
+        dist.all_reduce(torch.ones(4), group=group)  # HERE
+
+
+def micro_batches(job: Job) -> None:
+    """Rank 1 has a micro-batch more, and FSDP2 gathers for each."""
+    from torch.distributed.fsdp import fully_shard
+
+    layers = [torch.nn.Linear(8, 8) for _ in range(2)]
+    model = torch.nn.Sequential(*layers)
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(STEPS):
+        for _ in range(3 if job.rank == 1 and number == 1 else 2):
+            model(torch.randn(4, 8)).sum().backward()  # HERE
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.barrier()
+
+
+def splits(job: Job) -> None:
+    """Rank 1 sends rank 0 a row more than rank 0 expects."""
+    size = dist.get_world_size()
+    sent = [2] * size
+    if job.rank == 1:
+        sent[0] += 1
+    rows = torch.ones(sum(sent), 4)
+    out = torch.empty(2 * size, 4)
+    job.steps()
+    dist.all_to_all_single(out, rows, [2] * size, sent)  # HERE
+    dist.barrier()
+
+
+def receives(job: Job) -> None:
+    """Rank 0 receives what rank 1 sends only after a barrier of everyone."""
+    job.steps()
+    if job.rank == 0:
+        dist.recv(torch.empty(4), 1)  # HERE
+    dist.barrier()
+    if job.rank == 1:
+        dist.send(torch.ones(4), 0)
+
+
+# ------------------------------------------------------------------------ one never comes
+
+
+class Pipe(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """The last item is read from a pipe into which nobody writes."""
+
+    def __init__(self, blocks: bool) -> None:
+        self.blocks = blocks
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.blocks and index == STEPS - 1:
+            read, _ = os.pipe()
+            os.read(read, 1)
+        return torch.ones(4, 8)
+
+
+def data_loader(job: Job) -> None:
+    loader = torch.utils.data.DataLoader(Pipe(job.rank == 1), num_workers=1)
+    for _ in loader:  # HERE
+        job.step()
+
+
+def endless(job: Job) -> None:
+    job.steps()
+    while job.rank == 1:  # HERE
+        pass  # HERE
+    job.step()
+
+
+def stopped(job: Job) -> None:
+    job.steps()
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)  # HERE
+    job.step()
+
+
+def holds_gil(job: Job) -> None:
+    """A C extension that waits without letting go of the interpreter."""
+    job.steps()
+    if job.rank == 1:
+        ctypes.PyDLL(None).pause()  # HERE
+    job.step()
+
+
+# ------------------------------------------------------------------------ one dies
+
+
+def killed(job: Job) -> None:
+    job.steps()
+    if job.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    job.step()
+
+
+def out_of_memory(job: Job) -> None:
+    """What an allocation gets beyond a limit; the kernel's own killer ends as ``killed`` does."""
+    job.steps()
+    if job.rank == 1:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        bytearray(1 << 40)  # HERE
+    job.step()
+
+
+def raises(job: Job) -> None:
+    job.steps()
+    if job.rank == 1:
+        raise ValueError("the batch is empty")  # HERE
+    job.step()
+
+
+# ------------------------------------------------------------------------ nothing is wrong
+
+
+def clean(job: Job) -> None:
+    job.steps()
+
+
+def slow(job: Job) -> None:
+    """Longer than the patience of its test in every step."""
+    for _ in range(2):
+        if job.rank == 1:
+            burn(1.5)
+        job.step()
+
+
+def compiles(job: Job) -> None:
+    """Longer than a rank that computes may take."""
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        burn(6.0)
+        return graph.forward
+
+    job.steps()
+    if job.rank == 1:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    job.steps()
+
+
+class SlowDisk(io.BytesIO):
+    def write(self, data: object) -> int:
+        burn(0.1)
+        return super().write(data)  # type: ignore[arg-type]
+
+
+def saves(job: Job) -> None:
+    """A checkpoint that takes longer than a rank that computes may."""
+    job.steps()
+    if job.rank == 1:
+        disk, began = SlowDisk(), time.process_time()
+        while time.process_time() - began < 6.0:
+            torch.save({"weights": [torch.ones(2)] * 100}, disk)
+    job.steps()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    globals()[sys.argv[1]](Job())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

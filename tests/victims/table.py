@@ -1,0 +1,73 @@
+"""What a diagnosis of each job in ``jobs.py`` must find. Used by the end-to-end tests and by
+``make accuracy``."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+JOBS = Path(__file__).with_name("jobs.py")
+MARK = "# HERE"
+IMPATIENT = ("--quiescence", "1", "--patience", "1")
+
+
+@dataclass(frozen=True)
+class Victim:
+    """``verdicts``: any of these is right; ``culprits``: exactly these; ``says``: in the cause."""
+
+    name: str
+    verdicts: tuple[str, ...]
+    culprits: tuple[int, ...] = ()
+    ranks: int = 3
+    says: str = ""
+    options: tuple[str, ...] = ("--quiescence", "1", "--patience", "2")
+
+    @property
+    def healthy(self) -> bool:
+        return self.verdicts == ("clean",)
+
+    def names_the_line(self, cause: str) -> bool:
+        """Whether ``cause`` names one of the marked lines, as ``jobs.py:42``."""
+        return not self.lines or any(f"{line} " in f"{cause} " for line in self.lines)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return marked(self.name)
+
+
+VICTIMS = (
+    Victim("skips", ("hang",), (1,)),
+    Victim("other_op", ("hang", "collective-mismatch"), (1,)),
+    Victim("other_order", ("hang",), (1,)),
+    Victim("micro_batches", ("hang", "collective-mismatch"), (1,)),
+    # On gloo the receiver may abort; which end is wrong a pair does not tell.
+    Victim("splits", ("hang", "collective-mismatch"), (), says="rank 1 sends rank 0 3 rows"),
+    # Whose order is wrong, nothing tells: the program of both ends is as it was written.
+    Victim("receives", ("hang",), (), says="in a circle"),
+    Victim("data_loader", ("hang",), (1,), says="waits for data"),
+    Victim("endless", ("hang",), (1,), says="computes"),
+    Victim("stopped", ("hang",), (1,), says="SIGSTOP"),
+    Victim("holds_gil", ("hang",), (1,), says="holds the GIL"),
+    Victim("killed", ("crash",), (1,), says="SIGKILL"),
+    Victim("out_of_memory", ("crash",), (1,), says="MemoryError"),
+    Victim("raises", ("crash",), (1,), ranks=2, says="the batch is empty"),
+    Victim("clean", ("clean",), ranks=2),
+    Victim("slow", ("clean",), ranks=2, options=IMPATIENT),
+    Victim("compiles", ("clean",), ranks=2, options=IMPATIENT),
+    Victim("saves", ("clean",), ranks=2, options=IMPATIENT),
+)
+
+
+def marked(name: str) -> tuple[str, ...]:
+    """Where the function called ``name`` ends a line with the mark."""
+    source = JOBS.read_text(encoding="utf-8")
+    (function,) = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
+    assert function.end_lineno is not None
+    lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
+    numbers = [n for n, text in enumerate(lines, function.lineno) if text.endswith(MARK)]
+    return tuple(f"{JOBS.name}:{number}" for number in numbers)

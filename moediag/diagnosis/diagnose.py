@@ -18,6 +18,7 @@ from moediag.diagnosis.applied import applied_facts
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.diverge import first_divergence
 from moediag.diagnosis.factor import factor_facts
+from moediag.diagnosis.facts import Facts
 from moediag.diagnosis.failures import failures
 from moediag.diagnosis.frontier import frontier
 from moediag.diagnosis.gradients import gradient_facts
@@ -31,7 +32,7 @@ from moediag.diagnosis.replicas import replica_facts
 from moediag.diagnosis.resume import resume_facts
 from moediag.diagnosis.signature import signature
 from moediag.diagnosis.starvation import tokens_of
-from moediag.diagnosis.verdict import Facts, judge
+from moediag.diagnosis.verdict import judge
 from moediag.evidence.model import Evidence
 from moediag.report.names import ranks
 from moediag.verdicts import Verdict

@@ -142,6 +142,6 @@ def of_evidence(evidence: Evidence) -> RunResult:
 
     world = evidence.world_size
     trial = Trial(name="t", scenario="s", variant="as found", world_size=world)
-    made = examine._result(trial, evidence, "here")
+    made = examine.result_of(trial, evidence, "here")
     assert made.verdict == str(diagnose(evidence).verdict)
     return RunResult("s", "2025-01-31T12:00:00+00:00", "0", {}, (made,), Conclusion(None))

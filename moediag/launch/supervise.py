@@ -78,7 +78,7 @@ class _Supervisor:
         self.timeout = trial.timeout
         first = (options.node_rank or 0) * ranks if options.nnodes > 1 else 0
         self.ranks = range(first, first + ranks)
-        self.single = trial.purpose == "reference"
+        self.single = trial.alone
         self.seen = _Seen(started=time.time())
         self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked)
         self._on_progress = on_progress

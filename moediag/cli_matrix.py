@@ -115,6 +115,8 @@ def matrix(
             device=device, launcher=launcher.value, timeout=timeout, calibrate=1,
         ),
     )  # fmt: skip
+    if markdown is not None:
+        session.check_page(markdown)
     asked = question.ask(wanted)
     if device == "gpu":
         doctor.require_gpus(max(s.question.world_size for s in asked.subjects), None)

@@ -109,7 +109,9 @@ def _hidden(releases: Sequence[str], boundary: Boundary) -> str:
     if boundary.undecided:
         reasons: dict[str, list[str]] = {}
         for index, verdict in boundary.undecided:
-            reasons.setdefault(describe(verdict), []).append(releases[index])
+            # A reason that names the release would be another one for each.
+            reason = describe(verdict).replace(f" {releases[index]} ", " ")
+            reasons.setdefault(reason, []).append(releases[index])
         listed = "; ".join(f"{_named(names)}: {reason}" for reason, names in reasons.items())
         text += f"; {len(boundary.undecided)} could not be judged ({listed})"
     if boundary.untried:

@@ -146,8 +146,9 @@ def lines(matrix: Matrix, width: int) -> Iterator[Line]:
         for number, row in enumerate(cells):
             yield ((" " + "  ".join(row).rstrip(), "plain" if number else "label"),)
         yield ()
+    longest = max(map(len, head), default=0)
     for column, text in found(matrix):
-        yield from labelled(f"{column} ", text, width)
+        yield from labelled(column.ljust(longest), text, width)
     for text in remarks(matrix):
         yield from labelled("NOTE", text, width, "doubt")
     told = "; ".join(f"{mark} {meaning}" for mark, meaning in legend(matrix))

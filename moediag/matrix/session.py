@@ -28,6 +28,7 @@ from moediag.matrix.question import MatrixQuestion, Subject
 from moediag.matrix.state import State
 from moediag.matrix.work import plan
 from moediag.protocol import write_json
+from moediag.report import names
 from moediag.stacks.base import current_base
 from moediag.stacks.environment import cache_root
 
@@ -146,16 +147,22 @@ def doubtful(matrix: Matrix) -> bool:
     return bool(matrix.disagreements()) or any(c.status is None for c in matrix.unsettled())
 
 
+def check_page(path: Path) -> None:
+    """Raises UsageError for a place where no page can be written."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--markdown {path}: give a file in a folder that is there")
+
+
 def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
     """Puts the table into the markdown page at ``path``, in the place of an earlier one of the same
     scenarios and package. Raises UsageError for a place that cannot be written."""
     scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
     words = [w for w in command if w != "--resume"]
-    machine = doctor.machine()
+    base = current_base(cache_root())
     made = [
         f"`{shlex.join(words)}`",
-        f"{datetime.now(timezone.utc):%Y-%m-%d}, moediag {moediag.__version__}, torch "
-        f"{current_base(cache_root()).torch}, Python {machine['python']}, {machine['os']}.",
+        f"{datetime.now(timezone.utc):%Y-%m-%d}, moediag {moediag.__version__}, "
+        f"torch {base.torch}, Python {base.python}, {doctor.machine()['os']}; {_counted(matrix)}.",
     ]
     section = page.markdown(matrix, made)
     try:
@@ -164,6 +171,17 @@ def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
         path.write_text(page.placed(old, name, section), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--markdown {path}: {error.strerror or error}") from error
+
+
+def _counted(matrix: Matrix) -> str:
+    """``61 runs, 420 predictions, 3 places without any``."""
+    modes = [cell.mode for cell in matrix.cells.values()]
+    parts = [names.plural(modes.count(Mode.REAL), "run")]
+    if Mode.FAST in modes:
+        parts.append(names.plural(modes.count(Mode.FAST), "prediction"))
+    if matrix.missing:
+        parts.append(f"{names.plural(matrix.missing, 'place')} without any")
+    return ", ".join(parts)
 
 
 # ------------------------------------------------------------------------ real and fast

@@ -117,8 +117,11 @@ def remarks(matrix: Matrix) -> list[str]:
         f"{fast.verdict}"
         for real, fast in matrix.disagreements()
     ]
+    said = {cell.key for pair in matrix.disagreements() for cell in pair}
     alike: dict[tuple[str, str], list[str]] = {}
     for cell in matrix.unsettled():
+        if cell.key in said:
+            continue
         alike.setdefault((cell.subject, _why(cell)), []).append(cell.version)
     told += [f"{', '.join(versions)}, {subject}: {why}" for (subject, why), versions in
              alike.items()]  # fmt: skip

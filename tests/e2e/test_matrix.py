@@ -29,8 +29,10 @@ def test_a_family_that_has_it_and_one_that_has_not(
 ) -> None:
     need({"transformers": "4.53.2"})
     words = [*COMMAND, "--confirm", "--releases", "4.53.2", "--out", str(tmp_path / "out")]
-    assert cli.main([*words, "--family", "qwen3_moe", "--family", "olmoe"]) == ExitCode.OK
-    raw = json.loads(capsys.readouterr().out)
+    words += ["--family", "qwen3_moe", "--family", "olmoe"]
+    assert cli.main(words) == ExitCode.OK
+    first = capsys.readouterr().out
+    raw = json.loads(first)
     assert {(c["subject"], c["mode"]): c["verdict"] for c in raw["cells"]} == {
         ("expert-starvation qwen3_moe", "fast"): "susceptible",
         ("expert-starvation qwen3_moe", "real"): "collective-mismatch",
@@ -39,13 +41,8 @@ def test_a_family_that_has_it_and_one_that_has_not(
     }
     for cell in raw["cells"]:
         assert list((tmp_path / "out" / cell["evidence"]).iterdir())
-    # a second command adds a column and makes nothing again
-    words.append("--resume")
-    assert cli.main([*words, "--family", "qwen3_moe", "--family", "gpt_oss"]) == ExitCode.OK
-    streams = capsys.readouterr()
-    assert streams.err.startswith("4 cells of an earlier run\n")
-    assert "qwen3_moe" not in streams.err
-    assert len(json.loads(streams.out)["cells"]) == 6
+    assert cli.main([*words, "--resume"]) == ExitCode.OK
+    assert capsys.readouterr() == (first, "4 cells of an earlier run\n")
 
 
 @pytest.mark.wide

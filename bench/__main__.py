@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import bisect_probes
 from moediag.stacks import environment
 
 HERE = Path(__file__).parent
@@ -125,7 +126,15 @@ def main() -> None:
         ),
         ("moediag --help less python -c pass", start_up, "<= 0.3 s", "s"),
         ("hang to verdict beyond the window", hang_to_verdict, "<= 3 s", "s"),
-    )
+        ("bisect probes : ceil(log2 n) + 4 checks, both ends given",
+         bisect_probes.both_ends_given, "<= 1 x", "x"),
+        ("the same without a good end", bisect_probes.no_good_end, "<= 2 x", "x"),
+    )  # fmt: skip
+    if "--bisect" in sys.argv:
+        rows += (
+            ("plain serial bisect : moediag bisect, warm", bisect_probes.warm_against_serial,
+             ">= 5 x", "x"),
+        )  # fmt: skip
     for name, measure, aim, unit in rows:
         progress.print(f"measuring {name} …")
         value, detail = measure()

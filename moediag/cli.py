@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_bisect, cli_run, cli_stacks, cli_watch
+from moediag import cli_bisect, cli_matrix, cli_run, cli_stacks, cli_watch
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -68,6 +68,11 @@ app.command(
 app.command(
     epilog="Example: moediag bisect expert-starvation --window --cpu 2",
 )(cli_bisect.bisect)
+
+
+app.command(
+    epilog="Example: moediag matrix expert-starvation --family all --fast --cpu 2",
+)(cli_matrix.matrix)
 
 
 @app.command(name="list", epilog="Example: moediag list --json")

@@ -101,6 +101,10 @@ def flight_file(rank: int) -> str:
     return f"rank-{rank}.flight.json"
 
 
+# What a susceptibility trial found, see :class:`Susceptibility`.
+SUSCEPTIBILITY_FILE = "susceptibility.json"
+
+
 # A file that, once created by the control side, asks the rank's recorder thread to dump the
 # Flight Recorder into flight_file(rank).
 def dump_request_file(rank: int) -> str:
@@ -459,18 +463,24 @@ class ProgramSpec:
     options: Dict[str, Any] = field(default_factory=dict)  # see PROGRAMS
 
 
+REFERENCE = "reference"
+SUSCEPTIBILITY = "susceptibility"
+
+
 @dataclass(frozen=True)
 class Trial:
     """One launch: what a rank needs to know. ``purpose``: ``step`` runs the training step under
     test, or with ``resume`` the steps in one go against the same with a save and a load between;
-    ``reference`` runs the same step in one process in fp32 and writes ``reference_path``; ``cost``
-    times the fixes side by side; ``load-cost`` times the ways to load weights."""
+    ``reference`` runs the same step in one process in fp32 and writes ``reference_path``;
+    ``susceptibility`` asks in one process whether ranks would disagree about which parameters have
+    a gradient; ``cost`` times the fixes side by side; ``load-cost`` times the ways to load
+    weights."""
 
     name: str  # unique within the run; also its folder's name
     scenario: str
     variant: str
     role: str = "unfixed"  # unfixed | fix | control
-    purpose: str = "step"  # step | reference | cost | load-cost
+    purpose: str = "step"  # step | reference | susceptibility | cost | load-cost
     world_size: int = 2
     layout: Dict[str, int] = field(default_factory=dict)  # mesh axis -> size, outermost first
     backend: str = "gloo"
@@ -490,6 +500,11 @@ class Trial:
     executed: bool = False  # with it, note which functions ran, see executed_file
     timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def alone(self) -> bool:
+        """It runs in one process, whatever its world size."""
+        return self.purpose in (REFERENCE, SUSCEPTIBILITY)
 
     @property
     def checkpoint_path(self) -> Path:
@@ -745,6 +760,26 @@ class Outcome:
     def read(cls, path: Union[str, Path]) -> "Outcome":
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
         return typing.cast("Outcome", _build(cls, raw))
+
+
+@dataclass(frozen=True)
+class Susceptibility:
+    """Which parameters have no gradient after forward and backward of each rank's own batches, all
+    in one process. ``missing``: by training step, then rank, their FQNs. ``finite``: every loss
+    was. ``applicable``: why it could not be asked of this release, else null; then the rest says
+    nothing."""
+
+    missing: List[List[List[str]]] = field(default_factory=list)
+    finite: bool = True
+    applicable: Optional[str] = None
+
+    def write(self, folder: Union[str, Path]) -> Path:
+        return write_json(Path(folder) / SUSCEPTIBILITY_FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, folder: Union[str, Path]) -> "Susceptibility":
+        raw = json.loads((Path(folder) / SUSCEPTIBILITY_FILE).read_text(encoding="utf-8"))
+        return typing.cast("Susceptibility", _build(cls, raw))
 
 
 def write_json(path: Path, value: Any) -> Path:

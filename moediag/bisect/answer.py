@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moediag.bisect.verdicts import Kind, ProbeVerdict
-from moediag.verdicts import Confidence, StrEnum
+from moediag.verdicts import Confidence, StrEnum, Verdict
 
 # Chances that the last good release is bad and was missed, above which an answer is worth less.
 LITTLE, MUCH = 0.01, 0.05
+LACKING = f"{Verdict.NOT_APPLICABLE}:"  # how the reason of such a SKIP begins
 
 
 class Status(StrEnum):
@@ -57,6 +58,16 @@ class Boundary:
         return self.good is None and self.bad == self.limit
 
     @property
+    def since_it_exists(self) -> bool:
+        """Bad since there is what the scenario needs: the neighbour and every other release that
+        was tried on the older side is not applicable."""
+        if self.good is not None or self.after:
+            return False
+        tried = dict(self.undecided)
+        lacking = [v.kind == Kind.SKIP and v.text.startswith(LACKING) for v in tried.values()]
+        return self.bad - 1 in tried and all(lacking)
+
+    @property
     def returns(self) -> tuple[tuple[int, int, int], ...]:
         """(bad, good, bad) in order of release, for each release in ``again``."""
         if self.good is None:
@@ -103,6 +114,6 @@ class Answer:
             if shaky or (b.missed or 0.0) > MUCH:
                 return Confidence.LOW
             sure = b.confirmed and b.exact and (b.missed or 0.0) <= LITTLE
-            if not (sure or b.to_the_end):
+            if not (sure or b.to_the_end or b.since_it_exists):
                 worst = Confidence.MEDIUM
         return worst

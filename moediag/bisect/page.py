@@ -94,6 +94,8 @@ def _open(package: str, releases: Sequence[str], boundary: Boundary) -> str:
         if boundary.after:
             return f"Still bad in {package} {bad}, the newest release that was searched."
         return f"Bad as far back as {package} {bad}, the oldest release that was searched."
+    if boundary.since_it_exists:
+        return f"Bad since {package} {bad}, the first release that has what the scenario needs."
     way = "newer" if boundary.after else "older"
     return (
         f"No good release {way} than {package} {bad}, the last that is bad, was found up to {limit}"
@@ -107,7 +109,9 @@ def _hidden(releases: Sequence[str], boundary: Boundary) -> str:
     if boundary.undecided:
         reasons: dict[str, list[str]] = {}
         for index, verdict in boundary.undecided:
-            reasons.setdefault(describe(verdict), []).append(releases[index])
+            # A reason that names the release would be another one for each.
+            reason = describe(verdict).replace(f" {releases[index]} ", " ")
+            reasons.setdefault(reason, []).append(releases[index])
         listed = "; ".join(f"{_named(names)}: {reason}" for reason, names in reasons.items())
         text += f"; {len(boundary.undecided)} could not be judged ({listed})"
     if boundary.untried:

@@ -54,10 +54,16 @@ class TooRare(MoediagError):
 
 
 class Releases:
-    """The real prober. ``folder``: of the bisect. Use :meth:`close` in the end."""
+    """The real prober. ``folder``: of the bisect; ``hosts``: where others share them. Use
+    :meth:`close` in the end."""
 
     def __init__(
-        self, question: Question, folder: Path, watcher: Watcher, launch: LaunchOptions
+        self,
+        question: Question,
+        folder: Path,
+        watcher: Watcher,
+        launch: LaunchOptions,
+        hosts: Hosts | None = None,
     ) -> None:
         self.question = question
         self.folder = folder
@@ -68,7 +74,7 @@ class Releases:
         scenario = question.scenario
         families = {scenario.merged(name).model.family for name in scenario.variants}
         warm = dataclasses.replace(self.launch, families=tuple(sorted(families)))
-        self.hosts = Hosts(folder, warm)
+        self.hosts = hosts or Hosts(folder, warm)
         # Importing takes a core; with two of them the probe at work needs the other.
         self._early = 1 if cores() < 4 else 2
         self._releases = {r.version: r for r in question.releases}
@@ -175,7 +181,7 @@ class Releases:
             # Here and not only in the run: what is built ahead must not import beside it.
             environment.ensure(planned.scenario.stack, observer.building)
             self.ahead.end(ran.name)
-            folder = _folder(self.folder / PROBES, ran.name.replace(" ", "-"))
+            folder = new_folder(self.folder / PROBES, ran.name.replace(" ", "-"))
             ran.evidence = str(folder.relative_to(self.folder))
             options = runner.RunOptions(folder, self.launch, self.hosts.launcher, ensure)
             ran.result = runner.run(planned, options, observer)
@@ -258,7 +264,7 @@ class _Observer(Silent):
         self.watcher.doing(self.version, f"{name}: {glance(progress)}")
 
 
-def _folder(base: Path, version: str) -> Path:
+def new_folder(base: Path, version: str) -> Path:
     """A new folder: what an interrupted probe left stays as it is."""
     number = 1
     while True:

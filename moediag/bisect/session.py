@@ -87,10 +87,10 @@ def _opened(question: Question, out: Path | None, resume: bool, command: Sequenc
 
 def clean(answer: Answer) -> bool:
     """It answers what was asked: each boundary lies between a bad and a good release, or the
-    failure goes on to the last release there is."""
+    failure goes on to the last release there is, or to the first that has what it takes."""
     if answer.status == Status.FOUND:
         return True
-    ends = [b.good is not None or b.to_the_end for b in answer.boundaries]
+    ends = [b.good is not None or b.to_the_end or b.since_it_exists for b in answer.boundaries]
     return answer.status == Status.OPEN and all(ends)
 
 

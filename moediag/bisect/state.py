@@ -1,20 +1,17 @@
 """What a bisect has found out so far, in a file that only grows: one JSON object a line.
 
-What the lines say is in :mod:`moediag.bisect.stored`. Every line is one ``write`` to a file opened
-for appending, flushed to the disk, so a kill at any moment costs at most the line that was being
-written; a line without its end is dropped when the file is opened again.
+What the lines say is in :mod:`moediag.bisect.stored`, how they are written so that a kill costs one
+of them at most in :mod:`moediag.journal`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import filelock
 
@@ -30,6 +27,9 @@ from moediag.bisect.stored import (
 )
 from moediag.bisect.timeline import ProbeRecord
 from moediag.errors import EvidenceError, UsageError
+from moediag.journal import append as _append
+from moediag.journal import cut as _repair
+from moediag.journal import locked
 
 STATE_FILE = "bisect.jsonl"
 _START_AGAIN = "Leave --resume away and give another folder with --out to start a new bisect."
@@ -105,7 +105,7 @@ def create(folder: Path, header: Header) -> State:
     """A new state file in ``folder``. Raises UsageError when there is one."""
     path = folder / STATE_FILE
     folder.mkdir(parents=True, exist_ok=True)
-    lock = _locked(folder)
+    lock = locked(folder, STATE_FILE)
     try:
         if path.exists() and not _headless(path):
             raise UsageError(
@@ -145,7 +145,7 @@ def resume(folder: Path, wanted: Header) -> State:
     path = folder / STATE_FILE
     if not path.is_file():
         raise UsageError(f"--resume: there is no {path}", "Leave --resume away to start it.")
-    lock = _locked(folder)
+    lock = locked(folder, STATE_FILE)
     try:
         try:
             stored, whole = parse(path, path.read_bytes())
@@ -182,44 +182,3 @@ def resume_command(command: Sequence[str], folder: Path) -> str:
     if not any(word == "--out" or word.startswith("--out=") for word in words):
         words += ["--out", str(folder)]
     return shlex.join([*words, "--resume"])
-
-
-# ------------------------------------------------------------------------ lines
-
-
-def _append(fd: int, path: Path, record: Mapping[str, Any]) -> None:
-    """One line, whole or not at all as far as this process can see to it."""
-    data = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-    size = os.fstat(fd).st_size
-    try:
-        written = os.write(fd, data)
-        if written < len(data):
-            raise OSError(None, f"{written} of {len(data)} bytes written")
-        os.fsync(fd)
-    except OSError as error:
-        os.ftruncate(fd, size)  # a torn line in the middle would spoil all that follow
-        raise EvidenceError(
-            f"{path}: cannot be written: {error.strerror or error}",
-            "Make room and type the same command with --resume; finished probes are kept.",
-        ) from error
-
-
-def _repair(path: Path, whole: int) -> None:
-    """Cuts the file to its ``whole`` first bytes, and ends the last line if that is missing."""
-    with path.open("r+b") as file:
-        file.truncate(whole)
-        file.seek(whole - 1)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
-
-
-def _locked(folder: Path) -> filelock.BaseFileLock:
-    lock = filelock.FileLock(folder / f".{STATE_FILE}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise UsageError(
-            f"{folder / STATE_FILE}: another moediag is at work on this bisect",
-            "Wait for it, or give another folder with --out.",
-        ) from None
-    return lock

@@ -167,7 +167,7 @@ class ForkLauncher(Launcher):
     def _start(self, trial: Trial, folder: Path) -> Running:
         host = self._living_host()
         host.wait_ready(self.options.ready)
-        single = trial.purpose == "reference"
+        single = trial.alone
         request = {
             "trial": str(folder / TRIAL_FILE),
             "folder": str(folder),

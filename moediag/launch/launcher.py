@@ -78,7 +78,7 @@ class Launcher(ABC):
 
     def local_ranks(self, trial: Trial) -> int:
         """How many ranks of ``trial`` run on this node."""
-        if trial.purpose == "reference":
+        if trial.alone:
             return 1
         if trial.world_size % self.options.nnodes:
             raise UsageError(

@@ -83,7 +83,7 @@ class Supervisor:
         self.timeout = trial.timeout
         first = (options.node_rank or 0) * ranks if options.nnodes > 1 else 0
         self.ranks: Sequence[int] = range(first, first + ranks)
-        self.single = trial.purpose == "reference"
+        self.single = trial.alone
         self.seen = _Seen(started=time.time())
         self._killed_before = oom_kills()
         self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked)

@@ -37,7 +37,7 @@ class TorchrunLauncher(Launcher):
         command = [
             str(self.stack.python), "-m", "moediag.worker.torchrun",
             str(folder / TRIAL_FILE), str(self.local_ranks(trial)),
-            *rendezvous(self.options, trial.name, trial.purpose == "reference"),
+            *rendezvous(self.options, trial.name, trial.alone),
         ]  # fmt: skip
         with (folder / LAUNCHER_LOG).open("ab") as log:
             try:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from moediag.protocol import ENV_GUARD, ENV_GUARD_TIMEOUT, Outcome, Trial
+from moediag.protocol import ENV_GUARD, ENV_GUARD_TIMEOUT, SUSCEPTIBILITY, Outcome, Trial
 
 
 def main(trial_path: str) -> None:
@@ -20,6 +20,10 @@ def main(trial_path: str) -> None:
     torch.set_num_threads(1)
     if trial.purpose == "reference":
         _reference(trial, folder)
+    elif trial.purpose == SUSCEPTIBILITY:
+        from moediag.worker import susceptible
+
+        susceptible.run(trial).write(folder)
     else:
         _distributed(trial, folder)
 

@@ -15,6 +15,7 @@ KINDS = {
     "O": other("crash:KeyError:elsewhere.py load:one-rank"),
     "S": skip("it cannot be imported"),
     "F": flaky(1, 1),
+    "N": skip("not-applicable: this release has no such family"),
 }
 
 

@@ -101,6 +101,24 @@ def told(letters: str, options: Options) -> list[str]:
             ],
         ),
         (
+            "NNNNNBBBG",
+            Options(6, window=True),
+            [
+                "Bad since transformers 4.5.0, the first release that has what the scenario needs.",
+                "transformers 4.8.0 is the first good release after it; 4.7.0 is the last bad one.",
+            ],
+        ),
+        (
+            "NNNNSBB",
+            Options(6),
+            [
+                "No good release older than transformers 4.5.0, the last that is bad, was found up "
+                "to 4.0.0; 5 could not be judged (4.0.0, 4.1.0, 4.2.0, 4.3.0: skipped "
+                "(not-applicable: this release has no such family); 4.4.0: skipped (it cannot be "
+                "imported)).",
+            ],
+        ),
+        (
             "GBBGGB",
             Options(2, window=True),
             [

@@ -1,0 +1,122 @@
+"""How many probes a bisect makes, against the fewest that halving needs, and what one takes.
+
+The count is a simulation: no process, every history of one stretch of bad releases. The wall time
+is real: `moediag bisect` on environments that are built, on a cache that is empty, and a plain
+serial bisect (a new environment and a torchrun for each probe). ``python -m bench --bisect`` runs
+it; it takes some ten minutes and an index.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from moediag.bisect.search import Options, Probe, Search
+from moediag.bisect.verdicts import BAD, GOOD
+from moediag.stacks import environment
+
+HERE = Path(__file__).parent
+CHECKS = 4  # both ends, and both neighbours of the boundary again
+COUNTS = (8, 20, 50, 132)
+# A stretch of real releases around a boundary, for the wall time.
+GOOD_END, BAD_END = "4.51.0", "4.53.3"
+
+
+def probes_made(count: int, first_bad: int, bad: int, good: int | None) -> int:
+    """Probes until the answer, one at a time; ``good`` None: it is searched in growing steps.
+    Raises AssertionError where the answer is wrong."""
+    search = Search(count, Options(bad=bad, good=good))
+    made = 0
+    while search.answer is None:
+        (probe,) = search.next(1)
+        search.told(probe, _truth(probe, first_bad))
+        made += 1
+    assert search.answer.began is not None
+    assert (search.answer.began.bad, search.answer.began.good) == (first_bad, first_bad - 1)
+    return made
+
+
+def _truth(probe: Probe, first_bad: int) -> object:
+    return BAD if probe.index >= first_bad else GOOD
+
+
+def fewest(distance: int) -> int:
+    """Halvings that tell ``distance`` releases apart, with the checks."""
+    return math.ceil(math.log2(distance)) + CHECKS
+
+
+def ratios(count: int, given: bool) -> Iterator[float]:
+    """Probes made : the fewest, for every place of the boundary. Without a good end the fewest are
+    those of a search that was told the oldest release."""
+    for first_bad in range(1, count):
+        made = probes_made(count, first_bad, count - 1, 0 if given else None)
+        yield made / fewest(count - 1)
+
+
+def both_ends_given() -> tuple[float, str]:
+    """Worst ratio over :data:`COUNTS`."""
+    worst = {count: max(ratios(count, given=True)) for count in COUNTS}
+    return max(worst.values()), f"worst of all boundaries in {_counts()} releases"
+
+
+def no_good_end() -> tuple[float, str]:
+    found = [ratio for count in COUNTS for ratio in ratios(count, given=False)]
+    mean = sum(found) / len(found)
+    return max(found), f"worst; mean {mean:.2f}; growing steps, then halving"
+
+
+def _counts() -> str:
+    return ", ".join(map(str, COUNTS))
+
+
+# ------------------------------------------------------------------------ wall time
+
+
+def warm_against_serial() -> tuple[float, str]:
+    """A plain serial bisect : `moediag bisect` with the environments built, same releases."""
+    with tempfile.TemporaryDirectory() as folder:
+        _bisect(f"{folder}/first")  # builds what is missing
+        warm, probes = _bisect(f"{folder}/warm")
+        cold, _ = _bisect(f"{folder}/cold", MOEDIAG_CACHE=f"{folder}/cache")
+    each = _plain_probe()
+    serial = each * probes
+    detail = (
+        f"warm {warm:.0f} s, cold {cold:.0f} s ({serial / cold:.1f} x); plain {each:.1f} s each"
+    )
+    return serial / warm, f"{probes} probes: {detail}"
+
+
+def _bisect(out: str, **variables: str) -> tuple[float, int]:
+    """(seconds, probes)."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "moediag", "bisect", "expert-starvation", "--cpu", "2",
+               "--good", GOOD_END, "--bad", BAD_END, "--json", "--out", out]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800,
+                          env={**os.environ, **variables})  # fmt: skip
+    return time.perf_counter() - began, len(json.loads(done.stdout)["probes"])
+
+
+def _plain_probe() -> float:
+    """Seconds of one probe by hand: a new environment and a torchrun of the bare step."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as cache:
+        before, os.environ[environment.ENV_CACHE] = os.environ.get(environment.ENV_CACHE), cache
+        try:
+            stack = environment.ensure({"transformers": BAD_END})
+        finally:
+            if before is None:
+                del os.environ[environment.ENV_CACHE]
+            else:
+                os.environ[environment.ENV_CACHE] = before
+        command = [str(stack.python), "-m", "torch.distributed.run", "--nproc-per-node", "2",
+                   str(HERE / "bare_step.py")]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, timeout=900,
+                       env={**stack.environ(), "OMP_NUM_THREADS": "1"})  # fmt: skip
+    return time.perf_counter() - began

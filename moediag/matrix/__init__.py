@@ -1,0 +1,1 @@
+"""Scenarios x releases as a table: which release has which failure."""

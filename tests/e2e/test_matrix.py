@@ -1,0 +1,75 @@
+"""`moediag matrix` on real releases: predictions and runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moediag import cli
+from moediag.errors import ExitCode, StackError
+from moediag.stacks import releases
+from tests.e2e.pipeline import need
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack]
+COMMAND = ["matrix", "expert-starvation", "--cpu", "2", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def index() -> None:
+    try:
+        releases.releases("transformers")
+    except StackError as error:
+        pytest.skip(f"no index can be asked: {error.message}")
+
+
+def test_a_family_that_has_it_and_one_that_has_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need({"transformers": "4.53.2"})
+    words = [*COMMAND, "--confirm", "--releases", "4.53.2", "--out", str(tmp_path / "out")]
+    words += ["--family", "qwen3_moe", "--family", "olmoe"]
+    assert cli.main(words) == ExitCode.OK
+    first = capsys.readouterr().out
+    raw = json.loads(first)
+    assert {(c["subject"], c["mode"]): c["verdict"] for c in raw["cells"]} == {
+        ("expert-starvation qwen3_moe", "fast"): "susceptible",
+        ("expert-starvation qwen3_moe", "real"): "collective-mismatch",
+        ("expert-starvation olmoe", "fast"): "not-susceptible",
+        ("expert-starvation olmoe", "real"): "clean",
+    }
+    for cell in raw["cells"]:
+        assert list((tmp_path / "out" / cell["evidence"]).iterdir())
+    assert cli.main([*words, "--resume"]) == ExitCode.OK
+    assert capsys.readouterr() == (first, "4 cells of an earlier run\n")
+
+
+@pytest.mark.wide
+def test_the_boundary_is_found_and_run_on_both_sides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in ("4.52.4", "4.53.0", "4.53.2", "5.0.0"):
+        need({"transformers": version})
+    words = [*COMMAND, "--confirm", "--releases", "4.52.4,4.53.2,5.0.0"]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == ExitCode.OK
+    raw = json.loads(capsys.readouterr().out)
+    assert raw["stretches"]["expert-starvation qwen3_moe"] == [["4.53.0", "4.57.6"]]
+    assert raw["disagreements"] == []
+    real = {c["version"]: c["verdict"] for c in raw["cells"] if c["mode"] == "real"}
+    assert real["4.52.4"] == real["5.0.0"] == "clean"
+    assert real["4.53.0"] == real["4.57.6"] == "collective-mismatch"
+
+
+@pytest.mark.wide
+def test_loud_instead_of_silent_is_another_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in ("5.12.1", "5.17.0"):
+        need({"transformers": version, "accelerate": "1.15.0"})
+    words = ["matrix", "ep-overwrite", "--cpu", "2", "--json", "--hold", "accelerate=1.15.0"]
+    code = cli.main([*words, "--releases", "5.12.1,5.17.0", "--out", str(tmp_path / "out")])
+    assert code == ExitCode.OK
+    cells = {c["version"]: c for c in json.loads(capsys.readouterr().out)["cells"]}
+    assert (cells["5.12.1"]["verdict"], cells["5.12.1"]["shows"]) == ("wrong-weights", True)
+    assert (cells["5.17.0"]["verdict"], cells["5.17.0"]["shows"]) == ("crash", None)

@@ -1,0 +1,170 @@
+"""A cell says what was found out and no more; the table shows runs and predictions side by side."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moediag.bisect.timeline import ProbeRecord
+from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, flaky, other, skip
+from moediag.matrix import page
+from moediag.matrix.cells import Cell, Matrix, Mode, by_key, of_probe, of_susceptibility
+from moediag.protocol import Susceptibility
+from moediag.report.layout import plain
+
+STARVED = "collective-mismatch:size reduce_scatter:one-rank"
+CRASH = "crash:TypeError:fsdp_utils.py fsdp2_prepare_model:several-ranks"
+
+
+def cell(subject: str, version: str, mode: Mode, verdict: str, shows: bool | None,
+         text: str = "") -> Cell:  # fmt: skip
+    return Cell(subject, version, mode, verdict, shows, text)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "signature", "expected"),
+    [
+        (ProbeVerdict(Kind.BAD, STARVED), STARVED, ("collective-mismatch", True, "x")),
+        (BAD, STARVED, ("collective-mismatch", True, "x")),
+        (GOOD, "clean", ("clean", False, ".")),
+        (other(CRASH), CRASH, ("crash", None, "crash")),
+        (skip("not-applicable: no mixtral"), "not-applicable", ("not-applicable", None, "")),
+        (skip("the control c is not clean (nonfinite:no-rank)"), "nonfinite:no-rank",
+         ("inconclusive", None, "~")),
+        (skip("tokenizers has no wheel"), "", ("could-not-run", None, "!")),
+        (skip("it cannot be imported: x"), "crash:ImportError:x.py f:one-rank",
+         ("could-not-run", None, "!")),
+        (flaky(1, 1), f"{STARVED}; clean", ("flaky", None, "flaky")),
+    ],
+)  # fmt: skip
+def test_a_probe_as_a_cell(
+    verdict: ProbeVerdict, signature: str, expected: tuple[str, bool | None, str]
+) -> None:
+    found = of_probe("s f", ProbeRecord("4.53.0", verdict, signature=signature), "abc")
+    assert (found.verdict, found.shows, found.mark) == expected
+    assert Cell.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {},
+        {"subject": "", "version": "1.0", "verdict": "clean", "mode": "real"},
+        {"subject": "s", "version": "one", "verdict": "clean", "mode": "real"},
+        {"subject": "s", "version": "1.0", "verdict": "clean", "mode": "guess"},
+        {"subject": "s", "version": "1.0", "verdict": "clean", "mode": "real", "shows": "yes"},
+        {"subject": "s", "version": "1.0", "verdict": "clean", "mode": "real", "seconds": "1"},
+    ],
+)
+def test_what_is_no_cell_is_refused(raw: dict[str, object]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        Cell.from_json(raw)
+
+
+def test_ranks_that_lack_the_same_are_not_susceptible() -> None:
+    for missing, expected in (
+        ([["a"], ["a"]], False),
+        ([["a"], ["b"]], True),
+        ([["a"], ["a"], ["a", "b"]], True),
+        ([[], []], False),
+    ):
+        found = of_susceptibility("s f", "1.0", Susceptibility([missing]), 0.1, "", "")
+        assert found.shows is expected
+
+
+# ------------------------------------------------------------------------ the table
+
+R, F = Mode.REAL, Mode.FAST
+S, T = "starve mixtral", "starve olmoe"
+
+
+def table(*cells: Cell, versions: tuple[str, ...] = ("1.0", "1.1", "1.2", "2.0"),
+          listed: tuple[str, ...] = ()) -> Matrix:  # fmt: skip
+    return Matrix("lib", (S, T), versions, by_key(cells), {S: ("hang",), T: ("hang",)}, listed)
+
+
+def test_both_stand_at_one_place_and_a_disagreement_is_named() -> None:
+    found = table(
+        cell(S, "1.0", R, "hang", True), cell(S, "1.0", F, "susceptible", True),
+        cell(S, "1.1", R, "clean", False), cell(S, "1.1", F, "susceptible", True),
+        cell(S, "1.2", R, "could-not-run", None, "no wheel"),
+        cell(S, "1.2", F, "susceptible", True),
+        cell(T, "1.0", F, "not-applicable", None, "no olmoe"),
+    )  # fmt: skip
+    assert [found.mark(S, v) for v in found.versions] == ["x (x)", ". (x) !=", "! (x)", "?"]
+    assert found.mark(T, "1.0") == ""
+    assert [(a.version, a.verdict, b.verdict) for a, b in found.disagreements()] == [
+        ("1.1", "clean", "susceptible")
+    ]
+    assert found.missing == 1 + 3
+    text = "\n".join(plain(line) for line in page.lines(found, 100))
+    assert "1.1, starve mixtral: the run says clean, the prediction susceptible" in text
+    assert "1.2, starve mixtral: could not be run: no wheel" in text
+    raw = page.to_json(found)
+    assert raw["disagreements"][0]["real"] == "clean"
+    assert len(raw["cells"]) == 7
+
+
+def test_another_failure_than_predicted_is_a_disagreement_too() -> None:
+    found = table(cell(S, "1.0", R, "crash", None, CRASH), cell(S, "1.0", F, "susceptible", True))
+    assert len(found.disagreements()) == 1
+    same = table(cell(S, "1.0", R, "nonfinite", None), cell(S, "1.0", F, "nonfinite", None))
+    assert same.disagreements() == []
+
+
+def test_stretches_of_releases_that_have_it() -> None:
+    marks = {"1.0": False, "1.1": True, "1.2": None, "1.3": True, "1.4": False, "2.0": True}
+    cells = [
+        cell(S, v, R, "could-not-run" if shows is None else "v", shows)
+        for v, shows in marks.items()
+    ]
+    found = table(*cells, versions=tuple(marks), listed=(*marks, "1.1.1", "1.4.1"))
+    assert found.stretches(S) == [("1.1", "1.3"), ("2.0", "2.0")]
+    told = dict(page.found(found))
+    assert told["mixtral"] == "1.1 to 1.3, 2.0 (1 release before it not tried)"
+    assert told["olmoe"] == "nothing is known"
+
+
+def test_a_run_counts_before_a_prediction() -> None:
+    found = table(cell(S, "1.0", R, "clean", False), cell(S, "1.0", F, "susceptible", True))
+    assert found.stretches(S) == []
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_a_table_wider_than_the_screen_comes_in_parts(width: int) -> None:
+    subjects = tuple(f"starve family_{number}" for number in range(12))
+    found = Matrix("lib", subjects, ("1.0",), {})
+    text = [plain(line) for line in page.lines(found, width)]
+    assert max(map(len, text)) <= width
+    assert sum(line.count("family_") for line in text if "nothing" not in line) == 12
+    assert sum(line.startswith(" 1.0") for line in text) >= 12 * 11 // width
+
+
+def test_columns_are_named_by_what_differs() -> None:
+    assert page.heads(table()) == ["mixtral", "olmoe"]
+    scenarios = Matrix("lib", ("a qwen3_moe", "b qwen3_moe"), (), {})
+    assert page.heads(scenarios) == ["a", "b"]
+    both = Matrix("lib", ("a qwen3_moe", "b mixtral"), (), {})
+    assert page.heads(both) == ["a qwen3_moe", "b mixtral"]
+
+
+def test_a_page_keeps_the_other_matrices_on_it() -> None:
+    first = page.placed("# Title\n\nWords.\n", "lib a", "## a\nold\n")
+    assert first.startswith("# Title\n\nWords.\n")
+    both = page.placed(first, "lib b", "## b\n")
+    again = page.placed(both, "lib a", "## a\nnew\n")
+    assert "old" not in again
+    assert again.index("Words.") < again.index("new") < again.index("## b")
+    assert page.placed(again, "lib a", "## a\nnew\n") == again
+    assert page.placed(again, "lib b", "## b\n") == again
+
+
+def test_markdown_says_how_it_was_made_and_what_marks_mean() -> None:
+    found = table(cell(S, "1.0", F, "susceptible", True))
+    text = page.markdown(found, ["`moediag matrix starve`"])
+    assert text.splitlines()[0] == "## starve by release of lib"
+    assert "`moediag matrix starve`" in text
+    assert "| 1.0 | (x) | ? |" in text
+    assert "`?` was not run" in text
+    assert "`~`" not in text

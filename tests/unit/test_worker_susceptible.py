@@ -1,0 +1,95 @@
+"""The one-process prediction: present where ranks would disagree, absent where they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+# The release that the development environment pins; from 5.0 on no family is affected.
+if not transformers.__version__.startswith("4.53."):
+    pytest.skip("needs transformers 4.53", allow_module_level=True)
+
+from moediag.matrix.cells import of_susceptibility  # noqa: E402
+from moediag.protocol import (  # noqa: E402
+    SUSCEPTIBILITY,
+    ModelSpec,
+    SkewSpec,
+    Starve,
+    StepSpec,
+    Susceptibility,
+    Trial,
+)
+from moediag.worker import rank, susceptible  # noqa: E402
+
+DIVERGENT = SkewSpec([Starve(3, rank=1, layer=1)])
+MISSING = [f"model.layers.1.mlp.experts.3.{n}_proj.weight" for n in ("gate", "up", "down")]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def trial(skew: SkewSpec = DIVERGENT, family: str = "qwen3_moe", **step: Any) -> Trial:
+    spec = StepSpec(**{"steps": 1, **step})
+    return Trial("t", "s", "v", purpose=SUSCEPTIBILITY, model=ModelSpec(family=family), step=spec,
+                 skew=skew)  # fmt: skip
+
+
+def shows(found: Susceptibility) -> bool | None:
+    return of_susceptibility("s f", "1.0", found, 0.1, "", "").shows
+
+
+def test_a_starved_expert_is_predicted_with_its_parameters() -> None:
+    found = susceptible.run(trial())
+    ((first, second),) = found.missing
+    assert (sorted(set(second) - set(first)), set(first) - set(second)) == (sorted(MISSING), set())
+    cell = of_susceptibility("s f", "4.53.2", found, 0.1, "", "")
+    assert (cell.verdict, cell.shows, cell.mark) == ("susceptible", True, "(x)")
+    assert "rank 1 model.layers.1.mlp.experts.3.{gate,up,down}_proj.weight" in cell.text
+
+
+@pytest.mark.parametrize(
+    ("skew", "expected"),
+    [
+        (SkewSpec([Starve(3, layer=1)]), False),  # on all ranks alike
+        (SkewSpec([Starve(3, rank=0, layer=1), Starve(5, rank=1, layer=1)]), True),  # swapped
+        (SkewSpec(batches="one-token"), True),
+        (SkewSpec(batches="identical"), False),
+    ],
+    ids=["everywhere", "swapped", "one-token", "identical"],
+)
+def test_only_what_differs_between_ranks_counts(skew: SkewSpec, expected: bool) -> None:
+    assert shows(susceptible.run(trial(skew))) is expected
+
+
+@pytest.mark.parametrize("family", ["olmoe", "llama4"])
+def test_a_family_that_runs_every_expert_is_not_susceptible(family: str) -> None:
+    assert shows(susceptible.run(trial(family=family))) is False
+
+
+def test_a_skew_that_begins_later_is_seen_in_its_step() -> None:
+    late = SkewSpec([dataclasses.replace(DIVERGENT.starve[0], from_step=2)])
+    assert shows(susceptible.run(trial(late))) is False
+    found = susceptible.run(trial(late, steps=2))
+    assert shows(found) is True
+    assert "step 2" in of_susceptibility("s f", "1.0", found, 0.1, "", "").text
+
+
+def test_a_loss_that_is_not_finite_is_another_failure() -> None:
+    spoilt = Susceptibility([[[], []]], finite=False)
+    cell = of_susceptibility("s f", "4.51.0", spoilt, 0.1, "", "")
+    assert (cell.verdict, cell.shows) == ("nonfinite", None)
+
+
+def test_a_family_that_the_release_lacks_is_not_applicable(tmp_path: Path) -> None:
+    trial(family="qwen3_omni_moe").write(tmp_path)
+    rank.main(str(tmp_path / "trial.json"))
+    found = Susceptibility.read(tmp_path)
+    assert "has no qwen3_omni_moe" in str(found.applicable)
+    assert of_susceptibility("s f", "4.53.2", found, 0.1, "", "").verdict == "not-applicable"

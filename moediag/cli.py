@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_bisect, cli_matrix, cli_run, cli_stacks, cli_watch
+from moediag import cli_bisect, cli_export, cli_matrix, cli_nightly, cli_run, cli_stacks, cli_watch
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -73,6 +73,16 @@ app.command(
 app.command(
     epilog="Example: moediag matrix expert-starvation --family all --fast --cpu 2",
 )(cli_matrix.matrix)
+
+
+app.command(
+    epilog="Example: moediag nightly --cpu 2 --track pinned --track newest --minutes 30",
+)(cli_nightly.nightly)
+
+
+app.command(
+    epilog="Example: moediag export expert-starvation --variant unfixed --out starvation.py",
+)(cli_export.export)
 
 
 @app.command(name="list", epilog="Example: moediag list --json")

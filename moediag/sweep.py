@@ -23,6 +23,7 @@ from moediag.launch import signals
 from moediag.launch.hosts import Hosts
 from moediag.launch.options import LaunchOptions
 from moediag.report import page
+from moediag.report.model import RunResult
 from moediag.report.progress import Observer
 from moediag.report.sweep import Row, Sweep
 from moediag.scenario import catalogue
@@ -151,12 +152,33 @@ def _row(one: Planned, options: SweepOptions, folder: Path, hosts: Hosts,
          observer: Observer) -> Row:  # fmt: skip
     if one.plan is None:
         return Row(one.name, exit_code=ExitCode.CANNOT_RUN_HERE, problem=one.problem)
-    below = folder / one.name
+    ran = run_one(one.plan, folder / one.name, options.launch, hosts, observer)
+    ranks = one.plan.trials[0].trial.world_size
+    return Row.of(one.name, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """``exit_code``: what `moediag run` of it alone would end with; ``problem``: why there is no
+    result."""
+
+    result: RunResult | None
+    exit_code: int
+    problem: str
+    seconds: float
+
+
+def run_one(plan: Plan, below: Path, launch: LaunchOptions, hosts: Hosts,
+            observer: Observer) -> Ran:  # fmt: skip
+    """Runs ``plan`` in the run directory ``below``, whatever becomes of it. Raises Interrupted, and
+    OSError when the disk is full."""
     begun = time.monotonic()
     code, problem, result = int(ExitCode.OK), "", None
     try:
-        own = runner.RunOptions(runner.run_folder(below, one.name), options.launch, hosts.launcher)
-        result = runner.run(one.plan, own, observer)
+        own = runner.RunOptions(
+            runner.run_folder(below, plan.scenario.name), launch, hosts.launcher
+        )
+        result = runner.run(plan, own, observer)
         code = page.exit_code(result)
     except Interrupted:
         raise
@@ -168,5 +190,4 @@ def _row(one: Planned, options: SweepOptions, folder: Path, hosts: Hosts,
         code = ExitCode.BUG
         problem = f"a bug in moediag: {type(error).__name__}: {error} ({TRACEBACK_FILE})"
         (below / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
-    seconds = round(time.monotonic() - begun, 1)
-    return Row.of(one.name, result, code, problem, seconds, one.plan.trials[0].trial.world_size)
+    return Ran(result, code, problem, round(time.monotonic() - begun, 1))

@@ -31,8 +31,8 @@ def render(results: Sequence[RunResult]) -> str:
         suite = ElementTree.SubElement(
             root,
             "testsuite",
-            name=_clean(result.scenario),
-            timestamp=_clean(result.started),
+            name=clean(result.scenario),
+            timestamp=clean(result.started),
             tests=str(len(cases)),
             failures=str(kinds.count("failure")),
             errors=str(kinds.count("error")),
@@ -42,7 +42,7 @@ def render(results: Sequence[RunResult]) -> str:
         suite.extend(case for _, case in cases)
         if result.tables:
             page = (plain(line) for table in result.tables for line in lines(table, WIDTH))
-            ElementTree.SubElement(suite, "system-out").text = _clean("\n".join(page))
+            ElementTree.SubElement(suite, "system-out").text = clean("\n".join(page))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
@@ -51,19 +51,20 @@ def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
     name = t.variant + (f" #{t.repeat + 1}" if t.repeat else "")
     where = " ".join([result.scenario, *names.stack(t.stack), t.backend, f"{t.world_size} ranks"])
     case = ElementTree.Element(
-        "testcase", name=_clean(name), classname=_clean(where), time=f"{t.seconds.total or 0:.3f}"
+        "testcase", name=clean(name), classname=clean(where), time=f"{t.seconds.total or 0:.3f}"
     )
     page = "\n".join(plain(line) for line in finding_lines(finding_of([t], result), WIDTH, None))
     message = f"{t.verdict}, expected {t.expected}" + (f": {t.cause}" if t.cause else "")
     if t.verdict == Verdict.NOT_APPLICABLE:
-        ElementTree.SubElement(case, "skipped", message=_clean(t.cause or "not applicable"))
+        ElementTree.SubElement(case, "skipped", message=clean(t.cause or "not applicable"))
     elif not t.met:
         tag = "error" if t.verdict == Verdict.INCONCLUSIVE else "failure"
-        child = ElementTree.SubElement(case, tag, message=_clean(message), type=_clean(t.verdict))
-        child.text = _clean(page)
-    ElementTree.SubElement(case, "system-out").text = _clean(page)
+        child = ElementTree.SubElement(case, tag, message=clean(message), type=clean(t.verdict))
+        child.text = clean(page)
+    ElementTree.SubElement(case, "system-out").text = clean(page)
     return case
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """What XML 1.0 can hold of ``text``."""
     return FORBIDDEN.sub("?", text)

@@ -81,15 +81,20 @@ def write(
         if str(target) == "-":
             out.write(text)
             continue
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UsageError(f"--{kind} {target}: {error.strerror or error}") from error
+        put(target, text, f"--{kind}")
         written.append(target)
     return written
+
+
+def put(target: Path, text: str, option: str) -> None:
+    """Writes a file that ``option`` named. Raises UsageError where it cannot be."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UsageError(f"{option} {target}: {error.strerror or error}") from error
 
 
 def _render(

@@ -15,8 +15,8 @@ from typing import Any, Iterator, List, Optional
 import torch
 from torch import nn
 
+from moediag.families import FAMILIES
 from moediag.protocol import ModelSpec
-from moediag.worker.models import FAMILIES
 
 EXPERTS = 4  # of a tiny model
 # What makes the auxiliary loss in every family that has one.

@@ -32,7 +32,7 @@ _TRAINERS = ("trl.trainer.sft_trainer", "datasets", "tokenizers")
 
 
 def warm(families: Sequence[str]) -> None:
-    """``families``: names of :data:`moediag.worker.models.FAMILIES`; one that the installed
+    """``families``: names of :data:`moediag.families.FAMILIES`; one that the installed
     release lacks is passed over, the trial will say so."""
     import torch
 

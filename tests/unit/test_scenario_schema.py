@@ -70,7 +70,7 @@ def test_the_words_are_those_of_results() -> None:
 
 
 def test_the_families_are_those_that_the_worker_builds() -> None:
-    from moediag.worker.models import FAMILIES
+    from moediag.families import FAMILIES
 
     assert set(typing.get_args(sections.Family)) == set(FAMILIES)
 

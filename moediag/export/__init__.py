@@ -1,0 +1,1 @@
+"""`moediag export`: one Python file that shows a failure without moediag, for an upstream issue."""

@@ -1,0 +1,87 @@
+"""Files of a night beside its history: JUnit XML and a draft issue for each new failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from xml.etree import ElementTree
+
+from moediag import doctor
+from moediag.nightly.blame import Blame
+from moediag.nightly.compare import Change, Compared
+from moediag.nightly.model import State
+from moediag.nightly.summary import Summary, title, versions, what
+from moediag.report.finding import finding_of
+from moediag.report.junit import WIDTH, clean
+from moediag.report.layout import plain
+from moediag.report.markdown import LIMIT
+from moediag.report.model import RunResult
+from moediag.report.terminal import finding_lines
+
+FOLDER = "issues"
+_DRAFT = "> Draft, written by `moediag nightly`. Nobody has filed it: read it, check it, then do.\n"
+
+
+def junit(summary: Summary) -> str:
+    """One suite a track, one case a variant. What fails is a failure, also where that is known;
+    what could not be judged is an error, what does not apply is skipped."""
+    root = ElementTree.Element("testsuites", name="moediag nightly")
+    by_track: dict[str, list[Compared]] = {}
+    for one in summary.compared:
+        by_track.setdefault(one.entry.track, []).append(one)
+    for track, own in by_track.items():
+        cases = [_case(one) for one in own]
+        kinds = [child.tag for case in cases for child in case]
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=clean(track), timestamp=summary.night.started,
+            tests=str(len(cases)), failures=str(kinds.count("failure")),
+            errors=str(kinds.count("error")), skipped=str(kinds.count("skipped")),
+        )  # fmt: skip
+        suite.extend(cases)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
+
+
+def _case(one: Compared) -> ElementTree.Element:
+    entry = one.entry
+    case = ElementTree.Element(
+        "testcase", name=clean(entry.variant), classname=clean(f"{entry.scenario}.{entry.track}")
+    )
+    message = clean(f"{one.change}: {what(one)}")
+    if entry.state == State.BAD:
+        child = ElementTree.SubElement(case, "failure", message=message, type=str(one.change))
+        child.text = clean(f"{entry.why}\n\n{entry.command}\n{entry.evidence}")
+    elif entry.state == State.UNKNOWN:
+        tag = "skipped" if entry.verdict == "not-applicable" else "error"
+        ElementTree.SubElement(case, tag, message=message)
+    return case
+
+
+def drafts(summary: Summary, results: Mapping[str, RunResult]) -> dict[str, str]:
+    """File name -> text, one for each new failure. ``results``: by the entries' ``evidence``."""
+    found = {}
+    for one in summary.of(Change.NEW):
+        entry = one.entry
+        name = f"{entry.scenario}-{entry.variant}-{entry.track.replace('=', '-')}.md"
+        blame = summary.blames.get(entry.key)
+        found[name] = _draft(one, summary, results.get(entry.evidence), blame)
+    return found
+
+
+def _draft(one: Compared, summary: Summary, result: RunResult | None, blame: Blame | None) -> str:
+    """In the order in which upstream templates ask: system, what happens, how to see it, what was
+    expected. Below the length of an issue body."""
+    entry = one.entry
+    parts = [f"# {entry.verdict} in {title(entry)}\n", _DRAFT]
+    parts += ["### System info\n", f"{versions(entry)}, {summary.night.lane}\n"]
+    parts += [doctor.environment_report()]
+    parts += ["### What happens\n", f"{what(one)}\n", f"{entry.why}\n"]
+    trial = next((t for t in result.trials if t.variant == entry.variant), None) if result else None
+    if trial is not None and result is not None:
+        page = (plain(line) for line in finding_lines(finding_of([trial], result), WIDTH, None))
+        parts += ["```text\n" + "\n".join(page).replace("```", "'''") + "\n```\n"]
+    parts += ["### To reproduce\n", f"```console\n{entry.command}\n```\n"]
+    parts += ["### Expected\n", f"{entry.expected if entry.track == 'pinned' else 'clean'}\n"]
+    if blame is not None:
+        parts += ["### When it began\n", f"{blame.said}\n", blame.report]
+    text = "\n".join(part for part in parts if part)
+    return text if len(text) <= LIMIT else text[: LIMIT - 30] + "\n\n*cut at the size limit*\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,11 +31,16 @@ def test_dumps_of_a_real_job_with_stacks(
         "--nproc-per-node",
         "3",
     ]
-    job = subprocess.run(
-        [*command, str(VICTIM), str(tmp_path)], env=environment, timeout=120, check=False,
-        capture_output=True, text=True,
+    job = subprocess.Popen(
+        [*command, str(VICTIM), str(tmp_path)], env=environment, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert job.returncode == 0, job.stderr
+    try:
+        _, said = job.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    assert job.returncode == 0, said
     (tmp_path / "left-out").unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"trace_rank_{r}" for r in range(3)]
     assert cli.main(["diagnose", "--json", str(tmp_path)]) == 1

@@ -21,7 +21,8 @@ from moediag.launch.options import LaunchOptions, OnProgress
 from moediag.launch.patience import Patience
 from moediag.launch.processes import read_stat
 from moediag.launch.record import LaunchRecord
-from moediag.launch.supervise import Supervisor, status_of
+from moediag.launch.seen import status_of
+from moediag.launch.supervise import Supervisor
 from moediag.launch.watchdog import RankSample
 
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is told

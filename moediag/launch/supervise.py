@@ -4,12 +4,10 @@ then the ladder."""
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from moediag import protocol
@@ -20,34 +18,15 @@ from moediag.launch.capture import blocked_frames, capture
 from moediag.launch.launcher import Running, json_lines, last_lines
 from moediag.launch.options import LaunchOptions, OnProgress, Progress
 from moediag.launch.processes import oom_kills, read_stat
-from moediag.launch.record import Death, LaunchRecord
+from moediag.launch.record import LaunchRecord
+from moediag.launch.seen import Seen, status_of
 from moediag.launch.watchdog import RankSample, Watchdog, states
 
 # Written by worker.agent and worker.entry, which the control side must not import.
 EVENTS_FILE = "launcher.events.jsonl"
 RELEASE_FILE = "launcher.release"
 PROGRESS_EVERY = 0.1  # seconds
-# How gloo, the store and NCCL say that another rank went away.
-LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")
 LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a busy box
-
-
-@dataclass
-class _Seen:
-    """What was learned so far; becomes the LaunchRecord."""
-
-    started: float
-    first_progress: float | None = None
-    pids: dict[int, int] = field(default_factory=dict)
-    exits: dict[int, ExitStatus] = field(default_factory=dict)
-    ended_at: dict[int, float] = field(default_factory=dict)
-    stall: Stall | None = None
-    timed_out: bool = False
-    interrupted: bool = False
-    launch_error: str = ""
-    capture_seconds: float | None = None
-    not_seen: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def supervise(
@@ -84,7 +63,7 @@ class Supervisor:
         first = (options.node_rank or 0) * ranks if options.nnodes > 1 else 0
         self.ranks: Sequence[int] = range(first, first + ranks)
         self.single = trial.alone
-        self.seen = _Seen(started=time.time())
+        self.seen = Seen(started=time.time())
         self._killed_before = oom_kills()
         self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked)
         self._on_progress = on_progress
@@ -118,7 +97,7 @@ class Supervisor:
             launcher=kind,
             first_progress=seen.first_progress,
             exits=dict(sorted(seen.exits.items())),
-            deaths=self._deaths(),
+            deaths=seen.deaths(self.folder),
             stall=seen.stall,
             timed_out=seen.timed_out,
             interrupted=seen.interrupted,
@@ -315,27 +294,6 @@ class Supervisor:
         what = f"signal {status_of(code).signal}" if code < 0 else f"exit code {code}"
         return f"{self.launcher} ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
 
-    def _deaths(self) -> tuple[Death, ...]:
-        """First one first. The kernel closes a killed rank's connections before it tells of its
-        end, so clocks cannot order it before a peer that noticed; the peer's own words can."""
-        found = []
-        for rank, status in self.seen.exits.items():
-            if status.code == 0 or status.by_us:
-                continue
-            noticed = self.seen.ended_at.get(rank, time.time())
-            message, at = self._error(rank)
-            lost_peer = any(words in message for words in LOST_PEER)
-            found.append((lost_peer, min(noticed, at or noticed), rank))
-        return tuple(Death(rank, at) for _, at, rank in sorted(found))
-
-    def _error(self, rank: int) -> tuple[str, float | None]:
-        """Message and time of the exception that ended ``rank``."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            path = self.folder / protocol.error_file(rank)
-            message = json.loads(path.read_text(encoding="utf-8"))["message"]
-            return str(message["message"]), float(message["extraInfo"]["time"])
-        return "", None
-
     def _tell(self, doing: str, samples: Sequence[RankSample], force: bool = False) -> None:
         now = time.monotonic()
         if self._on_progress is None or (not force and now - self._told < PROGRESS_EVERY):
@@ -350,12 +308,3 @@ class Supervisor:
 
     def _tokens(self) -> Mapping[str, Sequence[int]]:
         return {}
-
-
-def status_of(code: int) -> ExitStatus:
-    if code >= 0:
-        return ExitStatus(code=code)
-    try:
-        return ExitStatus(signal=signal.Signals(-code).name)
-    except ValueError:
-        return ExitStatus(signal=f"signal {-code}")

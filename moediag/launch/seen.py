@@ -1,0 +1,66 @@
+"""What is learned of a launch while it runs, and which of its ranks died first."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moediag import protocol
+from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch.record import Death
+
+# How gloo, the store and NCCL say that another rank went away.
+LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")
+
+
+@dataclass
+class Seen:
+    """What was learned so far; becomes the LaunchRecord."""
+
+    started: float
+    first_progress: float | None = None
+    pids: dict[int, int] = field(default_factory=dict)
+    exits: dict[int, ExitStatus] = field(default_factory=dict)
+    ended_at: dict[int, float] = field(default_factory=dict)
+    stall: Stall | None = None
+    timed_out: bool = False
+    interrupted: bool = False
+    launch_error: str = ""
+    capture_seconds: float | None = None
+    not_seen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def deaths(self, folder: Path) -> tuple[Death, ...]:
+        """First one first. The kernel closes a killed rank's connections before it tells of its
+        end, so clocks cannot order it before a peer that noticed; the peer's own words can."""
+        found = []
+        for rank, status in self.exits.items():
+            if status.code == 0 or status.by_us:
+                continue
+            noticed = self.ended_at.get(rank, time.time())
+            message, at = _error(folder, rank)
+            lost_peer = any(words in message for words in LOST_PEER)
+            found.append((lost_peer, min(noticed, at or noticed), rank))
+        return tuple(Death(rank, at) for _, at, rank in sorted(found))
+
+
+def _error(folder: Path, rank: int) -> tuple[str, float | None]:
+    """Message and time of the exception that ended ``rank``."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        path = folder / protocol.error_file(rank)
+        message = json.loads(path.read_text(encoding="utf-8"))["message"]
+        return str(message["message"]), float(message["extraInfo"]["time"])
+    return "", None
+
+
+def status_of(code: int) -> ExitStatus:
+    if code >= 0:
+        return ExitStatus(code=code)
+    try:
+        return ExitStatus(signal=signal.Signals(-code).name)
+    except ValueError:
+        return ExitStatus(signal=f"signal {-code}")

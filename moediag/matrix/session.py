@@ -18,6 +18,7 @@ from moediag import doctor
 from moediag import run as runner
 from moediag.bisect.probe import Releases, new_folder
 from moediag.errors import Interrupted, UsageError
+from moediag.launch import signals
 from moediag.launch.hosts import Hosts
 from moediag.launch.options import LaunchOptions
 from moediag.matrix import page
@@ -74,17 +75,22 @@ def run(
         try:
             rows = _fill(question, state, maker, progress)
         except (KeyboardInterrupt, Interrupted):
-            rows = question.versions
+            with signals.held():
+                _written(question, question.versions, state, folder)
             raise Interrupted(
                 f"interrupted after {len(state.cells)} finished cells; they are in {state.path}",
                 f"To go on: {resume_command(command, folder)}",
             ) from None
         finally:
             maker.close()
-        matrix = table(question, rows, state.cells)
-        write_json(folder / MATRIX_FILE, page.to_json(matrix))
-        (folder / PAGE_FILE).write_text(page.markdown(matrix), encoding="utf-8")
-    return matrix, folder
+        return _written(question, rows, state, folder), folder
+
+
+def _written(question: MatrixQuestion, rows: Sequence[str], state: State, folder: Path) -> Matrix:
+    matrix = table(question, rows, state.cells)
+    write_json(folder / MATRIX_FILE, page.to_json(matrix))
+    (folder / PAGE_FILE).write_text(page.markdown(matrix), encoding="utf-8")
+    return matrix
 
 
 def table(question: MatrixQuestion, rows: Sequence[str], cells: Mapping[Key, Cell]) -> Matrix:

@@ -129,7 +129,7 @@ def test_a_disagreement_is_shown_and_makes_it_inconclusive(world: World, run: An
 
 
 @pytest.mark.parametrize("way", ["--fast", "--confirm", None])
-@pytest.mark.parametrize("after", [0, 1, 5, 13])
+@pytest.mark.parametrize("after", [0, 5])
 def test_interrupted_it_goes_on_without_doing_anything_twice(
     world: World, run: Any, way: str | None, after: int
 ) -> None:
@@ -139,6 +139,8 @@ def test_interrupted_it_goes_on_without_doing_anything_twice(
     world.made, world.ends_at = [], after
     code, out, err = run(*words, "--out", "found")
     assert (code, out, world.closed) == (ExitCode.INTERRUPTED, "", 2)
+    half = json.loads(Path("found/matrix.json").read_text(encoding="utf-8"))
+    assert (len(half["cells"]), half["missing"] > 0) == (after, after < 14)
     (line,) = [text for text in err.splitlines() if text.startswith("To go on: ")]
     command = shlex.split(line.removeprefix("To go on: "))
     assert command[:3] == ["moediag", "matrix", "expert-starvation"]

@@ -56,6 +56,14 @@ def test_every_victim_is_told_right(victim: Victim, tmp_path: Path) -> None:
     assert code == (0 if victim.healthy else 1)
 
 
+def test_the_guard_raises_one_named_error_on_every_rank(tmp_path: Path) -> None:
+    (victim,) = [v for v in VICTIMS if v.name == "starves"]
+    code, trial = under_torchrun(tmp_path, victim, "--guard")
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "crash", [1]), trial["cause"]
+    assert "The guard stopped ranks 0, 1 before that reduction" in str(trial["cause"])
+    assert victim.says in str(trial["cause"])
+
+
 def test_a_job_without_ranks_keeps_its_output_and_its_exit_code(tmp_path: Path) -> None:
     done = watch(tmp_path, (), sys.executable, "-c", "print('mine')")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "mine")

@@ -97,6 +97,20 @@ def micro_batches(job: Job) -> None:
     dist.barrier()
 
 
+def starves(job: Job) -> None:
+    """Two experts under FSDP2, of which rank 1 uses one: its reduction is shorter."""
+    from torch.distributed.fsdp import fully_shard
+
+    class Experts(torch.nn.Sequential):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            used = 1 if job.rank == 1 else 2
+            return sum(self[number](tokens) for number in range(used))
+
+    experts = fully_shard(Experts(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)))
+    for _ in range(STEPS):
+        experts(torch.randn(4, 8)).sum().backward()  # HERE
+
+
 def splits(job: Job) -> None:
     """Rank 1 sends rank 0 a row more than rank 0 expects."""
     size = dist.get_world_size()

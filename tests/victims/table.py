@@ -41,6 +41,7 @@ VICTIMS = (
     Victim("other_op", ("hang", "collective-mismatch"), (1,)),
     Victim("other_order", ("hang",), (1,)),
     Victim("micro_batches", ("hang", "collective-mismatch"), (1,)),
+    Victim("starves", ("collective-mismatch", "hang"), (1,), ranks=2, says="1.{weight,bias}"),
     # On gloo the receiver may abort; which end is wrong a pair does not tell.
     Victim("splits", ("hang", "collective-mismatch"), (), says="rank 1 sends rank 0 3 rows"),
     # Whose order is wrong, nothing tells: the program of both ends is as it was written.

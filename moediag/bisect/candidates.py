@@ -42,7 +42,7 @@ def spelled(package: str, version: str, listed: Sequence[Release]) -> str:
         known = index.nearest(version, [r.version for r in listed])
         raise NoSuchRelease(
             f"there is no {package} {version}; the nearest releases are {', '.join(known)}",
-            "Give a released version with --bad, --good or --oldest.",
+            "Give a released version.",
         )
     return Version(found[0]).public
 

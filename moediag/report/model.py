@@ -111,6 +111,7 @@ class TrialResult:
     clean_without: str = ""  # of a failing fix: the variant that is the same run without it, clean
     other_batch: bool = False  # trains on other data than the unfixed trial: no repair of the code
     tables: tuple[Table, ...] = ()
+    shared_gpu: bool = False  # several ranks computed on one GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ def run(
     variant: o.Variants = [],  # noqa: B006 - typer copies defaults
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
     stack: o.StackPairs = [],  # noqa: B006
     set_: o.SetPairs = [],  # noqa: B006
     launcher: o.LauncherOption = o.LauncherKind.auto,
@@ -42,7 +43,10 @@ def run(
     The unfixed code, each fix and each control runs on real ranks; its collectives and its
     gradients are held against a single-process reference.
     """
+    from moediag import hardware
+
     world_size, device = o.world(gpus, cpu)
+    device = o.shared(device, share_gpu, hardware.nccl() if share_gpu else None)
     o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value)
     stack_overrides = o.pairs(stack, "--stack")
     _one_or_all(name, every, variant, set_)
@@ -108,8 +112,8 @@ def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[st
 def _require(device: str, ranks: int, launch: LaunchOptions, torch: str | None) -> None:
     from moediag import doctor
 
-    if device == "gpu":
-        doctor.require_gpus(ranks // launch.nnodes, torch)
+    if device != "cpu":
+        doctor.require_gpus(ranks // launch.nnodes, torch, shared=device != "gpu")
 
 
 def _all(options: SweepOptions, out: Path | None, as_json: bool, no_color: bool) -> int:

@@ -120,20 +120,26 @@ def environment_report() -> str:
     return "\n".join(lines) + "\n"
 
 
-def require_gpus(count: int, torch: str | None = None) -> None:
-    """Raises MachineError unless ``count`` ranks of this node can have a GPU each. ``torch``: the
-    version that the ranks are to run on; default: the installed one."""
+def require_gpus(count: int, torch: str | None = None, shared: bool = False) -> None:
+    """Raises MachineError unless ``count`` ranks of this node can have a GPU each, or ``shared``
+    and there is one at all. ``torch``: the version that the ranks are to run on; default: the
+    installed one."""
     cpu_instead = (
         f"On the CPU: --cpu {max(2, count)}. `moediag doctor` says what this machine can do."
     )
+    wanted = 1 if shared else count
     found = len(gpus()) or len(driver_gpus())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         listed = [name for name in visible.split(",") if name.strip() not in ("", "-1")]
         found = min(found, len(listed))
-    if found < count:
+    if found < wanted:
         hidden = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
-        raise MachineError(f"{count} GPUs are wanted here, {found} found{hidden}", cpu_instead)
+        share = f"Several ranks on one GPU: --gpus {count} --share-gpu. " if found else ""
+        plural = "GPU is" if wanted == 1 else "GPUs are"
+        raise MachineError(
+            f"{wanted} {plural} wanted here, {found} found{hidden}", share + cpu_instead
+        )
     installed = torch or probe.identity()["torch"] or ""
     if "+cpu" in installed:
         raise MachineError(

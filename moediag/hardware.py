@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -62,6 +64,14 @@ def driver_gpus() -> list[str]:
         return os.listdir("/proc/driver/nvidia/gpus")  # noqa: PTH208
     except OSError:
         return []
+
+
+def nccl() -> str | None:
+    """The version of NCCL that came with this Python's torch; None where no package says."""
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
 
 
 def tool(name: str) -> Path | None:

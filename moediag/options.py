@@ -36,6 +36,12 @@ Variants = Annotated[
 Gpus = Annotated[
     int | None, typer.Option("--gpus", min=1, metavar="N", help="World size, on GPUs with NCCL.")
 ]
+ShareGpu = Annotated[
+    bool,
+    typer.Option(
+        "--share-gpu", help="With --gpus: ranks share what GPUs there are, on gloo or new NCCL."
+    ),
+]
 Cpu = Annotated[
     int | None,
     typer.Option(
@@ -128,6 +134,22 @@ def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:
     if gpus is not None and cpu is not None:
         raise UsageError("--gpus and --cpu exclude each other", "Each of them sets the world size.")
     return (gpus, "gpu") if gpus is not None else (cpu, "cpu")
+
+
+def shared(device: str, share_gpu: bool, nccl: str | None) -> str:
+    """``device``, where ranks share GPUs the way that they do it. ``nccl``: its version, as far as
+    it is known. Raises UsageError without --gpus."""
+    if not share_gpu:
+        return device
+    if device != "gpu":
+        raise UsageError("--share-gpu is about GPUs", "Add --gpus N, the number of ranks.")
+
+    from packaging.version import Version
+
+    from moediag.scenario import gpu
+
+    allows = nccl is not None and Version(nccl).release >= gpu.NCCL_SHARES_FROM
+    return gpu.SHARED_NCCL if allows else gpu.SHARED
 
 
 def launcher_for(chosen: LauncherKind, nnodes: int) -> str:

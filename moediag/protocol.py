@@ -499,12 +499,20 @@ class Trial:
     record: bool = True  # install the recorder (benchmarks switch it off)
     executed: bool = False  # with it, note which functions ran, see executed_file
     timeout: float = 120.0  # seconds; the bound on the whole launch, not the hang detector
+    shared_gpu: bool = False  # several ranks on one GPU, with whatever backend
+    # Variables a rank sets before it joins the process group, unless they are set already.
+    environment: Dict[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     @property
     def alone(self) -> bool:
         """It runs in one process, whatever its world size."""
         return self.purpose in (REFERENCE, SUSCEPTIBILITY)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its tensors lie on GPUs: always with NCCL, with gloo where ranks share one."""
+        return self.backend == "nccl" or self.shared_gpu
 
     @property
     def checkpoint_path(self) -> Path:

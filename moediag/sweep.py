@@ -26,7 +26,7 @@ from moediag.report import page
 from moediag.report.model import RunResult
 from moediag.report.progress import Observer
 from moediag.report.sweep import Row, Sweep
-from moediag.scenario import catalogue
+from moediag.scenario import catalogue, gpu
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
 from moediag.scenario.plan import Plan
@@ -102,6 +102,7 @@ def sweep(planned: Sequence[Planned], options: SweepOptions, folder: Path,
             seconds=round(time.monotonic() - begun, 1),
             planned=tuple(p.name for p in planned),
             rows=tuple(rows),
+            overrides=("--share-gpu",) if gpu.DEVICES[options.device].shared else (),
         )
         summary.write(folder)
         return summary

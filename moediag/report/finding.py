@@ -86,7 +86,12 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
     """``group``: repeats of one trial with the same outcome, at least one."""
     t = group[0]
     same_trial = [o for o in result.trials if o.variant == t.variant and o.stack == t.stack]
-    title = [result.scenario, t.variant, *names.stack(t.stack), t.backend]
+    title = [
+        result.scenario,
+        t.variant,
+        *names.stack(t.stack),
+        names.backend(t.backend, t.shared_gpu),
+    ]
     title.append(names.plural(t.world_size, "rank"))
     if len(same_trial) > 1:
         title.append(f"{len(group)} of {len(same_trial)} repeats")

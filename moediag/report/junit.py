@@ -49,7 +49,8 @@ def render(results: Sequence[RunResult]) -> str:
 
 def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
     name = t.variant + (f" #{t.repeat + 1}" if t.repeat else "")
-    where = " ".join([result.scenario, *names.stack(t.stack), t.backend, f"{t.world_size} ranks"])
+    backend = names.backend(t.backend, t.shared_gpu)
+    where = " ".join([result.scenario, *names.stack(t.stack), backend, f"{t.world_size} ranks"])
     case = ElementTree.Element(
         "testcase", name=clean(name), classname=clean(where), time=f"{t.seconds.total or 0:.3f}"
     )

@@ -153,6 +153,7 @@ class TrialResult:
     tables: tuple[Table, ...] = ()
     schedules: SideBySide | None = None  # around the first divergence
     states: tuple[RankState, ...] = ()  # each rank of the world in one of them
+    shared_gpu: bool = False  # several ranks computed on one GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,11 @@ def stack(versions: Mapping[str, str | None]) -> list[str]:
     ]
 
 
+def backend(name: str, shared_gpu: bool) -> str:
+    """``nccl``; ``gloo on a shared GPU`` where several ranks computed on one."""
+    return f"{name} on a shared GPU" if shared_gpu else name
+
+
 def html(text: str) -> str:
     """Text that stays text between tags of HTML or markdown."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -87,6 +87,7 @@ class Sweep:
     seconds: float
     planned: tuple[str, ...]
     rows: tuple[Row, ...]
+    overrides: tuple[str, ...] = ()  # what was typed for all of them and changes what is measured
     schema_version: int = 1
 
     @property
@@ -138,6 +139,7 @@ def sentence(sweep: Sweep) -> str:
     return (
         f"{names.plural(len(sweep.planned), 'scenario')}: {', '.join(parts)}; {met} of "
         f"{names.plural(expected, 'expectation')} met; {names.seconds(sweep.seconds)}"
+        + (f"; with {' '.join(sweep.overrides)}" if sweep.overrides else "")
     )
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.layout import AXES, WORLD
@@ -28,21 +28,21 @@ from moediag.protocol import (
     WrapperSpec,
     program_options,
 )
+from moediag.scenario import gpu
 from moediag.scenario.schema import Expectation, Scenario
 from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
 
-Device = Literal["cpu", "gpu"]
 COST = "cost"  # name, variant and purpose of the trial that times the fixes
 LOAD_COST = "load-cost"  # purpose of the trials of a scenario that times loading
 TIMED = (COST, LOAD_COST)
-BACKENDS = {"cpu": "gloo", "gpu": "nccl"}
+BACKENDS = {name: kind.backend for name, kind in gpu.DEVICES.items()}
 # Fields of StepSpec that change how a step is done, not what is right.
 _HOW = (
     "checkpointing", "accumulate_sync", "clipping", "foreach", "fused", "parameter_groups",
     "fill_uninitialized",
 )  # fmt: skip
-LAUNCHERS = {"cpu": "fork", "gpu": "torchrun"}
+LAUNCHERS = {name: kind.launcher for name, kind in gpu.DEVICES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def plan(
     (``upgrade``) keeps it. Raises UsageError, LayoutError, ScenarioError.
     """
     if device not in BACKENDS:
-        raise UsageError(f"device {device!r}: one of cpu, gpu")
+        raise UsageError(f"device {device!r}: one of {', '.join(BACKENDS)}")
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: at least 1")
     ranks = scenario.world.default if world_size is None else world_size
@@ -100,7 +100,7 @@ def plan(
     build = _Build(
         planned,
         ranks,
-        BACKENDS[device],
+        gpu.DEVICES[device],
         LAUNCHERS[device] if launcher == "auto" else launcher,
         scenario.timeout if timeout is None else timeout,
     )
@@ -112,6 +112,7 @@ def plan(
     ]
     trials += build.cost(selected)
     texts = [f"--stack {package}={version}" for package, version in given.items()]
+    texts += ["--share-gpu"] * gpu.DEVICES[device].shared
     return Plan(planned, tuple(trials), (*scenario.overrides, *texts))
 
 
@@ -142,7 +143,7 @@ def _check_world(scenario: Scenario, ranks: int) -> None:
 class _Build:
     scenario: Scenario
     world_size: int
-    backend: str
+    kind: gpu.Kind
     launcher: str
     timeout: float
 
@@ -206,8 +207,10 @@ class _Build:
             variant=variant,
             world_size=self.world_size,
             layout=layout,
-            backend=self.backend,
+            backend=self.kind.backend,
             launcher=self.launcher,
+            shared_gpu=self.kind.shared,
+            environment=gpu.environment(self.kind, self.timeout),
             model=ModelSpec(**merged.model.model_dump()),
             wrapper=_wrapper(merged.wrapper, layout, self.world_size),
             step=StepSpec(**merged.step.model_dump()),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from moediag.stacks.resolve import Progress, Resolution
 
 ENV_CACHE = "MOEDIAG_CACHE"
+ENV_INSTALLED = "MOEDIAG_INSTALLED"  # run on the base as it is: nothing is built
 NEWEST_VALID = 24 * 3600.0  # seconds for which "the newest release" is not asked again
 
 # Variables that would let other packages into an environment, or make every start slow.
@@ -108,6 +109,8 @@ def ensure(request: Mapping[str, str], progress: Progress | None = None) -> Stac
     root = cache_root()
     base = current_base(root)
     wanted = construct.normalise(request)
+    if os.environ.get(ENV_INSTALLED):
+        return _installed(wanted, base)
     key = _request_key(wanted, base)
     stack = _warm(root, key, wanted, base)
     if stack is None:
@@ -123,7 +126,27 @@ def ready(request: Mapping[str, str]) -> Stack | None:
     root = cache_root()
     base = current_base(root)
     wanted = construct.normalise(request)
+    if os.environ.get(ENV_INSTALLED):
+        with contextlib.suppress(StackError):
+            return _installed(wanted, base)
+        return None
     return _warm(root, _request_key(wanted, base), wanted, base)
+
+
+def _installed(wanted: Mapping[str, str], base: Base) -> Stack:
+    """The base itself, where it has what is wanted. Raises StackError."""
+    from moediag.stacks import installed
+
+    empty = Stack(base.executable, {}, "installed", 0.0, [rank_path()], kind="installed")
+    have = installed.distributions(base.executable, empty.environ())
+    installed.check(wanted, have, ENV_INSTALLED)
+    names = dict.fromkeys(("torch", "transformers", "accelerate", *wanted))
+    return replace(
+        empty,
+        versions={"python": have["python"], **{n: have.get(n) for n in names if n != "python"}},
+        notes=(f"ran on what is installed, no environment was built ({ENV_INSTALLED})",),
+        resolution=tuple(f"{n}=={v}" for n, v in sorted(have.items()) if n != "python"),
+    )
 
 
 def _request_key(wanted: Mapping[str, str], base: Base) -> str:

@@ -50,7 +50,7 @@ def training(trial: Trial, layer_class: str, folder: str) -> Dict[str, Any]:
     step = trial.step
     values: Dict[str, Any] = dict(
         output_dir=folder,
-        use_cpu=trial.backend != "nccl",
+        use_cpu=not trial.on_gpu,
         max_steps=step.steps,
         per_device_train_batch_size=step.batch,
         gradient_accumulation_steps=step.accumulate,

@@ -52,7 +52,7 @@ class ExpertsLeftOut(FSDP2):
         return super().wrap(model)
 
     def mesh(self) -> DeviceMesh:
-        device = "cuda" if self.trial.backend == "nccl" else "cpu"
+        device = "cuda" if self.trial.on_gpu else "cpu"
         return init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp_shard",))
 
     def left_out(self, model: nn.Module) -> Dict[str, Any]:
@@ -145,7 +145,7 @@ def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: s
         ignored_modules=ignored,
         **_saved_as(trial),
     )
-    on_cpu = trial.backend != "nccl"
+    on_cpu = not trial.on_gpu
     made: Any = Accelerator(cpu=on_cpu, fsdp_plugin=plugin)
     if on_cpu:
         made.state.distributed_type = DistributedType.FSDP

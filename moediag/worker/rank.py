@@ -43,6 +43,10 @@ def _reference(trial: Trial, folder: Path) -> None:
 
 def _distributed(trial: Trial, folder: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    from moediag.worker import gpu
+
+    # First: the recorder asks the Flight Recorder, which reads its settings once.
+    notes = gpu.settle(trial, folder)
     recorder: Any = None
     if trial.record:
         if trial.recorder.guard:
@@ -51,6 +55,8 @@ def _distributed(trial: Trial, folder: Path) -> None:
         from moediag.recorder import install
 
         recorder = install(str(folder), rank, world_size)
+        for note in notes:  # now: a rank that stops never gets to its outcome
+            recorder.event("note", keep=True, text=note)
     ended = _noted(folder, recorder) if trial.record and trial.executed else None
     try:
         outcome = _steps(trial, rank, recorder)
@@ -81,13 +87,12 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch
     import torch.distributed as dist
 
-    from moediag.worker import cost, load_cost, programs, resume, step, trainer
+    from moediag.worker import cost, gpu, load_cost, programs, resume, step, trainer
     from moediag.worker.models import NotApplicable
     from moediag.worker.versions import versions
 
-    device = torch.device("cpu")
-    if trial.backend == "nccl":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    device = gpu.device(trial)
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     # Longer than the launch's own bound: the watchdog judges a stall, not the library's timeout.
     timeout = datetime.timedelta(seconds=2 * trial.timeout)

@@ -163,7 +163,7 @@ class Watched:
 
 
 def _like_gpus(trial: Trial, watched: Watched) -> ContextManager[Any]:
-    if trial.backend == "nccl":
+    if trial.on_gpu:
         return contextlib.nullcontext()
     if trial.wrapper.native_fsdp or trial.wrapper.fsdp_plugin:
         if fsdp2.sums_for_means(trial.backend):

@@ -41,7 +41,7 @@ def mesh_of(trial: Trial) -> DeviceMesh:
     axes = {a: n for a, n in trial.layout.items() if a.startswith("dp_")}
     # An axis of size 1 would only add empty collectives.
     axes = {a: n for a, n in axes.items() if n > 1} or {"dp_shard": trial.world_size}
-    device = "cuda" if trial.backend == "nccl" else "cpu"
+    device = "cuda" if trial.on_gpu else "cpu"
     return init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
@@ -352,7 +352,7 @@ def _kind(trial: Trial) -> Type[Wrapped]:
 
 def synchronize() -> None:
     """A barrier, and the device's queue drained, so that a clock means something."""
-    if torch.cuda.is_available() and dist.get_backend() == "nccl":
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     dist.barrier()
 

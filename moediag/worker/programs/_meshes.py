@@ -41,7 +41,7 @@ def mesh(trial: Trial) -> DeviceMesh:
     if foreign:
         raise NotApplicable(f"this program has no mesh axis {', '.join(foreign)}")
     sizes = tuple(trial.layout.get(axis, 1) for axis in ("dp_shard", "ep"))
-    device = "cuda" if trial.backend == "nccl" else "cpu"
+    device = "cuda" if trial.on_gpu else "cpu"
     return init_device_mesh(device, sizes, mesh_dim_names=("dp_shard", "ep"))
 
 

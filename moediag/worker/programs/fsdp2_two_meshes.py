@@ -34,7 +34,7 @@ class TwoMeshes(Wrapped):
         self.options = self.trial.program.options
         if fsdp2.sums_for_means(self.trial.backend):
             raise NotApplicable("FSDP2 on gloo needs torch >= 2.9")
-        device = "cuda" if self.trial.backend == "nccl" else "cpu"
+        device = "cuda" if self.trial.on_gpu else "cpu"
         both = _meshes.mesh(self.trial)
         world = init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp",))
         self.ep = both.size(1)

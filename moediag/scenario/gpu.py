@@ -1,0 +1,50 @@
+"""GPU launches: which backend, and what NCCL and torch's watchdog are told. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARED = "shared-gpu"  # several ranks on one GPU: gloo, which takes CUDA tensors
+SHARED_NCCL = "shared-gpu-nccl"  # the same where NCCL allows it
+# NCCL from which ranks may share a GPU, when it is told so.
+NCCL_SHARES_FROM = (2, 30)
+FLIGHT_RECORDER = 20_000  # entries; torch keeps 2,000 by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``launcher``: the one of ``auto``."""
+
+    backend: str
+    launcher: str
+    shared: bool = False
+
+
+DEVICES = {
+    "cpu": Kind("gloo", "fork"),
+    "gpu": Kind("nccl", "torchrun"),
+    SHARED: Kind("gloo", "torchrun", shared=True),
+    SHARED_NCCL: Kind("nccl", "torchrun", shared=True),
+}
+
+
+def environment(kind: Kind, timeout: float) -> dict[str, str]:
+    """Variables of a rank. ``timeout``: of the launch, in seconds.
+
+    The Flight Recorder keeps enough and is dumped when a collective times out, desynchronised ranks
+    are told, an error ends the process instead of leaving it in a broken communicator. torch's own
+    watchdog comes last: whoever waits must still be there when evidence is taken."""
+    if kind.backend != "nccl":
+        return {}
+    longest = str(round(2 * timeout))
+    found = {
+        "TORCH_FR_BUFFER_SIZE": str(FLIGHT_RECORDER),
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": str(FLIGHT_RECORDER),  # its name until torch 2.8
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DESYNC_DEBUG": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": longest,
+    }
+    if kind.shared:
+        found["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    return found

@@ -1,0 +1,43 @@
+"""Which GPU a rank computes on, and what the communication libraries are told before they start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import List
+
+import torch
+
+from moediag.protocol import Trial
+
+# torch's Flight Recorder writes to this prefix and the rank's number; newer and older name.
+_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
+
+def device(trial: Trial) -> torch.device:
+    """This rank's: the CPU, a GPU of its own, or one that it shares, dealt out in turn."""
+    if not trial.on_gpu:
+        return torch.device("cpu")
+    local = int(os.environ["LOCAL_RANK"])
+    return torch.device("cuda", local % torch.cuda.device_count() if trial.shared_gpu else local)
+
+
+def settle(trial: Trial, folder: Path) -> List[str]:
+    """Sets what the trial asks for where the user has not set it himself; returns in words what
+    holds now. Before the process group is made: it reads these variables then."""
+    notes = []
+    for name, value in trial.environment.items():
+        os.environ.setdefault(name, value)
+    if trial.shared_gpu:
+        # accelerate would take the GPU of the local rank's number.
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", str(device(trial)))
+        ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        where = "gloo on CUDA tensors" if trial.backend == "gloo" else trial.backend
+        few = f"{gpus} GPU{'' if gpus == 1 else 's'}"
+        notes.append(f"{ranks} ranks share {few} (--share-gpu), {where}")
+    if trial.environment:
+        for name in _DUMPS:
+            os.environ.setdefault(name, str(folder / "rank-flight-dump-"))
+        held = ", ".join(f"{name}={os.environ[name]}" for name in trial.environment)
+        notes.append(f"set for the process group: {held}")
+    return notes

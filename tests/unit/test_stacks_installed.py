@@ -1,0 +1,66 @@
+"""Running on what is installed: nothing is built, and what is not there is refused."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from moediag.errors import StackError
+from moediag.stacks import environment, installed
+
+
+@pytest.fixture(autouse=True)
+def _only_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(environment.ENV_INSTALLED, "1")
+    monkeypatch.setenv(environment.ENV_CACHE, str(tmp_path))
+    monkeypatch.delenv("MOEDIAG_BASE_PYTHON", raising=False)
+
+
+def test_the_python_in_use_is_the_stack(tmp_path: Path) -> None:
+    here = importlib.metadata.version("transformers")
+    stack = environment.ensure({"transformers": here})
+    assert str(stack.python) == sys.executable
+    assert stack.versions["transformers"] == here
+    assert stack.versions["torch"] == importlib.metadata.version("torch")
+    assert stack.versions["python"] == platform.python_version()
+    assert environment.ENV_INSTALLED in stack.notes[0]
+    assert f"transformers=={here}" in stack.resolution
+    assert not (tmp_path / "stacks" / "envs").exists()
+    ready = environment.ready({"transformers": ""})
+    assert ready is not None and ready.versions["transformers"] == here
+
+
+def test_another_release_is_refused_and_not_built() -> None:
+    here = importlib.metadata.version("transformers")
+    with pytest.raises(
+        StackError, match=rf"transformers 1\.2\.3 is wanted and {here} is installed"
+    ):
+        environment.ensure({"transformers": "1.2.3"})
+    with pytest.raises(StackError, match=r"torchtitan 0\.2\.2 is wanted and none is installed"):
+        environment.ensure({"torchtitan": "0.2.2"})
+    assert environment.ready({"transformers": "1.2.3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({"torch": "2.13.0"}, True),
+        ({"torch": "2.13.0+cu130"}, True),
+        ({"torch": "2.13"}, False),
+        ({"python": "3.12"}, True),
+        ({"python": "3.1"}, False),
+        ({"trl": ""}, False),
+        ({"torch": ""}, True),
+    ],
+)
+def test_what_fits(wanted: dict[str, str], fits: bool) -> None:
+    have = {"python": "3.12.3", "torch": "2.13.0+cu130"}
+    if fits:
+        installed.check(wanted, have, "X")
+    else:
+        with pytest.raises(StackError):
+            installed.check(wanted, have, "X")

@@ -33,7 +33,7 @@ run: $(STAMP)  ## the main job: reproduce and diagnose expert starvation on two 
 	$(BIN)/moediag run expert-starvation --cpu 2
 
 test: $(STAMP)  ## all tests but the wide ones (PYTEST_ARGS="-k word" chooses)
-	$(BIN)/python -m pytest -m "not wide" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not wide" -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 wide: $(STAMP)  ## the same questions to every release and family that was measured
 	$(BIN)/python -m pytest tests/e2e -m wide $(PYTEST_ARGS)

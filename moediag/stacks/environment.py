@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from moediag.stacks.resolve import Progress, Resolution
 
 ENV_CACHE = "MOEDIAG_CACHE"
-ENV_INSTALLED = "MOEDIAG_INSTALLED"  # run on the base as it is: nothing is built
+# Run on the base as it is. "first": where it fits, and build else; any other value: build nothing.
+ENV_INSTALLED = "MOEDIAG_INSTALLED"
 NEWEST_VALID = 24 * 3600.0  # seconds for which "the newest release" is not asked again
 
 # Variables that would let other packages into an environment, or make every start slow.
@@ -109,8 +110,13 @@ def ensure(request: Mapping[str, str], progress: Progress | None = None) -> Stac
     root = cache_root()
     base = current_base(root)
     wanted = construct.normalise(request)
-    if os.environ.get(ENV_INSTALLED):
-        return _installed(wanted, base)
+    mode = os.environ.get(ENV_INSTALLED)
+    if mode:
+        try:
+            return _installed(wanted, base)
+        except StackError:
+            if mode != "first":
+                raise
     key = _request_key(wanted, base)
     stack = _warm(root, key, wanted, base)
     if stack is None:
@@ -126,10 +132,12 @@ def ready(request: Mapping[str, str]) -> Stack | None:
     root = cache_root()
     base = current_base(root)
     wanted = construct.normalise(request)
-    if os.environ.get(ENV_INSTALLED):
+    mode = os.environ.get(ENV_INSTALLED)
+    if mode:
         with contextlib.suppress(StackError):
             return _installed(wanted, base)
-        return None
+        if mode != "first":
+            return None
     return _warm(root, _request_key(wanted, base), wanted, base)
 
 

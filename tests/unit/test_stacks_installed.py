@@ -45,6 +45,20 @@ def test_another_release_is_refused_and_not_built() -> None:
     assert environment.ready({"transformers": "1.2.3"}) is None
 
 
+def test_first_builds_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.ENV_INSTALLED, "first")
+    here = importlib.metadata.version("transformers")
+    assert environment.ensure({"transformers": here}).kind == "installed"
+    monkeypatch.setattr(environment.construct, "stamp", lambda *_: None)
+    monkeypatch.setattr(environment, "replace", lambda stack, **_: stack)
+
+    class Built(str):
+        key = "k"
+
+    monkeypatch.setattr(environment, "_cold", lambda *_: Built("built"))
+    assert environment.ensure({"transformers": "1.2.3"}) == "built"
+
+
 @pytest.mark.parametrize(
     ("wanted", "fits"),
     [

@@ -1,0 +1,253 @@
+"""``make gpu``: the scenarios of the GPU suite on whatever GPUs there are, as one JSON file and one
+page below ``reports/gpu/``. Exit code 4 without a GPU, 0 otherwise: what was found is the report.
+
+Rows that need another release than can be had here are listed as not measured, with why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import moediag
+from moediag import doctor, hardware
+from moediag import run as runner
+from moediag import sweep as sweeping
+from moediag.errors import MoediagError
+from moediag.launch.hosts import Hosts
+from moediag.launch.options import LaunchOptions
+from moediag.protocol import write_json
+from moediag.report import names, views
+from moediag.report.model import RunResult
+from moediag.scenario import catalogue, gpu
+from moediag.scenario import load as loading
+from moediag.scenario import plan as planning
+from moediag.stacks import environment
+from moediag.stacks.base import current_base
+
+FOLDER = Path(__file__).parent.parent / "reports" / "gpu"
+STARVATION = (
+    "expert-starvation", "expert-starvation-silent", "expert-starvation-late",
+    "expert-starvation-hang",
+)  # fmt: skip
+EXPERT_PARALLEL = (
+    "ep-router-gradient", "ep-overwrite", "ep-clip-norm", "ep-mixed-optimizer", "ep-partial-load",
+    "nonfinite-skip", "metrics-in-flight",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``device``: one of scenario.gpu.DEVICES."""
+
+    scenario: str
+    ranks: int
+    device: str
+
+    @property
+    def command(self) -> str:
+        share = " --share-gpu" if gpu.DEVICES[self.device].shared else ""
+        return f"moediag run {self.scenario} --gpus {self.ranks}{share}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``trials``: one object a trial, the fields of result.json that a reader needs; empty where
+    nothing was measured, and then ``problem`` says why."""
+
+    command: str
+    scenario: str
+    ranks: int
+    shared: bool
+    exit_code: int
+    problem: str = ""
+    seconds: float = 0.0
+    reproduced: bool | None = None
+    trials: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        return any(t["verdict"] not in ("inconclusive", "not-applicable") for t in self.trials)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    started: str
+    moediag_version: str
+    machine: dict[str, Any]
+    versions: dict[str, str | None]
+    rows: tuple[Row, ...] = ()
+    schema_version: int = field(default=1)
+
+    @property
+    def device(self) -> str:
+        """Of the file's name: ``1x-nvidia-h200``."""
+        found = self.machine["gpus"] or ["unknown gpu"]
+        word = "".join(c if c.isalnum() else "-" for c in found[0].lower())
+        return f"{len(found)}x-{'-'.join(filter(None, word.split('-')))}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.started[:10]}-{self.device}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def questions(gpus: int, nccl: str | None) -> Iterator[Question]:
+    """One rank a GPU where there are several; shared ones always."""
+    shares = nccl is not None and _release(nccl) >= gpu.NCCL_SHARES_FROM
+    shared = [gpu.SHARED, *([gpu.SHARED_NCCL] if shares else [])]
+    for name in (*STARVATION, *EXPERT_PARALLEL):
+        if gpus >= 2:
+            yield Question(name, 4 if gpus >= 4 else 2, "gpu")
+        for device in shared:
+            for ranks in (2, 4) if name in STARVATION else (2,):
+                yield Question(name, ranks, device)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def row(question: Question, ran: sweeping.Ran | None, problem: str = "") -> Row:
+    result = ran.result if ran else None
+    return Row(
+        command=question.command,
+        scenario=question.scenario,
+        ranks=question.ranks,
+        shared=gpu.DEVICES[question.device].shared,
+        exit_code=ran.exit_code if ran else 4,
+        problem=problem or (ran.problem if ran else ""),
+        seconds=ran.seconds if ran else 0.0,
+        reproduced=result.conclusion.reproduced if result else None,
+        trials=tuple(_trials(result)) if result else (),
+    )
+
+
+def _trials(result: RunResult) -> Iterator[dict[str, Any]]:
+    for t in result.trials:
+        yield {
+            "variant": t.variant, "role": t.role, "stack": t.stack, "backend": t.backend,
+            "verdict": t.verdict, "expected": t.expected, "met": t.met, "cause": t.cause,
+            "gradient_error": t.gradient_error, "worst_parameter": t.worst_parameter,
+            "step_time_ratio": t.step_time_ratio, "seconds": t.seconds.total,
+            "notes": list(t.notes), "not_seen": list(t.not_seen),
+        }  # fmt: skip
+
+
+def page(report: Report) -> str:
+    """Markdown: what was measured with its command, then what was not and why."""
+    machine = report.machine
+    versions = ", ".join(f"{n} {v}" for n, v in report.versions.items() if v)
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    lines = [f"# GPU suite, {report.started[:10]}: {gpus}", ""]
+    lines += [
+        f"Driver {machine['driver']}, {versions}, moediag {report.moediag_version}. "
+        "Written by `make gpu`; the JSON file beside this one has every field.",
+        "",
+    ]
+    for one in report.rows:
+        if not one.measured:
+            continue
+        said = {True: "reproduced", False: "not reproduced", None: "not decided"}[one.reproduced]
+        lines += [f"## `{one.command}`", "", f"{said}, {names.seconds(one.seconds)}", ""]
+        lines += [
+            "| variant | stack | backend | verdict | expected | gradient error |",
+            "|---" * 6 + "|",
+        ]
+        for t in one.trials:
+            cells = (
+                t["variant"], ", ".join(names.stack(t["stack"])),
+                names.backend(t["backend"], one.shared), t["verdict"] + ("" if t["met"] else " ❌"),
+                t["expected"], names.error_size(t["gradient_error"]),
+            )  # fmt: skip
+            lines.append("| " + " | ".join(map(names.inline, cells)) + " |")
+        lines.append("")
+    missing = [one for one in report.rows if not one.measured]
+    if missing:
+        lines += ["## Not measured", "", "| command | why |", "|---|---|"]
+        lines += [f"| `{one.command}` | {names.inline(_why(one))} |" for one in missing]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _why(one: Row) -> str:
+    causes = dict.fromkeys(str(t["cause"]) for t in one.trials)
+    return one.problem or "; ".join(filter(None, causes)) or "no reason was given"
+
+
+def measure(asked: Sequence[Question], folder: Path, timeout: float | None) -> Iterator[Row]:
+    """Runs each in a folder of its own; one that breaks costs its own row."""
+    options = LaunchOptions()
+    hosts = Hosts(folder / sweeping.HOSTS_FOLDER, options)
+    try:
+        with views.progress() as observer:
+            for number, question in enumerate(asked):
+                try:
+                    scenario = loading.load(catalogue.find(question.scenario))
+                    plan = planning.plan(scenario, question.ranks, question.device, timeout=timeout)
+                except MoediagError as error:
+                    yield row(question, None, error.message)
+                    continue
+                below = folder / f"{number}-{question.scenario}"
+                yield row(question, sweeping.run_one(plan, below, options, hosts, observer))
+    finally:
+        hosts.close()
+
+
+def versions() -> dict[str, str | None]:
+    base = current_base(environment.cache_root())
+    found: dict[str, str | None] = {"python": base.python, "torch": base.torch}
+    return {**found, "nccl": hardware.nccl()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        doctor.require_gpus(1, shared=True)
+    except MoediagError as error:
+        sys.stderr.write(f"make gpu: {error.message}\n{error.help_text}\n")
+        return error.exit_code
+    asked = [
+        q for q in questions(len(doctor.gpus()) or len(hardware.driver_gpus()), hardware.nccl())
+        if not options.scenario or q.scenario in options.scenario
+    ]  # fmt: skip
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    report = Report(started, moediag.__version__, doctor.machine(), versions())
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = runner.run_folder(options.evidence or Path(scratch) / "runs", "gpu")
+        rows: list[Row] = []
+        for one in measure(asked, folder, options.timeout):
+            rows.append(one)
+            report = Report(
+                started, report.moediag_version, report.machine, report.versions, tuple(rows)
+            )
+            write(report, options.out)
+    sys.stdout.write(f"wrote {options.out / report.name}.json and .md\n")
+    return 0
+
+
+def write(report: Report, folder: Path) -> None:
+    """After each row anew: a lease that ends early leaves what was measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{report.name}.json", report.to_json())
+    (folder / f"{report.name}.md").write_text(page(report), encoding="utf-8")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--scenario", action="append", help="only this one; repeatable")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="default: reports/gpu")
+    parser.add_argument("--evidence", type=Path, help="keep the run directories here")
+    parser.add_argument("--timeout", type=float, help="bound on one launch in seconds")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

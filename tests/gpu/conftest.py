@@ -1,0 +1,28 @@
+"""Tests marked ``gpu`` skip with a reason where there is no GPU that torch can use."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moediag import doctor
+from moediag.errors import MachineError
+
+
+def why_not() -> str:
+    """ "" where GPU tests can run."""
+    try:
+        doctor.require_gpus(1, shared=True)
+    except MachineError as error:
+        return error.message
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} sees no CUDA device"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = why_not()
+    if reason:
+        for item in items:
+            if "gpu" in item.keywords and "tests/gpu" in item.path.as_posix():
+                item.add_marker(pytest.mark.skip(reason=reason))

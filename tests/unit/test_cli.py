@@ -50,7 +50,8 @@ class Pipeline:
         self.options: Any = None
         self.gpus: tuple[int, str | None] | None = None
 
-    def require_gpus(self, count: int, torch: str | None) -> None:
+    def require_gpus(self, count: int, torch: str | None, shared: bool) -> None:
+        assert not shared
         self.gpus = (count, torch)
 
     def load(self, path: Path, overrides: list[str]) -> Any:

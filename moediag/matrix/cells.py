@@ -95,10 +95,15 @@ class Cell:
 # ------------------------------------------------------------------------ where cells come from
 
 
-def of_probe(subject: str, record: ProbeRecord, digest: str = "") -> Cell:
-    """A real cell from the probe of a release."""
+def of_probe(
+    subject: str, record: ProbeRecord, digest: str = "", pattern: str | None = None
+) -> Cell:
+    """A real cell from the probe of a release. ``pattern``: a part that the signature of the
+    declared failure has; the same verdict without it is another failure."""
     verdict, shows = _judged(record)
-    text = record.signature if shows else record.verdict.text
+    text = record.verdict.text or (record.signature if shows else "")
+    if shows and pattern is not None and pattern not in text.split(":"):
+        shows = None
     return Cell(
         subject, record.version, Mode.REAL, verdict, shows, text, record.seconds, record.evidence,
         digest,

@@ -93,9 +93,8 @@ def legend(matrix: Matrix) -> list[tuple[str, str]]:
     """(mark, meaning) of the marks that occur, in words."""
     used = {word for row in rows(matrix) for cell in row[1:] for word in cell.split()}
     bare = {word.strip("()") for word in used}
-    declared = sorted({v for verdicts in matrix.looked_for.values() for v in verdicts})
     known = [
-        ("x", f"the failure shows ({' or '.join(declared) or 'as declared'})", "x" in bare),
+        ("x", f"the failure shows ({_declared(matrix)})", "x" in bare),
         (".", "clean, beside a clean control", "." in bare),
         ("(x) (.)", "predicted in one process, no ranks launched",
          any(word.startswith("(") for word in used)),
@@ -107,6 +106,17 @@ def legend(matrix: Matrix) -> list[tuple[str, str]]:
         ("!=", "run and prediction disagree", "!=" in used),
     ]  # fmt: skip
     return [(mark, meaning) for mark, meaning, there in known if there]
+
+
+def _declared(matrix: Matrix) -> str:
+    """Once, or by scenario."""
+    told = {
+        subject.split(" ")[0]: " or ".join(verdicts)
+        for subject, verdicts in matrix.looked_for.items()
+    }
+    if len(set(told.values())) > 1:
+        return ", ".join(f"{name} {text}" for name, text in told.items())
+    return next(iter(told.values()), "as declared")
 
 
 def remarks(matrix: Matrix) -> list[str]:

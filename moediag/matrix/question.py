@@ -70,6 +70,12 @@ class Subject:
         return self.question.scenario.merged(self.question.variant)
 
     @property
+    def looked_for(self) -> tuple[str, ...]:
+        """The declared failures in words: verdicts, with the pattern where one is declared."""
+        pattern = f":{self.question.pattern}" if self.question.pattern else ""
+        return tuple(f"{verdict}{pattern}" for verdict in sorted(self.target.failures))
+
+    @property
     def target(self) -> Target:
         """Any verdict that the scenario declares. One that is declared to show at times only is
         looked for as often as half of them would need."""

@@ -101,7 +101,7 @@ def table(question: MatrixQuestion, rows: Sequence[str], cells: Mapping[Key, Cel
         subjects=tuple(there),
         versions=ordered([*rows, *(version for _, version, _ in cells)]),
         cells=cells,
-        looked_for={s.key: tuple(sorted(s.target.failures)) for s in question.subjects},
+        looked_for={s.key: s.looked_for for s in question.subjects},
         listed=question.listed,
     )
 
@@ -225,7 +225,7 @@ class Cells:
 
     def _real(self, subject: Subject, version: str) -> Cell:
         record = self.probers[subject.key].probe(version, 1, subject.target)
-        cell = of_probe(subject.key, record, subject.digest)
+        cell = of_probe(subject.key, record, subject.digest, subject.question.pattern)
         evidence = f"{_word(subject.key)}/{cell.evidence}" if cell.evidence else ""
         return dataclasses.replace(cell, evidence=evidence)
 

@@ -46,6 +46,24 @@ def test_a_probe_as_a_cell(
     assert Cell.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
+def test_the_declared_verdict_without_the_declared_pattern_is_another_failure() -> None:
+    lost = "wrong-weights:one-slice-sharded-again:no-rank"
+    record = ProbeRecord("5.19.0", ProbeVerdict(Kind.BAD, lost), signature=lost)
+    assert of_probe("s f", record, "", "one-slice-sharded-again").shows is True
+    found = of_probe("s f", record, "", "not-loaded")
+    assert (found.shows, found.mark, found.text) == (None, "wrong-weights", lost)
+
+
+def test_what_is_looked_for_is_said_once_or_by_scenario() -> None:
+    one = table(cell(S, "1.0", Mode.REAL, "hang", True))
+    assert ("x", "the failure shows (hang)") in page.legend(one)
+    names = {"a f": ("hang",), "b f": ("wrong-weights:not-sharded", "nonfinite")}
+    cells = by_key([cell("a f", "1.0", Mode.REAL, "hang", True)])
+    both = Matrix("lib", tuple(names), ("1.0",), cells, names)
+    shown = "the failure shows (a hang, b wrong-weights:not-sharded or nonfinite)"
+    assert ("x", shown) in page.legend(both)
+
+
 @pytest.mark.parametrize(
     "raw",
     [

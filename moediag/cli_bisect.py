@@ -155,7 +155,7 @@ def bisect(
         stdout.line(json.dumps(page.to_json(report), indent=1, ensure_ascii=False))
     else:
         _show(report, folder)
-    raise typer.Exit(ExitCode.OK if session.clean(report.answer) else ExitCode.INCONCLUSIVE)
+    raise typer.Exit(ExitCode.OK if session.clean(report) else ExitCode.INCONCLUSIVE)
 
 
 def _clone(repo: Path, what: Question) -> Clone:
@@ -179,5 +179,6 @@ def _show(report: Report, folder: Path) -> None:
     for one in report.beyond.values():
         for line in one.lines():
             stdout.line(line)
-    stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes.")
+    further = f" and {len(report.extras)} further ones" if report.extras else ""
+    stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes{further}.")
     stdout.line(f"To paste: {views.short(folder) / session.REPORT_FILE}")

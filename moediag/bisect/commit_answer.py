@@ -48,6 +48,11 @@ class CommitAnswer:
         return self.answer.boundaries[0] if self.answer and self.answer.boundaries else None
 
     @property
+    def answered(self) -> bool:
+        """One commit, or a range of which some could not be judged."""
+        return self.boundary is not None and self.boundary.good is not None
+
+    @property
     def found(self) -> bool:
         return self.first is not None
 

@@ -85,9 +85,15 @@ def _opened(question: Question, out: Path | None, resume: bool, command: Sequenc
     return states.resume(out.resolve(), header)
 
 
-def clean(answer: Answer) -> bool:
+def clean(report: page.Report) -> bool:
     """It answers what was asked: each boundary lies between a bad and a good release, or the
-    failure goes on to the last release there is, or to the first that has what it takes."""
+    failure goes on to the last release there is, or to the first that has what it takes; and
+    commits were found where a clone was given."""
+    commits = [one.commits for one in report.beyond.values() if one.commits is not None]
+    return _clean(report.answer) and all(one.answered for one in commits)
+
+
+def _clean(answer: Answer) -> bool:
     if answer.status == Status.FOUND:
         return True
     ends = [b.good is not None or b.to_the_end or b.since_it_exists for b in answer.boundaries]
@@ -233,6 +239,7 @@ class Forecast:
             f"compared {asked.match}",
             f"probes     at most {self.probes} if it is one stretch; {self.built} of "
             f"{len(q.versions)} environments are built",
+            "           and 2 at each boundary where companions changed too",
             f"time       at most {names.seconds(self.seconds)}: {self.mean:.0f} s a probe, {basis}",
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -14,8 +15,15 @@ from typing import Any
 
 import pytest
 
+from moediag.bisect import page, question
 from moediag.bisect import state as states
+from moediag.bisect.drive import drive
+from moediag.bisect.probe import Releases
+from moediag.bisect.progress import Lines
+from moediag.bisect.verdicts import Kind
 from moediag.errors import EvidenceError, StackError
+from moediag.launch.options import LaunchOptions
+from moediag.scenario import catalogue, load
 from moediag.stacks import releases
 from tests.e2e.pipeline import need
 from tests.e2e.test_command import MARK, marked, until
@@ -108,6 +116,33 @@ def test_the_release_that_repaired_it_and_the_fused_experts_in_it(tmp_path: Path
     report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "+class Qwen3MoeExperts(nn.Module):" in report
     assert address in report
+
+
+def test_a_real_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> None:
+    """4.22.0 needs a tokenizers that has no wheel for Pythons from 3.11 on (and where it can be
+    built, the release has no Qwen3-MoE). It is not good, although it does not show the failure."""
+    need({"transformers": GOOD})
+    need({"transformers": BAD})
+    words = question.Asked("expert-starvation", good="4.22.0", bad=BAD, world_size=2, calibrate=1)
+    scenario = load.load(catalogue.find("expert-starvation"))
+    try:
+        whole = question.ask(scenario, words)
+    except StackError as error:
+        pytest.skip(f"no index can be asked: {error.message}")
+    chosen = ("4.22.0", GOOD, BAD)
+    few = tuple(r for r in whole.releases if r.version in chosen)
+    asked = dataclasses.replace(whole, releases=few)
+    watcher = Lines(print)
+    with states.create(tmp_path / "out", asked.header(["moediag"])) as state:
+        prober = Releases(asked, tmp_path / "out", watcher, LaunchOptions())
+        answer = drive(asked, state, prober, watcher).answer
+    assert answer is not None and answer.began is not None
+    assert (answer.began.bad, answer.began.good) == (2, 1)
+    assert answer.given_good is not None and answer.given_good[1].kind == Kind.SKIP
+    kinds = {p.version: p.verdict for p in state.probes}
+    assert "tokenizers" in kinds["4.22.0"].text or "qwen3_moe" in kinds["4.22.0"].text
+    report = page.sentences("transformers", asked.versions, answer)
+    assert any("4.22.0 was given as good; it is not: skipped" in text for text in report)
 
 
 def started(folder: Path) -> bool:

@@ -26,6 +26,7 @@ from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, other
 from moediag.errors import ExitCode
 from moediag.scenario.schema import Scenario
 from tests.unit.bisect_fakes import STARVED, TARGET, Fake, question
+from tests.unit.tiny_clone import PERSON, from_letters
 
 HISTORY = "GGGGGBBBBBBBGGGGGGGG"
 
@@ -151,6 +152,29 @@ def test_wrong_usage(world: World, run: Any, arguments: tuple[str, ...], says: s
     assert says in err
 
 
+def test_an_error_is_no_verdict_for_git(world: World, run: Any, tmp_path: Path) -> None:
+    """To `git bisect run` exit codes up to 124 say that the commit is bad."""
+    for arguments in (("--match", "nearly"), ("--cpu", "2", "--gpus", "2"), ("--repo", "none")):
+        code, out, _ = run("--git-bisect", *arguments)
+        assert (code, out) == (128 + ExitCode.USAGE, "")
+    code, _, err = run("--git-bisect")  # this folder is no clone
+    assert code == 128 + ExitCode.USAGE
+    assert "not a git repository" in err
+
+
+def test_a_clone_without_the_releases_tag_is_refused_before_anything_is_probed(
+    world: World, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in PERSON.items():
+        monkeypatch.setenv(name, value)
+    from_letters(tmp_path / "clone", "GB")
+    code, _, err = run("--repo", str(tmp_path / "clone"), "--out", "out")
+    assert code == ExitCode.USAGE
+    assert "it has no tag v1.7" in err
+    assert "fetch --tags" in err
+    assert not Path("out").exists()
+
+
 def test_no_second_bisect_in_a_folder(world: World, run: Any) -> None:
     run("--out", "taken")
     code, _, err = run("--out", "taken")
@@ -256,6 +280,20 @@ def test_the_live_table_lists_releases_in_order_with_their_verdicts() -> None:
     assert "2025-07-11" in text
     assert "4.9 B  4.10 G" in text
     assert rows[-1][-1] == "on"
+
+
+def test_what_is_no_release_follows_them_in_the_table() -> None:
+    live = Live(Console(file=io.StringIO(), width=100, color_system=None))
+    names = ["commit 1234567890", "4.9.0", "4.8.0 with the companions of 4.9.0", "4.10.0"]
+    for name in names:
+        live.finished(ProbeRecord(name, GOOD, seconds=1.0))
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    with console.capture() as caught:
+        console.print(live.view())
+    rows = [line for line in caught.get().splitlines() if " good " in line]
+    starts = [next(n for n in names if row.startswith(n)) for row in rows]
+    assert starts == ["4.9.0", "4.10.0", names[0], names[2]]
+    assert caught.get().splitlines()[-1].split() == ["4.9", "G", "4.10", "G"]
 
 
 def test_a_log_gets_lines_and_a_person_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from moediag.bisect import ahead as builders
 from moediag.bisect import probe as module
 from moediag.bisect.ahead import Ahead
 from moediag.bisect.probe import Releases, TooRare
+from moediag.bisect.prober import Setting
 from moediag.bisect.progress import Lines
 from moediag.bisect.question import Asked, Question
 from moediag.bisect.rates import Rate
@@ -28,6 +29,7 @@ from moediag.launch.options import LaunchOptions
 from moediag.report.model import Conclusion, RunResult, TrialResult
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan
+from moediag.stacks.environment import Stack
 from moediag.stacks.releases import Release
 from tests.unit.bisect_fakes import STARVED, TARGET
 from tests.unit.test_bisect_signatures import trial
@@ -161,6 +163,38 @@ def test_a_release_that_cannot_be_tried_is_skipped_with_its_reason(
         assert record.verdict.kind == Kind.SKIP
         assert text in record.verdict.text
         assert "\n" not in record.verdict.text
+
+
+def test_a_setting_is_tried_on_its_next_environment_only_where_the_first_decided_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    old, new = {"transformers": "4.53.0"}, {"transformers": "4.53.2"}
+    setting = Setting("commit abc", (old, new), tmp_path / "source")
+    record = prober(tmp_path).probe_on(setting, 2, TARGET)
+    assert (record.version, record.attempt, record.verdict.kind) == ("commit abc", 2, Kind.BAD)
+    assert world.requests == [old]
+    assert world.folders == ["commit-abc"]
+    world.control = "crash:ImportError:x.py f:one-rank"  # newer code needs newer companions
+    record = prober(tmp_path).probe_on(setting, 1, TARGET)
+    assert record.verdict.kind == Kind.SKIP
+    assert world.requests == [old, old, new]
+    world.signatures, world.control = ["crash:KeyError:x.py f:one-rank"], "clean"
+    record = prober(tmp_path).probe_on(setting, 1, TARGET)
+    assert record.verdict.kind == Kind.OTHER, "it ran: the next environment is not asked"
+    assert world.requests[3:] == [old]
+
+
+def test_source_is_imported_before_what_is_installed(tmp_path: Path) -> None:
+    stack = Stack(
+        python=Path("bin/python"), versions={"mini": "1.0"}, key="mini-1.0-x", seconds=0.0,
+        pythonpath=[tmp_path / "rank"],
+    )  # fmt: skip
+    over = module.overlay(stack, tmp_path / "source", "commit abc", "mini")
+    path = os.pathsep.join([str(tmp_path / "source"), str(tmp_path / "rank")])
+    assert over.environ({})["PYTHONPATH"] == path
+    assert over.key != stack.key, "no process that imported the release is used for it"
+    assert over.versions["mini"] == "commit abc, on 1.0"
+    assert "not what is installed (1.0)" in over.notes[0]
 
 
 def test_what_keeps_every_release_from_being_tried_is_an_error(

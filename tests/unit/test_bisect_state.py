@@ -301,3 +301,18 @@ def test_the_file_is_plain_json_lines(tmp_path: Path) -> None:
     kinds = [json.loads(line)["e"] for line in written(tmp_path).splitlines()]
     assert kinds == ["header", "learned", "probe", "probe", "probe", "probe"]
     assert isinstance(create(tmp_path / "other", HEADER), State)
+
+
+def test_probes_of_something_else_than_a_release_are_kept_by_name(tmp_path: Path) -> None:
+    mixed = ProbeRecord("1.1 with the companions of 1.0", BAD, seconds=1.0)
+    again = dataclasses.replace(mixed, attempt=2)
+    with states.create(tmp_path, HEADER) as state:
+        state.finished_extra(mixed)
+        state.finished_extra(again)
+        assert state.known(mixed.version) == mixed
+        assert state.known("1.0") is None
+        with pytest.raises(ValueError, match="probed before"):
+            state.finished_extra(mixed)
+    stored = states.read(tmp_path)
+    assert stored.extras == (mixed, again)
+    assert stored.probes == ()

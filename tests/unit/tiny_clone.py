@@ -49,7 +49,7 @@ class TinyClone:
         if letter:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"# {letter} {message}\n", encoding="utf-8")
-        else:
+        else:  # the caller's own files, and a word beside them
             (self.path / "README").write_text(message, encoding="utf-8")
         self.git("add", "-A")
         self.git("commit", "-q", "-m", message)

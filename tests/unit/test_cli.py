@@ -50,8 +50,7 @@ class Pipeline:
         self.options: Any = None
         self.gpus: tuple[int, str | None] | None = None
 
-    def require_gpus(self, count: int, torch: str | None, shared: bool) -> None:
-        assert not shared
+    def require_gpus(self, count: int, torch: str | None = None, shared: bool = False) -> None:
         self.gpus = (count, torch)
 
     def load(self, path: Path, overrides: list[str]) -> Any:
@@ -134,7 +133,7 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
 def test_a_machine_without_the_gpus_is_told_before_anything_runs(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(count: int, torch: str | None, shared: bool) -> None:
+    def refuse(count: int, torch: str | None, shared: bool = False) -> None:
         raise MachineError(f"{count} GPUs are wanted")
 
     monkeypatch.setattr("moediag.doctor.require_gpus", refuse)

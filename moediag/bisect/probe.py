@@ -146,6 +146,7 @@ class Releases:
     def close(self) -> None:
         self.ahead.close()
         self.hosts.close()
+        self.stopping.clear()  # whom it was for is gone; what follows may probe again
 
     @property
     def _fork(self) -> bool:

@@ -65,5 +65,5 @@ class Prober(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what :meth:`prepare` began."""
+        """Ends what :meth:`prepare` began. It may be used again afterwards."""
         ...

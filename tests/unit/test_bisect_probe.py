@@ -184,6 +184,22 @@ def test_a_setting_is_tried_on_its_next_environment_only_where_the_first_decided
     assert world.requests[3:] == [old]
 
 
+def test_what_follows_a_search_of_several_at_once_is_not_stopped_with_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def builds(request: Mapping[str, str], progress: Any) -> None:
+        progress("downloading", None)
+
+    monkeypatch.setattr(module.environment, "ensure", builds)
+    used = prober(tmp_path)
+    used.stop()
+    with pytest.raises(Interrupted):
+        used.probe("4.53.0", 1, TARGET)
+    used.close()
+    setting = Setting("commit abc", ({"transformers": "4.53.0"},))
+    assert used.probe_on(setting, 1, TARGET).verdict.kind == Kind.BAD
+
+
 def test_source_is_imported_before_what_is_installed(tmp_path: Path) -> None:
     stack = Stack(
         python=Path("bin/python"), versions={"mini": "1.0"}, key="mini-1.0-x", seconds=0.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that launch ranks share hosts and cached runs, and two launches at once would slow each
     other: all of them go to one worker, the others to the rest (``--dist loadgroup``)."""

@@ -25,6 +25,7 @@ def install(recorder: Recorder) -> None:
     """Replaces the methods of ProcessGroup and Work and hooks the c10d operators."""
     completion = Completion(recorder)
     recorder.on_flush.append(completion.poll)
+    recorder.on_finish.append(completion.settle)
     for name, shape in METHODS.items():
         recorder.patches.replace(dist.ProcessGroup, name, _method(recorder, completion, shape))
     recorder.patches.replace(dist.ProcessGroup, "_start_coalescing", _start(recorder))

@@ -6,6 +6,7 @@ there an event is recorded behind it and asked later, never with a synchronisati
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from typing import Any, Deque, Dict, NamedTuple, Optional, Tuple
@@ -15,6 +16,7 @@ import torch
 from moediag.recorder.calls import Call
 from moediag.recorder.core import Recorder
 
+SETTLE = 0.5  # seconds
 _MAX_EXPECTED = 1024  # works that nobody waited for, yet
 _MAX_NATIVE = 64  # a Work keeps its tensors: hold few
 
@@ -99,6 +101,16 @@ class Completion:
         event = torch.cuda.Event()
         event.record()
         self._device.append((number, event))
+
+    def settle(self, seconds: float = SETTLE) -> None:
+        """At the rank's end: what nobody waits for, the flags of DDP's reducer for one, is mostly
+        done a moment later. Looks again for ``seconds`` at most."""
+        until = time.monotonic() + seconds
+        while any(work is not None for work in self._native.values()):
+            self.poll()
+            if time.monotonic() > until:
+                return
+            time.sleep(0.002)
 
     def poll(self) -> None:
         """Writes ``done`` for what has completed meanwhile; cheap when nothing is pending. Not

@@ -116,6 +116,7 @@ class Recorder:
         self.on_module: Optional[Callable[[Any, str], None]] = None  # told each of them
         self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
         self.on_end: List[Callable[[], None]] = []  # the rank ends, well or not; may come twice
+        self.on_finish: List[Callable[[], None]] = []  # it ends well; before the above
         self.on_uninstall: List[Callable[[], None]] = []
         self.after_uninstall: List[Callable[[], None]] = []  # once all attributes are back
         self._next = 0
@@ -154,7 +155,7 @@ class Recorder:
 
     def error(self, exception: BaseException) -> None:
         """The exception that ends the rank."""
-        self._end()
+        self._tell(self.on_end)
         frames = traceback.extract_tb(exception.__traceback__)
         own = [f for f in frames if not f.filename.startswith((_TORCH, _OWN))] or list(frames)
         where = ""
@@ -167,7 +168,8 @@ class Recorder:
         """The rank reached its end."""
         if self.active:
             self.flush()
-            self._end()
+            self._tell(self.on_finish)
+            self._tell(self.on_end)
             self.event("end")
             self.heartbeat.finish()
 
@@ -185,7 +187,7 @@ class Recorder:
         if not self.active:
             return
         self.flush()
-        self._end()
+        self._tell(self.on_end)
         self.active = False
         for undo in (*reversed(self.on_uninstall), self.patches.restore, *self.after_uninstall):
             try:
@@ -195,8 +197,8 @@ class Recorder:
         self.log.close()
         self.heartbeat.close()
 
-    def _end(self) -> None:
-        for tell in self.on_end if self.active else ():
+    def _tell(self, those: List[Callable[[], None]]) -> None:
+        for tell in those if self.active else ():
             try:
                 tell()
             except Exception as error:

@@ -90,5 +90,5 @@ def watch(
     if as_json:
         stdout.write(jsonview.render(done.result))
     else:
-        print(f"moediag: evidence in {views.short(done.folder)}", file=sys.stderr)  # noqa: T201
+        print(watching.closing(done.result, views.short(done.folder)), file=sys.stderr)  # noqa: T201
     raise typer.Exit(done.exit_code)

@@ -16,15 +16,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moediag.report import names
+from moediag.report.finding import FAILURES
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from moediag.launch.options import Progress
+    from moediag.report.model import RunResult
 
 _SPAN = 30.0  # seconds over which speed is measured
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def closing(result: RunResult, folder: str | Path) -> str:
+    """The last line: what was found, because what an ended launcher prints hides the page, and how
+    to see it again."""
+    failed = [trial for trial in result.trials if trial.verdict in FAILURES]
+    if not failed:
+        return f"moediag: evidence in {folder}"
+    last = failed[-1]
+    who = f", culprit {names.ranks(last.culprits)}" if last.culprits else ""
+    return f"moediag: {last.verdict}{who}; the page again: moediag report {folder}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 from collections.abc import Sequence
@@ -199,3 +200,13 @@ def test_the_last_tokens_per_expert_of_all_ranks(tmp_path: Path) -> None:
 def test_the_kernel_counts_what_it_kills() -> None:
     count = oom_kills()
     assert count is None or count >= 0
+
+
+def test_the_last_line_says_what_a_launcher_scrolled_away() -> None:
+    hung = dataclasses.replace(trial("hang"), culprits=(1,))
+    of = watch.of_job
+    assert watching.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"
+    assert watching.closing(of("train.py", [trial("crash"), hung]), "run") == (
+        "moediag: hang, culprit rank 1; the page again: moediag report run"
+    )
+    assert "culprit" not in watching.closing(of("train.py", [trial("hang")]), "run")

@@ -76,6 +76,6 @@ def test_a_whole_number_will_do_for_a_fraction() -> None:
 
 
 def test_every_program_has_its_module() -> None:
-    folder = Path(protocol.__file__).parent / "worker" / "programs"
+    folder = Path(protocol.__file__).parents[1] / "worker" / "programs"
     modules = {p.stem.replace("_", "-") for p in folder.glob("[a-z]*.py")}
     assert set(protocol.PROGRAMS) - {"demo"} <= modules

@@ -1,0 +1,80 @@
+"""The recorder's log, line by line, and its memory-mapped record of progress."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Optional, Union
+
+# --------------------------------------------------------------------------------------
+# Events, one JSON object a line. ``e`` is the kind, ``t`` the wall clock in seconds.
+#
+# start       rank world_size pid host python torch transformers accelerate backend
+# group       group(name) desc axis(mesh axis name or null) ranks backend
+# names       id fqns[]            interned list of parameter names; later events carry the id
+# collective  n(per-rank index, from 0)  group  k(index of this op within its group, from 0)
+#             op numel_in numel_out dtype splits_in|null splits_out|null peer|null reduce|null
+#             phase(forward|backward|recompute|optimizer|other) module(FQN or "")
+#             carries(names id|null: parameters on the wire)
+#             of(names id|null: all parameters of that FSDP group)  sizes(numel of each carried)
+#             site("file.py:12 function") step(int) async(bool)
+# done        n                    the collective was waited for and completed
+# tokens      step layer(FQN of the MoE block) counts[experts]   one line per forward of it
+# no_gradient step names(id)       parameters whose .grad is None when the optimizer steps
+# phase       name(free text: "step 1", "imports", …) step
+# weights     when(loaded|prepared|resumed) experts[ExpertRows…] unequal[FQN…: other parameters
+#             that differ from the checkpoint] compared(int: how many of those) asked(ep size asked
+#             for, 1: none) whole(experts of a layer in the checkpoint) left_out(bool: sharding
+#             was told to leave the experts alone)
+# experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
+# note        text                 a fact about how the trial was run (shims, how it was asked)
+# decision    what value step      which branch the rank takes where others may take another one;
+#             value: a number, the names of what it has, or words that follow "rank 1 "
+# finding     what text step details{}  wrong, and found before it shows; what: optimizer-group
+# not_seen    text                 something this rank's recorder cannot observe here
+# error       type message where   the exception that ends the rank
+# end
+# --------------------------------------------------------------------------------------
+EVENT_KINDS = (
+    "start", "group", "names", "collective", "done", "tokens", "no_gradient", "phase",
+    "weights", "experts_used", "decision", "finding", "note", "not_seen", "error", "end",
+)  # fmt: skip
+
+OPS = (
+    "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter",
+    "all_to_all", "send", "recv", "barrier",
+)  # fmt: skip
+
+
+class Heartbeat:
+    """Layout of the memory-mapped progress record of one rank (64 bytes, little endian).
+
+    ``progress`` grows with every recorded event; ``collective`` is the index of the collective
+    the main thread is inside of, or -1; ``state`` is one of STATES; ``time`` is the wall clock
+    of the last change in seconds; ``step`` the training step, from 1.
+    """
+
+    MAGIC = b"MDHB0001"
+    STATES = ("starting", "running", "in-collective", "finished")
+    LAYOUT = struct.Struct("<8sQqQdq")  # magic, progress, collective, state, time, step
+    SIZE = 64
+
+    def __init__(self, progress: int, collective: int, state: str, time: float, step: int) -> None:
+        self.progress = progress
+        self.collective = collective
+        self.state = state
+        self.time = time
+        self.step = step
+
+    @classmethod
+    def read(cls, path: Union[str, Path]) -> Optional["Heartbeat"]:
+        """The record at ``path``; None when it does not exist yet or is incomplete."""
+        try:
+            raw = Path(path).read_bytes()[: cls.LAYOUT.size]
+        except OSError:
+            return None
+        if len(raw) < cls.LAYOUT.size or not raw.startswith(cls.MAGIC):
+            return None
+        _, progress, collective, state, time, step = cls.LAYOUT.unpack(raw)
+        name = cls.STATES[state] if state < len(cls.STATES) else "running"
+        return cls(progress, collective, name, time, step)

@@ -1,0 +1,94 @@
+"""The environment variables and the files by which a rank and the control side find each other."""
+
+from __future__ import annotations
+
+# Environment variables through which a rank learns that it is watched.
+ENV_TRIAL = "MOEDIAG_TRIAL"  # path of trial.json
+ENV_EVIDENCE = "MOEDIAG_EVIDENCE"  # folder that receives the rank's files
+# "1": ranks compare what they bring to each reduction of FSDP2, see recorder.guard.
+ENV_GUARD = "MOEDIAG_GUARD"
+ENV_GUARD_TIMEOUT = "MOEDIAG_GUARD_TIMEOUT"  # seconds until a rank that others wait for is absent
+GUARD_TIMEOUT = 300.0
+
+# A watched job: its run directory, the folder of this package, the marker of a process that is a
+# rank (its children inherit it), how often the elastic agent started its ranks before, and the size
+# of a segment of the log in bytes.
+ENV_WATCH = "MOEDIAG_WATCH"
+ENV_PACKAGE = "MOEDIAG_PACKAGE"
+ENV_RANK_PID = "MOEDIAG_RANK_PID"
+ENV_ATTEMPT = "MOEDIAG_ATTEMPT"
+ENV_SEGMENT = "MOEDIAG_SEGMENT_BYTES"
+
+TRIAL_FILE = "trial.json"
+# In the run directory of a watched job: one line for each process that could not be recorded.
+NOT_RECORDED_FILE = "not-recorded.txt"
+
+
+def attempt_folder(attempt: int) -> str:
+    """The evidence of a watched job's ranks; an elastic agent may start them several times."""
+    return f"attempt-{attempt}"
+
+
+def pid_file(rank: int) -> str:
+    """JSON: pid, host, time (epoch seconds), of a watched job also world_size and local_ranks (null
+    where the rank does not know). Lets the watchdog find the rank before its first heartbeat."""
+    return f"rank-{rank}.pid"
+
+
+def events_file(rank: int) -> str:
+    """The recorder's log: JSON lines, one of EVENT_KINDS in field ``e``."""
+    return f"rank-{rank}.events.jsonl"
+
+
+def older_events_file(rank: int) -> str:
+    """The segment of the log before ``events_file``, once that has grown to its bound; the newer
+    segment repeats what its lines refer to (start, group, names), so it can be read alone."""
+    return f"rank-{rank}.events.older.jsonl"
+
+
+def heartbeat_file(rank: int) -> str:
+    """The memory-mapped progress record, see :class:`Heartbeat`."""
+    return f"rank-{rank}.heartbeat"
+
+
+def output_file(rank: int) -> str:
+    """The rank's own standard output and error, together."""
+    return f"rank-{rank}.log"
+
+
+def stacks_file(rank: int) -> str:
+    """What ``faulthandler`` wrote (on a fatal signal, on SIGTERM, or when asked)."""
+    return f"rank-{rank}.stacks.txt"
+
+
+def error_file(rank: int) -> str:
+    """The exception that ended the rank, as torch elastic's error file (JSON)."""
+    return f"rank-{rank}.error.json"
+
+
+def outcome_file(rank: int) -> str:
+    """What the worker measured on this rank, see :class:`Outcome`; absent if it died."""
+    return f"rank-{rank}.outcome.json"
+
+
+def executed_file(rank: int) -> str:
+    """Which functions of the installed packages this rank ran (JSON lines): ``[FILE, NAME]``
+    numbers a file, ``[FILE, LINE]`` is a function of it by its first line, decorators included
+    (0: the file was imported), ``[FILE, CLASS, FQN]`` a class of the model's module at FQN, with
+    ``*`` for the numbers of layers and experts. Only where the trial asks for it."""
+    return f"rank-{rank}.executed.jsonl"
+
+
+def flight_file(rank: int) -> str:
+    """Flight Recorder dump of this rank (JSON, without stacks)."""
+    return f"rank-{rank}.flight.json"
+
+
+# What a susceptibility trial found, see :class:`Susceptibility`.
+SUSCEPTIBILITY_FILE = "susceptibility.json"
+
+
+# A file that, once created by the control side, asks the rank's recorder thread to dump the
+# Flight Recorder into flight_file(rank).
+def dump_request_file(rank: int) -> str:
+    return f"rank-{rank}.dump-request"

@@ -1,0 +1,126 @@
+"""Programs: steps that no sharding of a whole model shows, each a module of
+``moediag.worker.programs``; their options and what those may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict
+
+# Name -> option -> default; a tuple lists what an option of text may be, its default first.
+PROGRAMS: Dict[str, Dict[str, Any]] = {
+    # One MoE block under tensor parallelism. expert_tp: routed experts are cut over the tp ranks
+    # (tp) or whole on each (1); scores: routing scores scale what comes out of the experts (after)
+    # or what goes in (before); fix: see worker.tp_router.plans.
+    "tp-router": {
+        "block": ("look-alike", "torchtitan"),
+        "tensor_parallel": True,
+        "expert_tp": ("tp", "1"),
+        "scores": ("after", "before"),
+        "fix": (
+            "none",
+            "weights-partial",
+            "gate-partial",
+            "gate-mean",
+            "gate-sum",
+            "boundary-twice",
+            "merged",
+            "boundary",
+        ),
+    },
+    "fsdp1-nested-ep": {
+        "wrap": (
+            "ignored-modules", "auto-wrap", "without-assertions", "bottom-up", "custom-policy",
+        ),
+        "divide": ("nothing", "gradients", "postdivide-factor", "loss"),
+    },
+    "fsdp2-two-meshes": {
+        "experts": ("own-mesh", "two-axes", "per-parameter"),
+        "divide": ("nothing", "world", "world-premul", "ep", "gradients", "loss"),
+        "norm": ("mesh", "mesh-and-ep"),
+    },
+    "checkpoint-recompute": {
+        # How routing differs in the recomputation, see moediag.worker.rerouted.
+        "change": ("count", "metadata", "permuted", "noise", "none"),
+        "on_rank": 1,  # whose recomputation
+        "pair": False,  # permuted: two tokens alone exchange their experts
+        "router": ("inside", "outside"),  # of the checkpointed region
+        "save": ("nothing", "top-k", "matmul"),  # selective checkpointing: what is not recomputed
+        "mutate": False,  # selective checkpointing: what was saved may be written to
+        # The released block; one whose router normalises into a new tensor; that, visiting each
+        # expert.
+        "block": ("released", "not-in-place", "every-expert"),
+        "preserve_rng": True,  # checkpointing's own preserve_rng_state
+        "unpack": ("strict", "scalar", "zeros"),  # what backward gets for what does not match
+    },
+    # A step with a gradient that is not finite: who skips the optimizer, and by doing what.
+    "skipped-step": {
+        "optimizer": ("adamw", "sgd", "muon"),  # sgd with momentum; muon: torch.optim.Muon
+        # Where it overflows: rank 0's loss, one row of one parameter (its shard is the last
+        # rank's), or nowhere.
+        "overflow": ("loss", "one-row", "none"),
+        "at": 2,  # in this step
+        "norm": ("global", "own-shards"),  # what is asked for being finite
+        "agree": False,  # ranks skip when any of them found it not finite
+        # In place of the step: return; zero_grad() and step(); zero_grad(set_to_none=False) and
+        # step(); nothing, the step as it is.
+        "answer": ("return", "none-then-step", "zeros-then-step", "step"),
+        "schedule": ("with-updates", "always"),  # when the scheduler advances
+    },
+    # Metrics that are all-reduced over the ranks, by name, beside gradient accumulation.
+    "metrics": {
+        "reduce": ("inside", "after"),  # each micro-batch's | their mean, after the last
+        "micro_batches": 3,
+        "fewer": 0,  # by so many on odd ranks
+        # What FSDP2 does in all but the last micro-batch: reduces gradients; keeps them; keeps
+        # them and the gathered parameters too, so that nothing is communicated.
+        "accumulation": ("every", "no-sync", "no-sync-gathered"),
+        "pad": False,  # ranks agree on the largest number; a padding micro-batch has weight 0
+        "keys": ("same", "one-missing", "other-order"),  # of odd ranks
+        # How names meet: in each rank's own order; sorted; all known names, 0 where a rank has
+        # none; the same with the number of ranks that have it.
+        "names": ("own-order", "sorted", "zero-for-missing", "counted"),
+    },
+    "tied-embeddings-meta": {
+        # When the meta model gets memory; before sharding torch's to_empty gives each name its own.
+        "empty": ("after-sharding", "before-sharding", "before-sharding-but-rank-0"),
+        "retie": ("never", "before-sharding", "after-loading"),
+        "checkpoint": ("both-names", "embedding-only"),
+        "load": ("torch", "accelerate", "broadcasts"),
+    },
+    "router-logits-guard": {
+        # By which field of a configuration a trainer takes its model for a mixture of experts.
+        "guard": (
+            "always",
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+            "any",
+            "any-in-text-config",
+            "own-switch",
+        ),
+    },
+}  # fmt: skip
+
+
+def program_options(name: str, given: Dict[str, Any]) -> Dict[str, Any]:
+    """Every option of program ``name`` with its value. Raises KeyError for an unknown program or
+    option, ValueError for a value that it cannot have."""
+    known = PROGRAMS[name]
+    values = {k: v[0] if isinstance(v, tuple) else v for k, v in known.items()}
+    for option, value in given.items():
+        may = known[option]
+        if isinstance(may, tuple):
+            if value not in may:
+                raise ValueError(f"{option}: {value!r} is none of {', '.join(map(str, may))}")
+        elif type(value) is not type(may) and not (isinstance(may, float) and type(value) is int):
+            raise ValueError(f"{option}: {value!r}, but a {type(may).__name__} belongs there")
+        values[option] = value
+    return values
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A program of moediag.worker.programs in place of the training step of a whole model."""
+
+    name: str = ""
+    options: Dict[str, Any] = field(default_factory=dict)  # see PROGRAMS

@@ -7,6 +7,7 @@ from moediag.diagnosis import (
     around,
     decisions,
     detectors,
+    held,
     ownership,
     parts,
     programs,
@@ -103,7 +104,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if of_detectors is None and step is not None and by_part:
         of_parts = parts.table(by_part, step)
     tables = (
-        *ownership.tables(evidence, owned.pattern in ownership.LOST),
+        *held.tables(evidence, owned.pattern in ownership.LOST),
         of_detectors,
         of_parts,
         factors.table,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moediag.diagnosis.ownership import numbers
+from moediag.diagnosis.held import numbers
 from moediag.diagnosis.unsaved import by, by_parameter, listed, most, what_is_lost
 from moediag.evidence.model import Evidence
 from moediag.protocol import ResumeOutcome, StateDifference

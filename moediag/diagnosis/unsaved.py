@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from moediag.diagnosis.ownership import numbers
+from moediag.diagnosis.held import numbers
 from moediag.protocol import ExpertRows, ResumeOutcome
 from moediag.report.names import compact, error_size, plural, ranks
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moediag.diagnosis import held as held_by
 from moediag.diagnosis import ownership
 from moediag.diagnosis.diagnose import diagnose
 from moediag.diagnosis.ownership import ownership_facts
@@ -95,12 +96,12 @@ def test_without_evidence_nothing_is_said() -> None:
     nothing = Evidence(2, {0: RankEvidence(0), 1: RankEvidence(1)})
     assert not ownership_facts(nothing).seen
     assert not ownership_facts(Evidence(0, {})).seen
-    assert ownership.tables(nothing, lost=False) == ()
+    assert held_by.tables(nothing, lost=False) == ()
     empty = seen({0: rows([], whole=0)}, experts=0)
     whole = replace(empty.ranks[0].weights[0], experts=())
     told = Evidence(1, {0: replace(empty.ranks[0], weights=(whole,))})
     assert ownership_facts(told).seen and not ownership_facts(told).wrong
-    assert ownership.tables(told, lost=True) == ()
+    assert held_by.tables(told, lost=True) == ()
 
 
 # ------------------------------------------------------------------------ patterns
@@ -302,9 +303,9 @@ def test_a_rank_without_a_log_leaves_it_open() -> None:
 
 def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
     loading = {0: rows(range(4), lies="plain", whole=4), 1: rows([-1] * 4, lies="plain", whole=4)}
-    alone = seen(loading, asked=2, when=ownership.BY_RANK_0)
+    alone = seen(loading, asked=2, when=held_by.BY_RANK_0)
     assert not ownership_facts(alone).seen
-    (held,) = ownership.tables(alone, lost=False)
+    (held,) = held_by.tables(alone, lost=False)
     assert held.columns == ("rank", "after loading", "after sharding")
     assert held.rows == (
         ("rank 0", "0-3 (plain)", "-"),
@@ -317,14 +318,14 @@ def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
 
 def test_ranks_are_rows_and_moments_columns() -> None:
     evidence = LOST["a piece of each rank's own"][0]
-    held, values = ownership.tables(evidence, lost=True)
+    held, values = held_by.tables(evidence, lost=True)
     assert held.note == f"of {UP}"
     assert held.rows == (
         ("rank 0", "0-3 (plain)", f"0-1 ({SHARDED})"),
         ("rank 1", "4-7 (plain)", f"6-7 ({SHARDED})"),
     )
     assert values.columns[-1] == "checkpoint"
-    assert ownership.tables(evidence, lost=False) == (held,)
+    assert held_by.tables(evidence, lost=False) == (held,)
 
 
 def test_parameters_that_differ_have_lines_of_their_own() -> None:
@@ -334,7 +335,7 @@ def test_parameters_that_differ_have_lines_of_their_own() -> None:
         r: replace(one, weights=(replace(one.weights[0], experts=(FINE[r], more)),))
         for r, one in evidence.ranks.items()
     }
-    (held,) = ownership.tables(replace(evidence, ranks=ranks), lost=False)
+    (held,) = held_by.tables(replace(evidence, ranks=ranks), lost=False)
     assert [row[:2] for row in held.rows] == [
         (UP, "rank 0"), (UP, "rank 1"), (DOWN, "rank 0"), (DOWN, "rank 1"),
     ]  # fmt: skip
@@ -342,10 +343,10 @@ def test_parameters_that_differ_have_lines_of_their_own() -> None:
 
 
 def test_numbers_are_runs_with_what_is_none() -> None:
-    assert ownership.numbers([0, 1, 2, 3, 6]) == "0-3, 6"
-    assert ownership.numbers([5, 4, -1, -1]) == "4-5 and 2 rows of none"
-    assert ownership.numbers([-1]) == "none of the checkpoint's"
-    assert ownership.numbers([]) == "nothing"
+    assert held_by.numbers([0, 1, 2, 3, 6]) == "0-3, 6"
+    assert held_by.numbers([5, 4, -1, -1]) == "4-5 and 2 rows of none"
+    assert held_by.numbers([-1]) == "none of the checkpoint's"
+    assert held_by.numbers([]) == "nothing"
 
 
 # ------------------------------------------------------------------------ as a verdict
@@ -413,7 +414,7 @@ def test_no_evidence_is_too_strange(ranks: list, asked: int, whole: int, when: s
         )
     facts = ownership_facts(Evidence(len(ranks), told))
     for wrong in (True, False):
-        ownership.tables(Evidence(len(ranks), told), wrong)
+        held_by.tables(Evidence(len(ranks), told), wrong)
     if facts.seen and not facts.wrong:
         for one in told.values():
             assert all(0 <= e < whole for own in one.weights[0].experts for e in own.held)

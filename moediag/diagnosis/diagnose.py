@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moediag.diagnosis import (
     applied,
     around,
@@ -14,15 +16,16 @@ from moediag.diagnosis import (
     shown,
 )
 from moediag.diagnosis.ahead import ahead
-from moediag.diagnosis.align import align
+from moediag.diagnosis.align import Aligned, align
 from moediag.diagnosis.applied import applied_facts
 from moediag.diagnosis.culprits import Blame, blame
+from moediag.diagnosis.decisions import Parted
 from moediag.diagnosis.diverge import first_divergence
 from moediag.diagnosis.factor import factor_facts
-from moediag.diagnosis.facts import Facts
+from moediag.diagnosis.facts import Facts, Judgement
 from moediag.diagnosis.failures import failures
 from moediag.diagnosis.frontier import frontier
-from moediag.diagnosis.gradients import gradient_facts
+from moediag.diagnosis.gradients import GradientFacts, gradient_facts
 from moediag.diagnosis.habit import departed
 from moediag.diagnosis.loads import load_facts, load_tables
 from moediag.diagnosis.metrics import metric_facts
@@ -35,6 +38,7 @@ from moediag.diagnosis.signature import signature
 from moediag.diagnosis.starvation import tokens_of
 from moediag.diagnosis.verdict import judge
 from moediag.evidence.model import Evidence
+from moediag.report.model import Table
 from moediag.report.names import ranks
 from moediag.verdicts import Verdict
 
@@ -44,76 +48,12 @@ _UNEXPLAINED = (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE)
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Pure and near linear in the number of recorded events."""
     aligned = align(evidence)
-    failed = failures(evidence)
-    divergence = first_divergence(aligned, replay(aligned, evidence), evidence, failed)
-    found = Blame()
-    if divergence is not None:
-        schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
-        found = blame(divergence, schedule, tokens_of(evidence))
-        if evidence.foreign and not found.culprits:
-            odd = departed(divergence.calls, evidence)
-            found = Blame(odd, "habit") if odd else found
-    owned, numbers = ownership_facts(evidence), gradient_facts(evidence)
-    step = numbers.step or parts.wrong_inputs(evidence)
-    by_part = parts.parts(evidence, step) if step is not None else ()
-    replicas, loads = replica_facts(evidence), load_facts(evidence)
-    resumed, factors = resume_facts(evidence), factor_facts(evidence, step)
-    after, reported = applied_facts(evidence), metric_facts(evidence)
-    stuck = None
-    if evidence.foreign and evidence.stall is not None and divergence is None:
-        stuck = frontier(aligned, evidence)
-    facts = Facts(
-        evidence,
-        failed,
-        divergence,
-        found,
-        numbers,
-        parts=by_part,
-        ownership=owned,
-        replicas=replicas,
-        loads=loads,
-        resume=resumed,
-        frontier=stuck,
-        factors=factors,
-        applied=after,
-        metrics=reported,
-    )
+    facts = _facts(evidence, aligned)
     judged = judge(facts)
+    numbers, owned = facts.gradients, facts.ownership
+    by_schedule = facts.divergence if judged.divergence else None
     parted = decisions.parted(evidence)
-    by_schedule = divergence if judged.divergence else None
-    last = {
-        Verdict.REPLICA_DIVERGENCE: replicas.first.step if replicas.first is not None else None,
-        Verdict.WRONG_WEIGHTS: after.step,
-        Verdict.WRONG_METRICS: reported.step,
-    }.get(judged.verdict, numbers.step)
-    why = (
-        decisions.before(parted, evidence, by_schedule, last)
-        if judged.verdict not in _UNEXPLAINED
-        else ()
-    )
-    told = decisions.sentence(why, by_schedule is not None, last)
-    mixed = ahead(aligned, evidence) if judged.verdict not in _UNEXPLAINED else None
-    told = f"{told} {mixed.sentence}" if mixed is not None else told
-    at_end: tuple[str, ...] = ()
-    if owned.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:
-        at_end = (owned.text,)
-    if resumed.verdict is not None and judged.cause != resumed.text:
-        at_end = (*at_end, resumed.text)
-    of_detectors = detectors.table(detectors.seen(evidence, numbers, replicas))
-    of_parts = None  # the detectors' table says the same in one row
-    if of_detectors is None and step is not None and by_part:
-        of_parts = parts.table(by_part, step)
-    tables = (
-        *held.tables(evidence, owned.pattern in ownership.LOST),
-        of_detectors,
-        of_parts,
-        factors.table,
-        *load_tables(loads.loads),
-        *resumed.tables,
-        reported.table,
-        decisions.table(parted),
-        *programs.tables(evidence),
-    )
+    why, told = _why(facts, judged, parted, aligned)
     # After an update that was none, gradients are wrong as well: a consequence.
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
     wrong = wrong and judged.what not in applied.NAMES
@@ -122,7 +62,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         signature=signature(
             judged.verdict,
             by_schedule,
-            found,
+            facts.blame,
             judged.failure,
             judged.culprits,
             judged.what or (owned.pattern if judged.verdict == Verdict.WRONG_WEIGHTS else ""),
@@ -133,7 +73,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         victims=judged.victims,
         cause=f"{judged.cause} {told}".rstrip(),
         first_divergence=(
-            shown.first_divergence(by_schedule, found) if by_schedule is not None else None
+            shown.first_divergence(by_schedule, facts.blame) if by_schedule is not None else None
         ),
         gradient_error=numbers.error,
         worst_parameter=numbers.worst,
@@ -141,16 +81,104 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         parameters_compared=numbers.compared,
         not_seen=not_seen(evidence, aligned.not_seen),
         stacks=shown.stacks(evidence),
-        notes=judged.notes + at_end + _worker_notes(evidence),
-        tables=tuple(table for table in tables if table is not None),
+        notes=judged.notes + _at_end(facts, judged) + _worker_notes(evidence),
+        tables=_tables(facts, parted),
         backend=evidence.backend,
         schedules=(
             around.side_by_side(by_schedule, aligned, judged.culprits, evidence)
             if by_schedule is not None
             else None
         ),
-        states=around.states(evidence, failed),
+        states=around.states(evidence, facts.failed),
     )
+
+
+def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
+    """Everything that a verdict can rest on."""
+    failed = failures(evidence)
+    divergence = first_divergence(aligned, replay(aligned, evidence), evidence, failed)
+    found = Blame()
+    if divergence is not None:
+        schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
+        found = blame(divergence, schedule, tokens_of(evidence))
+        if evidence.foreign and not found.culprits:
+            odd = departed(divergence.calls, evidence)
+            found = Blame(odd, "habit") if odd else found
+    numbers = gradient_facts(evidence)
+    step = _compared_step(evidence, numbers)
+    stuck = None
+    if evidence.foreign and evidence.stall is not None and divergence is None:
+        stuck = frontier(aligned, evidence)
+    return Facts(
+        evidence,
+        failed,
+        divergence,
+        found,
+        numbers,
+        parts=parts.parts(evidence, step) if step is not None else (),
+        ownership=ownership_facts(evidence),
+        replicas=replica_facts(evidence),
+        loads=load_facts(evidence),
+        resume=resume_facts(evidence),
+        frontier=stuck,
+        factors=factor_facts(evidence, step),
+        applied=applied_facts(evidence),
+        metrics=metric_facts(evidence),
+    )
+
+
+def _compared_step(evidence: Evidence, numbers: GradientFacts) -> int | None:
+    """The step whose gradients, or else whose blocks' inputs, are shown part by part."""
+    return numbers.step or parts.wrong_inputs(evidence)
+
+
+def _why(
+    facts: Facts, judged: Judgement, parted: Sequence[Parted], aligned: Aligned
+) -> tuple[tuple[Parted, ...], str]:
+    """The decisions by which ranks parted before it failed, and what the cause says of them."""
+    if judged.verdict in _UNEXPLAINED:
+        return (), ""
+    last = {
+        Verdict.REPLICA_DIVERGENCE: facts.replicas.first.step if facts.replicas.first else None,
+        Verdict.WRONG_WEIGHTS: facts.applied.step,
+        Verdict.WRONG_METRICS: facts.metrics.step,
+    }.get(judged.verdict, facts.gradients.step)
+    by_schedule = facts.divergence if judged.divergence else None
+    why = decisions.before(parted, facts.evidence, by_schedule, last)
+    told = decisions.sentence(why, by_schedule is not None, last)
+    mixed = ahead(aligned, facts.evidence)
+    return why, f"{told} {mixed.sentence}" if mixed is not None else told
+
+
+def _at_end(facts: Facts, judged: Judgement) -> tuple[str, ...]:
+    """What is wrong besides, in a sentence each."""
+    told: tuple[str, ...] = ()
+    if facts.ownership.wrong and judged.verdict != Verdict.WRONG_WEIGHTS:
+        told = (facts.ownership.text,)
+    if facts.resume.verdict is not None and judged.cause != facts.resume.text:
+        told = (*told, facts.resume.text)
+    return told
+
+
+def _tables(facts: Facts, parted: Sequence[Parted]) -> tuple[Table, ...]:
+    evidence, numbers = facts.evidence, facts.gradients
+    of_detectors = detectors.table(detectors.seen(evidence, numbers, facts.replicas))
+    of_parts = None  # the detectors' table says the same in one row
+    step = _compared_step(evidence, numbers)
+    if of_detectors is None and step is not None and facts.parts:
+        of_parts = parts.table(facts.parts, step)
+    tables = (
+        *held.tables(evidence, facts.ownership.pattern in ownership.LOST),
+        of_detectors,
+        of_parts,
+        facts.factors.table,
+        *load_tables(facts.loads.loads),
+        *facts.resume.tables,
+        facts.metrics.table,
+        decisions.table(parted),
+        *programs.tables(evidence),
+    )
+    return tuple(table for table in tables if table is not None)
 
 
 def not_seen(evidence: Evidence, of_alignment: tuple[str, ...]) -> tuple[str, ...]:

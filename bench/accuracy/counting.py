@@ -55,6 +55,9 @@ class Outcome(Enum):
     WORDS = "cause not told"
 
 
+RANKS_RIGHT = (Outcome.RIGHT, Outcome.CLASS, Outcome.LINE, Outcome.WORDS)
+
+
 def outcome(truth: Truth, answer: Answer) -> Outcome:
     """The first thing that is wrong with ``answer``, the gravest first. On a healthy case nothing
     but an alarm is wrong."""
@@ -83,11 +86,13 @@ def names_one(lines: tuple[str, ...], text: str) -> bool:
 
 @dataclass(frozen=True)
 class Tally:
-    """``failing`` cases of which ``right`` were answered strictly right; ``healthy`` ones that the
-    tool could look at, of which ``alarms`` were false. ``kinds``: how many cases of each outcome."""
+    """``failing`` cases, of which ``right`` were answered strictly right and of ``ranks`` at least
+    the ranks; ``healthy`` ones that the tool could look at, of which ``alarms`` were false.
+    ``kinds``: cases by outcome."""
 
     failing: int
     right: int
+    ranks: int
     healthy: int
     alarms: int
     kinds: Counter[Outcome]
@@ -98,4 +103,6 @@ def tally(outcomes: Iterable[tuple[Truth, Outcome]]) -> Tally:
     kinds = Counter(kind for _, kind in pairs)
     failing = sum(not truth.healthy for truth, _ in pairs)
     healthy = kinds[Outcome.QUIET] + kinds[Outcome.FALSE_ALARM]
-    return Tally(failing, kinds[Outcome.RIGHT], healthy, kinds[Outcome.FALSE_ALARM], kinds)
+    named = sum(kinds[kind] for kind in RANKS_RIGHT)
+    alarms = kinds[Outcome.FALSE_ALARM]
+    return Tally(failing, kinds[Outcome.RIGHT], named, healthy, alarms, kinds)

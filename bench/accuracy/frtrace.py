@@ -30,9 +30,7 @@ class TorchFrTrace:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        self._process.__exit__(None, None, None)  # closes its input, which ends it, and waits
 
     def run(self, folder: Path, *, incomplete: bool = False) -> dict[str, Any]:
         """``text``, ``error``, ``seconds`` of one analysis, of CPU and without the import."""

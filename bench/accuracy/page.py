@@ -32,12 +32,15 @@ def tallied(cases: Sequence[Judged], tool: str) -> Tally:
 
 def summary(victims: Sequence[Judged], simulated: Sequence[Judged]) -> list[Row]:
     """Strict true positives and false alarms of each tool on each set."""
-    rows: list[Row] = [("cases", "tool", "strict true positives", "false alarms")]
+    rows: list[Row] = [
+        ("cases", "tool", "strict true positives", "right ranks at least", "false alarms")
+    ]
     for name, cases in (("victims", victims), ("simulated jobs", simulated)):
         for tool in cases[0].answers if cases else ():
             found = tallied(cases, tool)
             rows.append((
                 name, tool, f"{found.right} of {found.failing}",
+                f"{found.ranks} of {found.failing}",
                 f"{found.alarms} of {found.healthy}",
             ))  # fmt: skip
     return rows
@@ -139,10 +142,11 @@ one of the lines of the user's program that show it. Naming one rank too many, o
 library, is none. Where the evidence tells nobody (`truth`: nobody), naming somebody is wrong. A
 **false alarm** is any failure told of a job that is healthy or only slow.
 
-Of torch's own tools the class is not asked, only ranks and line. torchfrtrace's answer is the first
-of the findings that it prints. DETAIL's is the rank that most errors set against their own, or that
-did not reach the monitored barrier; where the errors name nobody, torchrun's "first observed
-failure" counts as its answer, unless that rank only gave up waiting.
+Of torch's own tools the class is not asked, only ranks and line. torchfrtrace's answer is the
+first of the findings that it prints. It takes one rank for right and blames who differs from it;
+which one is decided by the order in which a folder lists its files. DETAIL's answer is the rank
+that most errors set against their own, or that did not reach the monitored barrier; where the
+errors name nobody, torchrun's "first observed failure" counts, unless that rank only gave up.
 """
 
 _VICTIMS = """\
@@ -150,8 +154,8 @@ The programs are in `tests/victims/jobs.py`, what is right about each in `tests/
 
 - moediag: `moediag watch --on-hang abort -- torchrun … jobs.py NAME`, the program unchanged.
 - torchfrtrace: the Flight Recorder dumps that moediag took at its page. gloo's dumps name no
-  members of groups, on which it ends with a KeyError; "helped" is the same with the members filled in.
-  These dumps have no stacks, so no line is asked of it.
+  members of groups, on which it ends with a KeyError; "helped" is the same with the members filled
+  in. These dumps have no stacks, so no line is asked of it.
 - DETAIL: the same program without moediag, `TORCH_DISTRIBUTED_DEBUG=DETAIL`, its process groups
   giving up after 30 s (half an hour is the default); lines are those of its tracebacks.
 """

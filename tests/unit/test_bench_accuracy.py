@@ -61,6 +61,8 @@ def test_the_tally_counts_failing_and_healthy_cases_apart() -> None:
     cases = [(HANG, RIGHT), (HANG, wrong), (CLEAN, alarm), (CLEAN, quiet), (CLEAN, quiet)]
     found = tally((truth, outcome(truth, answer)) for truth, answer in cases)
     assert (found.right, found.failing, found.alarms, found.healthy) == (1, 2, 1, 3)
+    assert found.ranks == 1
+    assert tally([(HANG, Outcome.LINE)]).ranks == 1
     assert found.kinds[Outcome.OTHERS] == 1
 
 
@@ -73,7 +75,9 @@ def test_what_a_tool_could_not_read_counts_against_it_and_earns_it_no_quiet() ->
 def test_the_report_lists_what_was_not_right() -> None:
     wrong = page.Judged(HANG, {page.MOEDIAG: replace(RIGHT, culprits=(2,))}, "skip")
     right = page.Judged(CLEAN, {page.MOEDIAG: Answer(False, verdict="clean")}, "none")
-    assert page.summary([wrong, right], [])[1] == ("victims", "moediag", "0 of 1", "0 of 1")
+    assert page.summary([wrong, right], [])[1] == (
+        "victims", "moediag", "0 of 1", "0 of 1", "0 of 1",
+    )  # fmt: skip
     text = page.markdown([wrong, right], [], "head", range(1000, 1002))
     assert "- skips: other ranks named: hang, rank 2" in text
 

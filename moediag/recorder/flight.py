@@ -8,27 +8,38 @@ from typing import Any, Optional
 
 import torch
 
-# By age. The JSON form exists from 2.5 on for NCCL and for every backend in newer torch.
-_JSON = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-_PICKLE = ("_dump_fr_trace", "_dump_nccl_trace")
+# NCCL keeps a recorder of its own, in which each operation has the events around its kernel: whether
+# the device began and completed it. The other one, in newer torch, has all other backends.
+_JSON = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+_PICKLE = ("_dump_nccl_trace", "_dump_fr_trace")
 
 
 def dump() -> Optional[Any]:
-    """The records of this process as plain data; None when this torch keeps none."""
+    """The records of this process as plain data, of NCCL where it has any; None when this torch
+    keeps none."""
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    for name in _JSON:
+    found: Optional[Any] = None
+    for name, read in [*((n, _json) for n in _JSON), *((n, _pickled) for n in _PICKLE)]:
         function = getattr(c10d, name, None)
-        if function is not None:
-            return json.loads(function(includeCollectives=True, onlyActive=False))
-    for name in _PICKLE:
-        function = getattr(c10d, name, None)
-        if function is not None:
-            import pickle
+        if function is None or (read is _pickled and found is not None):
+            continue
+        records = read(function)
+        if recorded(records):
+            return records
+        found = records if found is None else found
+    return found
 
-            # Our own process made these bytes just now.
-            made = function(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-            return pickle.loads(made)  # noqa: S301
-    return None
+
+def _json(function: Any) -> Any:
+    return json.loads(function(includeCollectives=True, onlyActive=False))
+
+
+def _pickled(function: Any) -> Any:
+    import pickle
+
+    # Our own process made these bytes just now.
+    made = function(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+    return pickle.loads(made)  # noqa: S301
 
 
 def recorded(records: Any) -> bool:

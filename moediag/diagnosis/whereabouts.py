@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from moediag.evidence.model import Evidence, Frame, RankEvidence, Stack
+from moediag.evidence.stacks import on_the_device
 
 # Frames of the machinery, not of the program that a person wrote.
 _NOT_USER = re.compile(
@@ -27,10 +28,15 @@ def user_frame(stack: Stack) -> Frame | None:
     return next((frame for frame in python if not _NOT_USER.search(frame.file)), None)
 
 
+def place(frame: Frame) -> str:
+    """``train.py:12 step``."""
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
+
+
 def _one(evidence: Evidence, seen: RankEvidence) -> str:
     stack = _main(seen)
     frame = user_frame(stack) if stack is not None else None
-    at = f" at {frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" if frame else ""
+    at = f" at {place(frame)}" if frame else ""
     who = f"Rank {seen.rank}"
     if seen.os_state == "T":
         return f"{who} is stopped by a signal (SIGSTOP){at}."
@@ -40,6 +46,8 @@ def _one(evidence: Evidence, seen: RankEvidence) -> str:
         return f"{who} holds the GIL in native code{at}: no other thread of it can run."
     if any(part in f.file for f in stack.frames for part in _DATA):
         return f"{who} waits for data{at}."
+    if on_the_device(stack) or any(map(on_the_device, seen.stacks[1:])):
+        return f"{who} waits for its device{at}."
     if not at:
         return ""
     return f"{who} computes{at}." if seen.os_state == "R" else f"{who} stands{at}."

@@ -15,7 +15,7 @@ from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import exits, stacks
+from moediag.evidence import device, exits, stacks
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.protocol import Outcome
@@ -83,9 +83,13 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
     error = log.error or exits.read_error_file(folder / protocol.error_file(rank))
     if error is None and not log.finished:
         error = exits.error_in_output(output)
+    told = _device(folder, log)
+    versions = dict(log.versions)
+    if told.library and not versions.get("nccl"):
+        versions["nccl"] = told.library
     return RankEvidence(
         rank=rank,
-        collectives=_waited_in(log, folder / protocol.heartbeat_file(rank)),
+        collectives=_waited_in(told.calls, folder / protocol.heartbeat_file(rank)),
         groups=log.groups,
         tokens=tuple(log.tokens),
         no_gradient=log.no_gradient,
@@ -98,25 +102,37 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         exit=launch.exits.get(rank),
         error=error,
         outcome=outcome,
-        versions=log.versions,
+        versions=versions,
         last_phase=log.last_phase,
         finished=log.finished,
-        not_seen=(*log.not_seen, *lost),
+        not_seen=(*log.not_seen, *lost, *told.not_seen),
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
 
 
-def _waited_in(log: RankLog, heartbeat: Path) -> tuple[Collective, ...]:
+def _device(folder: Path, log: RankLog) -> device.Told:
+    """The rank's calls with what torch's Flight Recorder knows of them."""
+    calls = tuple(log.collectives)
+    if all(group.backend in ("", "gloo") for group in log.groups.values()):
+        return device.Told(calls)
+    dump, lost = device.read(folder, log.rank)
+    if dump is None:
+        return device.Told(calls, not_seen=lost)
+    told = device.told(calls, dump, log.rank)
+    return replace(told, not_seen=(*lost, *told.not_seen))
+
+
+def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collective, ...]:
     """The rank's calls; the one that it was last inside of is one that it waits for, even where it
     issued it without waiting (``dist.recv`` is an asynchronous call and a wait)."""
     beat = protocol.Heartbeat.read(heartbeat)
     if beat is None or beat.state != "in-collective":
-        return tuple(log.collectives)
+        return calls
     inside = beat.collective
     return tuple(
         replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c
-        for c in log.collectives
+        for c in calls
     )
 
 

@@ -131,6 +131,11 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 
 _IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
 _ON_THE_DEVICE = re.compile(r"[sS]ynchronize|^item$|^_?local_scalar|^tolist$|^cpu$|^nonzero$")
+# Below these the driver spins in functions without names; above them stands the line of Python.
+_DRIVER = re.compile(
+    r"^(?:cuda|cu|hip)\w*Synchronize(?:_\w+)?$|\b_local_scalar_dense_(?:cuda|hip)\b"
+    r"|c10::(?:cuda|hip)::\w*stream_synchronize"
+)
 
 
 def in_collective(stack: Stack) -> bool:
@@ -144,8 +149,14 @@ def in_collective(stack: Stack) -> bool:
 
 
 def on_the_device(stack: Stack) -> bool:
-    """Whether the thread waits for a device, which may wait for a collective in its turn."""
-    return any(_ON_THE_DEVICE.search(frame.function) for frame in stack.frames[:8])
+    """Whether the thread waits for a device, which may wait for a collective in its turn. A thread
+    without any Python (NCCL's own) waits for nothing that a program asked for."""
+    python = [frame for frame in stack.frames if not frame.native]
+    if stack.frames and not python:
+        return False
+    return any(_ON_THE_DEVICE.search(frame.function) for frame in stack.frames[:8]) or any(
+        _DRIVER.search(frame.function) for frame in stack.frames if frame.native
+    )
 
 
 def spawned(stack: Stack) -> bool:

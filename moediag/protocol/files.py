@@ -84,6 +84,17 @@ def flight_file(rank: int) -> str:
     return f"rank-{rank}.flight.json"
 
 
+# torch writes a dump to this prefix and the rank's number when a collective times out, and creates
+# a pipe at the other one: whoever writes to it asks for that dump, without Python.
+WATCHDOG_DUMPS = "rank-flight-dump-"
+WATCHDOG_PIPES = "rank-flight-pipe-"
+
+
+def watchdog_dump(rank: int) -> str:
+    """Flight Recorder dump of this rank by torch's own watchdog (a pickle with stacks)."""
+    return f"{WATCHDOG_DUMPS}{rank}"
+
+
 # What a susceptibility trial found, see :class:`Susceptibility`.
 SUSCEPTIBILITY_FILE = "susceptibility.json"
 

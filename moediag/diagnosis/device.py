@@ -1,0 +1,128 @@
+"""Where Python noticed, and where the device is stuck: two places, because a program runs ahead.
+
+On an accelerator a call returns once it is queued. A rank whose stack shows ``clip_grad_norm_`` or
+``.item()`` stands at the first line that needed a result; what does not complete is an operation
+that was queued before, of another layer perhaps. Both are told, and whose line is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moediag.diagnosis.cause import describe
+from moediag.diagnosis.whereabouts import place, user_frame
+from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence, Stack
+from moediag.evidence.stacks import in_collective, on_the_device, that_counts
+from moediag.report.model import Table
+from moediag.report.names import plural, ranks
+
+_MOST = 2  # places that the sentence tells; the table has all
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """One rank of which the device is known. ``stuck``: the call that its device is in (``begun``)
+    or has not come to, None where all completed; ``behind``: calls that Python issued after it;
+    ``at``: where Python stands, "" where no stack tells; ``waits``: it waits for the device."""
+
+    rank: int
+    stuck: Collective | None
+    label: str = ""
+    begun: bool = False
+    behind: int = 0
+    at: str = ""
+    waits: bool = False
+
+
+def fronts(evidence: Evidence) -> tuple[Front, ...]:
+    """Empty where no device told anything: on the CPU, and without torch's Flight Recorder."""
+    seen = (seen for _, seen in sorted(evidence.ranks.items()))
+    return tuple(_front(one) for one in seen if any(c.on_device for c in one.collectives))
+
+
+def _front(seen: RankEvidence) -> Front:
+    open_ = [c for c in seen.collectives if c.on_device in (ISSUED, STARTED_THERE)]
+    # Streams run side by side: one that began is where it stands, whatever else is queued.
+    begun = [c for c in open_ if c.on_device == STARTED_THERE]
+    stuck = next(iter(begun or open_), None)
+    stack = that_counts(seen.stacks)
+    frame = user_frame(stack) if stack is not None else None
+    label, behind = "", 0
+    if stuck is not None:
+        group = seen.groups.get(stuck.group)
+        label = group.label if group else stuck.group
+        behind = sum(c.index > stuck.index for c in seen.collectives)
+    return Front(
+        seen.rank, stuck, label, bool(begun), behind,
+        place(frame) if frame else "", any(map(_waits, seen.stacks)),
+    )  # fmt: skip
+
+
+def _waits(stack: Stack) -> bool:
+    python = any(not frame.native for frame in stack.frames)
+    return python and on_the_device(stack) and not in_collective(stack)
+
+
+def sentence(found: Sequence[Front]) -> str:
+    """``The device of rank 0 is stuck in reduce_scatter of model.layers.1 …``; "" where no device
+    stands still."""
+    together: dict[tuple[str, str], list[Front]] = {}
+    for front in found:
+        if front.stuck is not None:
+            together.setdefault((_device(front), _python(front)), []).append(front)
+    pieces = []
+    for (device, python), those in list(together.items())[:_MOST]:
+        who = ranks(front.rank for front in those)
+        one = len(those) == 1
+        pieces.append(
+            f"The device{'' if one else 's'} of {who} {'is' if one else 'are'} {device}. "
+            f"Python {python}."
+        )
+    return " ".join(pieces)
+
+
+def _device(front: Front) -> str:
+    call = front.stuck
+    assert call is not None
+    what = f"{describe(call)}, operation {call.position} on {front.label}"
+    return f"stuck in {what}" if front.begun else f"not seen to begin {what}"
+
+
+def _python(front: Front) -> str:
+    call = front.stuck
+    assert call is not None
+    text = f"issued it{f' at {call.site}' if call.site else ''}"
+    if front.behind:
+        text += f" and {plural(front.behind, 'operation')} more behind it"
+    if front.at:
+        noticed = "noticed at" if front.waits else "stands at"
+        text += f", and {noticed} {front.at}"
+        text += ", where it waits for the device" if front.waits else ""
+    return text
+
+
+def table(found: Sequence[Front]) -> Table | None:
+    """None where no device told anything, or all of them are through."""
+    if not any(front.stuck for front in found):
+        return None
+    rows = []
+    for front in found:
+        call = front.stuck
+        state = "" if call is None else "begun" if front.begun else "issued"
+        rows.append((
+            front.rank,
+            front.at or None,
+            f"{describe(call)} on {front.label}" if call is not None else "all completed",
+            state or None,
+            call.site or None if call is not None else None,
+            front.behind if call is not None else None,
+        ))  # fmt: skip
+    return Table(
+        "Where Python stands, and where the device",
+        ("rank", "Python", "device", "state", "issued at", "issued after it"),
+        tuple(rows),
+        "The device's side is torch's Flight Recorder's: an operation is begun once the event before "
+        "its kernel completed. Where torch does not time events (TORCH_NCCL_ENABLE_TIMING; it does in "
+        "moediag's own trials), one that runs shows as issued.",
+    )

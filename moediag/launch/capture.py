@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -25,6 +27,11 @@ from moediag.launch import processes
 
 CAPTURE_FOLDER = "capture"
 TAIL_LINES = 50
+# What a thread is in that waits for its device: which may wait for a collective in its turn.
+_DEVICE = re.compile(
+    r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
+)
+_PIPE_SECONDS = 2.0  # torch's monitor looks at its pipe about once a second
 _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 
@@ -58,9 +65,9 @@ class _Looker:
         name, pid = f"rank-{self.rank}", str(self.pid)
         self._proc(into / f"{name}.proc.txt")
         self._request_flight()
-        stat = processes.read_stat(self.pid)
+        seen_stat = processes.read_stat(self.pid)
         dump = ["py-spy", "dump", "-p", pid]
-        if stat is not None and stat.state == "T":
+        if seen_stat is not None and seen_stat.state == "T":
             dump.append("--nonblocking")  # py-spy cannot stop what is stopped
         seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
@@ -77,8 +84,8 @@ class _Looker:
 
     @property
     def gone(self) -> bool:
-        stat = processes.read_stat(self.pid)
-        return stat is None or not stat.alive
+        now = processes.read_stat(self.pid)
+        return now is None or not now.alive
 
     def _proc(self, path: Path) -> None:
         parts = []
@@ -148,9 +155,32 @@ class _Looker:
             if self.gone:
                 return
             if time.monotonic() > give_up:
-                self.miss("Flight Recorder (the rank did not answer)")
+                if not self._by_pipe():
+                    self.miss("Flight Recorder (the rank did not answer)")
                 return
             time.sleep(0.01)
+
+    def _by_pipe(self) -> bool:
+        """A rank whose GIL is held runs no Python; torch's own monitor of NCCL still answers."""
+        pipe = self.folder / f"{protocol.WATCHDOG_PIPES}{self.rank}.pipe"
+        target = self.folder / protocol.watchdog_dump(self.rank)
+        try:
+            if not stat.S_ISFIFO(pipe.stat().st_mode):
+                return False
+            wire = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails where nobody reads
+            try:
+                os.write(wire, b"1\n")
+            finally:
+                os.close(wire)
+        except OSError:
+            return False
+        size, until = -1, time.monotonic() + _PIPE_SECONDS
+        while time.monotonic() < until:
+            before, size = size, target.stat().st_size if target.exists() else -1
+            if size > 0 and size == before:
+                return True
+            time.sleep(0.1)
+        return size > 0
 
 
 def capture(
@@ -220,6 +250,21 @@ def in_collective(dump: bytes) -> bool:
     ):
         return False
     return any("torch/distributed/" in name and "/elastic/" not in name for name in names)
+
+
+def on_device(dump: bytes) -> bool:
+    """Whether the main thread of py-spy's JSON, with native frames, waits for an accelerator, or
+    for a call that NCCL does not take."""
+    return any(_DEVICE.search(str(f.get("name", ""))) for f in main_frames(dump))
+
+
+def main_frames(dump: bytes) -> list[dict[str, object]]:
+    """Of the main thread in py-spy's JSON, innermost first; empty where there is none."""
+    with suppress(ValueError, AttributeError, TypeError):
+        threads = json.loads(dump)
+        main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
+        return [f for f in (main or {}).get("frames", []) if isinstance(f, dict)]
+    return []
 
 
 def find_tool(name: str) -> str | None:

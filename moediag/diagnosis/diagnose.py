@@ -91,7 +91,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             else None
         ),
         states=around.states(evidence, facts.failed),
+        attached=evidence.attached,
+        nccl=_nccl(evidence),
     )
+
+
+def _nccl(evidence: Evidence) -> str:
+    """As the ranks told it, of those that used it."""
+    used = any("nccl" in g.backend for seen in evidence.ranks.values() for g in seen.groups.values())
+    if not used and "nccl" not in evidence.backend:
+        return ""
+    return next((v for s in evidence.ranks.values() if (v := s.versions.get("nccl"))), "")
 
 
 def _facts(evidence: Evidence, aligned: Aligned) -> Facts:

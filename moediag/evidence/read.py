@@ -22,6 +22,9 @@ from moediag.protocol import Outcome
 
 LAUNCH_FILE = "launch.json"
 CAPTURE = "capture"
+# Title -> file, written by launch.machine.
+ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
+MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d+)\.")
 
 
@@ -58,7 +61,18 @@ def read_trial(folder: Path) -> Evidence:
         oom_kills=launch.oom_kills,
         watched=trial.get("purpose") == "watch",
         layout=_layout(trial.get("layout")),
+        attached=_attached(folder / CAPTURE),
     )
+
+
+def _attached(folder: Path) -> dict[str, str]:
+    """By title, as a page shows them: the whole of it stays in the run directory."""
+    found = {title: _text(folder / name).strip() for title, name in ATTACHED.items()}
+    return {
+        title: text if len(text) <= MOST_ATTACHED else f"{text[:MOST_ATTACHED]}\n(cut here)"
+        for title, text in found.items()
+        if text
+    }
 
 
 def _backends(logs: Iterable[RankLog]) -> Iterator[str]:

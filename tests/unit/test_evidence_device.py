@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from moediag import protocol
+from moediag.diagnosis.diagnose import diagnose
 from moediag.evidence import device, flightdump
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.read import read_trial
+from moediag.launch import machine
 from tests.unit.device_dumps import dump, on_nccl
 from tests.unit.evidence_builder import fsdp2_job, write
 
@@ -142,3 +144,22 @@ def test_without_dumps_nothing_is_known(tmp_path: Path) -> None:
     evidence = read_trial(trial(tmp_path))
     assert not evidence.devices_known
     assert not any("device" in t for seen in evidence.ranks.values() for t in seen.not_seen)
+
+
+def test_what_the_machine_said_at_the_stall_is_attached(tmp_path: Path) -> None:
+    folder = trial(tmp_path)
+    assert read_trial(folder).attached == {}
+    (folder / "capture").mkdir()
+    (folder / "capture" / machine.SMI_FILE).write_text("== GPUs\n" + "x" * 30_000)
+    (folder / "capture" / machine.RAS_FILE).write_text("lags behind\n")
+    found = diagnose(read_trial(folder))
+    assert found.attached["NCCL's RAS"] == "lags behind"
+    assert len(found.attached["nvidia-smi"]) < 21_000
+
+
+def test_the_nccl_of_the_ranks_is_told_where_they_used_it(tmp_path: Path) -> None:
+    folder = trial(tmp_path)
+    put(folder, 0, dump(CALLS, done=3))
+    assert diagnose(read_trial(folder)).nccl == "2.29.3"
+    on_gloo = write(replace(fsdp2_job(set(), set()).whole(), backend="gloo"), tmp_path / "g")
+    assert diagnose(read_trial(on_gloo)).nccl == ""

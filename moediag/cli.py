@@ -194,15 +194,21 @@ def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
     raise typer.Exit(ExitCode.CANNOT_RUN_HERE if failed else ExitCode.OK)
 
 
-@app.command(epilog="Example: moediag env")
-def env(as_json: o.Json = False) -> None:
-    """What to paste into a bug report."""
-    from moediag import doctor as examiner
+@app.command(epilog="Example: moediag env --stack transformers=4.53.2")
+def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
+    """What to paste into a bug report: machine, versions, builds, variables.
 
+    Of the Python that runs moediag, or with --stack of an environment that is built. Values of
+    variables that sound like secrets are left out.
+    """
+    from moediag import doctor as examiner
+    from moediag.issue import surroundings
+
+    found = surroundings.here(surroundings.built(o.pairs(stack, "--stack")), tools=True)
     if as_json:
-        _print_json({"moediag": moediag.__version__, **examiner.machine()})
+        _print_json({"moediag": moediag.__version__, **examiner.machine(), **found.to_json()})
     else:
-        stdout.line(examiner.environment_report().rstrip("\n"))
+        stdout.line("\n".join(["### moediag environment", "", *found.lines()]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ import typer
 import moediag
 from moediag import cli_bisect, cli_export, cli_matrix, cli_nightly, cli_run, cli_stacks, cli_watch
 from moediag import options as o
-from moediag.errors import ExitCode, MachineError, MoediagError
+from moediag.errors import ExitCode, MachineError, MoediagError, UsageError
 from moediag.launch import signals
 from moediag.report import out as stdout
 
@@ -161,18 +161,44 @@ def diagnose(
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")],
     html: o.Html = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="For issues.")] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A draft bug report; of several runs, or none, tables."),
+    ] = None,
+    for_: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="PROJECT",
+            help="Whose template the draft follows: transformers, accelerate, pytorch, torchtitan; "
+            "or tables.  [default: whose bug the scenario says it is]",
+        ),
+    ] = "",
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="For CI.")] = None,
     trace: o.Trace = None,
     no_color: o.NoColor = False,
 ) -> None:
-    """Show finished runs again, or write them to files."""
+    """Show finished runs again, or write them to files.
+
+    --markdown of one run that failed is a draft bug report with a file that shows it; nothing is
+    filed.
+    """
     from moediag.report import terminal, views
 
+    if for_ and markdown is None:
+        raise UsageError(f"--for {for_} is about --markdown", "Add --markdown FILE.")
     loaded = [views.load(path) for path in runs]
     chosen = o.views(html=html, markdown=markdown, junit=junit, trace=trace)
     results = [result for result, _ in loaded]
-    for written in views.write(results, chosen, lambda: views.evidence_of(loaded)):
+    made: dict[str, str] = {}
+    if markdown is not None:
+        from moediag.issue import gather
+
+        draft = gather.of_runs(loaded, for_)
+        if draft is not None:
+            made["markdown"] = draft.text
+            typer.echo(f"a draft for {draft.repository}; nothing is filed", err=True)
+    for written in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
         typer.echo(f"wrote {written}", err=True)
     if not chosen:
         for result, folder in loaded:

@@ -17,9 +17,18 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_bisect, cli_export, cli_matrix, cli_nightly, cli_run, cli_stacks, cli_watch
+from moediag import (
+    cli_bisect,
+    cli_export,
+    cli_matrix,
+    cli_nightly,
+    cli_report,
+    cli_run,
+    cli_stacks,
+    cli_watch,
+)
 from moediag import options as o
-from moediag.errors import ExitCode, MachineError, MoediagError, UsageError
+from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
 from moediag.report import out as stdout
 
@@ -157,52 +166,9 @@ def diagnose(
     raise typer.Exit(page.exit_code(found.result))
 
 
-@app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")],
-    html: o.Html = None,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A draft bug report; of several runs, or none, tables."),
-    ] = None,
-    for_: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="PROJECT",
-            help="Whose template the draft follows: transformers, accelerate, pytorch, torchtitan; "
-            "or tables.  [default: whose bug the scenario says it is]",
-        ),
-    ] = "",
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="For CI.")] = None,
-    trace: o.Trace = None,
-    no_color: o.NoColor = False,
-) -> None:
-    """Show finished runs again, or write them to files.
-
-    --markdown of one run that failed is a draft bug report with a file that shows it; nothing is
-    filed.
-    """
-    from moediag.report import terminal, views
-
-    if for_ and markdown is None:
-        raise UsageError(f"--for {for_} is about --markdown", "Add --markdown FILE.")
-    loaded = [views.load(path) for path in runs]
-    chosen = o.views(html=html, markdown=markdown, junit=junit, trace=trace)
-    results = [result for result, _ in loaded]
-    made: dict[str, str] = {}
-    if markdown is not None:
-        from moediag.issue import gather
-
-        draft = gather.of_runs(loaded, for_)
-        if draft is not None:
-            made["markdown"] = draft.text
-            typer.echo(f"a draft for {draft.repository}; nothing is filed", err=True)
-    for written in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
-        typer.echo(f"wrote {written}", err=True)
-    if not chosen:
-        for result, folder in loaded:
-            terminal.render(result, views.output(no_color), views.short(folder))
+app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")(
+    cli_report.report
+)
 
 
 @app.command(epilog="Example: moediag doctor")
@@ -220,21 +186,7 @@ def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
     raise typer.Exit(ExitCode.CANNOT_RUN_HERE if failed else ExitCode.OK)
 
 
-@app.command(epilog="Example: moediag env --stack transformers=4.53.2")
-def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
-    """What to paste into a bug report: machine, versions, builds, variables.
-
-    Of the Python that runs moediag, or with --stack of an environment that is built. Values of
-    variables that sound like secrets are left out.
-    """
-    from moediag import doctor as examiner
-    from moediag.issue import surroundings
-
-    found = surroundings.here(surroundings.built(o.pairs(stack, "--stack")), tools=True)
-    if as_json:
-        _print_json({"moediag": moediag.__version__, **examiner.machine(), **found.to_json()})
-    else:
-        stdout.line("\n".join(["### moediag environment", "", *found.lines()]))
+app.command(epilog="Example: moediag env --stack transformers=4.53.2")(cli_report.env)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -67,26 +67,34 @@ def _waits(stack: Stack) -> bool:
 def sentence(found: Sequence[Front]) -> str:
     """``The device of rank 0 is stuck in reduce_scatter of model.layers.1 …``; "" where no device
     stands still."""
-    together: dict[tuple[str, str], list[Front]] = {}
+    together: dict[tuple[object, ...], list[Front]] = {}
     for front in found:
         if front.stuck is not None:
-            together.setdefault((_device(front), _python(front)), []).append(front)
+            key = front.label, front.stuck.position, front.begun, _python(front)
+            together.setdefault(key, []).append(front)
     pieces = []
-    for (device, python), those in list(together.items())[:_MOST]:
+    for those in list(together.values())[:_MOST]:
         who = ranks(front.rank for front in those)
         one = len(those) == 1
         pieces.append(
-            f"The device{'' if one else 's'} of {who} {'is' if one else 'are'} {device}. "
-            f"Python {python}."
+            f"The device{'' if one else 's'} of {who} {'is' if one else 'are'} {_device(those)}. "
+            f"Python {_python(those[0])}."
         )
     return " ".join(pieces)
 
 
-def _device(front: Front) -> str:
-    call = front.stuck
-    assert call is not None
-    what = f"{describe(call)}, operation {call.position} on {front.label}"
-    return f"stuck in {what}" if front.begun else f"not seen to begin {what}"
+def _device(alike: Sequence[Front]) -> str:
+    """Sizes are left out where they are what ranks disagree about."""
+    first = alike[0]
+    calls = [front.stuck for front in alike if front.stuck is not None]
+    called = {describe(call) for call in calls}
+    what = called.pop() if len(called) == 1 else _short(calls[0])
+    what = f"{what}, operation {calls[0].position} on {first.label}"
+    return f"stuck in {what}" if first.begun else f"not seen to begin {what}"
+
+
+def _short(call: Collective) -> str:
+    return f"{call.op} of {call.module}" if call.module else call.op
 
 
 def _python(front: Front) -> str:
@@ -122,7 +130,7 @@ def table(found: Sequence[Front]) -> Table | None:
         "Where Python stands, and where the device",
         ("rank", "Python", "device", "state", "issued at", "issued after it"),
         tuple(rows),
-        "The device's side is torch's Flight Recorder's: an operation is begun once the event before "
-        "its kernel completed. Where torch does not time events (TORCH_NCCL_ENABLE_TIMING; it does in "
-        "moediag's own trials), one that runs shows as issued.",
+        "The device's side is what torch's Flight Recorder says: an operation is begun once the "
+        "event before its kernel completed. Where torch does not time events "
+        "(TORCH_NCCL_ENABLE_TIMING; it does in moediag's own trials), one that runs is issued.",
     )

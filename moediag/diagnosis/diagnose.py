@@ -98,7 +98,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def _nccl(evidence: Evidence) -> str:
     """As the ranks told it, of those that used it."""
-    used = any("nccl" in g.backend for seen in evidence.ranks.values() for g in seen.groups.values())
+    used = any(
+        "nccl" in g.backend for seen in evidence.ranks.values() for g in seen.groups.values()
+    )
     if not used and "nccl" not in evidence.backend:
         return ""
     return next((v for s in evidence.ranks.values() if (v := s.versions.get("nccl"))), "")

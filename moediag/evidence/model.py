@@ -8,7 +8,6 @@ from typing import Any
 
 from moediag.protocol import ExpertRows, Outcome
 
-
 # How far a device is with a call, in Collective.on_device.
 ISSUED, STARTED_THERE, COMPLETED_THERE = "issued", "started", "completed"
 

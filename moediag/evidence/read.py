@@ -145,8 +145,7 @@ def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collecti
         return calls
     inside = beat.collective
     return tuple(
-        replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c
-        for c in calls
+        replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c for c in calls
     )
 
 

@@ -177,7 +177,7 @@ def _own_pid() -> int | None:
 
 
 def _flight_dumps() -> list[str]:
-    """Prefixes to which torch's watchdog writes: as its user said, else torch's own, old and new."""
+    """Prefixes to which torch's watchdog writes: its user's, else torch's own, old and new."""
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         if os.environ.get(name):
             return [str(Path(os.environ[name]).absolute())]

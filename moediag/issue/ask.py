@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any
 
 # As they stand in reports; the first ones are named also where they are missing.
 NEEDED = ("torch", "transformers", "accelerate")
@@ -26,22 +26,22 @@ _OTHERS = (
 _OF_CUDA = re.compile(r"^nvidia-(nccl|cudnn|cuda-runtime|nvshmem)(-cu\d+)?$")
 
 
-def packages() -> Dict[str, Optional[str]]:
+def packages() -> dict[str, str | None]:
     """Canonical name -> version, None for a needed one that is missing."""
-    have = {}
+    have: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:
             have.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
-    found: Dict[str, Optional[str]] = {name: have.get(name) for name in NEEDED}
+    found: dict[str, str | None] = {name: have.get(name) for name in NEEDED}
     found.update({name: have[name] for name in _OTHERS if name in have})
     found.update({name: have[name] for name in sorted(have) if _OF_CUDA.match(name)})
     return found
 
 
-def torch_build() -> Dict[str, str]:
-    """``cuda``, ``hip``, ``git_version`` and ``debug`` as torch's own ``version.py`` has them; empty
-    without torch."""
+def torch_build() -> dict[str, str]:
+    """``cuda``, ``hip``, ``git_version`` and ``debug`` as torch's own ``version.py`` has them;
+    empty without torch."""
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
@@ -64,7 +64,7 @@ def torch_build() -> Dict[str, str]:
     return found
 
 
-def answer() -> Dict[str, Any]:
+def answer() -> dict[str, Any]:
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "packages": packages(),

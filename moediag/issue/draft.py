@@ -51,8 +51,8 @@ class Material:
 
 
 def failing(result: RunResult, variant: str = "") -> TrialResult | None:
-    """The trial that a report is about: of ``variant``, else the first unfixed one that failed, else
-    any that did."""
+    """The trial that a report is about: of ``variant``, else the first unfixed one that failed,
+    else any that did."""
     failed = [t for t in result.trials if t.verdict in FAILURES and variant in ("", t.variant)]
     return min(failed, key=lambda t: t.role != Role.UNFIXED, default=None)
 
@@ -94,7 +94,9 @@ def _text(
     if project == "accelerate":
         said[Part.SYSTEM] = fenced(said[Part.SYSTEM], "Shell").rstrip()
     versions = ", ".join(names.stack(trial.stack))
-    title = f"# {_title(trial, material)} ({versions})" if versions else f"# {_title(trial, material)}"
+    title = (
+        f"# {_title(trial, material)} ({versions})" if versions else f"# {_title(trial, material)}"
+    )
     pieces = [f"{title}\n", NOTICE, f"For https://github.com/{template.repository}/issues\n"]
     pieces += [_section(section, said) for section in template.sections]
     return "\n".join(pieces).rstrip() + "\n"
@@ -110,13 +112,13 @@ def _title(trial: TrialResult, material: Material) -> str:
         Verdict.HANG: "Hang", Verdict.COLLECTIVE_MISMATCH: "Collective mismatch",
         Verdict.WRONG_GRADIENTS: "Wrong gradients", Verdict.WRONG_WEIGHTS: "Wrong weights",
     }  # fmt: skip
-    said = next((text for v, text in what.items() if v == trial.verdict), trial.verdict.capitalize())
+    said = next(
+        (text for v, text in what.items() if v == trial.verdict), trial.verdict.capitalize()
+    )
     return f"{said}: {material.title}" if material.title else said
 
 
-def _what(
-    trial: TrialResult, result: RunResult, material: Material, page: Sequence[str]
-) -> str:
+def _what(trial: TrialResult, result: RunResult, material: Material, page: Sequence[str]) -> str:
     on = f"{names.plural(trial.world_size, 'rank')} on {_backend(trial)}"
     parts = [f"{trial.cause}\n\nSeen with {on}; verdict `{trial.verdict}`."]
     parts.append(fenced("\n".join(page)).rstrip())
@@ -154,8 +156,8 @@ def _reproduction(program: Program, inline: bool) -> str:
 
 def _expected(result: RunResult, with_label: bool) -> str:
     text = (
-        "Every rank issues the same collectives and the step ends, and each gradient equals that of "
-        "the same step in a single process."
+        "Every rank issues the same collectives and the step ends, and each gradient equals that "
+        "of the same step in a single process."
     )
     clean = [t.variant for t in result.trials if t.role == Role.CONTROL and t.verdict == "clean"]
     if clean:

@@ -115,7 +115,9 @@ def system(result: RunResult, trial: TrialResult) -> list[str]:
         lines = surroundings.here(stack).lines()
     else:
         lines = [f"- moediag: {result.moediag_version}"]
-        lines += [f"- {name}: {version or 'not installed'}" for name, version in trial.stack.items()]
+        lines += [
+            f"- {name}: {version or 'not installed'}" for name, version in trial.stack.items()
+        ]
         lines += [f"- {name}: {_words(value)}" for name, value in result.machine.items()]
     ranks = f"{trial.world_size} ranks, {trial.backend or 'backend unknown'}"
     return [*lines, f"- launched: {ranks}{f', {trial.launcher}' if trial.launcher else ''}"]
@@ -142,9 +144,7 @@ def program(result: RunResult, trial: TrialResult, scenario: Scenario | None) ->
     name = f"{scenario.name}-{trial.variant}.py"
     versions = {n: v.split("+")[0] for n in NAMED if (v := trial.stack.get(n))}
     try:
-        plan = planning.plan(
-            scenario, trial.world_size, _device(trial), variants=[trial.variant]
-        )
+        plan = planning.plan(scenario, trial.world_size, _device(trial), variants=[trial.variant])
         text = export(plan, trial.variant, versions, name)
     except MoediagError as error:
         problem = error.message.partition("no file can do ")[2] or error.message

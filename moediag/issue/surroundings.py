@@ -32,7 +32,9 @@ _RELEVANT = re.compile(
     r"^(NCCL|TORCH|TORCHELASTIC|PYTORCH|CUDA|GLOO|TRITON|ACCELERATE|FSDP|UCX|FI|HSA|HIP|ROCR|MOEDIAG)_"
     r"|^(OMP_NUM_THREADS|MKL_NUM_THREADS|TOKENIZERS_PARALLELISM|PYTHONHASHSEED|PYTHONOPTIMIZE)$"
 )
-_SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|_KEY|KEY_|APIKEY|PRIVATE", re.IGNORECASE)
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|_KEY|KEY_|APIKEY|PRIVATE", re.IGNORECASE
+)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _HIDDEN = "(set, left out)"
 
@@ -40,8 +42,8 @@ _HIDDEN = "(set, left out)"
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """``machine`` and ``packages`` in the order of a report, None for what is not installed;
-    ``torch_build``: as torch's own file tells it; ``variables``: those that change how ranks talk to
-    each other; ``stack``: name of the environment that was asked, "" for this Python."""
+    ``torch_build``: as torch's own file tells it; ``variables``: those that change how ranks talk
+    to each other; ``stack``: name of the environment that was asked, "" for this Python."""
 
     machine: Mapping[str, str]
     python: str
@@ -90,8 +92,8 @@ class Surroundings:
 
 
 def here(stack: Stack | None = None, tools: bool = False) -> Surroundings:
-    """Of this machine, now. ``stack``: the environment to ask; default: this Python. ``tools``: also
-    what moediag itself uses, for a report about it."""
+    """Of this machine, now. ``stack``: the environment to ask; default: this Python. ``tools``:
+    also what moediag itself uses, for a report about it."""
     if stack is None:
         told, problem = ask.answer(), ""
     else:
@@ -147,7 +149,7 @@ def machine() -> dict[str, str]:
         ("kernel", lambda: f"{platform.release()} {platform.machine()}"),
         ("libc", lambda: " ".join(platform.libc_ver()).strip() or "unknown"),
         ("CPU", _cpu),
-        ("memory", lambda: "{:.1f} GB, {:.1f} GB free".format(*(m / GB for m in hardware.memory()))),
+        ("memory", _memory),
         ("GPUs", _gpus),
         ("driver", lambda: next((gpu.driver for gpu in hardware.gpus()), "none")),
     ])  # fmt: skip
@@ -176,6 +178,11 @@ def _cpu() -> str:
     return f"{named[1].strip() if named else platform.machine()}, {hardware.cores()} cores usable"
 
 
+def _memory() -> str:
+    total, free = hardware.memory()
+    return f"{total / GB:.1f} GB, {free / GB:.1f} GB free"
+
+
 def _gpus() -> str:
     names = [f"{gpu.name} ({gpu.memory} MiB)" for gpu in hardware.gpus()]
     return ", ".join(f"{names.count(n)} x {n}" for n in dict.fromkeys(names)) or "none"
@@ -184,7 +191,7 @@ def _gpus() -> str:
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Those that change how ranks compute and communicate, without secrets and personal folders."""
     home = str(Path.home())
-    found = {}
+    found: dict[str, str] = {}
     for name in sorted(environ):
         if not _RELEVANT.search(name) or len(found) == MOST:
             continue
@@ -219,7 +226,7 @@ def _yama() -> str:
 
 
 _TOOLS: tuple[tuple[str, Callable[[], str]], ...] = (
-    *((name, lambda name=name: _version(name)) for name in ("uv", "py-spy", "pystack")),  # type: ignore[misc]
+    *((name, lambda name=name: _version(name)) for name in ("uv", "py-spy", "pystack")),
     ("ptrace scope", _yama),
     ("built stacks", _built),
 )

@@ -61,7 +61,9 @@ TEMPLATES: Mapping[str, Template] = {
             _SYSTEM,
             Section("Who can help?", (Part.FIXED,), "_No response_"),
             _INFORMATION,
-            _tasks("An officially supported task in the `examples` folder (such as GLUE/SQuAD, ...)"),
+            _tasks(
+                "An officially supported task in the `examples` folder (such as GLUE/SQuAD, ...)"
+            ),
             _REPRODUCTION,
             _EXPECTED,
         ),
@@ -72,9 +74,9 @@ TEMPLATES: Mapping[str, Template] = {
             _SYSTEM,
             _INFORMATION,
             _tasks(
-                "One of the scripts in the examples/ folder of Accelerate or an officially supported "
-                "`no_trainer` script in the `examples` folder of the `transformers` repo (such as "
-                "`run_no_trainer_glue.py`)"
+                "One of the scripts in the examples/ folder of Accelerate or an officially "
+                "supported `no_trainer` script in the `examples` folder of the `transformers` repo "
+                "(such as `run_no_trainer_glue.py`)"
             ),
             _REPRODUCTION,
             _EXPECTED,

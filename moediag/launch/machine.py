@@ -113,7 +113,9 @@ def _settings(pids: Iterable[int]) -> tuple[bool, str]:
         with suppress(OSError):
             raw = Path(f"/proc/{pid}/environ").read_bytes()
             pairs = (item.partition(b"=") for item in raw.split(b"\0"))
-            own = {name.decode(errors="replace"): v.decode(errors="replace") for name, _, v in pairs}
+            own = {
+                name.decode(errors="replace"): v.decode(errors="replace") for name, _, v in pairs
+            }
             return own.get("NCCL_RAS_ENABLE") != "0", own.get("NCCL_RAS_ADDR") or RAS_ADDRESS
     return True, RAS_ADDRESS
 

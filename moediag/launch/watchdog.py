@@ -46,8 +46,8 @@ class Watchdog:
     """Feed it looks at all ranks; it says when they hang.
 
     ``blocked`` is asked, once per quiet window and only when no heartbeat says so, which of the
-    given ranks have a collective on their stack. ``spinning``, where ranks compute on GPUs: which of
-    the given ones wait for their devices.
+    given ranks have a collective on their stack. ``spinning``, where ranks compute on GPUs: which
+    of the given ones wait for their devices.
     """
 
     def __init__(

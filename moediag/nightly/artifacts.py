@@ -61,8 +61,9 @@ def _case(one: Compared) -> ElementTree.Element:
 
 
 def drafts(summary: Summary, results: Mapping[str, RunResult], folder: Path) -> dict[str, str]:
-    """File name -> text: a draft for each new failure, and beside it the file that shows it without
-    moediag, where one can be written. ``results``: by the entries' ``evidence``, below ``folder``."""
+    """File name -> text: a draft for each new failure, and beside it the file that shows it
+    without moediag, where one can be written. ``results``: by the entries' ``evidence``, below
+    ``folder``."""
     found = {}
     for one in summary.of(Change.NEW):
         entry = one.entry

@@ -147,12 +147,15 @@ class Completion:
             while self._device and self._device[0][1].query():
                 self._recorder.done(self._device.popleft()[0])
             for number, work in list(self._native.items()):
-                if work is not None and work.is_completed():
-                    if self._native.pop(number, None) is not None:
-                        self._recorder.done(number)
+                if work is None or not work.is_completed():
+                    continue
+                if self._native.pop(number, None) is not None:
+                    self._recorder.done(number)
             for key, expected in list(self._works.items()) if works else ():
                 work = expected.work() if expected.device else None
-                if work is not None and _succeeded(work) and self._works.pop(key, None):
+                if work is None or not _succeeded(work):
+                    continue
+                if self._works.pop(key, None) is not None:  # else the rank waited just now
                     for number in expected.numbers:
                         self._recorder.done(number)
         finally:

@@ -8,8 +8,8 @@ from typing import Any, Optional
 
 import torch
 
-# NCCL keeps a recorder of its own, in which each operation has the events around its kernel: whether
-# the device began and completed it. The other one, in newer torch, has all other backends.
+# NCCL keeps a recorder of its own, in which each operation has the events around its kernel, so
+# whether the device began and completed it. The other, in newer torch, has all other backends.
 _JSON = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 _PICKLE = ("_dump_nccl_trace", "_dump_fr_trace")
 

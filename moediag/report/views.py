@@ -72,8 +72,9 @@ def write(
     made: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Writes each wanted format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
-    ``made``: texts of formats that somebody else rendered. ``traced`` gives the evidence of all trials by name, and is asked for a trace only. Returns the
-    files written. Raises UsageError where one cannot be."""
+    ``made``: texts of formats that somebody else rendered. ``traced`` gives the evidence of all
+    trials by name, and is asked for a trace only. Returns the files written. Raises UsageError
+    where one cannot be."""
     written = []
     if sum(str(target) == "-" for target in wanted.values()) > 1:
         raise UsageError("stdout holds one format", "Give files for the others.")

@@ -13,7 +13,7 @@ from moediag.protocol import WATCHDOG_DUMPS, WATCHDOG_PIPES, Trial
 # torch's Flight Recorder writes to this prefix and the rank's number; newer and older name.
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
-# torch makes a pipe at this prefix; what is written to it asks for a dump, also where no Python runs.
+# torch makes a pipe at this prefix; whoever writes to it asks for a dump, where no Python runs too.
 _PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 

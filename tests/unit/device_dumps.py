@@ -63,7 +63,7 @@ def on_nccl(evidence: Evidence, waiting: Sequence[int] = ()) -> Evidence:
 def in_clip(native: bool = True) -> Stack:
     """A main thread that noticed in clip_grad_norm_."""
     frames = [
-        Frame("/env/lib/python3.12/site-packages/torch/nn/utils/clip_grad.py", 80, "clip_grad_norm_"),
+        Frame("/env/site-packages/torch/nn/utils/clip_grad.py", 80, "clip_grad_norm_"),
         Frame("/home/me/train.py", 31, "step"),
         Frame("/home/me/train.py", 44, "<module>"),
     ]  # fmt: skip

@@ -16,7 +16,9 @@ PUZZLE = on_nccl(fsdp2_job(set(), {(0, 3)}).whole(), waiting=(0, 1))
 AGREE = on_nccl(fsdp2_job(set(), set()).whole(), waiting=(0, 1))
 
 
-def seen(evidence: Evidence, done: dict[int, int], native: bool = True, begun: bool = True) -> Evidence:
+def seen(
+    evidence: Evidence, done: dict[int, int], native: bool = True, begun: bool = True
+) -> Evidence:
     """With the dumps that were taken while it stood still."""
     ranks = {}
     for rank, own in evidence.ranks.items():
@@ -32,8 +34,10 @@ def test_the_page_tells_where_python_noticed_and_where_the_device_is_stuck() -> 
     found = diagnose(seen(PUZZLE, {0: 4, 1: 4}))
     assert (found.verdict, found.culprits) == ("hang", (1,))
     assert "expert 3 of layer 0 received 0 tokens" in found.cause
-    assert "The device of rank 0 is stuck in reduce_scatter of model.layers.0" in found.cause
-    assert "operation 4 on dp_shard" in found.cause
+    assert (
+        "The devices of ranks 0, 1 are stuck in reduce_scatter of model.layers.0, operation 4 on "
+        "dp_shard. "
+    ) in found.cause
     assert "Python issued it at train.py:24 step and 2 operations more behind it" in found.cause
     assert "noticed at train.py:31 step, where it waits for the device." in found.cause
     assert "clip_grad" not in found.cause.replace("clip_grad_norm_", "")
@@ -53,7 +57,7 @@ def test_without_the_devices_side_the_page_says_nothing_of_it() -> None:
 
 def test_a_device_that_did_not_begin_it() -> None:
     found = diagnose(seen(PUZZLE, {0: 4, 1: 4}, begun=False))
-    assert "The device of rank 0 is not seen to begin reduce_scatter" in found.cause
+    assert "The devices of ranks 0, 1 are not seen to begin reduce_scatter" in found.cause
 
 
 def test_without_native_frames_the_line_is_told_and_not_why() -> None:

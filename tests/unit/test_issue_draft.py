@@ -161,7 +161,9 @@ def test_what_cannot_be_exported_is_told_with_the_command(tmp_path: Path) -> Non
     text = loading.load(catalogue.find("ep-resume")).to_yaml()
     (folder / "scenario.yaml").write_text(text)
     shared = replace(FAILED, shared_gpu=True)
-    result = replace(run_of(shared, scenario="ep-resume"), overrides=("--set step.steps=3", "--share-gpu"))
+    result = replace(
+        run_of(shared, scenario="ep-resume"), overrides=("--set step.steps=3", "--share-gpu")
+    )
     found = gather.write(result, folder)
     assert found is not None and found.program.text == ""
     assert "No file without moediag shows it: " in found.text and "resume" in found.text
@@ -171,7 +173,9 @@ def test_what_cannot_be_exported_is_told_with_the_command(tmp_path: Path) -> Non
 
 def test_a_watched_job_names_nobody_and_can_be_told_to_somebody(tmp_path: Path) -> None:
     watched = replace(FAILED, expected="", variant="watched")
-    result = replace(run_of(watched, scenario="train.py"), overrides=("watch -- torchrun train.py",))
+    result = replace(
+        run_of(watched, scenario="train.py"), overrides=("watch -- torchrun train.py",)
+    )
     assert gather.write(result, tmp_path) is None
     found = gather.write(result, tmp_path, "pytorch")
     assert found is not None and "moediag watch -- torchrun train.py" in found.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -71,7 +70,8 @@ def test_variables_that_matter_are_told_and_secrets_are_not() -> None:
         "NCCL_DEBUG": "INFO", "TORCH_NCCL_DESYNC_DEBUG": "1", "CUDA_VISIBLE_DEVICES": "0,1",
         "OMP_NUM_THREADS": "4", "PATH": "/x", "EDITOR": "vi", "HF_TOKEN": "hf_x",
         "TORCH_HUB_TOKEN": "sesame", "NCCL_SECRET": "sesame", "TORCH_AUTH": "sesame",
-        "MOEDIAG_INDEX": "https://me:sesame@host/simple", "NCCL_TOPO_FILE": str(Path.home() / "t.xml"),
+        "MOEDIAG_INDEX": "https://me:sesame@host/simple",
+        "NCCL_TOPO_FILE": str(Path.home() / "t.xml"),
         "TORCH_LOGS": "a\nb" * 200,
     })  # fmt: skip
     assert "sesame" not in json.dumps(told) and str(Path.home()) not in json.dumps(told)
@@ -127,4 +127,4 @@ def test_an_environment_that_is_not_built_is_refused(
     assert cli.main(["env", "--stack", "transformers=4.53.2"]) == 4
     said = capsys.readouterr()
     assert said.out == "" and "no environment of transformers 4.53.2 is built" in said.err
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moediag.diagnosis.cause import describe
-from moediag.diagnosis.whereabouts import place, user_frame
+from moediag.diagnosis.whereabouts import program_line
 from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence, Stack
-from moediag.evidence.stacks import in_collective, on_the_device, that_counts
+from moediag.evidence.stacks import in_collective, on_the_device
 from moediag.report.model import Table
 from moediag.report.names import plural, ranks
 
@@ -46,8 +46,6 @@ def _front(seen: RankEvidence) -> Front:
     # Streams run side by side: one that began is where it stands, whatever else is queued.
     begun = [c for c in open_ if c.on_device == STARTED_THERE]
     stuck = next(iter(begun or open_), None)
-    stack = that_counts(seen.stacks)
-    frame = user_frame(stack) if stack is not None else None
     label, behind = "", 0
     if stuck is not None:
         group = seen.groups.get(stuck.group)
@@ -55,7 +53,7 @@ def _front(seen: RankEvidence) -> Front:
         behind = sum(c.index > stuck.index for c in seen.collectives)
     return Front(
         seen.rank, stuck, label, bool(begun), behind,
-        place(frame) if frame else "", any(map(_waits, seen.stacks)),
+        program_line(seen), any(map(_waits, seen.stacks)),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moediag import protocol
-from moediag.evidence import sources
+from moediag.evidence import loading
 from moediag.evidence.flightdump import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import COMPLETED_THERE, ISSUED, STARTED_THERE, Collective
 
@@ -42,7 +42,7 @@ def read(folder: Path, rank: int) -> tuple[Dump | None, tuple[str, ...]]:
         path = folder / name
         if not path.is_file():
             continue
-        loaded = sources.load(path)
+        loaded = loading.load(path)
         if loaded.dump is not None and len(loaded.dump.kind):
             return loaded.dump, ()
         if loaded.dump is None:

@@ -14,7 +14,7 @@ from moediag.diagnosis.cause import describe
 from moediag.diagnosis.whereabouts import program_line
 from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.stacks import in_collective, on_the_device
-from moediag.report.model import Table
+from moediag.report.model import Cell, Table
 from moediag.report.names import plural, ranks
 
 _MOST = 2  # places that the sentence tells; the table has all
@@ -23,13 +23,15 @@ _MOST = 2  # places that the sentence tells; the table has all
 @dataclass(frozen=True, slots=True)
 class Front:
     """One rank of which the device is known. ``stuck``: the call that its device is in (``begun``)
-    or has not come to, None where all completed; ``behind``: calls that Python issued after it;
-    ``at``: where Python stands, "" where no stack tells; ``waits``: it waits for the device."""
+    or has not come to, None where all completed; ``timed``: somewhere torch told that a call began,
+    so that here it did not; ``behind``: calls that Python issued after it; ``at``: where Python
+    stands, "" where no stack tells; ``waits``: it waits for the device."""
 
     rank: int
     stuck: Collective | None
     label: str = ""
     begun: bool = False
+    timed: bool = False
     behind: int = 0
     at: str = ""
     waits: bool = False
@@ -37,11 +39,14 @@ class Front:
 
 def fronts(evidence: Evidence) -> tuple[Front, ...]:
     """Empty where no device told anything: on the CPU, and without torch's Flight Recorder."""
-    seen = (seen for _, seen in sorted(evidence.ranks.items()))
-    return tuple(_front(one) for one in seen if any(c.on_device for c in one.collectives))
+    known = [
+        s for _, s in sorted(evidence.ranks.items()) if any(c.on_device for c in s.collectives)
+    ]
+    timed = any(c.on_device == STARTED_THERE for s in known for c in s.collectives)
+    return tuple(_front(seen, timed) for seen in known)
 
 
-def _front(seen: RankEvidence) -> Front:
+def _front(seen: RankEvidence, timed: bool) -> Front:
     open_ = [c for c in seen.collectives if c.on_device in (ISSUED, STARTED_THERE)]
     # Streams run side by side: one that began is where it stands, whatever else is queued.
     begun = [c for c in open_ if c.on_device == STARTED_THERE]
@@ -52,7 +57,7 @@ def _front(seen: RankEvidence) -> Front:
         label = group.label if group else stuck.group
         behind = sum(c.index > stuck.index for c in seen.collectives)
     return Front(
-        seen.rank, stuck, label, bool(begun), behind,
+        seen.rank, stuck, label, bool(begun), timed, behind,
         program_line(seen), any(map(_waits, seen.stacks)),
     )  # fmt: skip
 
@@ -75,10 +80,16 @@ def sentence(found: Sequence[Front]) -> str:
         who = ranks(front.rank for front in those)
         one = len(those) == 1
         pieces.append(
-            f"The device{'' if one else 's'} of {who} {'is' if one else 'are'} {_device(those)}. "
+            f"The device{'' if one else 's'} of {who} {_state(those[0], one)} {_device(those)}. "
             f"Python {_python(those[0])}."
         )
     return " ".join(pieces)
+
+
+def _state(front: Front, one: bool) -> str:
+    if front.begun:
+        return f"{'is' if one else 'are'} stuck in"
+    return f"{'has' if one else 'have'} not {'begun' if front.timed else 'completed'}"
 
 
 def _device(alike: Sequence[Front]) -> str:
@@ -87,8 +98,7 @@ def _device(alike: Sequence[Front]) -> str:
     calls = [front.stuck for front in alike if front.stuck is not None]
     called = {describe(call) for call in calls}
     what = called.pop() if len(called) == 1 else _short(calls[0])
-    what = f"{what}, operation {calls[0].position} on {first.label}"
-    return f"stuck in {what}" if first.begun else f"not seen to begin {what}"
+    return f"{what}, operation {calls[0].position} on {first.label}"
 
 
 def _short(call: Collective) -> str:
@@ -112,23 +122,23 @@ def table(found: Sequence[Front]) -> Table | None:
     """None where no device told anything, or all of them are through."""
     if not any(front.stuck for front in found):
         return None
-    rows = []
+    rows: dict[tuple[Cell, ...], list[int]] = {}
     for front in found:
-        call = front.stuck
-        state = "" if call is None else "begun" if front.begun else "issued"
-        rows.append((
-            front.rank,
-            front.at or None,
-            f"{describe(call)} on {front.label}" if call is not None else "all completed",
-            state or None,
-            call.site or None if call is not None else None,
-            front.behind if call is not None else None,
-        ))  # fmt: skip
+        rows.setdefault(_cells(front), []).append(front.rank)
     return Table(
         "Where Python stands, and where the device",
-        ("rank", "Python", "device", "state", "issued at", "issued after it"),
-        tuple(rows),
+        ("ranks", "Python", "device", "state", "issued at", "issued after it"),
+        tuple((ranks(who), *cells) for cells, who in rows.items()),
         "The device's side is what torch's Flight Recorder says: an operation is begun once the "
         "event before its kernel completed. Where torch does not time events "
         "(TORCH_NCCL_ENABLE_TIMING; it does in moediag's own trials), one that runs is issued.",
     )
+
+
+def _cells(front: Front) -> tuple[Cell, ...]:
+    call = front.stuck
+    if call is None:
+        return front.at or None, "all completed", None, None, None
+    device = f"{describe(call)} on {front.label}"
+    state = "begun" if front.begun else "issued"
+    return front.at or None, device, state, call.site or None, front.behind

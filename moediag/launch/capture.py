@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moediag import protocol
 from moediag.launch import processes
@@ -241,9 +242,7 @@ def in_collective(dump: bytes) -> bool:
     ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no; and
     neither is meeting: with many ranks a connection that the store's full queue dropped is tried
     again only seconds later, by a rank that sleeps. torch bounds that wait itself."""
-    threads = json.loads(dump)
-    main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
-    frames = (main or {}).get("frames", [])[:6]
+    frames = _main_thread(json.loads(dump)).get("frames", [])[:6]
     names = [str(f.get("filename", "")) for f in frames]
     if any("importlib" in name for name in names) or any(
         f.get("name") == "init_process_group" for f in frames
@@ -261,10 +260,16 @@ def on_device(dump: bytes) -> bool:
 def main_frames(dump: bytes) -> list[dict[str, object]]:
     """Of the main thread in py-spy's JSON, innermost first; empty where there is none."""
     with suppress(ValueError, AttributeError, TypeError):
-        threads = json.loads(dump)
-        main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
-        return [f for f in (main or {}).get("frames", []) if isinstance(f, dict)]
+        frames = _main_thread(json.loads(dump)).get("frames", [])
+        return [f for f in frames if isinstance(f, dict)]
     return []
+
+
+def _main_thread(threads: list[dict[str, Any]]) -> dict[str, Any]:
+    """By its name, else by its number: a process that never imported threading has no names."""
+    named = (t for t in threads if t.get("thread_name") == "MainThread")
+    first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
+    return next(named, None) or next(first, {})
 
 
 def find_tool(name: str) -> str | None:

@@ -42,7 +42,7 @@ def test_the_page_tells_where_python_noticed_and_where_the_device_is_stuck() -> 
     assert "noticed at train.py:31 step, where it waits for the device." in found.cause
     assert "clip_grad" not in found.cause.replace("clip_grad_norm_", "")
     (table,) = [t for t in found.tables if t.title.startswith("Where Python")]
-    assert [row[0] for row in table.rows] == [0, 1]
+    assert [row[0] for row in table.rows] == ["rank 0", "rank 1"], "sizes differ"
     assert table.rows[0][1] == "train.py:31 step" and table.rows[0][3:] == (
         "begun", "train.py:24 step", 2,
     )  # fmt: skip
@@ -57,7 +57,17 @@ def test_without_the_devices_side_the_page_says_nothing_of_it() -> None:
 
 def test_a_device_that_did_not_begin_it() -> None:
     found = diagnose(seen(PUZZLE, {0: 4, 1: 4}, begun=False))
-    assert "The devices of ranks 0, 1 are not seen to begin reduce_scatter" in found.cause
+    assert "The devices of ranks 0, 1 have not completed reduce_scatter" in found.cause, "untimed"
+    one = seen(PUZZLE, {0: 4, 1: 3})
+    assert (
+        "The device of rank 1 is stuck in reduce_scatter of model.layers.1" in diagnose(one).cause
+    )
+    calls = tuple(
+        replace(c, on_device="issued") if c.on_device == "started" else c
+        for c in one.ranks[0].collectives
+    )
+    late = replace(one, ranks={**one.ranks, 0: replace(one.ranks[0], collectives=calls)})
+    assert "The device of rank 0 has not begun reduce_scatter" in diagnose(late).cause
 
 
 def test_without_native_frames_the_line_is_told_and_not_why() -> None:
@@ -71,6 +81,8 @@ def test_schedules_that_agree_and_a_device_that_stands_still_blame_no_code() -> 
     assert (found.verdict, found.culprits) == ("hang", ())
     assert "All ranks issued reduce_scatter of model.layers.0" in found.cause
     assert "no mismatch of code" in found.cause
+    (table,) = [t for t in found.tables if t.title.startswith("Where Python")]
+    assert [row[0] for row in table.rows] == ["ranks 0, 1"]
     assert "Next time collect" not in found.cause, "this was our own recorder"
 
 

@@ -3,7 +3,6 @@ library is a stand-in of a few lines of C; what is read from the process is real
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +12,8 @@ import pytest
 
 from moediag.evidence.stacks import on_the_device, parse_pystack
 from moediag.launch.capture import find_tool, on_device, python_frames
+from tests.unit.cuda_stand_in import build
 
-SOURCE = """
-volatile int go = 1;
-__attribute__((noinline)) void spin(void) { while (go) {} }
-int cudaStreamSynchronize(void *stream) { spin(); return 0; }
-int compute(void *stream) { spin(); return 0; }
-"""
 VICTIM = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -32,16 +26,7 @@ step()
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("cuda")
-    (folder / "cudart.c").write_text(SOURCE)
-    made = folder / "libcudart_stand_in.so"
-    command = [compiler, "-g", "-O0", "-fPIC", "-shared", "-fno-omit-frame-pointer",
-               str(folder / "cudart.c"), "-o", str(made)]  # fmt: skip
-    subprocess.run(command, check=True)
-    return made
+    return build(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(params=["cudaStreamSynchronize", "compute"])

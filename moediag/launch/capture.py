@@ -32,6 +32,7 @@ TAIL_LINES = 50
 _DEVICE = re.compile(
     r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
 )
+ANSWER = 3.0  # seconds for a rank's dump, of 20,000 operations perhaps
 _PIPE_SECONDS = 2.0  # torch's monitor looks at its pipe about once a second
 _PROC_FILES = ("status", "wchan", "stat", "stack")
 
@@ -151,7 +152,7 @@ class _Looker:
             self.miss("Flight Recorder (no recorder in this rank)")
             return
         target = self.folder / protocol.flight_file(self.rank)
-        give_up = time.monotonic() + min(self.left + 0.2, 1.0)
+        give_up = time.monotonic() + min(self.left + 0.2, ANSWER)
         while not target.exists():
             if self.gone:
                 return

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,7 +35,9 @@ _QUESTIONS = (
 )
 
 
-def look(folder: Path, pids: dict[int, int], seconds: float, backend: str = "") -> tuple[str, ...]:
+def look(
+    folder: Path, pids: Mapping[int, int], seconds: float, backend: str = ""
+) -> tuple[str, ...]:
     """Writes what is found below ``folder/capture``; returns what could not be seen. Bounded by
     ``seconds`` for each of the two. ``backend``: the trial's, "" where the ranks' logs tell it.
 
@@ -58,7 +60,7 @@ def uses_nccl(folder: Path) -> bool:
     return False
 
 
-def _smi(path: Path, pids: dict[int, int], seconds: float) -> str:
+def _smi(path: Path, pids: Mapping[int, int], seconds: float) -> str:
     """Returns why there is none, or ""."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -67,25 +69,44 @@ def _smi(path: Path, pids: dict[int, int], seconds: float) -> str:
     until = time.monotonic() + seconds
     for title, question in _QUESTIONS:
         try:
-            done = subprocess.run(
-                [tool, question, "--format=csv"],
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-                timeout=max(0.1, until - time.monotonic()),
-                check=False,
-            )
+            code, printed, said = _printed([tool, question, "--format=csv"], until)
         except subprocess.TimeoutExpired:
             return "state of the GPUs (nvidia-smi took too long: the driver itself may hang)"
         except OSError as error:
             return f"state of the GPUs (nvidia-smi: {error.strerror})"
-        text = done.stdout[:MOST].decode(errors="replace").strip()
-        if done.returncode != 0:
-            last = (text or done.stderr.decode(errors="replace").strip()).splitlines()[-1:]
+        text = printed[:MOST].decode(errors="replace").strip()
+        if code != 0:
+            last = (text or said.decode(errors="replace").strip()).splitlines()[-1:]
             return f"state of the GPUs (nvidia-smi: {''.join(last)[:200] or 'it failed'})"
         parts.append(f"== {title}\n{text}\n")
     ranks = "".join(f"rank {rank}: pid {pid}\n" for rank, pid in sorted(pids.items()))
     path.write_text("".join([*parts, f"== ranks\n{ranks}"]), encoding="utf-8")
     return ""
+
+
+def _printed(command: list[str], until: float) -> tuple[int, bytes, bytes]:
+    """Exit code, output and errors of ``command`` before ``until`` (time.monotonic()).
+
+    A program that hangs in the driver does not even die of SIGKILL, so nobody waits for its end,
+    as subprocess.run would. Raises subprocess.TimeoutExpired and OSError."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        printed, said = process.communicate(timeout=max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        raise
+    return process.returncode, printed, said
 
 
 # ------------------------------------------------------------------------ NCCL's RAS

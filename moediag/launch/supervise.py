@@ -233,11 +233,17 @@ class Supervisor:
         pids = {s.rank: self.seen.pids[s.rank] for s in samples if s.alive and s.known}
         seconds = max(self.options.capture, NATIVE) if self._gpu else self.options.capture
         with ThreadPoolExecutor(max_workers=1) as pool:
-            beside = pool.submit(machine.look, self.folder, pids, MACHINE, self.backend)
+            beside = pool.submit(self._ask_machine, pids)
             done = capture(self.folder, pids, seconds)
             of_machine = beside.result()
         self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
         self.seen.not_seen += [*done.not_seen, *of_machine]
+
+    def _ask_machine(self, pids: Mapping[int, int]) -> tuple[str, ...]:
+        """GPUs and communicators, where the ranks may use any."""
+        if not self._gpu and self.backend:
+            return ()
+        return machine.look(self.folder, pids, MACHINE, self.backend)
 
     def _read_events(self) -> None:
         """The agent's reports. Ends after the ladder began are our doing."""

@@ -67,6 +67,7 @@ from moediag.protocol.programs import (
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
     write_json,
+    write_text,
 )
 from moediag.protocol.trial import (
     LOAD_METHODS,
@@ -148,4 +149,5 @@ __all__ = [
     "stacks_file",
     "watchdog_dump",
     "write_json",
+    "write_text",
 ]

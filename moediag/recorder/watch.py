@@ -9,7 +9,7 @@ import os
 import threading
 from pathlib import Path
 
-from moediag.protocol import dump_request_file, flight_file, write_json
+from moediag.protocol import dump_request_file, flight_file, write_text
 from moediag.recorder import flight, lifeline
 from moediag.recorder.core import Recorder
 
@@ -59,15 +59,15 @@ class Watch:
                 # NCCL's Flight Recorder asks events when it is dumped.
                 self._recorder.note_not_seen("Flight Recorder: a CUDA graph was being captured")
                 return
-            records = flight.dump()
-            if records is None:
+            made = flight.dump()
+            if made is None:
                 self._recorder.note_not_seen("Flight Recorder: this torch keeps none")
                 return
-            if not flight.recorded(records):
+            if not made.recorded:
                 self._recorder.note_not_seen(
                     "Flight Recorder: this torch kept no operation of this backend"
                 )
             # The answer comes last: whoever asked may end this process once it is there.
-            write_json(self._answer, records)
+            write_text(self._answer, made.text)
         except Exception as error:
             self._recorder.note_not_seen(f"Flight Recorder: {error!r}")

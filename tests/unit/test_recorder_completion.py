@@ -219,7 +219,9 @@ def test_the_recorder_that_has_operations_is_dumped(
         _dump_nccl_trace_json=of(nccl, "nccl"), _dump_fr_trace_json=of(others, "others")
     )
     monkeypatch.setattr(torch._C, "_distributed_c10d", fake)
-    assert flight.dump()["from"] == kept  # type: ignore[index]
+    made = flight.dump()
+    assert made is not None and json.loads(made.text)["from"] == kept
+    assert made.recorded == bool(nccl or others)
 
 
 def test_without_a_recorder_there_is_no_dump(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""Ranks as they stand on NCCL when their devices are stuck: the main thread spins in a function called
-cudaStreamSynchronize, the recorder's thread answers. What they recorded before lies in the folder.
+"""Ranks as they stand on NCCL when their devices are stuck: the main thread spins in a function
+called cudaStreamSynchronize, the recorder's thread answers. What they recorded lies in the folder.
 
     python spins.py FOLDER LIBRARY          the launcher, which starts one process for each answer
     python spins.py FOLDER LIBRARY RANK

@@ -53,6 +53,10 @@ def report(
         draft = gather.of_runs(loaded, for_)
         if draft is not None:
             made["markdown"] = draft.text
+            beside = draft.attachment
+            if beside is not None and markdown != Path("-"):
+                views.put(markdown.with_name(beside.name), beside.text, "--markdown")
+                typer.echo(f"wrote {markdown.with_name(beside.name)}, to attach", err=True)
             typer.echo(f"a draft for {draft.repository}; nothing is filed", err=True)
     for written in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
         typer.echo(f"wrote {written}", err=True)

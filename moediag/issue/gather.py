@@ -12,7 +12,7 @@ from moediag import doctor
 from moediag.errors import MoediagError, UsageError
 from moediag.export.write import NAMED, export
 from moediag.issue import surroundings
-from moediag.issue.draft import Material, Program, draft, failing
+from moediag.issue.draft import Material, Program, draft, failing, inlined
 from moediag.issue.templates import TEMPLATES, upstream
 from moediag.report.model import RunResult, TrialResult
 from moediag.run import SCENARIO_FILE
@@ -37,6 +37,11 @@ class Written:
     @property
     def repository(self) -> str:
         return TEMPLATES[self.project].repository
+
+    @property
+    def attachment(self) -> Program | None:
+        """The exported file where it did not fit into the text."""
+        return None if inlined(self.text, self.program) or not self.program.text else self.program
 
 
 def of_runs(loaded: Sequence[tuple[RunResult, Path]], project: str) -> Written | None:
@@ -86,7 +91,10 @@ def write(
         sources=tuple(s for s in scenario.sources if "://" in s) if scenario is not None else (),
         began=began,
     )
-    return Written(project, draft(project, result, trial, material), material.program)
+    text = draft(project, result, trial, material)
+    home = str(Path.home())
+    text = text.replace(f"{home}/", "~/") if len(home) > 1 else text  # a stranger reads it
+    return Written(project, text, material.program)
 
 
 def _scenario(folder: Path) -> Scenario | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from moediag.report.markdown import LIMIT
 from moediag.report.model import Conclusion, FixJudgement, RunResult, TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
+from moediag.stacks.environment import Stack
 
 FAILED = TrialResult(
     variant="unfixed", role="unfixed", launcher="fork", backend="gloo", world_size=2,
@@ -154,6 +156,37 @@ def test_the_system_is_the_one_where_it_ran(tmp_path: Path) -> None:
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
     assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"
     assert not any(str(doctor.machine()["kernel"]) in line for line in lines)
+
+
+def test_the_system_is_asked_of_the_stack_that_failed_where_it_is_still_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = replace(RESULT, machine=doctor.machine())
+    versions = {n: FAILED.stack[n] for n in ("torch", "transformers", "accelerate")}
+    stack = Stack(Path(sys.executable), versions, "transformers-4.53.2-abc", 0.0, [])
+    monkeypatch.setattr(gather.environment, "ready", lambda _: stack)
+    lines = gather.system(here, FAILED)
+    assert "- environment: transformers-4.53.2-abc, built by moediag" in lines
+    assert any(line.startswith("- CPU: ") for line in lines)
+    other = replace(stack, versions={**versions, "accelerate": "1.0"})  # moved on since
+    monkeypatch.setattr(gather.environment, "ready", lambda _: other)
+    assert "- accelerate: 1.8.1" in gather.system(here, FAILED)
+
+
+def test_a_persons_folder_is_not_told(tmp_path: Path) -> None:
+    at_home = replace(FAILED, cause=f"raised in {Path.home()}/secret-project/train.py")
+    found = gather.write(run_of(at_home), run_directory(tmp_path / "run"))
+    assert found is not None and "raised in ~/secret-project/train.py" in found.text
+
+
+def test_a_file_that_does_not_fit_lies_beside_the_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, page = run_directory(tmp_path / "run"), tmp_path / "issue.md"
+    monkeypatch.setattr(gather, "export", lambda *_: "x = 1\n" * 20_000)
+    assert cli.main(["report", str(folder), "--markdown", str(page)]) == ExitCode.OK
+    assert "`expert-starvation-unfixed.py` is attached" in page.read_text()
+    assert (tmp_path / "expert-starvation-unfixed.py").read_text().startswith("x = 1\n")
 
 
 def test_what_cannot_be_exported_is_told_with_the_command(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def moediag_lines(script: str) -> list[str]:
     """Each `moediag …` of a shell script, continuation lines joined, variables filled in; arrays
     by what they may hold."""
     joined = re.sub(r"\s*\\\n\s*", " ", script)
-    for name, held in re.findall(r"\b(\w+)=\((\S[^)]*)\)", script):
+    for name, held in re.findall(r"\b(\w+)=\(([^()\s][^()]*)\)", script):
         joined = joined.replace(f'"${{{name}[@]}}"', held)
     found = re.findall(r"^(?:\S*/)?(moediag .*)$", joined, re.MULTILINE)
     return [re.sub(r'"\$\{?\w+\}?"', "2", line) for line in found]

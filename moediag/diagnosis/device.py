@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from moediag.diagnosis.cause import describe
 from moediag.diagnosis.whereabouts import program_line
-from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence, Stack
-from moediag.evidence.stacks import in_collective, on_the_device
+from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence
+from moediag.evidence.stacks import in_collective, waits_for_device
 from moediag.report.model import Cell, Table
 from moediag.report.names import plural, ranks
 
@@ -58,13 +58,8 @@ def _front(seen: RankEvidence, timed: bool) -> Front:
         behind = sum(c.index > stuck.index for c in seen.collectives)
     return Front(
         seen.rank, stuck, label, bool(begun), timed, behind,
-        program_line(seen), any(map(_waits, seen.stacks)),
+        program_line(seen), waits_for_device(s for s in seen.stacks if not in_collective(s)),
     )  # fmt: skip
-
-
-def _waits(stack: Stack) -> bool:
-    python = any(not frame.native for frame in stack.frames)
-    return python and on_the_device(stack) and not in_collective(stack)
 
 
 def sentence(found: Sequence[Front]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from moediag.evidence.model import Frame, Stack
@@ -163,6 +164,12 @@ def spawned(stack: Stack) -> bool:
     """A thread that Python code started: its outermost Python frame is threading's."""
     python = [frame for frame in stack.frames if not frame.native]
     return bool(python) and python[-1].function.endswith("_bootstrap")
+
+
+def waits_for_device(found: Iterable[Stack]) -> bool:
+    """Whether one rank's main thread (by any tool's look at it) or autograd's waits for the device;
+    threads that the program started for itself do as they like."""
+    return any(on_the_device(stack) and not spawned(stack) for stack in found)
 
 
 def that_counts(found: tuple[Stack, ...]) -> Stack | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from moediag.diagnosis.diagnose import diagnose
 from moediag.evidence import device, flightdump
 from moediag.evidence.model import Evidence, Frame, Stack, Stall
-from moediag.evidence.stacks import on_the_device, parse_pystack
+from moediag.evidence.stacks import on_the_device, parse_pystack, waits_for_device
 from tests.unit.device_dumps import dump, in_clip, on_nccl
 from tests.unit.evidence_builder import fsdp2_job
 
@@ -141,6 +141,13 @@ def test_computing_is_not_waiting_for_the_device() -> None:
     for name in ("cudaLaunchKernel", "cuMemcpyAsync", "cudaEventQuery", "at::native::mm"):
         assert not waits(name, "0x7f12"), name
     assert not on_the_device(in_clip(native=False))
+
+
+def test_a_thread_that_the_program_started_waits_for_itself() -> None:
+    frames = (*in_clip().frames[:-1], Frame("/usr/lib/python3.12/threading.py", 995, "_bootstrap"))
+    logger = Stack("Thread-1", "py-spy", frames)
+    assert waits_for_device([in_clip()])
+    assert on_the_device(logger) and not waits_for_device([logger])
 
 
 def test_a_thread_of_nccls_own_waits_for_nothing_of_ours() -> None:

@@ -107,6 +107,8 @@ class Watchdog:
             return None
         if not all(s.known for s in samples) or any(s.stopped for s in live):
             return None
+        if any(s.progress < 0 for s in live):
+            return None  # not recorded, as in timings: silence means nothing
         waiting = {s.rank for s in live if s.state == "in-collective"}
         rest = [s.rank for s in live if s.rank not in waiting]
         self._looked = now

@@ -96,7 +96,11 @@ def test_states_for_the_display() -> None:
 
 
 def on_gpus(
-    waits: dict[int, bool], seconds: float, busy: bool = True, moves: bool = False
+    waits: dict[int, bool],
+    seconds: float,
+    busy: bool = True,
+    moves: bool = False,
+    recorded: bool = True,
 ) -> tuple[object, list[list[int]]]:
     """The stall that is seen within ``seconds``, and which ranks were looked at. A rank that waits
     for its GPU uses the CPU all the time."""
@@ -111,7 +115,7 @@ def on_gpus(
     while now < seconds and found is None:
         samples = [
             RankSample(
-                rank, state="running", progress=int(now * 10) if moves else 7,
+                rank, state="running", progress=(int(now * 10) if moves else 7) if recorded else -1,
                 cpu=now if busy else 0.0, runnable=busy,
             )
             for rank in waits
@@ -136,6 +140,10 @@ def test_a_rank_that_computes_on_the_host_is_no_hang() -> None:
     found, looked = on_gpus({0: True, 1: False}, 31.0)
     assert found is None
     assert 2 <= len(looked) <= 4, "looked at rarely: each look stops the ranks"
+
+
+def test_ranks_without_a_recorder_are_left_alone() -> None:
+    assert on_gpus({0: True, 1: True}, 60.0, recorded=False) == (None, [])
 
 
 def test_ranks_that_record_something_are_not_looked_at() -> None:

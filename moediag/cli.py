@@ -17,7 +17,16 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag import cli_bisect, cli_export, cli_matrix, cli_nightly, cli_run, cli_stacks, cli_watch
+from moediag import (
+    cli_bisect,
+    cli_export,
+    cli_matrix,
+    cli_nightly,
+    cli_report,
+    cli_run,
+    cli_stacks,
+    cli_watch,
+)
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -157,26 +166,9 @@ def diagnose(
     raise typer.Exit(page.exit_code(found.result))
 
 
-@app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")],
-    html: o.Html = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="For issues.")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="For CI.")] = None,
-    trace: o.Trace = None,
-    no_color: o.NoColor = False,
-) -> None:
-    """Show finished runs again, or write them to files."""
-    from moediag.report import terminal, views
-
-    loaded = [views.load(path) for path in runs]
-    chosen = o.views(html=html, markdown=markdown, junit=junit, trace=trace)
-    results = [result for result, _ in loaded]
-    for written in views.write(results, chosen, lambda: views.evidence_of(loaded)):
-        typer.echo(f"wrote {written}", err=True)
-    if not chosen:
-        for result, folder in loaded:
-            terminal.render(result, views.output(no_color), views.short(folder))
+app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")(
+    cli_report.report
+)
 
 
 @app.command(epilog="Example: moediag doctor")
@@ -194,15 +186,7 @@ def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
     raise typer.Exit(ExitCode.CANNOT_RUN_HERE if failed else ExitCode.OK)
 
 
-@app.command(epilog="Example: moediag env")
-def env(as_json: o.Json = False) -> None:
-    """What to paste into a bug report."""
-    from moediag import doctor as examiner
-
-    if as_json:
-        _print_json({"moediag": moediag.__version__, **examiner.machine()})
-    else:
-        stdout.line(examiner.environment_report().rstrip("\n"))
+app.command(epilog="Example: moediag env --stack transformers=4.53.2")(cli_report.env)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -82,6 +82,7 @@ def bisect(
     ] = False,
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
     set_: o.SetPairs = [],  # noqa: B006
     launcher: o.LauncherOption = o.LauncherKind.auto,
     timeout: o.Timeout = None,
@@ -107,10 +108,9 @@ def bisect(
     bad end shows makes a release bad, only a clean run beside a clean control makes it good; what
     fails otherwise moves no bound.
     """
-    world_size, device = o.world(gpus, cpu)
+    world_size, device = o.where(gpus, cpu, share_gpu)
     held = o.pairs(hold, "--hold")
 
-    from moediag import doctor
     from moediag.bisect import page, question, session
     from moediag.bisect.probe import Releases
     from moediag.bisect.progress import watching
@@ -136,8 +136,7 @@ def bisect(
             for line in forecast.lines():
                 stdout.line(line)
         return
-    if device == "gpu":
-        doctor.require_gpus(what.world_size * jobs, held.get("torch"))
+    o.require_gpus(device, what.world_size * jobs, held.get("torch"))
     clone = _clone(repo, what) if repo and not git_bisect else None
     command = ("moediag", *(context.obj or ()))
     launch = LaunchOptions(quiescence=quiescence)

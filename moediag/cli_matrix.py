@@ -73,6 +73,7 @@ def matrix(
     ] = "",
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
     set_: o.SetPairs = [],  # noqa: B006
     launcher: o.LauncherOption = o.LauncherKind.auto,
     timeout: o.Timeout = None,
@@ -94,11 +95,10 @@ def matrix(
 
     Each cell is a run of the unfixed variant and its controls, as `moediag bisect` probes.
     """
-    world_size, device = o.world(gpus, cpu)
+    world_size, device = o.where(gpus, cpu, share_gpu)
     if fast and confirm:
         raise UsageError("--confirm predicts too: leave --fast away")
 
-    from moediag import doctor
     from moediag.bisect.question import Asked
     from moediag.launch.options import LaunchOptions
     from moediag.matrix import page, question, session
@@ -118,8 +118,7 @@ def matrix(
     if markdown is not None:
         session.check_page(markdown)
     asked = question.ask(wanted)
-    if device == "gpu":
-        doctor.require_gpus(max(s.question.world_size for s in asked.subjects), None)
+    o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
     command = ("moediag", *(context.obj or ()))
     with watching(no_color) as progress:
         make = functools.partial(session.Cells, launch=LaunchOptions(quiescence=quiescence))

@@ -38,6 +38,7 @@ def nightly(
     ] = [],  # noqa: B006
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
     minutes: Annotated[
         float, typer.Option(min=0.1, metavar="M", help="Bound on the runs together.")
     ] = 60.0,
@@ -76,11 +77,10 @@ def nightly(
     and tonight's, and written down as a draft issue; nothing is filed. Exit code 1 only for what is
     new.
     """
-    world_size, device = o.world(gpus, cpu)
+    world_size, device = o.where(gpus, cpu, share_gpu)
     if annotate and as_json:
         raise UsageError("--annotate and --json exclude each other", "--json has them as well.")
 
-    from moediag import doctor
     from moediag import run as runner
     from moediag.nightly import drive, jobs, tracks
     from moediag.nightly import summary as pages
@@ -91,8 +91,7 @@ def nightly(
     from moediag.stacks.environment import cache_root
 
     wanted = tracks.parse(track)
-    if device == "gpu":
-        doctor.require_gpus(world_size or 1)
+    o.require_gpus(device, world_size or 1)
     base = current_base(cache_root())
     asked = jobs.Asked(
         tuple(scenario), world_size, device, launcher.value, timeout, (base.torch or "")
@@ -153,7 +152,7 @@ def _write(
 
     put(junit or folder / "junit.xml", artifacts.junit(found), "--junit")
     put(summary or folder / "summary.md", pages.markdown(found), "--summary")
-    for name, text in artifacts.drafts(found, results).items():
+    for name, text in artifacts.drafts(found, results, folder).items():
         put(folder / artifacts.FOLDER / name, text, "--out")
 
 

@@ -12,7 +12,6 @@ from moediag.errors import UsageError
 from moediag.report import out as stdout
 
 if TYPE_CHECKING:
-    from moediag.launch.options import LaunchOptions
     from moediag.sweep import SweepOptions
 
 
@@ -43,10 +42,7 @@ def run(
     The unfixed code, each fix and each control runs on real ranks; its collectives and its
     gradients are held against a single-process reference.
     """
-    from moediag import hardware
-
-    world_size, device = o.world(gpus, cpu)
-    device = o.shared(device, share_gpu, hardware.nccl() if share_gpu else None)
+    world_size, device = o.where(gpus, cpu, share_gpu)
     o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value)
     stack_overrides = o.pairs(stack, "--stack")
     _one_or_all(name, every, variant, set_)
@@ -82,7 +78,8 @@ def run(
         timeout=timeout,
         stack_overrides=stack_overrides,
     )
-    _require(device, world_size or scenario.world.default, launch, plan.scenario.stack.get("torch"))
+    ranks = world_size or scenario.world.default
+    o.require_gpus(device, ranks // nnodes, plan.scenario.stack.get("torch"))
     folder = runner.run_folder(out, scenario.name)
     with views.progress(no_color) as observer:
         result = runner.run(plan, runner.RunOptions(folder, launch), observer)
@@ -109,13 +106,6 @@ def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[st
             )
 
 
-def _require(device: str, ranks: int, launch: LaunchOptions, torch: str | None) -> None:
-    from moediag import doctor
-
-    if device != "cpu":
-        doctor.require_gpus(ranks // launch.nnodes, torch, shared=device != "gpu")
-
-
 def _all(options: SweepOptions, out: Path | None, as_json: bool, no_color: bool) -> int:
     """Returns the exit code."""
     import json
@@ -125,7 +115,8 @@ def _all(options: SweepOptions, out: Path | None, as_json: bool, no_color: bool)
     from moediag.report import sweep as view
     from moediag.report import views
 
-    _require(options.device, options.world_size or 1, options.launch, options.stack.get("torch"))
+    ranks = (options.world_size or 1) // options.launch.nnodes
+    o.require_gpus(options.device, ranks, options.stack.get("torch"))
     planned = sweep.plan_all(options)
     folder = runner.run_folder(out, "all")
     with views.progress(no_color) as observer:

@@ -1,4 +1,4 @@
-"""Can this machine do it, and if not, what to type; and what to paste into a bug report.
+"""Can this machine do it, and if not, what to type.
 
 Each check looks at one thing and never raises: a check that fails to look says so.
 """
@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from moediag import __version__
 from moediag.errors import MachineError, MoediagError
 from moediag.hardware import (
     Gpu,
@@ -35,17 +34,6 @@ from moediag.stacks.environment import ENV_CACHE, cache_root
 
 Status = Literal["ok", "warn", "fail"]
 GB = 10**9
-
-LIBRARIES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "numpy",
-    "safetensors",
-    "uv",
-    "py-spy",
-    "pystack",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +80,6 @@ def machine() -> dict[str, Any]:
         "gpus": [gpu.name for gpu in gpus()],
         "driver": next((gpu.driver for gpu in gpus()), None),
     }
-
-
-def environment_report() -> str:
-    """What to paste into a bug report, as markdown. It holds versions and sizes only: no
-    environment variables, no paths, no host or user name. Never raises."""
-    lines = ["### moediag environment", ""]
-    facts: list[tuple[str, Callable[[], str]]] = [
-        ("moediag", lambda: __version__),
-        ("python", lambda: f"{platform.python_version()} ({platform.python_implementation()})"),
-        *((name, lambda name=name: _version(name) or "not installed") for name in LIBRARIES),
-        ("os", _os_name),
-        ("kernel", lambda: f"{platform.release()} {platform.machine()}"),
-        ("libc", lambda: " ".join(platform.libc_ver()).strip() or "unknown"),
-        ("cores", lambda: str(cores())),
-        ("memory", lambda: "{:.1f} GB, {:.1f} GB free".format(*(m / GB for m in memory()))),
-        ("gpus", lambda: _gpu_line(gpus())),
-        ("driver", lambda: next((gpu.driver for gpu in gpus()), "none")),
-        ("ptrace scope", _yama),
-        ("built stacks", _built),
-    ]
-    for name, look in facts:
-        try:
-            lines.append(f"- {name}: {look()}")
-        except Exception as error:  # a report must not fail where the machine is odd
-            lines.append(f"- {name}: unknown ({type(error).__name__})")
-    return "\n".join(lines) + "\n"
 
 
 def require_gpus(count: int, torch: str | None = None, shared: bool = False) -> None:
@@ -355,12 +317,3 @@ def _gpu_line(found: Iterable[Gpu]) -> str:
 
 def _yama() -> str:
     return read_text("/proc/sys/kernel/yama/ptrace_scope").strip() or "absent"
-
-
-def _built() -> str:
-    from moediag.stacks import list_environments
-
-    found = list_environments()
-    broken = sum(info.broken for info in found)
-    names = ", ".join(info.key for info in found[:10])
-    return f"{len(found)} ({broken} broken) {names}".rstrip()

@@ -117,6 +117,8 @@ def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
     reader of the result finds it."""
     found = diagnose(evidence)
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
+    if not found.nccl:
+        versions.pop("nccl", None)  # torch has it, the job did not use it
     return TrialResult(
         variant=trial.variant,
         role=trial.role,
@@ -144,4 +146,5 @@ def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
         tables=tuple(found.tables),
         schedules=found.schedules,
         states=tuple(found.states),
+        attached=dict(found.attached),
     )

@@ -152,6 +152,22 @@ def shared(device: str, share_gpu: bool, nccl: str | None) -> str:
     return gpu.SHARED_NCCL if allows else gpu.SHARED
 
 
+def where(gpus: int | None, cpu: int | None, share_gpu: bool) -> tuple[int | None, str]:
+    """(world size or None, device), sharing included; see :func:`world` and :func:`shared`."""
+    from moediag import hardware
+
+    world_size, device = world(gpus, cpu)
+    return world_size, shared(device, share_gpu, hardware.nccl() if share_gpu else None)
+
+
+def require_gpus(device: str, ranks: int, torch: str | None = None) -> None:
+    """Raises MachineError where ``ranks`` of this node cannot compute on ``device``."""
+    from moediag import doctor
+
+    if device != "cpu":
+        doctor.require_gpus(ranks, torch, shared=device != "gpu")
+
+
 def launcher_for(chosen: LauncherKind, nnodes: int) -> str:
     """Only torchrun starts ranks on several nodes, whatever they compute on."""
     return "torchrun" if chosen is LauncherKind.auto and nnodes > 1 else chosen.value

@@ -25,7 +25,7 @@ def launched(
     return TrialResult(
         variant=trial.variant,
         role=trial.role,
-        stack=dict(stack.versions),
+        stack={**stack.versions, **({"nccl": found.nccl} if found.nccl else {})},
         launcher=trial.launcher,
         backend=trial.backend,
         world_size=trial.world_size,
@@ -55,6 +55,7 @@ def launched(
         tables=tuple(found.tables),
         schedules=found.schedules,
         states=tuple(found.states),
+        attached=dict(found.attached),
     )
 
 

@@ -30,6 +30,7 @@ from moediag.bisect.state import State
 from moediag.errors import MoediagError, UsageError
 from moediag.protocol import write_json
 from moediag.report.model import RESULT_FILE
+from moediag.scenario import gpu
 from moediag.stacks import environment
 from moediag.stacks.base import current_base
 
@@ -144,7 +145,7 @@ def _command(question: Question, request: dict[str, str]) -> str:
     words = ["moediag", "run", asked.name or question.scenario.name]
     for variant in (question.variant, *question.controls):
         words += ["--variant", variant]
-    words += ["--gpus" if asked.device == "gpu" else "--cpu", str(question.world_size)]
+    words += gpu.options(asked.device, question.world_size)
     for package, version in request.items():
         words += ["--stack", f"{package}={version}"]
     for override in question.scenario.overrides:  # "--set FIELD=VALUE"

@@ -10,6 +10,7 @@ from moediag.diagnosis import (
     around,
     decisions,
     detectors,
+    device,
     held,
     ownership,
     parts,
@@ -91,7 +92,19 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             else None
         ),
         states=around.states(evidence, facts.failed),
+        attached=evidence.attached,
+        nccl=_nccl(evidence),
     )
+
+
+def _nccl(evidence: Evidence) -> str:
+    """As the ranks told it, of those that used it."""
+    used = any(
+        "nccl" in g.backend for seen in evidence.ranks.values() for g in seen.groups.values()
+    )
+    if not used and "nccl" not in evidence.backend:
+        return ""
+    return next((v for s in evidence.ranks.values() if (v := s.versions.get("nccl"))), "")
 
 
 def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
@@ -107,7 +120,7 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
     numbers = gradient_facts(evidence)
     step = _compared_step(evidence, numbers)
     stuck = None
-    if evidence.foreign and evidence.stall is not None and divergence is None:
+    if evidence.stall is not None and divergence is None and _by_devices(evidence):
         stuck = frontier(aligned, evidence)
     return Facts(
         evidence,
@@ -121,6 +134,7 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
         loads=load_facts(evidence),
         resume=resume_facts(evidence),
         frontier=stuck,
+        fronts=device.fronts(evidence),
         factors=factor_facts(evidence, step),
         applied=applied_facts(evidence),
         metrics=metric_facts(evidence),
@@ -137,6 +151,14 @@ def _by_habit(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame
         return found
     calls = {rank: divergence.calls[rank] for rank in found.culprits}
     return replace(found, departures=departures(calls, evidence, alone=True))
+
+
+def _by_devices(evidence: Evidence) -> bool:
+    """Whether completion tells where it stands still: it does not where a rank is known to be
+    somewhere else."""
+    if evidence.foreign:
+        return True
+    return evidence.devices_known and not (evidence.stall and evidence.stall.elsewhere)
 
 
 def _compared_step(evidence: Evidence, numbers: GradientFacts) -> int | None:
@@ -159,7 +181,11 @@ def _why(
     why = decisions.before(parted, facts.evidence, by_schedule, last)
     told = decisions.sentence(why, by_schedule is not None, last)
     mixed = ahead(aligned, facts.evidence)
-    return why, f"{told} {mixed.sentence}" if mixed is not None else told
+    if mixed is not None:
+        told = f"{told} {mixed.sentence}"
+    if judged.verdict == Verdict.HANG:
+        told = f"{told} {device.sentence(facts.fronts)}"
+    return why, told.strip()
 
 
 def _at_end(facts: Facts, judged: Judgement) -> tuple[str, ...]:
@@ -187,6 +213,7 @@ def _tables(facts: Facts, parted: Sequence[Parted]) -> tuple[Table, ...]:
         *load_tables(facts.loads.loads),
         *facts.resume.tables,
         facts.metrics.table,
+        device.table(facts.fronts) if evidence.stall is not None else None,
         decisions.table(parted),
         *programs.tables(evidence),
     )

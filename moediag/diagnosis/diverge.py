@@ -63,7 +63,8 @@ def first_divergence(
     candidates += _missing(aligned, run, evidence, {f.rank: f for f in failed})
     if not candidates:
         candidates += _order(run)
-    if not candidates and evidence.foreign and evidence.stall is not None:
+    known = evidence.foreign or evidence.devices_known
+    if not candidates and known and evidence.stall is not None:
         # Everything was issued and nothing completes: an order that only the device runs in.
         candidates += _order(standing(aligned, evidence).waiting())
     return _first(candidates)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from moediag.diagnosis.align import was_recorded
 from moediag.diagnosis.applied import AppliedFacts
 from moediag.diagnosis.culprits import Blame
+from moediag.diagnosis.device import Front
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.factor import FactorFacts
 from moediag.diagnosis.failures import Failure
@@ -36,7 +37,8 @@ class Facts:
     replicas: ReplicaFacts = field(default_factory=ReplicaFacts)
     loads: LoadFacts = field(default_factory=LoadFacts)
     resume: ResumeFacts = field(default_factory=ResumeFacts)
-    frontier: Frontier | None = None  # of a foreign job that stands still without a divergence
+    frontier: Frontier | None = None  # of a job that stands still without a divergence
+    fronts: tuple[Front, ...] = ()  # of ranks whose devices are known
     factors: FactorFacts = field(default_factory=FactorFacts)
     applied: AppliedFacts = field(default_factory=AppliedFacts)
     metrics: MetricFacts = field(default_factory=MetricFacts)

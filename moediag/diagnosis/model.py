@@ -16,7 +16,8 @@ class Diagnosis:
     wrong; ``parameters_compared``: distinct parameters. ``stacks``: rank -> frames of the thread
     that counts, innermost first. ``notes``: facts a reader of the result must know;
     ``tables``: the numbers behind them, side by side. ``schedules``: around the first divergence;
-    ``states``: how ranks stood at the end."""
+    ``states``: how ranks stood at the end. ``attached``: what other programs said, by title;
+    ``nccl``: the version that the ranks ran on, "" without."""
 
     verdict: Verdict
     signature: str
@@ -36,3 +37,5 @@ class Diagnosis:
     tables: tuple[Table, ...] = ()
     schedules: SideBySide | None = None
     states: tuple[RankState, ...] = ()
+    attached: Mapping[str, str] = field(default_factory=dict)
+    nccl: str = ""

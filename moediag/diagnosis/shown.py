@@ -65,9 +65,15 @@ def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
         stack = that_counts(seen.stacks)
         if stack is not None:
             frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), stack.frames)
-            telling = [f for f in frames if _OWN not in f.file and not f.file.endswith(_PLUMBING)]
+            telling = [f for f in frames if _tells(f)]
             shown[rank] = tuple(frame_text(frame) for frame in telling[:_FRAMES])
     return shown
+
+
+def _tells(frame: Frame) -> bool:
+    """A GPU's driver spins in frames without names, a dozen of them."""
+    nameless = frame.native and frame.function.startswith(("0x", "?"))
+    return not (nameless or _OWN in frame.file or frame.file.endswith(_PLUMBING))
 
 
 def frame_text(frame: Frame) -> str:

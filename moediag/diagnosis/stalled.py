@@ -73,9 +73,9 @@ def hang(facts: Facts) -> Judgement:
 
 
 def _standing(facts: Facts, found: Frontier) -> Judgement:
-    """A job of somebody else, whose schedules agree as far as they were seen."""
+    """The schedules agree as far as they were seen."""
     text, evidence = outside.of_frontier(found, facts.evidence), facts.evidence
-    if found.basis != "device" or not found.suspects:
+    if evidence.foreign and (found.basis != "device" or not found.suspects):
         text += outside.to_collect(evidence)
     strong = found.basis in ("device", "unseen", "none") and found.call is not None
     return Judgement(

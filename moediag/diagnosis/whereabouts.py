@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from moediag.evidence.model import Evidence, Frame, RankEvidence, Stack
+from moediag.evidence.stacks import waits_for_device
 
 # Frames of the machinery, not of the program that a person wrote.
 _NOT_USER = re.compile(
@@ -46,6 +47,8 @@ def _one(evidence: Evidence, seen: RankEvidence) -> str:
         return f"{who} holds the GIL in native code{at}: no other thread of it can run."
     if any(part in f.file for f in stack.frames for part in _DATA):
         return f"{who} waits for data{at}."
+    if waits_for_device(seen.stacks):
+        return f"{who} waits for its device{at}."
     if not at:
         return ""
     return f"{who} computes{at}." if seen.os_state == "R" else f"{who} stands{at}."

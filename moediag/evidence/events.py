@@ -134,7 +134,7 @@ class _Reader:
     def start(self, event: Mapping[str, Any]) -> None:
         self.log.world_size = int(event["world_size"])
         self.log.backend = str(event.get("backend") or "")
-        for package in ("python", "torch", "transformers", "accelerate", "deepspeed"):
+        for package in ("python", "torch", "transformers", "accelerate", "deepspeed", "nccl"):
             if package in event:
                 version = event[package]
                 self.log.versions[package] = None if version is None else str(version)

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from moediag.evidence import window
 from moediag.evidence.flightdump import COMPLETED, STARTED, Dump, Kind
-from moediag.evidence.model import Collective, Group, RankEvidence
+from moediag.evidence.model import (
+    COMPLETED_THERE,
+    ISSUED,
+    STARTED_THERE,
+    Collective,
+    Group,
+    RankEvidence,
+)
 
 POINT_TO_POINT = ("send", "recv")
 Name = tuple[int, str]  # a rank, and its own name of a group
@@ -61,7 +68,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         lost.append("which calls completed (the dumps do not tell)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
     chosen = window.choose(dumps, keys, tracked)
-    ranks = {rank: _rank(rank, dump, groups, chosen, lost) for rank, dump in dumps.items()}
+    ranks = {rank: _rank(rank, dump, groups, chosen, lost, tracked) for rank, dump in dumps.items()}
     backends = sorted(dump.backend for dump in dumps.values() if dump.backend)
     return Recorded(
         ranks,
@@ -81,6 +88,7 @@ def _rank(
     groups: Mapping[Name, Group],
     chosen: window.Chosen,
     lost: list[str],
+    tracked: bool,
 ) -> RankEvidence:
     not_seen = []
     if dump.unreadable:
@@ -94,7 +102,7 @@ def _rank(
     own = {name: groups[rank, name] for name in dump.groups}
     return RankEvidence(
         rank=rank,
-        collectives=tuple(_calls(rank, dump, own, chosen)),
+        collectives=tuple(_calls(rank, dump, own, chosen, tracked)),
         groups={group.name: group for group in own.values()},
         versions={dump.backend: dump.library} if dump.library and dump.backend else {},
         not_seen=tuple(not_seen),
@@ -103,7 +111,7 @@ def _rank(
 
 
 def _calls(
-    rank: int, dump: Dump, own: Mapping[str, Group], chosen: window.Chosen
+    rank: int, dump: Dump, own: Mapping[str, Group], chosen: window.Chosen, tracked: bool
 ) -> Iterator[Collective]:
     done = chosen.done[rank]
     for row in chosen.rows[rank]:
@@ -123,8 +131,15 @@ def _calls(
             time=dump.created[row] / 1e9,
             asynchronous=True,
             started=dump.state[row] >= STARTED,
+            on_device=_on_device(dump, row, bool(done[row])) if tracked else "",
             parts_unknown=kind.op == "all_to_all",
         )
+
+
+def _on_device(dump: Dump, row: int, done: bool) -> str:
+    if dump.backend == "gloo":
+        return ""
+    return COMPLETED_THERE if done else STARTED_THERE if dump.state[row] >= STARTED else ISSUED
 
 
 def _peer(kind: Kind, group: Group) -> int | None:

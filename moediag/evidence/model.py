@@ -8,6 +8,9 @@ from typing import Any
 
 from moediag.protocol import ExpertRows, Outcome
 
+# How far a device is with a call, in Collective.on_device.
+ISSUED, STARTED_THERE, COMPLETED_THERE = "issued", "started", "completed"
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
@@ -41,6 +44,7 @@ class Collective:
     time: float = 0.0
     asynchronous: bool = False  # the rank went on without waiting for it
     started: bool = False  # the device is known to have begun it
+    on_device: str = ""  # ISSUED, STARTED_THERE or COMPLETED_THERE; "": not known, or no device
     parts_unknown: bool = False
 
 
@@ -212,7 +216,8 @@ class Evidence:
     ``watched``: a job of somebody else that our recorder was in; nothing was to be measured.
     ``oom_kills``: processes that the kernel ended for memory on this machine meanwhile, None where
     nobody counted. ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty
-    where there is no trial."""
+    where there is no trial. ``attached``: what other programs said of the machine while the ranks
+    stood still, by title."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -228,3 +233,9 @@ class Evidence:
     watched: bool = False
     oom_kills: int | None = None
     layout: Mapping[str, int] = field(default_factory=dict)
+    attached: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def devices_known(self) -> bool:
+        """Of some rank it is known what its device made of the calls."""
+        return any(c.on_device for seen in self.ranks.values() for c in seen.collectives)

@@ -15,13 +15,16 @@ from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import exits, stacks
+from moediag.evidence import device, exits, stacks
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.protocol import Outcome
 
 LAUNCH_FILE = "launch.json"
 CAPTURE = "capture"
+# Title -> file, written by launch.machine.
+ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
+MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d+)\.")
 
 
@@ -58,7 +61,18 @@ def read_trial(folder: Path) -> Evidence:
         oom_kills=launch.oom_kills,
         watched=trial.get("purpose") == "watch",
         layout=_layout(trial.get("layout")),
+        attached=_attached(folder / CAPTURE),
     )
+
+
+def _attached(folder: Path) -> dict[str, str]:
+    """By title, as a page shows them: the whole of it stays in the run directory."""
+    found = {title: _text(folder / name).strip() for title, name in ATTACHED.items()}
+    return {
+        title: text if len(text) <= MOST_ATTACHED else f"{text[:MOST_ATTACHED]}\n(cut here)"
+        for title, text in found.items()
+        if text
+    }
 
 
 def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
@@ -83,9 +97,13 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
     error = log.error or exits.read_error_file(folder / protocol.error_file(rank))
     if error is None and not log.finished:
         error = exits.error_in_output(output)
+    told = _device(folder, log)
+    versions = dict(log.versions)
+    if told.library and not versions.get("nccl"):
+        versions["nccl"] = told.library
     return RankEvidence(
         rank=rank,
-        collectives=_waited_in(log, folder / protocol.heartbeat_file(rank)),
+        collectives=_waited_in(told.calls, folder / protocol.heartbeat_file(rank)),
         groups=log.groups,
         tokens=tuple(log.tokens),
         no_gradient=log.no_gradient,
@@ -98,25 +116,36 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         exit=launch.exits.get(rank),
         error=error,
         outcome=outcome,
-        versions=log.versions,
+        versions=versions,
         last_phase=log.last_phase,
         finished=log.finished,
-        not_seen=(*log.not_seen, *lost),
+        not_seen=(*log.not_seen, *lost, *told.not_seen),
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
 
 
-def _waited_in(log: RankLog, heartbeat: Path) -> tuple[Collective, ...]:
+def _device(folder: Path, log: RankLog) -> device.Told:
+    """The rank's calls with what torch's Flight Recorder knows of them."""
+    calls = tuple(log.collectives)
+    if all(group.backend in ("", "gloo") for group in log.groups.values()):
+        return device.Told(calls)
+    dump, lost = device.read(folder, log.rank)
+    if dump is None:
+        return device.Told(calls, not_seen=lost)
+    told = device.told(calls, dump, log.rank)
+    return replace(told, not_seen=(*lost, *told.not_seen))
+
+
+def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collective, ...]:
     """The rank's calls; the one that it was last inside of is one that it waits for, even where it
     issued it without waiting (``dist.recv`` is an asynchronous call and a wait)."""
     beat = protocol.Heartbeat.read(heartbeat)
     if beat is None or beat.state != "in-collective":
-        return tuple(log.collectives)
+        return calls
     inside = beat.collective
     return tuple(
-        replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c
-        for c in log.collectives
+        replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c for c in calls
     )
 
 

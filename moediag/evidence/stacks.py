@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from moediag.evidence.model import Frame, Stack
@@ -131,6 +132,11 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 
 _IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
 _ON_THE_DEVICE = re.compile(r"[sS]ynchronize|^item$|^_?local_scalar|^tolist$|^cpu$|^nonzero$")
+# Below these the driver spins in functions without names; above them stands the line of Python.
+_DRIVER = re.compile(
+    r"^(?:cuda|cu|hip)\w*Synchronize(?:_\w+)?$|\b_local_scalar_dense_(?:cuda|hip)\b"
+    r"|c10::(?:cuda|hip)::\w*stream_synchronize"
+)
 
 
 def in_collective(stack: Stack) -> bool:
@@ -144,14 +150,26 @@ def in_collective(stack: Stack) -> bool:
 
 
 def on_the_device(stack: Stack) -> bool:
-    """Whether the thread waits for a device, which may wait for a collective in its turn."""
-    return any(_ON_THE_DEVICE.search(frame.function) for frame in stack.frames[:8])
+    """Whether the thread waits for a device, which may wait for a collective in its turn. A thread
+    without any Python (NCCL's own) waits for nothing that a program asked for."""
+    python = [frame for frame in stack.frames if not frame.native]
+    if stack.frames and not python:
+        return False
+    return any(_ON_THE_DEVICE.search(frame.function) for frame in stack.frames[:8]) or any(
+        _DRIVER.search(frame.function) for frame in stack.frames if frame.native
+    )
 
 
 def spawned(stack: Stack) -> bool:
     """A thread that Python code started: its outermost Python frame is threading's."""
     python = [frame for frame in stack.frames if not frame.native]
     return bool(python) and python[-1].function.endswith("_bootstrap")
+
+
+def waits_for_device(found: Iterable[Stack]) -> bool:
+    """Whether one rank's main thread (by any tool's look at it) or autograd's waits for the device;
+    threads that the program started for itself do as they like."""
+    return any(on_the_device(stack) and not spawned(stack) for stack in found)
 
 
 def that_counts(found: tuple[Stack, ...]) -> Stack | None:

@@ -44,6 +44,7 @@ class _Rank:
         me = {
             "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
             "world_size": world_size, "local_ranks": _number("LOCAL_WORLD_SIZE"),
+            "flight_dumps": _flight_dumps(),
         }  # fmt: skip
         protocol.write_json(self.folder / protocol.pid_file(self.rank), me)
         from moediag.worker import parent
@@ -173,6 +174,15 @@ def _become(rank: int, world_size: int | None) -> _Rank:
 
 def _own_pid() -> int | None:
     return _number(protocol.ENV_RANK_PID)
+
+
+def _flight_dumps() -> list[str]:
+    """Prefixes to which torch's watchdog writes: its user's, else torch's own, old and new."""
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        if os.environ.get(name):
+            return [str(Path(os.environ[name]).absolute())]
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return ["/tmp/nccl_trace_rank_", str(Path(cache, "torch", "comm_lib_trace_rank_"))]  # noqa: S108
 
 
 def _folder() -> Path:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -19,12 +21,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from moediag import protocol
 from moediag.launch import processes
 
 CAPTURE_FOLDER = "capture"
 TAIL_LINES = 50
+# What a thread is in that waits for its device: which may wait for a collective in its turn.
+_DEVICE = re.compile(
+    r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
+)
+ANSWER = 3.0  # seconds for a rank's dump, of 20,000 operations perhaps
+_PIPE_SECONDS = 2.0  # torch's monitor looks at its pipe about once a second
 _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 
@@ -58,9 +67,9 @@ class _Looker:
         name, pid = f"rank-{self.rank}", str(self.pid)
         self._proc(into / f"{name}.proc.txt")
         self._request_flight()
-        stat = processes.read_stat(self.pid)
+        seen_stat = processes.read_stat(self.pid)
         dump = ["py-spy", "dump", "-p", pid]
-        if stat is not None and stat.state == "T":
+        if seen_stat is not None and seen_stat.state == "T":
             dump.append("--nonblocking")  # py-spy cannot stop what is stopped
         seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
@@ -77,8 +86,8 @@ class _Looker:
 
     @property
     def gone(self) -> bool:
-        stat = processes.read_stat(self.pid)
-        return stat is None or not stat.alive
+        now = processes.read_stat(self.pid)
+        return now is None or not now.alive
 
     def _proc(self, path: Path) -> None:
         parts = []
@@ -143,14 +152,37 @@ class _Looker:
             self.miss("Flight Recorder (no recorder in this rank)")
             return
         target = self.folder / protocol.flight_file(self.rank)
-        give_up = time.monotonic() + min(self.left + 0.2, 1.0)
+        give_up = time.monotonic() + min(self.left + 0.2, ANSWER)
         while not target.exists():
             if self.gone:
                 return
             if time.monotonic() > give_up:
-                self.miss("Flight Recorder (the rank did not answer)")
+                if not self._by_pipe():
+                    self.miss("Flight Recorder (the rank did not answer)")
                 return
             time.sleep(0.01)
+
+    def _by_pipe(self) -> bool:
+        """A rank whose GIL is held runs no Python; torch's own monitor of NCCL still answers."""
+        pipe = self.folder / f"{protocol.WATCHDOG_PIPES}{self.rank}.pipe"
+        target = self.folder / protocol.watchdog_dump(self.rank)
+        try:
+            if not stat.S_ISFIFO(pipe.stat().st_mode):
+                return False
+            wire = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails where nobody reads
+            try:
+                os.write(wire, b"1\n")
+            finally:
+                os.close(wire)
+        except OSError:
+            return False
+        size, until = -1, time.monotonic() + _PIPE_SECONDS
+        while time.monotonic() < until:
+            before, size = size, target.stat().st_size if target.exists() else -1
+            if size > 0 and size == before:
+                return True
+            time.sleep(0.1)
+        return size > 0
 
 
 def capture(
@@ -211,15 +243,34 @@ def in_collective(dump: bytes) -> bool:
     ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no; and
     neither is meeting: with many ranks a connection that the store's full queue dropped is tried
     again only seconds later, by a rank that sleeps. torch bounds that wait itself."""
-    threads = json.loads(dump)
-    main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
-    frames = (main or {}).get("frames", [])[:6]
+    frames = _main_thread(json.loads(dump)).get("frames", [])[:6]
     names = [str(f.get("filename", "")) for f in frames]
     if any("importlib" in name for name in names) or any(
         f.get("name") == "init_process_group" for f in frames
     ):
         return False
     return any("torch/distributed/" in name and "/elastic/" not in name for name in names)
+
+
+def on_device(dump: bytes) -> bool:
+    """Whether the main thread of py-spy's JSON, with native frames, waits for an accelerator, or
+    for a call that NCCL does not take."""
+    return any(_DEVICE.search(str(f.get("name", ""))) for f in main_frames(dump))
+
+
+def main_frames(dump: bytes) -> list[dict[str, object]]:
+    """Of the main thread in py-spy's JSON, innermost first; empty where there is none."""
+    with suppress(ValueError, AttributeError, TypeError):
+        frames = _main_thread(json.loads(dump)).get("frames", [])
+        return [f for f in frames if isinstance(f, dict)]
+    return []
+
+
+def _main_thread(threads: list[dict[str, Any]]) -> dict[str, Any]:
+    """By its name, else by its number: a process that never imported threading has no names."""
+    named = (t for t in threads if t.get("thread_name") == "MainThread")
+    first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
+    return next(named, None) or next(first, {})
 
 
 def find_tool(name: str) -> str | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.launch import dumps
 from moediag.launch.capture import python_frames
 from moediag.launch.launcher import Running
 from moediag.launch.loads import last_loads
@@ -22,13 +23,12 @@ from moediag.launch.patience import Patience
 from moediag.launch.processes import read_stat
 from moediag.launch.record import LaunchRecord
 from moediag.launch.seen import status_of
-from moediag.launch.supervise import Supervisor
+from moediag.launch.supervise import NATIVE, Supervisor
 from moediag.launch.watchdog import RankSample
 
 AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is told
 LATE_RANKS = 60.0  # seconds after which a rank that never came is no longer waited for
 LOADS_EVERY = 5.0  # seconds between two looks at what experts got
-NATIVE = 20.0  # seconds for the native frames of one rank
 ABORT_GRACES = (1.0, 10.0, 5.0)
 _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
           "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
@@ -63,6 +63,7 @@ class JobSupervisor(Supervisor):
         folder = run_folder / protocol.attempt_folder(attempt)
         trial = protocol.Trial("job", "job", "watched", purpose="watch", timeout=float("inf"))
         super().__init__(running, trial, folder, 0, options, on_progress)
+        self.backend = ""  # nobody told; the ranks' logs may
         self.again = False
         self._next = run_folder / protocol.attempt_folder(attempt + 1)
         self._on_trouble = on_trouble
@@ -220,6 +221,7 @@ class JobSupervisor(Supervisor):
             elif pid in gone:
                 self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)
         samples = super()._look()
+        dumps.keep(self.folder, self.ranks, self.seen.started)
         self._note_ends(samples)
         if self._root_code == 0:  # whoever started them is content
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]

@@ -14,12 +14,10 @@ measured against what this job did before:
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from moediag.evidence.model import Stall
+from moediag.launch.capture import main_frames, on_device
 from moediag.launch.watchdog import RankSample, Watchdog
 
 BUSY = 4.0
@@ -36,9 +34,6 @@ _WORK = {
     ),
     "imports": ("importlib._bootstrap",),
 }  # fmt: skip
-
-# What a thread is in that waits for its device: which may wait for a collective in its turn.
-_DEVICE = re.compile(r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_cuda")
 
 # py-spy's JSON of those that answer, with native frames if asked.
 Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
@@ -137,21 +132,8 @@ class Patience:
 def work_of(dump: bytes) -> str:
     """``compiles``, ``imports``, ``saves or loads a checkpoint``, or "": by the main thread of
     py-spy's JSON."""
-    files = [str(f.get("filename", "")) for f in _main(dump)]
+    files = [str(f.get("filename", "")) for f in main_frames(dump)]
     for words, parts in _WORK.items():
         if any(part in file for file in files for part in parts):
             return words
     return ""
-
-
-def on_device(dump: bytes) -> bool:
-    """Whether the main thread of py-spy's JSON, with native frames, waits for an accelerator."""
-    return any(_DEVICE.search(str(f.get("name", ""))) for f in _main(dump))
-
-
-def _main(dump: bytes) -> list[dict[str, object]]:
-    with suppress(ValueError, AttributeError, TypeError):
-        threads = json.loads(dump)
-        main = next((t for t in threads if t.get("thread_name") == "MainThread"), None)
-        return [f for f in (main or {}).get("frames", []) if isinstance(f, dict)]
-    return []

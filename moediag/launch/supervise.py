@@ -7,14 +7,15 @@ import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from moediag import protocol
 from moediag.errors import LaunchError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.launch import ladder, signals
-from moediag.launch.capture import blocked_frames, capture
+from moediag.launch import ladder, machine, signals
+from moediag.launch.capture import blocked_frames, capture, on_device, python_frames
 from moediag.launch.launcher import Running, json_lines, last_lines
 from moediag.launch.options import LaunchOptions, OnProgress, Progress
 from moediag.launch.processes import oom_kills, read_stat
@@ -26,6 +27,8 @@ from moediag.launch.watchdog import RankSample, Watchdog, states
 EVENTS_FILE = "launcher.events.jsonl"
 RELEASE_FILE = "launcher.release"
 PROGRESS_EVERY = 0.1  # seconds
+NATIVE = 20.0  # seconds for the native frames of one rank that has CUDA's libraries
+MACHINE = 5.0  # seconds for what the machine says of GPUs and communicators
 LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a busy box
 
 
@@ -65,7 +68,10 @@ class Supervisor:
         self.single = trial.alone
         self.seen = Seen(started=time.time())
         self._killed_before = oom_kills()
-        self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked)
+        self._gpu = trial.on_gpu
+        self.backend = trial.backend
+        spinning = self._on_device if trial.on_gpu else None
+        self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked, spinning)
         self._on_progress = on_progress
         self._told = 0.0
         self._begun = time.monotonic()
@@ -216,12 +222,28 @@ class Supervisor:
         pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
         return blocked_frames(pids, self.options.capture)
 
+    def _on_device(self, ranks: Sequence[int]) -> list[int]:
+        """Those whose main thread waits for its GPU, by its native frames."""
+        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
+        found = python_frames(pids, NATIVE, native=True)
+        return [rank for rank, dump in found.items() if on_device(dump)]
+
     def _capture(self, samples: Sequence[RankSample]) -> None:
         self._tell("capturing", samples, force=True)
         pids = {s.rank: self.seen.pids[s.rank] for s in samples if s.alive and s.known}
-        done = capture(self.folder, pids, self.options.capture)
+        seconds = max(self.options.capture, NATIVE) if self._gpu else self.options.capture
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            beside = pool.submit(self._ask_machine, pids)
+            done = capture(self.folder, pids, seconds)
+            of_machine = beside.result()
         self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
-        self.seen.not_seen += done.not_seen
+        self.seen.not_seen += [*done.not_seen, *of_machine]
+
+    def _ask_machine(self, pids: Mapping[int, int]) -> tuple[str, ...]:
+        """GPUs and communicators, where the ranks may use any."""
+        if not self._gpu and self.backend:
+            return ()
+        return machine.look(self.folder, pids, MACHINE, self.backend)
 
     def _read_events(self) -> None:
         """The agent's reports. Ends after the ladder began are our doing."""

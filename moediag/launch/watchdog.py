@@ -3,6 +3,9 @@
 A hang is: for a whole quiescence window no rank recorded anything, no rank used the CPU or wanted
 to, and somebody is blocked in a collective. Fixed timeouts called slow imports on a busy box hung;
 a busy box does not stop CPU time, it only stretches it, and a starved rank is still runnable.
+
+A rank that waits for its GPU spins, which is CPU time and no work. So on GPUs those that use it are
+looked at: where every rank is in a collective or waits for its device, that is a hang as well.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from moediag.evidence.model import Stall
 CPU_SHARE = 0.02
 # A rank seen running (or waiting for a CPU or a disk) in more than this share of looks is working.
 RUNNABLE_SHARE = 0.2
+LOOK_AGAIN = 10.0  # seconds between two looks at native frames: each stops a rank for a moment
+ON_DEVICE = 5.0  # windows that a device may compute without any operation of communication
 MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judge
 
 
@@ -41,7 +46,8 @@ class Watchdog:
     """Feed it looks at all ranks; it says when they hang.
 
     ``blocked`` is asked, once per quiet window and only when no heartbeat says so, which of the
-    given ranks have a collective on their stack.
+    given ranks have a collective on their stack. ``spinning``, where ranks compute on GPUs: which
+    of the given ones wait for their devices.
     """
 
     def __init__(
@@ -49,10 +55,14 @@ class Watchdog:
         window: float,
         started: float,
         blocked: Callable[[Sequence[int]], Sequence[int]] = lambda _: (),
+        spinning: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> None:
         self.window = window
         self.started = started
         self._blocked = blocked
+        self._spinning = spinning
+        self._silent: float | None = None  # since when nobody records anything, on GPUs
+        self._looked = float("-inf")
         self._anchor: float | None = None  # since when nothing moves
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._cpu: dict[int, float] = {}
@@ -62,6 +72,10 @@ class Watchdog:
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         """``now``: any clock in seconds that only this method sees. None while all is well."""
         live = [s for s in samples if s.alive]
+        if self._spinning is not None:
+            stall = self._on_devices(now, samples, live)
+            if stall is not None:
+                return stall
         if not live or not all(s.known for s in samples) or self._moved(samples):
             self._restart(now, samples)
             return None
@@ -80,6 +94,27 @@ class Watchdog:
             self._restart(now, samples)
             return None
         return self.stall(samples, waiting)
+
+    def _on_devices(
+        self, now: float, samples: Sequence[RankSample], live: Sequence[RankSample]
+    ) -> Stall | None:
+        """Where nobody records anything and every rank waits in a collective or for its device."""
+        assert self._spinning is not None
+        progress = tuple((s.rank, s.progress, s.alive) for s in samples)
+        if self._silent is None or progress != self._progress or not live:
+            self._silent = now
+        if now - self._silent < ON_DEVICE * self.window or now - self._looked < LOOK_AGAIN:
+            return None
+        if not all(s.known for s in samples) or any(s.stopped for s in live):
+            return None
+        if any(s.progress < 0 for s in live):
+            return None  # not recorded, as in timings: silence means nothing
+        waiting = {s.rank for s in live if s.state == "in-collective"}
+        rest = [s.rank for s in live if s.rank not in waiting]
+        self._looked = now
+        waiting |= set(self._spinning(rest))
+        there = len(waiting) == len(live)
+        return self.stall(samples, sorted(waiting)) if there else None
 
     def _moved(self, samples: Sequence[RankSample]) -> bool:
         progress = tuple((s.rank, s.progress, s.alive) for s in samples)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from xml.etree import ElementTree
 
-from moediag import doctor
+from moediag.issue import gather, surroundings
 from moediag.nightly.blame import Blame
 from moediag.nightly.compare import Change, Compared
 from moediag.nightly.model import State
@@ -18,6 +19,9 @@ from moediag.report.model import RunResult
 from moediag.report.terminal import finding_lines
 
 FOLDER = "issues"
+# Whose bug it is first of all where this package was moved.
+_PROJECTS = {"transformers": "transformers", "accelerate": "accelerate", "torch": "pytorch",
+             "torchtitan": "torchtitan"}  # fmt: skip
 _DRAFT = "> Draft, written by `moediag nightly`. Nobody has filed it: read it, check it, then do.\n"
 
 
@@ -56,24 +60,45 @@ def _case(one: Compared) -> ElementTree.Element:
     return case
 
 
-def drafts(summary: Summary, results: Mapping[str, RunResult]) -> dict[str, str]:
-    """File name -> text, one for each new failure. ``results``: by the entries' ``evidence``."""
+def drafts(summary: Summary, results: Mapping[str, RunResult], folder: Path) -> dict[str, str]:
+    """File name -> text: a draft for each new failure, and beside it the file that shows it
+    without moediag, where one can be written. ``results``: by the entries' ``evidence``, below
+    ``folder``."""
     found = {}
     for one in summary.of(Change.NEW):
         entry = one.entry
-        name = f"{entry.scenario}-{entry.variant}-{entry.track.replace('=', '-')}.md"
+        name = f"{entry.scenario}-{entry.variant}-{entry.track.replace('=', '-')}"
         blame = summary.blames.get(entry.key)
-        found[name] = _draft(one, summary, results.get(entry.evidence), blame)
+        result = results.get(entry.evidence)
+        written = None
+        if result is not None:
+            project = _PROJECTS.get(entry.track.partition("=")[0], "")
+            written = gather.write(
+                result, folder / entry.evidence, project, entry.variant, _began(one, summary, blame)
+            )
+        if written is None:
+            found[f"{name}.md"] = _draft(one, summary, result, blame)
+            continue
+        found[f"{name}.md"] = written.text
+        if written.program.text:
+            found[f"{name}.py"] = written.program.text
     return found
 
 
+def _began(one: Compared, summary: Summary, blame: Blame | None) -> str:
+    """When it began, as far as the nights and a bisect tell."""
+    text = f"{what(one)} ({versions(one.entry)}, {summary.night.lane}). With moediag: "
+    text += f"`{one.entry.command}`."
+    return text if blame is None else f"{text}\n\n{blame.said}\n\n{blame.report}".rstrip()
+
+
 def _draft(one: Compared, summary: Summary, result: RunResult | None, blame: Blame | None) -> str:
-    """In the order in which upstream templates ask: system, what happens, how to see it, what was
-    expected. Below the length of an issue body."""
+    """Where no rank failed (an expected failure that is gone) or the run is not there: what the
+    night knows. Below the length of an issue body."""
     entry = one.entry
     parts = [f"# {entry.verdict} in {title(entry)}\n", _DRAFT]
     parts += ["### System info\n", f"{versions(entry)}, {summary.night.lane}\n"]
-    parts += [doctor.environment_report()]
+    parts += ["\n".join([*surroundings.here().lines(), ""])]
     parts += ["### What happens\n", f"{what(one)}\n", f"{entry.why}\n"]
     trial = next((t for t in result.trials if t.variant == entry.variant), None) if result else None
     if trial is not None and result is not None:

@@ -13,6 +13,7 @@ from moediag.nightly.clock import Clock
 from moediag.nightly.compare import Compared
 from moediag.nightly.model import Entry
 from moediag.nightly.tracks import PACKAGES
+from moediag.scenario import gpu
 from moediag.verdicts import Role
 
 if TYPE_CHECKING:
@@ -157,5 +158,5 @@ def _ranks(entry: Entry, asked: Asked) -> int | None:
 def _command(found: Span, entry: Entry, name: str, asked: Asked) -> str:
     words = ["moediag", "bisect", name, "--package", found.package, "--good", found.good]
     words += ["--bad", found.bad, "--variant", entry.variant]
-    words += ["--gpus" if asked.device == "gpu" else "--cpu", str(_ranks(entry, asked) or 2)]
+    words += gpu.options(asked.device, _ranks(entry, asked) or 2)
     return shlex.join(words)

@@ -23,6 +23,7 @@ from moediag.nightly.jobs import Asked, Planned
 from moediag.nightly.model import Entry, Job, Night
 from moediag.report.model import RunResult
 from moediag.report.progress import Observer
+from moediag.scenario import gpu
 from moediag.scenario.plan import Plan
 
 RUNS = "runs"  # folder of the run directories, in the night's
@@ -147,8 +148,9 @@ def _entries(one: Planned, plan: Plan, result: RunResult, where: str) -> Iterato
 
 def _command(one: Planned, plan: Plan, variant: str) -> str:
     trial = plan.trials[0].trial
-    device = "--gpus" if trial.backend == "nccl" else "--cpu"
-    words = ["moediag", "run", one.name, "--variant", variant, device, str(trial.world_size)]
+    device = gpu.SHARED if trial.shared_gpu else "gpu" if trial.backend == "nccl" else "cpu"
+    words = ["moediag", "run", one.name, "--variant", variant]
+    words += gpu.options(device, trial.world_size)
     for package, version in one.moved.items():
         words += ["--stack", f"{package}={version}"]
     return shlex.join(words)

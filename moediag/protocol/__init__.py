@@ -27,6 +27,8 @@ from moediag.protocol.files import (
     NOT_RECORDED_FILE,
     SUSCEPTIBILITY_FILE,
     TRIAL_FILE,
+    WATCHDOG_DUMPS,
+    WATCHDOG_PIPES,
     attempt_folder,
     dump_request_file,
     error_file,
@@ -39,6 +41,7 @@ from moediag.protocol.files import (
     output_file,
     pid_file,
     stacks_file,
+    watchdog_dump,
 )
 from moediag.protocol.outcome import (
     Applied,
@@ -64,6 +67,7 @@ from moediag.protocol.programs import (
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
     write_json,
+    write_text,
 )
 from moediag.protocol.trial import (
     LOAD_METHODS,
@@ -102,6 +106,8 @@ __all__ = [
     "SUSCEPTIBILITY",
     "SUSCEPTIBILITY_FILE",
     "TRIAL_FILE",
+    "WATCHDOG_DUMPS",
+    "WATCHDOG_PIPES",
     "Applied",
     "CostSpec",
     "ExpertRows",
@@ -141,5 +147,7 @@ __all__ = [
     "pid_file",
     "program_options",
     "stacks_file",
+    "watchdog_dump",
     "write_json",
+    "write_text",
 ]

@@ -31,7 +31,8 @@ def attempt_folder(attempt: int) -> str:
 
 def pid_file(rank: int) -> str:
     """JSON: pid, host, time (epoch seconds), of a watched job also world_size and local_ranks (null
-    where the rank does not know). Lets the watchdog find the rank before its first heartbeat."""
+    where the rank does not know) and flight_dumps, prefixes of what torch's watchdog writes. Lets
+    the watchdog find the rank before its first heartbeat."""
     return f"rank-{rank}.pid"
 
 
@@ -82,6 +83,17 @@ def executed_file(rank: int) -> str:
 def flight_file(rank: int) -> str:
     """Flight Recorder dump of this rank (JSON, without stacks)."""
     return f"rank-{rank}.flight.json"
+
+
+# torch writes a dump to this prefix and the rank's number when a collective times out, and creates
+# a pipe at the other one: whoever writes to it asks for that dump, without Python.
+WATCHDOG_DUMPS = "rank-flight-dump-"
+WATCHDOG_PIPES = "rank-flight-pipe-"
+
+
+def watchdog_dump(rank: int) -> str:
+    """Flight Recorder dump of this rank by torch's own watchdog (a pickle with stacks)."""
+    return f"{WATCHDOG_DUMPS}{rank}"
 
 
 # What a susceptibility trial found, see :class:`Susceptibility`.

@@ -14,8 +14,13 @@ SCHEMA_VERSION = 1
 
 def write_json(path: Path, value: Any) -> Path:
     """Writes atomically: a reader sees the old file or the whole new one, never half of it."""
+    return write_text(path, json.dumps(value, indent=1))
+
+
+def write_text(path: Path, text: str) -> Path:
+    """The same for text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
     return path
 

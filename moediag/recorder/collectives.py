@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from moediag.recorder.calls import METHODS, OPERATORS, Shape, describe
+from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion
 from moediag.recorder.core import Recorder
 
@@ -23,8 +24,12 @@ WATCHER = "collectives"
 
 def install(recorder: Recorder) -> None:
     """Replaces the methods of ProcessGroup and Work and hooks the c10d operators."""
-    completion = Completion(recorder)
+    captures = Captures()
+    captures.install(recorder.patches)
+    recorder.captures = captures
+    completion = Completion(recorder, captures)
     recorder.on_flush.append(completion.poll)
+    recorder.on_stop.append(completion.look)
     recorder.on_finish.append(completion.settle)
     for name, shape in METHODS.items():
         recorder.patches.replace(dist.ProcessGroup, name, _method(recorder, completion, shape))

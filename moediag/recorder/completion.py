@@ -1,7 +1,13 @@
 """When is an operation done? When the rank waited for it and the data is there.
 
 On a CPU backend a returned ``wait()`` says so. On an accelerator ``wait()`` only orders streams:
-there an event is recorded behind it and asked later, never with a synchronisation of our own.
+there an event is recorded behind it and asked later, never with a synchronisation of our own. The
+rank asks when it issues its next operation, the recorder's own thread when the rank has come to a
+stop: a rank that stands in ``.item()`` issues nothing more.
+
+That the device *began* an operation is not asked here: an event before the call, on the stream of
+the caller, would only tell that its inputs were ready. torch's own Flight Recorder has the events
+around the kernel, see :mod:`moediag.recorder.flight`.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from typing import Any, Deque, Dict, NamedTuple, Optional, Tuple
 import torch
 
 from moediag.recorder.calls import Call
+from moediag.recorder.capturing import Captures
 from moediag.recorder.core import Recorder
 
 SETTLE = 0.5  # seconds
@@ -32,8 +39,9 @@ class Expected(NamedTuple):
 class Completion:
     """Maps Work objects and output tensors to the operations they complete."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, captures: Optional[Captures] = None) -> None:
         self._recorder = recorder
+        self._captures = captures if captures is not None else Captures()
         self._works: Dict[int, Expected] = {}
         self._tensors: Dict[int, int] = {}  # storage -> operation, for wait_tensor
         self._native: Dict[int, Any] = {}  # issued from C++: operation -> Work, None if unknown
@@ -113,15 +121,47 @@ class Completion:
             time.sleep(0.002)
 
     def poll(self) -> None:
-        """Writes ``done`` for what has completed meanwhile; cheap when nothing is pending. Not
-        for other threads: asking an event would break a CUDA graph that this one captures."""
+        """Writes ``done`` for what has completed meanwhile; cheap when nothing is pending. For the
+        rank's own threads; see :meth:`look` for others."""
         if not self._device and not self._native:
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return
-        while self._device and self._device[0][1].query():
-            self._recorder.done(self._device.popleft()[0])
-        for number, work in list(self._native.items()):
-            if work is not None and work.is_completed():
-                del self._native[number]
-                self._recorder.done(number)
+        self._ask()
+
+    def look(self) -> None:
+        """The same from another thread, of a rank that came to a stop, and of what it has not
+        waited for yet as well. Never initialises an accelerator, and leaves a capture alone."""
+        if self._device or self._native or any(e.device for e in list(self._works.values())):
+            self._ask(works=True)
+
+    def _ask(self, works: bool = False) -> None:
+        """One thread at a time; the other one's question is as good, so nobody waits."""
+        asking = self._captures.asking
+        if not asking.acquire(blocking=False):
+            return
+        try:
+            # Looked at under the lock: a capture counts itself before it waits for the lock.
+            if self._captures.running:
+                return
+            while self._device and self._device[0][1].query():
+                self._recorder.done(self._device.popleft()[0])
+            for number, work in list(self._native.items()):
+                if work is None or not work.is_completed():
+                    continue
+                if self._native.pop(number, None) is not None:
+                    self._recorder.done(number)
+            for key, expected in list(self._works.items()) if works else ():
+                work = expected.work() if expected.device else None
+                if work is None or not _succeeded(work):
+                    continue
+                if self._works.pop(key, None) is not None:  # else the rank waited just now
+                    for number in expected.numbers:
+                        self._recorder.done(number)
+        finally:
+            asking.release()
+
+
+def _succeeded(work: Any) -> bool:
+    """Completed, and not because the library gave up on it."""
+    return bool(work.is_completed()) and work.exception() is None

@@ -117,7 +117,10 @@ class Recorder:
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
         self.on_module: Optional[Callable[[Any, str], None]] = None  # told each of them
+        self.captures: Any = None  # of CUDA graphs, set by the watcher of collectives
         self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
+        # The rank issues nothing more; called by the recorder's own thread, again and again.
+        self.on_stop: List[Callable[[], None]] = []
         self.on_end: List[Callable[[], None]] = []  # the rank ends, well or not; may come twice
         self.on_finish: List[Callable[[], None]] = []  # it ends well; before the above
         self.on_uninstall: List[Callable[[], None]] = []
@@ -232,11 +235,19 @@ class Recorder:
         return self._faults.get(watcher, 0) >= _MAX_FAULTS
 
     def flush(self) -> None:
-        for write in self.on_flush:
+        self._each(self.on_flush, "flush")
+
+    def stopped(self) -> None:
+        """Asks what is going on without the rank's own threads."""
+        if self.active and not self.broken("device"):
+            self._each(self.on_stop, "device")
+
+    def _each(self, those: List[Callable[[], None]], watcher: str) -> None:
+        for act in those:
             try:
-                write()
+                act()
             except Exception as error:
-                self.fault("flush", error)
+                self.fault(watcher, error)
 
     def before(self, call: Call, group: Any) -> int:
         """Writes the ``collective`` event of ``call`` on ``group``; returns its index."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 
 from moediag.protocol import Heartbeat
@@ -23,6 +24,9 @@ class HeartbeatWriter:
         self.step = 0
         self.collective = -1
         self.state = STARTING
+        # The recorder's own thread beats too: without this, what it read before the rank entered a
+        # collective could be written after it. Re-entrant, as a signal handler may beat.
+        self._lock = threading.RLock()
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.ftruncate(fd, Heartbeat.SIZE)
@@ -39,21 +43,24 @@ class HeartbeatWriter:
 
     def beat(self) -> None:
         """One more event was recorded."""
-        self.progress += 1
-        if self.state == STARTING:
-            self.state = RUNNING
-        self._put()
+        with self._lock:
+            self.progress += 1
+            if self.state == STARTING:
+                self.state = RUNNING
+            self._put()
 
     def enter(self, collective: int) -> int:
         """The rank goes into ``collective``; returns the one it was inside of before (or -1)."""
-        before, self.collective, self.state = self.collective, collective, IN_COLLECTIVE
-        self._put()
+        with self._lock:
+            before, self.collective, self.state = self.collective, collective, IN_COLLECTIVE
+            self._put()
         return before
 
     def leave(self, before: int = -1) -> None:
-        self.collective = before
-        self.state = RUNNING if before < 0 else IN_COLLECTIVE
-        self._put()
+        with self._lock:
+            self.collective = before
+            self.state = RUNNING if before < 0 else IN_COLLECTIVE
+            self._put()
 
     def finish(self) -> None:
         self.state, self.collective = FINISHED, -1

@@ -52,7 +52,7 @@ def install(
         "start", keep=True, rank=rank, world_size=world_size, pid=os.getpid(),
         host=socket.gethostname(), python=platform.python_version(), torch=torch.__version__,
         transformers=_version("transformers"), accelerate=_version("accelerate"),
-        backend=None,
+        backend=None, nccl=_nccl(),
     )  # fmt: skip
     for name, start, waits_for in _watchers(folder):
         begin = functools.partial(_begin, recorder, name, start)
@@ -135,6 +135,17 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
         ("gradients", gradients, ""),
         ("Flight Recorder and lifeline thread", watch, ""),
     ]
+
+
+def _nccl() -> Optional[str]:
+    """The version of the NCCL that torch loaded; asking initialises no GPU."""
+    try:
+        if not torch.distributed.is_nccl_available():
+            return None
+        found = torch.cuda.nccl.version()
+    except (AttributeError, RuntimeError, ImportError):
+        return None
+    return ".".join(map(str, found[:3]))
 
 
 def _version(package: str) -> Optional[str]:

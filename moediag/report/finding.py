@@ -69,6 +69,7 @@ class Finding:
     schedules: SideBySide | None
     states: tuple[RankState, ...]
     families: tuple[Family, ...]
+    attached: tuple[tuple[str, str], ...] = ()  # title, text
 
 
 def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
@@ -90,7 +91,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         result.scenario,
         t.variant,
         *names.stack(t.stack),
-        names.backend(t.backend, t.shared_gpu),
+        names.backend(t.backend, t.shared_gpu, t.stack.get("nccl")),
     ]
     title.append(names.plural(t.world_size, "rank"))
     if len(same_trial) > 1:
@@ -116,6 +117,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         schedules=t.schedules,
         states=t.states,
         families=families(t.stacks),
+        attached=tuple(t.attached.items()),
     )
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from moediag.report import names, tables
+from moediag.report import bars, names, tables
 from moediag.report.finding import broken
 from moediag.report.model import RankState, RunResult
 from moediag.report.page import page_of
@@ -34,6 +34,8 @@ def render(results: Sequence[RunResult]) -> str:
         broken=broken,
         table_grid=tables.grid,
         grid=rank_grid,
+        time_bar=bars.time_bar,
+        error_bar=bars.error_bar,
         letters=LETTERS,
         most_frames=MOST_FRAMES,
     )

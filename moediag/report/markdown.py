@@ -21,6 +21,7 @@ from moediag.report.terminal import finding_lines
 
 LIMIT = 65_000  # characters; below the 65,536 of an issue body
 MOST_OPEN = 16  # rows; a longer table of the run is folded
+MOST_ATTACHED = 4_000  # characters of what another program said
 MARKS = {"met": "✅", "broken": "❌", "inconclusive": "❔"}
 
 
@@ -99,9 +100,20 @@ def _finding(finding: Finding) -> str:
     """Fenced by more backticks than it holds; its tables below, where a person can copy them."""
     words = replace(finding, tables=())
     text = "\n".join(plain(line) for line in finding_lines(words, 110, None))
+    return f"{fenced(text)}\n" + _markdown_tables(finding) + _attached(finding)
+
+
+def _attached(finding: Finding) -> str:
+    return "".join(
+        _folded(title, f"{fenced(text[:MOST_ATTACHED])}\n") for title, text in finding.attached
+    )
+
+
+def fenced(text: str, language: str = "text") -> str:
+    """Between more backticks than it holds."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}\n\n" + _markdown_tables(finding)
+    return f"{fence}{language}\n{text}\n{fence}\n"
 
 
 def _markdown_tables(finding: Finding) -> str:

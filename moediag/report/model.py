@@ -154,6 +154,7 @@ class TrialResult:
     schedules: SideBySide | None = None  # around the first divergence
     states: tuple[RankState, ...] = ()  # each rank of the world in one of them
     shared_gpu: bool = False  # several ranks computed on one GPU
+    attached: dict[str, str] = field(default_factory=dict)  # what other programs said, by title
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,9 +110,11 @@ def stack(versions: Mapping[str, str | None]) -> list[str]:
     ]
 
 
-def backend(name: str, shared_gpu: bool) -> str:
-    """``nccl``; ``gloo on a shared GPU`` where several ranks computed on one."""
-    return f"{name} on a shared GPU" if shared_gpu else name
+def backend(name: str, shared_gpu: bool, version: str | None = None) -> str:
+    """``nccl 2.29.3``; ``gloo on a shared GPU`` where several ranks computed on one. ``version``:
+    NCCL's, where the ranks told it."""
+    told = f"{name} {version}" if version and name == "nccl" else name
+    return f"{told} on a shared GPU" if shared_gpu else told
 
 
 def html(text: str) -> str:

@@ -28,6 +28,7 @@ class FixRow:
     cheapest: bool
     remark: str
     notes: tuple[str, ...]
+    ratio: float | None = None  # of its step time to that of the unfixed step
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,7 @@ def _fix_row(
         cheapest=cheapest,
         remark="; ".join(remarks),
         notes=tuple(dict.fromkeys(note for t in trials for note in t.notes)),
+        ratio=measured,
     )
 
 

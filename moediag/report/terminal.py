@@ -103,6 +103,9 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
         yield from labelled("NOTE", text, width)
     for number, text in enumerate(finding.not_seen):
         yield from labelled("NOT SEEN" if number == 0 else "", text, width, "faint")
+    if finding.attached:
+        titles = ", ".join(title for title, _ in finding.attached)
+        yield from labelled("ATTACHED", f"{titles} (--html shows it)", width, "faint")
     if finding.evidence:
         where = finding.evidence if run_folder is None else str(run_folder / finding.evidence)
         yield from labelled("EVIDENCE", where, width, "faint")

@@ -69,15 +69,18 @@ def write(
     results: Sequence[RunResult],
     wanted: Mapping[str, Path],
     traced: Callable[[], Mapping[str, Traced]],
+    made: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Writes each wanted format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
-    ``traced`` gives the evidence of all trials by name, and is asked for a trace only. Returns the
-    files written. Raises UsageError where one cannot be."""
+    ``made``: texts of formats that somebody else rendered. ``traced`` gives the evidence of all
+    trials by name, and is asked for a trace only. Returns the files written. Raises UsageError
+    where one cannot be."""
     written = []
     if sum(str(target) == "-" for target in wanted.values()) > 1:
         raise UsageError("stdout holds one format", "Give files for the others.")
     for kind, target in wanted.items():
-        text = _render(kind, results, traced)
+        given = (made or {}).get(kind)
+        text = given if given is not None else _render(kind, results, traced)
         if str(target) == "-":
             out.write(text)
             continue

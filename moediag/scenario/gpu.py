@@ -28,6 +28,16 @@ DEVICES = {
 }
 
 
+def options(device: str, ranks: int) -> list[str]:
+    """What to type for ``ranks`` on ``device``: ``--gpus 2 --share-gpu``."""
+    return ["--cpu" if device == "cpu" else "--gpus", str(ranks), *["--share-gpu"] * shares(device)]
+
+
+def shares(device: str) -> bool:
+    """Whether several ranks compute on one GPU."""
+    return DEVICES[device].shared
+
+
 def environment(kind: Kind, timeout: float) -> dict[str, str]:
     """Variables of a rank. ``timeout``: of the launch, in seconds.
 

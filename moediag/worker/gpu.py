@@ -8,10 +8,13 @@ from typing import List
 
 import torch
 
-from moediag.protocol import Trial
+from moediag.protocol import WATCHDOG_DUMPS, WATCHDOG_PIPES, Trial
 
 # torch's Flight Recorder writes to this prefix and the rank's number; newer and older name.
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+
+# torch makes a pipe at this prefix; whoever writes to it asks for a dump, where no Python runs too.
+_PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 def device(trial: Trial) -> torch.device:
@@ -37,7 +40,8 @@ def settle(trial: Trial, folder: Path) -> List[str]:
         notes.append(f"{ranks} ranks share {few} (--share-gpu), {where}")
     if trial.environment:
         for name in _DUMPS:
-            os.environ.setdefault(name, str(folder / "rank-flight-dump-"))
+            os.environ.setdefault(name, str(folder / WATCHDOG_DUMPS))
+        os.environ.setdefault(_PIPES, str(folder / WATCHDOG_PIPES))
         held = ", ".join(f"{name}={os.environ[name]}" for name in trial.environment)
         notes.append(f"set for the process group: {held}")
     return notes

@@ -71,8 +71,11 @@ def test_what_a_release_breaks_is_new_and_what_it_mends_is_fixed(
     assert f"::error title={SCENARIO} · unfixed · transformers=newest::" in said
     assert [n["entries"][0]["state"] for n in night_of(tmp_path)] == ["good", "bad"]
     assert night_of(tmp_path)[1]["entries"][0]["signature"] == STARVED
-    (draft,) = (out / "issues").iterdir()
+    draft, program = sorted((out / "issues").iterdir())
+    assert program.name == draft.with_suffix(".py").name
+    compile(program.read_text(), program.name, "exec")
     text = draft.read_text()
+    assert text.index("### System Info") < text.index("### Reproduction")
     assert "moediag bisect expert-starvation-late --package transformers --good 5.0.0" in text
     assert "received 0 tokens" in text
     summary = (out / "summary.md").read_text()
@@ -93,7 +96,7 @@ def test_a_new_failure_is_bisected_and_then_still_fails_and_gets_fixed(
     assert code == ExitCode.FAILURE_FOUND
     told = " ".join(said.split())
     assert "transformers 4.53.0 is the first bad release; 4.52.4 is the last good one." in told
-    (draft,) = (out / "issues").iterdir()
+    draft, _ = sorted((out / "issues").iterdir())
     assert draft.read_text().count(STARVED) >= 3
     code, said, _ = nights("4.57.6")
     assert (code, "0 new failures, 0 fixed, 1 still failing" in said) == (ExitCode.OK, True)

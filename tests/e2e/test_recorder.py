@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from moediag.evidence import device, flightdump
+from moediag.evidence.events import read_log
 from moediag.protocol import EVENT_KINDS, OPS, Heartbeat, flight_file, heartbeat_file
 
 pytestmark = pytest.mark.e2e
@@ -280,3 +282,21 @@ def test_the_flight_recorder_is_dumped_on_request(scene: Callable[[str], list[Ra
         assert rank.result == {"answered": True}
         records = json.loads((rank.folder / flight_file(number)).read_text())
         assert any(entry["input_sizes"] == [[7]] for entry in records["entries"])
+
+
+def test_torchs_recorder_and_ours_have_the_same_calls(
+    scene: Callable[[str], list[Rank]],
+) -> None:
+    """gloo's dumps tell of no device, so here they are given NCCL's name: that the two are held
+    together call by call is what is tested, on what torch really writes."""
+    for number, rank in enumerate(scene("flight")):
+        calls = read_log(rank.folder, number).collectives
+        records = json.loads((rank.folder / flight_file(number)).read_text())
+        assert device.told(calls, flightdump.read(records), number).calls == tuple(calls)
+        for entry in records["entries"]:
+            entry["profiling_name"] = entry["profiling_name"].replace("gloo:", "nccl:")
+            entry["state"] = "completed" if entry["retired"] else "started"
+        told = device.told(calls, flightdump.read(records), number)
+        assert told.not_seen == ()
+        assert len(told.calls) >= 7 and {c.on_device for c in told.calls} == {"completed"}
+        assert {c.group for c in told.calls} == {"0", "1"}

@@ -54,8 +54,11 @@ def test_a_starved_expert_with_nccl(tmp_path: Path) -> None:
     result = ran("expert-starvation", tmp_path, "--gpus", "2",
                  "--variant", "unfixed", "--variant", "unused-params-flag")  # fmt: skip
     assert verdicts(result) == {"unfixed": "hang", "unused-params-flag": "clean"}
-    notes = " ".join(result["trials"][0]["notes"])
-    assert "TORCH_FR_BUFFER_SIZE=" in notes
+    (hung,) = (t for t in result["trials"] if t["variant"] == "unfixed")
+    assert "TORCH_FR_BUFFER_SIZE=" in " ".join(hung["notes"])
+    assert "stuck in reduce_scatter" in hung["cause"]
+    assert any(t["title"].startswith("Where Python stands") for t in hung["tables"])
+    assert "nvidia-smi" in hung["attached"] and hung["stack"]["nccl"]
 
 
 def test_every_local_rank_gets_a_gpu_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:

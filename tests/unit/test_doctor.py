@@ -1,11 +1,9 @@
-"""Every check with the fault present and with it absent; the report holds no secrets."""
+"""Every check with the fault present and with it absent."""
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +52,6 @@ def test_a_check_that_breaks_does_not_break_the_others(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "cores", broken)
     check = named("cores", network=False)
     assert (check.status, "odd machine" in check.found) == ("warn", True)
-    assert "- cores: unknown (RuntimeError)" in doctor.environment_report()
 
 
 @pytest.mark.parametrize(
@@ -203,16 +200,6 @@ def test_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert check.status == "warn" and check.advice and "secret" not in check.found
 
 
-def test_the_report_can_be_pasted_in_public(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", "sesame-1234")
-    text = doctor.environment_report()
-    assert "- python: " in text and "- torch: " in text and "- gpus: " in text
-    private = ["sesame-1234", str(Path.home()) + "/", socket.gethostname(), str(Path.cwd())]
-    user = getpass.getuser()
-    private += [] if user == "root" else [user]
-    assert not [word for word in private if word in text]
-
-
 def test_the_machine_of_a_result() -> None:
     facts = doctor.machine()
     assert facts["cores"] >= 1 and facts["memory_gb"] > 0 and isinstance(facts["gpus"], list)
@@ -221,7 +208,7 @@ def test_the_machine_of_a_result() -> None:
 def test_looking_never_imports_torch() -> None:
     text = (
         "import sys; from moediag import doctor\n"
-        "doctor.checks(network=False); doctor.environment_report(); doctor.machine()\n"
+        "doctor.checks(network=False); doctor.machine()\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", text], check=False).returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import os
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,18 @@ import torch
 from moediag import cli, doctor, hardware
 from moediag import options as o
 from moediag.errors import ExitCode, MachineError, UsageError
+from moediag.nightly.jobs import Asked
 from moediag.protocol import Trial
 from moediag.report import junit
 from moediag.report.model import read_result
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
 from moediag.scenario import catalogue, gpu, load, plan
-from moediag.stacks import probe
+from moediag.stacks import probe, releases
 from moediag.worker import gpu as rank_side
 
+DAY = datetime(2025, 6, 1, tzinfo=timezone.utc)
+LISTED = [releases.Release(v, DAY) for v in ("4.52.4", "4.53.2")]
 GOLDEN = read_result(Path(__file__).parent.parent / "golden" / "results" / "hang.json")
 WATCHED = {
     "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -119,6 +123,51 @@ def test_sharing_needs_gpus(words: list[str], capsys: pytest.CaptureFixture[str]
     assert "Add --gpus N" in capsys.readouterr().err
     with pytest.raises(UsageError):
         o.shared("cpu", True, None)
+
+
+# ------------------------------------------------------------------------ the other commands
+
+
+@pytest.mark.parametrize("command", ["run", "bisect", "matrix", "nightly"])
+def test_every_command_that_launches_shares_gpus(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a GPU they refuse as a shared one is refused; without --gpus it is no question."""
+    monkeypatch.setattr(doctor, "gpus", list)
+    monkeypatch.setattr(doctor, "driver_gpus", list)
+    names = [] if command == "nightly" else ["expert-starvation"]
+    more = {
+        "bisect": ["--good", "4.52.4", "--bad", "4.53.2"],
+        "matrix": ["--releases", "4.53.2"],
+        "nightly": ["--track", "pinned", "--scenario", "expert-starvation",
+                    "--history", str(tmp_path)],
+    }.get(command, [])  # fmt: skip
+    monkeypatch.setattr(releases, "releases", lambda *_, **__: LISTED)
+    words = [command, *names, *more, "--share-gpu"]
+    assert cli.main([*words, "--cpu", "2"]) == ExitCode.USAGE
+    assert "--share-gpu is about GPUs" in capsys.readouterr().err
+    assert cli.main([*words, "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
+    assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cpu", ["--cpu", "2"]),
+        ("gpu", ["--gpus", "2"]),
+        (gpu.SHARED, ["--gpus", "2", "--share-gpu"]),
+        (gpu.SHARED_NCCL, ["--gpus", "2", "--share-gpu"]),
+    ],
+)
+def test_a_device_as_it_is_typed(device: str, words: list[str]) -> None:
+    assert gpu.options(device, 2) == words
+
+
+def test_nights_on_a_shared_gpu_are_a_lane_of_their_own() -> None:
+    assert Asked(world_size=2, device=gpu.SHARED).lane == "shared-gpu-2"
 
 
 # ------------------------------------------------------------------------ on a rank

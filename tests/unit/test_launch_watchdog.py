@@ -90,3 +90,61 @@ def test_stacks_are_asked_once_a_window_and_believed() -> None:
 def test_states_for_the_display() -> None:
     shown = states([WAITS, replace(ELSEWHERE, alive=False), RankSample(2, known=False)])
     assert shown == {0: "in-collective", 1: "exited", 2: "starting"}
+
+
+# ------------------------------------------------------------------------ ranks that spin on GPUs
+
+
+def on_gpus(
+    waits: dict[int, bool],
+    seconds: float,
+    busy: bool = True,
+    moves: bool = False,
+    recorded: bool = True,
+) -> tuple[object, list[list[int]]]:
+    """The stall that is seen within ``seconds``, and which ranks were looked at. A rank that waits
+    for its GPU uses the CPU all the time."""
+    looked: list[list[int]] = []
+
+    def spinning(ranks: Sequence[int]) -> list[int]:
+        looked.append(list(ranks))
+        return [rank for rank in ranks if waits.get(rank)]
+
+    dog = Watchdog(1.0, 0.0, spinning=spinning)
+    now, found = 0.0, None
+    while now < seconds and found is None:
+        samples = [
+            RankSample(
+                rank, state="running", progress=(int(now * 10) if moves else 7) if recorded else -1,
+                cpu=now if busy else 0.0, runnable=busy,
+            )
+            for rank in waits
+        ]  # fmt: skip
+        found = dog.observe(now, samples)
+        now += 0.1
+    return found, looked
+
+
+def test_ranks_that_spin_on_their_gpus_hang() -> None:
+    found, looked = on_gpus({0: True, 1: True}, 60.0)
+    assert found is not None and found.waiting == (0, 1)  # type: ignore[attr-defined]
+    assert looked == [[0, 1]]
+
+
+def test_ranks_that_sleep_on_their_gpus_hang() -> None:
+    found, _ = on_gpus({0: True, 1: True}, 60.0, busy=False)
+    assert found is not None
+
+
+def test_a_rank_that_computes_on_the_host_is_no_hang() -> None:
+    found, looked = on_gpus({0: True, 1: False}, 31.0)
+    assert found is None
+    assert 2 <= len(looked) <= 4, "looked at rarely: each look stops the ranks"
+
+
+def test_ranks_without_a_recorder_are_left_alone() -> None:
+    assert on_gpus({0: True, 1: True}, 60.0, recorded=False) == (None, [])
+
+
+def test_ranks_that_record_something_are_not_looked_at() -> None:
+    assert on_gpus({0: True, 1: True}, 30.0, moves=True) == (None, [])

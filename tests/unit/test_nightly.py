@@ -25,6 +25,8 @@ from moediag.nightly.summary import Summary
 from moediag.nightly.tracks import Track
 from moediag.report.model import RunResult, TrialResult, read_result
 from moediag.report.progress import Silent
+from moediag.scenario import catalogue
+from moediag.scenario import load as loading
 from moediag.stacks.releases import Release
 from tests.unit.nightly_nights import entry, job, night
 
@@ -354,18 +356,52 @@ def test_junit_has_a_case_for_every_variant(week: Summary) -> None:
     assert kinds["b.transformers=newest"] == []
 
 
-def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary) -> None:
+def tonight(week: Summary) -> Summary:
+    return dataclasses.replace(
+        week,
+        compared=tuple(
+            dataclasses.replace(c, entry=dataclasses.replace(c.entry, evidence="runs/a"))
+            for c in week.compared
+        ),
+    )
+
+
+def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_path: Path) -> None:
     result = dataclasses.replace(GOLDEN, trials=(trial(),))
-    tonight = [dataclasses.replace(c, entry=dataclasses.replace(c.entry, evidence="runs/a"))
-               for c in week.compared]  # fmt: skip
-    found = artifacts.drafts(dataclasses.replace(week, compared=tuple(tonight)), {"runs/a": result})
+    found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
     assert list(found) == ["a-unfixed-transformers-newest.md"]
     text = found["a-unfixed-transformers-newest.md"]
-    order = ["Nobody has filed it", "### System info", "### What happens", "FIRST DIVERGENCE",
-             "### To reproduce", "### Expected", "### When it began", "### the bisect"]  # fmt: skip
+    order = ["Nobody has filed it", "huggingface/transformers", "### System Info",
+             "### Reproduction", "FIRST DIVERGENCE", "### the bisect", "### Expected behavior",
+             ]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
     assert len(text) < 65_000
+
+
+def test_the_file_that_shows_it_lies_beside_its_draft(week: Summary, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    scenario = loading.load(catalogue.find("expert-starvation"))
+    (folder / "scenario.yaml").write_text(scenario.to_yaml())
+    failed = dataclasses.replace(trial(), variant="unfixed", world_size=2,
+                                 stack={"torch": "2.13.0", "transformers": "4.53.2"})  # fmt: skip
+    result = dataclasses.replace(GOLDEN, trials=(failed,))
+    found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
+    assert list(found) == ["a-unfixed-transformers-newest.md", "a-unfixed-transformers-newest.py"]
+    program = found["a-unfixed-transformers-newest.py"]
+    assert "import transformers" in program
+    assert program.rstrip() in found["a-unfixed-transformers-newest.md"]
+
+
+def test_an_expected_failure_that_is_gone_has_a_draft_without_a_template(
+    week: Summary, tmp_path: Path
+) -> None:
+    gone = dataclasses.replace(GOLDEN, trials=(dataclasses.replace(trial(), verdict="clean"),))
+    found = artifacts.drafts(tonight(week), {"runs/a": gone}, tmp_path)
+    text = found["a-unfixed-transformers-newest.md"]
+    assert "### System info" in text and "### What happens" in text
+    assert list(artifacts.drafts(tonight(week), {}, tmp_path)) == list(found)
 
 
 # ------------------------------------------------------------------------ the command

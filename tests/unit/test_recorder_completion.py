@@ -1,10 +1,18 @@
-"""When operations that nobody waits for are noted as done."""
+"""When operations that nobody waits for are noted as done; events and works are stand-ins, because
+there is no accelerator here."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import pytest
+import torch
+
+from moediag.recorder import flight
+from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion
+from moediag.recorder.patches import Patches
 
 
 class Log:
@@ -51,3 +59,171 @@ def test_what_never_ends_stays_open_and_keeps_nobody() -> None:
 def test_nothing_known_is_not_waited_for() -> None:
     work = made(n7=None)[0]
     work.settle(1e9)  # returns at once
+
+
+# ------------------------------------------------------------------------ on a device
+
+
+class DeviceEvent:
+    """Stands for torch.cuda.Event: done once the device came that far."""
+
+    def __init__(self, place: int, device: Device) -> None:
+        self.place, self.device = place, device
+
+    def query(self) -> bool:
+        self.device.asked += 1
+        return self.place < self.device.reached
+
+
+class Device:
+    def __init__(self, reached: int = 0) -> None:
+        self.reached, self.asked = reached, 0
+
+
+class DeviceWork:
+    """Stands for NCCL's Work: its end event is what ``is_completed`` asks."""
+
+    def __init__(self, done: bool = False, failed: bool = False) -> None:
+        self.done, self.failed = done, failed
+
+    def is_completed(self) -> bool:
+        return self.done or self.failed
+
+    def exception(self) -> object:
+        return object() if self.failed else None
+
+
+def behind(device: Device, *numbers: int) -> tuple[Completion, Log, Captures]:
+    """Operations that were waited for: an event stands behind each on the stream."""
+    log, captures = Log(), Captures()
+    completion = Completion(log, captures)  # type: ignore[arg-type]
+    for number in numbers:
+        completion._device.append((number, DeviceEvent(number, device)))
+    return completion, log, captures
+
+
+def test_a_rank_that_stopped_is_asked_by_the_other_thread() -> None:
+    device = Device(reached=2)
+    completion, log, _ = behind(device, 0, 1, 2, 3)
+    thread = threading.Thread(target=completion.look)
+    thread.start()
+    thread.join()
+    assert log.noted == [0, 1]
+    device.reached = 4
+    completion.look()
+    assert log.noted == [0, 1, 2, 3]
+
+
+def test_nothing_is_asked_while_a_graph_is_captured() -> None:
+    device = Device(reached=9)
+    completion, log, captures = behind(device, 0)
+    captures._running = 1
+    completion.look()
+    assert (log.noted, device.asked) == ([], 0)
+    captures._running = 0
+    completion.look()
+    assert log.noted == [0]
+
+
+def test_nobody_waits_for_a_question_that_hangs() -> None:
+    completion, log, captures = behind(Device(reached=9), 0)
+    with captures.asking:  # the other thread's question does not return
+        completion.poll()
+        completion.look()
+    assert log.noted == []
+
+
+def test_works_that_nobody_waited_for_yet_are_asked_by_the_other_thread_only() -> None:
+    log = Log()
+    completion = Completion(log)  # type: ignore[arg-type]
+    works = [DeviceWork(done=True), DeviceWork(), DeviceWork(failed=True), DeviceWork(done=True)]
+    for number, work in enumerate(works):
+        completion.expect(work, (number,), device=number != 3)
+    completion.poll()
+    assert log.noted == []
+    completion.look()
+    assert log.noted == [0]  # 1 runs, 2 was given up, 3 is the CPU's: its wait() will say so
+    completion.waited(works[0], completion.of_work(works[1]))  # type: ignore[arg-type]
+    assert log.noted == [0], "noted once"
+
+
+def test_a_rank_without_accelerator_operations_asks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("CUDA was touched")
+
+    for name in ("init", "_lazy_init", "is_current_stream_capturing", "Event"):
+        monkeypatch.setattr(torch.cuda, name, never)
+    completion, log, captures = behind(Device())
+    captures.asking = None  # type: ignore[assignment] - not even the lock is taken
+    completion.expect(DeviceWork(done=True), (0,), device=False)
+    completion.look()
+    assert log.noted == []
+
+
+class Graph:
+    """Stands for torch.cuda.CUDAGraph."""
+
+    def __init__(self, captures: Captures) -> None:
+        self.captures, self.seen = captures, []
+
+    def capture_begin(self, fails: bool = False) -> None:
+        self.seen.append((self.captures.running, self.captures.asking.locked()))
+        if fails:
+            raise RuntimeError("no capture")
+
+    def capture_end(self) -> None:
+        self.seen.append((self.captures.running, self.captures.asking.locked()))
+
+
+def test_captures_are_counted_and_begin_between_two_questions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    patches, captures = Patches(), Captures()
+    captures.install(patches)
+    graph = Graph(captures)
+    graph.capture_begin()
+    assert (captures.running, captures.asking.locked()) == (True, False)
+    graph.capture_end()
+    assert not captures.running
+    with pytest.raises(RuntimeError):
+        graph.capture_begin(fails=True)
+    assert not captures.running
+    assert graph.seen == [(True, True), (True, False), (True, True)]
+    patches.restore()
+    assert Graph.capture_begin.__name__ == "capture_begin"
+    graph.capture_end()
+    assert not captures.running
+
+
+# ------------------------------------------------------------------------ the Flight Recorder
+
+
+@pytest.mark.parametrize(
+    ("nccl", "others", "kept"),
+    [([{"a": 1}], [{"b": 1}], "nccl"), ([], [{"b": 1}], "others"), ([], [], "nccl")],
+)
+def test_the_recorder_that_has_operations_is_dumped(
+    monkeypatch: pytest.MonkeyPatch, nccl: list[Any], others: list[Any], kept: str
+) -> None:
+    """On NCCL torch has two Flight Recorders in one process."""
+    import json
+    from types import SimpleNamespace
+
+    def of(entries: list[Any], name: str) -> Any:
+        return lambda **_: json.dumps({"entries": entries, "from": name}).encode()
+
+    fake = SimpleNamespace(
+        _dump_nccl_trace_json=of(nccl, "nccl"), _dump_fr_trace_json=of(others, "others")
+    )
+    monkeypatch.setattr(torch._C, "_distributed_c10d", fake)
+    made = flight.dump()
+    assert made is not None and json.loads(made.text)["from"] == kept
+    assert made.recorded == bool(nccl or others)
+
+
+def test_without_a_recorder_there_is_no_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_distributed_c10d", None)
+    assert flight.dump() is None

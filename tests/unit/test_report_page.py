@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from moediag.errors import ExitCode
+from moediag.report import html, markdown
 from moediag.report.model import (
     Conclusion,
     FirstDivergence,
@@ -246,3 +247,20 @@ def test_a_run_that_was_cut_short_has_met_nothing_yet() -> None:
     short = replace(whole, incomplete="interrupted after 1 of 9 trials")
     assert (page_of(whole).status, page_of(short).status) == ("met", "inconclusive")
     assert page_of(short).conclusion[0] == "incomplete: interrupted after 1 of 9 trials"
+
+
+def test_what_other_programs_said_is_folded_in_files_and_named_in_the_terminal() -> None:
+    said = {"nvidia-smi": "0, NVIDIA H200, 100 %", "NCCL's RAS": "rank 1 <lags>" + "`" * 4}
+    with_it, without = run_of(replace(MISMATCH, attached=said)), run_of(MISMATCH)
+    page = html.render([with_it])
+    assert "<summary>nvidia-smi</summary><pre>0, NVIDIA H200, 100 %</pre>" in page
+    assert "rank 1 &lt;lags&gt;" in page
+    assert "`````text\nrank 1 <lags>````" in markdown.render([with_it])
+    assert "ATTACHED nvidia-smi, NCCL's RAS" in " ".join(as_text(page_of(with_it)).split())
+    assert "ATTACHED" not in as_text(page_of(without))
+    assert "Attached" not in html.render([without])
+
+
+def test_the_nccl_that_ran_is_in_the_title() -> None:
+    on_nccl = replace(MISMATCH, backend="nccl", stack={**MISMATCH.stack, "nccl": "2.29.3"})
+    assert "nccl 2.29.3" in page_text(on_nccl) and "nccl 2" not in page_text(MISMATCH)

@@ -23,8 +23,11 @@ RUNS = [s["run"] for job in JOBS.values() for s in job["steps"] if "run" in s]
 
 
 def moediag_lines(script: str) -> list[str]:
-    """Each `moediag …` of a shell script, continuation lines joined, variables filled in."""
+    """Each `moediag …` of a shell script, continuation lines joined, variables filled in; arrays
+    by what they may hold."""
     joined = re.sub(r"\s*\\\n\s*", " ", script)
+    for name, held in re.findall(r"\b(\w+)=\(([^()\s][^()]*)\)", script):
+        joined = joined.replace(f'"${{{name}[@]}}"', held)
     found = re.findall(r"^(?:\S*/)?(moediag .*)$", joined, re.MULTILINE)
     return [re.sub(r'"\$\{?\w+\}?"', "2", line) for line in found]
 
@@ -67,6 +70,7 @@ def test_each_job_calls_moediag_nightly_once_with_options_that_exist(kind: str) 
     words = shlex.split(line)
     assert words[1] == "nightly"
     assert {f"--{'cpu' if kind == 'cpu' else 'gpus'}", "--annotate", "--summary"} <= set(words)
+    assert ("--share-gpu" in words) == (kind == "gpu"), "a runner with one GPU"
     parse(words[1:])
     minutes = sum(float(words[words.index(o) + 1]) for o in ("--minutes", "--bisect-minutes"))
     assert minutes < JOBS[kind]["timeout-minutes"]

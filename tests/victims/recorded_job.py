@@ -169,6 +169,14 @@ def flight(rank: int, folder: Path) -> dict[str, object]:
     from moediag import protocol
 
     dist.all_reduce(torch.ones(7))
+    dist.all_gather_into_tensor(torch.empty(2 * 3), torch.ones(3))
+    dist.broadcast(torch.ones(5), src=0)
+    other = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(11), group=other)
+    dist.all_to_all_single(torch.empty(4), torch.ones(4))
+    dist.barrier()
+    open_ = dist.all_reduce(torch.ones(2), async_op=True)
+    open_.wait()
     answer = folder / protocol.flight_file(rank)
     (folder / protocol.dump_request_file(rank)).touch()
     deadline = time.monotonic() + 60

@@ -1,0 +1,1 @@
+"""What an upstream bug report needs: the environment, and a draft in the order of each template."""

@@ -1,0 +1,25 @@
+"""Flight Recorder dumps that torch's watchdog wrote where a watched job's user, or torch, put them,
+copied into the run directory: they may lie in /tmp, and the next job overwrites them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from moediag import protocol
+
+
+def keep(folder: Path, ranks: Iterable[int], since: float) -> None:
+    """Copies each rank's youngest dump written after ``since`` (epoch seconds). The rank itself
+    said where they go, when it was started."""
+    for rank in ranks:
+        target = folder / protocol.watchdog_dump(rank)
+        with suppress(OSError, ValueError, TypeError):
+            raw = json.loads((folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
+            places = [Path(f"{prefix}{rank}") for prefix in raw.get("flight_dumps") or ()]
+            written = [p for p in places if p.is_file() and p.stat().st_mtime >= since]
+            if written and not target.exists():
+                shutil.copyfile(max(written, key=lambda p: p.stat().st_mtime), target)

@@ -1,0 +1,58 @@
+"""Is a CUDA graph being captured in this process? While one is, no other thread may ask an event
+whether it completed: in torch's default mode that ends the capture with an error.
+
+Counted where captures begin and end, because a stream tells its own thread only.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable
+
+import torch
+
+from moediag.recorder.patches import Patches
+
+PATIENCE = 1.0  # seconds that a capture waits for a question that is being asked
+
+
+class Captures:
+    """``asking`` is held by whoever asks the device; a capture begins between two questions."""
+
+    def __init__(self) -> None:
+        self.asking = threading.Lock()
+        self._running = 0
+
+    @property
+    def running(self) -> bool:
+        return self._running > 0
+
+    def install(self, patches: Patches) -> None:
+        graph: Any = getattr(torch.cuda, "CUDAGraph", None)
+        if graph is not None:
+            patches.replace(graph, "capture_begin", self._begin)
+            patches.replace(graph, "capture_end", self._end)
+
+    def _begin(self, original: Any) -> Callable[..., Any]:
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self._running += 1  # no further question from here on
+            held = self.asking.acquire(timeout=PATIENCE)
+            try:
+                return original(graph, *args, **kwargs)
+            except BaseException:
+                self._running -= 1
+                raise
+            finally:
+                if held:
+                    self.asking.release()
+
+        return capture_begin
+
+    def _end(self, original: Any) -> Callable[..., Any]:
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(graph, *args, **kwargs)
+            finally:
+                self._running = max(0, self._running - 1)
+
+        return capture_end

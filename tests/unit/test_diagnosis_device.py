@@ -1,0 +1,158 @@
+"""Where Python noticed and where the device is stuck; simulated logs, present and absent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moediag.diagnosis.diagnose import diagnose
+from moediag.evidence import device, flightdump
+from moediag.evidence.model import Evidence, Frame, Stack, Stall
+from moediag.evidence.stacks import on_the_device, parse_pystack, waits_for_device
+from tests.unit.device_dumps import dump, in_clip, on_nccl
+from tests.unit.evidence_builder import fsdp2_job
+
+# Rank 1 starves expert 3 of layer 0, so the reductions of layer 0, the fifth call, do not fit.
+PUZZLE = on_nccl(fsdp2_job(set(), {(0, 3)}).whole(), waiting=(0, 1))
+AGREE = on_nccl(fsdp2_job(set(), set()).whole(), waiting=(0, 1))
+
+
+def seen(
+    evidence: Evidence, done: dict[int, int], native: bool = True, begun: bool = True
+) -> Evidence:
+    """With the dumps that were taken while it stood still."""
+    ranks = {}
+    for rank, own in evidence.ranks.items():
+        ranks[rank] = replace(own, finished=False, stacks=(in_clip(native),))
+        if rank in done:
+            raw = dump(own.collectives, done[rank], begun)
+            calls = device.told(own.collectives, flightdump.read(raw), rank).calls
+            ranks[rank] = replace(ranks[rank], collectives=calls)
+    return replace(evidence, ranks=ranks)
+
+
+def test_the_page_tells_where_python_noticed_and_where_the_device_is_stuck() -> None:
+    found = diagnose(seen(PUZZLE, {0: 4, 1: 4}))
+    assert (found.verdict, found.culprits) == ("hang", (1,))
+    assert "expert 3 of layer 0 received 0 tokens" in found.cause
+    assert (
+        "The devices of ranks 0, 1 are stuck in reduce_scatter of model.layers.0, operation 4 on "
+        "dp_shard. "
+    ) in found.cause
+    assert "Python issued it at train.py:24 step and 2 operations more behind it" in found.cause
+    assert "noticed at train.py:31 step, where it waits for the device." in found.cause
+    assert "clip_grad" not in found.cause.replace("clip_grad_norm_", "")
+    (table,) = [t for t in found.tables if t.title.startswith("Where Python")]
+    assert [row[0] for row in table.rows] == ["rank 0", "rank 1"], "sizes differ"
+    assert table.rows[0][1] == "train.py:31 step" and table.rows[0][3:] == (
+        "begun", "train.py:24 step", 2,
+    )  # fmt: skip
+
+
+def test_without_the_devices_side_the_page_says_nothing_of_it() -> None:
+    found = diagnose(seen(PUZZLE, {}))
+    assert (found.verdict, found.culprits) == ("hang", (1,))
+    assert "device" not in found.cause
+    assert not any(t.title.startswith("Where Python") for t in found.tables)
+
+
+def test_a_device_that_did_not_begin_it() -> None:
+    found = diagnose(seen(PUZZLE, {0: 4, 1: 4}, begun=False))
+    assert "The devices of ranks 0, 1 have not completed reduce_scatter" in found.cause, "untimed"
+    one = seen(PUZZLE, {0: 4, 1: 3})
+    assert (
+        "The device of rank 1 is stuck in reduce_scatter of model.layers.1" in diagnose(one).cause
+    )
+    calls = tuple(
+        replace(c, on_device="issued") if c.on_device == "started" else c
+        for c in one.ranks[0].collectives
+    )
+    late = replace(one, ranks={**one.ranks, 0: replace(one.ranks[0], collectives=calls)})
+    assert "The device of rank 0 has not begun reduce_scatter" in diagnose(late).cause
+
+
+def test_without_native_frames_the_line_is_told_and_not_why() -> None:
+    found = diagnose(seen(PUZZLE, {0: 4, 1: 4}, native=False))
+    assert "stands at train.py:31 step." in found.cause
+    assert "waits for the device" not in found.cause
+
+
+def test_schedules_that_agree_and_a_device_that_stands_still_blame_no_code() -> None:
+    found = diagnose(seen(AGREE, {0: 4, 1: 4}))
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert "All ranks issued reduce_scatter of model.layers.0" in found.cause
+    assert "no mismatch of code" in found.cause
+    (table,) = [t for t in found.tables if t.title.startswith("Where Python")]
+    assert [row[0] for row in table.rows] == ["ranks 0, 1"]
+    assert "Next time collect" not in found.cause, "this was our own recorder"
+
+
+def test_the_device_that_lags_behind_is_named() -> None:
+    four = on_nccl(fsdp2_job(set(), set(), set(), set()).whole(), waiting=(0, 1, 2, 3))
+    found = diagnose(seen(four, {0: 5, 1: 5, 2: 4, 3: 5}))
+    assert (found.verdict, found.culprits) == ("hang", (2,))
+    assert "a device or a link that stands still" in found.cause
+
+
+def test_a_clean_run_has_no_such_table() -> None:
+    done = seen(replace(AGREE, stall=None), {0: 7, 1: 7})
+    done = replace(done, ranks={r: replace(s, finished=True) for r, s in done.ranks.items()})
+    assert not any(t.title.startswith("Where Python") for t in diagnose(done).tables)
+
+
+def test_a_rank_that_never_came_and_spins_on_its_device_elsewhere() -> None:
+    """Rank 1 makes no reduction of layer 0 and waits for its device: it is said what it does."""
+    gone = seen(AGREE, {0: 4})
+    short = replace(gone.ranks[1], collectives=gone.ranks[1].collectives[:4])
+    short = replace(short, collectives=tuple(replace(c, completed=True) for c in short.collectives))
+    found = diagnose(
+        replace(gone, ranks={0: gone.ranks[0], 1: short}, stall=Stall(1.0, 3.0, (0,), (1,)))
+    )
+    assert found.culprits == (1,)
+    assert "Rank 1 waits for its device at train.py:31 step." in found.cause
+
+
+# ------------------------------------------------------------------------ stacks
+
+PYSTACK = """Traceback for thread 77 (python) [] (most recent call last):
+    (C) File "???", line 0, in _start (/usr/bin/python3.12)
+    (Python) File "/home/me/train.py", line 44, in <module>
+        step(model)
+    (Python) File "/home/me/train.py", line 31, in step
+        loss.item()
+    (C) File "???", line 0, in at::native::item(at::Tensor const&) (/env/libtorch_cpu.so)
+    (C) File "???", line 0, in {} (/usr/lib/x86_64-linux-gnu/libcuda.so.1)
+    (C) File "???", line 0, in {} (/usr/lib/x86_64-linux-gnu/libcuda.so.1)
+"""
+
+
+def waits(*functions: str) -> bool:
+    (stack,) = parse_pystack(PYSTACK.format(*functions))
+    return on_the_device(stack)
+
+
+def test_waiting_for_the_device_is_recognised_by_its_native_frames() -> None:
+    for name in ("cudaStreamSynchronize", "cuEventSynchronize", "cudaDeviceSynchronize",
+                 "cuStreamSynchronize", "cuCtxSynchronize", "hipStreamSynchronize"):  # fmt: skip
+        assert waits(name, "0x7f12"), name
+    assert in_clip().frames[0].function.startswith("0x") and on_the_device(in_clip())
+
+
+def test_computing_is_not_waiting_for_the_device() -> None:
+    for name in ("cudaLaunchKernel", "cuMemcpyAsync", "cudaEventQuery", "at::native::mm"):
+        assert not waits(name, "0x7f12"), name
+    assert not on_the_device(in_clip(native=False))
+
+
+def test_a_thread_that_the_program_started_waits_for_itself() -> None:
+    frames = (*in_clip().frames[:-1], Frame("/usr/lib/python3.12/threading.py", 995, "_bootstrap"))
+    logger = Stack("Thread-1", "py-spy", frames)
+    assert waits_for_device([in_clip()])
+    assert on_the_device(logger) and not waits_for_device([logger])
+
+
+def test_a_thread_of_nccls_own_waits_for_nothing_of_ours() -> None:
+    watchdog = Stack("pt_nccl_watchdg", "py-spy", (
+        Frame("libcuda.so.1", 0, "cuEventSynchronize", True),
+        Frame("libtorch_cuda.so", 0, "c10d::ProcessGroupNCCL::watchdogHandler()", True),
+    ))  # fmt: skip
+    assert not on_the_device(watchdog)

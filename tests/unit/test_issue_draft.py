@@ -1,0 +1,256 @@
+"""Drafts of upstream bug reports: the order of each template, what they hold, how long they are."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moediag import cli, doctor
+from moediag.errors import ExitCode, UsageError
+from moediag.issue import draft as drafting
+from moediag.issue import gather
+from moediag.issue.draft import Material, Program, draft, failing
+from moediag.issue.templates import TEMPLATES, upstream
+from moediag.report.markdown import LIMIT
+from moediag.report.model import Conclusion, FixJudgement, RunResult, TrialResult
+from moediag.scenario import catalogue
+from moediag.scenario import load as loading
+from moediag.stacks.environment import Stack
+
+FAILED = TrialResult(
+    variant="unfixed", role="unfixed", launcher="fork", backend="gloo", world_size=2,
+    stack={"python": "3.12.1", "torch": "2.13.0+cpu", "transformers": "4.53.2",
+           "accelerate": "1.8.1"},
+    verdict="collective-mismatch", expected="collective-mismatch", met=True, signature="s",
+    confidence="high", culprits=(1,), victims=(0,),
+    cause="On rank 1 expert 3 of layer 1 received 0 tokens.", evidence="unfixed",
+)  # fmt: skip
+FIX = replace(FAILED, variant="touch", role="fix", verdict="clean", culprits=(), cause="")
+CONTROL = replace(FIX, variant="identical", role="control")
+MACHINE = {"os": "Other OS 1", "kernel": "0.0", "arch": "m68k", "cores": 8, "gpus": ["H200"]}
+
+
+def run_of(*trials: TrialResult, scenario: str = "expert-starvation") -> RunResult:
+    fixes = tuple(FixJudgement(t.variant, True) for t in trials if t.role == "fix")
+    return RunResult(scenario, "2025-01-31T12:00:00+00:00", "0.1", dict(MACHINE), trials,
+                     Conclusion(True, fixes))  # fmt: skip
+
+
+RESULT = run_of(FAILED, FIX, CONTROL)
+PROGRAM = Program("x.py", "import torch\nprint('shows it')\n", "moediag run x", run="torchrun x.py")
+MATERIAL = Material(("- torch: 2.13.0", "- OS: Other"), PROGRAM, "It breaks", ("https://e.org/1",))
+
+HEADINGS = {
+    "transformers": ["System Info", "Who can help?", "Information", "Tasks", "Reproduction",
+                     "Expected behavior"],
+    "accelerate": ["System Info", "Information", "Tasks", "Reproduction", "Expected behavior"],
+    "pytorch": ["🐛 Describe the bug", "Versions"],
+    "torchtitan": ["Bug description", "Versions"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("project", TEMPLATES)
+def test_the_order_is_the_projects_own(project: str) -> None:
+    text = draft(project, RESULT, FAILED, MATERIAL)
+    assert re.findall(r"^### (.+)$", text, re.MULTILINE) == HEADINGS[project]
+    for part in ("# Collective mismatch: It breaks (transformers 4.53.2, torch 2.13.0)",
+                 "Nobody has filed it", "- torch: 2.13.0", "received 0 tokens", "CULPRIT  rank 1",
+                 "https://e.org/1", "torchrun x.py", "print('shows it')", "`touch`", "`identical`",
+                 TEMPLATES[project].repository):  # fmt: skip
+        assert part in text, part
+    assert text.count("received 0 tokens") == 1
+    after = text.index("### " + ("Versions" if len(HEADINGS[project]) == 2 else "System Info"))
+    assert text.index("- torch: 2.13.0") > after
+
+
+def test_a_project_without_a_template() -> None:
+    with pytest.raises(UsageError, match="--for slime: one of transformers"):
+        draft("slime", RESULT, FAILED, MATERIAL)
+
+
+@pytest.mark.parametrize("project", TEMPLATES)
+@pytest.mark.parametrize("size", [30_000, 64_000, 400_000])
+def test_it_stays_below_what_github_takes(project: str, size: int) -> None:
+    long = replace(PROGRAM, text="x = 1\n" * (size // 6))
+    many = replace(FAILED, cause="c" * 3000, not_seen=tuple(f"thing {n}" for n in range(900)))
+    text = draft(project, run_of(many), many, replace(MATERIAL, program=long))
+    assert len(text) <= LIMIT < 65_536
+    assert "torchrun x.py" in text and text.count("```") % 2 == 0
+    assert drafting.inlined(text, long) == (size == 30_000)
+    assert ("is attached" in text) == (size != 30_000)
+    assert [h for h in HEADINGS[project] if f"### {h}\n" in text] == HEADINGS[project]
+
+
+def test_a_text_that_is_too_long_in_itself_is_cut() -> None:
+    endless = replace(FAILED, cause="c" * 70_000)
+    text = draft("pytorch", run_of(endless), endless, MATERIAL)
+    assert len(text) <= LIMIT and "cut at the size limit" in text
+
+
+def test_fences_in_what_is_quoted_end_nothing() -> None:
+    odd = replace(PROGRAM, text='"""\n```\nnot the end\n```\n"""\n')
+    text = draft("transformers", RESULT, FAILED, replace(MATERIAL, program=odd))
+    assert '````python\n"""\n```\nnot the end' in text
+
+
+def test_the_unfixed_failure_is_what_a_report_is_about() -> None:
+    broken_fix = replace(FIX, verdict="hang")
+    assert failing(run_of(broken_fix, FAILED)) == FAILED
+    assert failing(run_of(broken_fix, FAILED), "touch") == broken_fix
+    assert failing(run_of(FIX, CONTROL)) is None
+    assert failing(run_of(replace(FAILED, verdict="inconclusive"))) is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "stack", "whose"),
+    [
+        (["https://github.com/huggingface/accelerate/pull/1"], ["transformers"], "accelerate"),
+        (["https://github.com/THUDM/slime/pull/1", "https://github.com/pytorch/pytorch/issues/2"],
+         ["transformers"], "pytorch"),
+        (["https://github.com/pytorch/torchtitan/issues/2387"], [], "torchtitan"),
+        (["accelerate 1.15.0, accelerate/utils/fsdp_utils.py"], ["transformers"], "accelerate"),
+        (["torch 2.13.0, torch/nn"], [], "pytorch"),
+        ([], ["accelerate", "transformers"], "transformers"),
+        ([], ["torch"], "pytorch"),
+        (["https://github.com/THUDM/slime/pull/1"], [], None),
+    ],
+)  # fmt: skip
+def test_whose_bug_it_is(sources: list[str], stack: list[str], whose: str | None) -> None:
+    assert upstream(sources, stack) == whose
+
+
+def test_every_scenario_of_the_catalogue_has_somebody_to_tell() -> None:
+    for name in catalogue.names():
+        scenario = loading.load(catalogue.find(name))
+        assert upstream(scenario.sources, scenario.stack) in TEMPLATES, name
+
+
+# ------------------------------------------------------------------------ from a run directory
+
+
+def run_directory(folder: Path, result: RunResult = RESULT) -> Path:
+    folder.mkdir()
+    text = loading.load(catalogue.find("expert-starvation")).to_yaml()
+    (folder / "scenario.yaml").write_text(text)
+    result.write(folder)
+    return folder
+
+
+def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
+    found = gather.write(RESULT, run_directory(tmp_path / "run"))
+    assert found is not None and found.project == "transformers"
+    (code,) = re.findall(r"```python\n(.*?)\n```\n", found.text, re.DOTALL)
+    ast.parse(code)
+    assert code.strip() == found.program.text.strip()
+    assert 'pip install "torch==2.13.0" "transformers==4.53.2" "accelerate==1.8.1"' in code
+
+
+def test_the_system_is_the_one_where_it_ran(tmp_path: Path) -> None:
+    """Another machine made this result, so nothing of this one is told."""
+    lines = gather.system(RESULT, FAILED)
+    assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
+    assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"
+    assert not any(str(doctor.machine()["kernel"]) in line for line in lines)
+
+
+def test_the_system_is_asked_of_the_stack_that_failed_where_it_is_still_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = replace(RESULT, machine=doctor.machine())
+    versions = {n: FAILED.stack[n] for n in ("torch", "transformers", "accelerate")}
+    stack = Stack(Path(sys.executable), versions, "transformers-4.53.2-abc", 0.0, [])
+    monkeypatch.setattr(gather.environment, "ready", lambda _: stack)
+    lines = gather.system(here, FAILED)
+    assert "- environment: transformers-4.53.2-abc, built by moediag" in lines
+    assert any(line.startswith("- CPU: ") for line in lines)
+    other = replace(stack, versions={**versions, "accelerate": "1.0"})  # moved on since
+    monkeypatch.setattr(gather.environment, "ready", lambda _: other)
+    assert "- accelerate: 1.8.1" in gather.system(here, FAILED)
+
+
+def test_a_persons_folder_is_not_told(tmp_path: Path) -> None:
+    at_home = replace(FAILED, cause=f"raised in {Path.home()}/secret-project/train.py")
+    found = gather.write(run_of(at_home), run_directory(tmp_path / "run"))
+    assert found is not None and "raised in ~/secret-project/train.py" in found.text
+
+
+def test_a_file_that_does_not_fit_lies_beside_the_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, page = run_directory(tmp_path / "run"), tmp_path / "issue.md"
+    monkeypatch.setattr(gather, "export", lambda *_: "x = 1\n" * 20_000)
+    assert cli.main(["report", str(folder), "--markdown", str(page)]) == ExitCode.OK
+    assert "`expert-starvation-unfixed.py` is attached" in page.read_text()
+    assert (tmp_path / "expert-starvation-unfixed.py").read_text().startswith("x = 1\n")
+
+
+def test_what_cannot_be_exported_is_told_with_the_command(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    text = loading.load(catalogue.find("ep-resume")).to_yaml()
+    (folder / "scenario.yaml").write_text(text)
+    shared = replace(FAILED, shared_gpu=True)
+    result = replace(
+        run_of(shared, scenario="ep-resume"), overrides=("--set step.steps=3", "--share-gpu")
+    )
+    found = gather.write(result, folder)
+    assert found is not None and found.program.text == ""
+    assert "No file without moediag shows it: " in found.text and "resume" in found.text
+    command = "moediag run ep-resume --variant unfixed --gpus 2 --share-gpu --set step.steps=3"
+    assert command in found.text
+
+
+def test_a_watched_job_names_nobody_and_can_be_told_to_somebody(tmp_path: Path) -> None:
+    watched = replace(FAILED, expected="", variant="watched")
+    result = replace(
+        run_of(watched, scenario="train.py"), overrides=("watch -- torchrun train.py",)
+    )
+    assert gather.write(result, tmp_path) is None
+    found = gather.write(result, tmp_path, "pytorch")
+    assert found is not None and "moediag watch -- torchrun train.py" in found.text
+
+
+# ------------------------------------------------------------------------ the command
+
+
+def test_the_report_command_writes_a_draft_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, page = run_directory(tmp_path / "run"), tmp_path / "page.md"
+    assert cli.main(["report", str(folder), "--markdown", str(page)]) == ExitCode.OK
+    said = capsys.readouterr()
+    assert "a draft for huggingface/transformers; nothing is filed" in said.err
+    assert "### Who can help?" in page.read_text()
+    assert cli.main(["report", str(folder), "--markdown", "-", "--for", "pytorch"]) == ExitCode.OK
+    assert "### 🐛 Describe the bug" in capsys.readouterr().out
+
+
+def test_tables_stay_where_there_is_nothing_to_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run_directory(tmp_path / "run")
+    clean = run_directory(tmp_path / "clean", run_of(FIX, CONTROL))
+    for words in (
+        ["report", str(folder), "--markdown", "-", "--for", "tables"],
+        ["report", str(clean), "--markdown", "-"],
+        ["report", str(folder), str(clean), "--markdown", "-"],
+    ):
+        assert cli.main(words) == ExitCode.OK
+        assert "| trial | stack | verdict |" in capsys.readouterr().out
+
+
+def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_directory(tmp_path / "run")
+    clean = run_directory(tmp_path / "clean", run_of(FIX, CONTROL))
+    for words, says in (
+        ([str(folder), "--for", "pytorch"], "--for pytorch is about --markdown"),
+        ([str(folder), "--markdown", "-", "--for", "slime"], "--for slime: one of transformers"),
+        ([str(clean), "--markdown", "-", "--for", "pytorch"], "nothing failed in"),
+        ([str(folder), str(clean), "--markdown", "-", "--for", "pytorch"], "about one run"),
+    ):
+        assert cli.main(["report", *words]) == ExitCode.USAGE
+        assert says in capsys.readouterr().err

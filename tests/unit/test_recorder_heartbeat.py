@@ -1,0 +1,41 @@
+"""The rank's pulse, beaten by two threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from moediag.protocol import Heartbeat
+from moediag.recorder import heartbeat
+from moediag.recorder.heartbeat import HeartbeatWriter
+
+
+def test_the_recorders_thread_does_not_undo_that_the_rank_is_in_a_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped in the middle of a beat; meanwhile the rank enters a collective."""
+    writer = HeartbeatWriter(str(tmp_path / "beat"))
+    writer.beat()
+    inside, go = threading.Event(), threading.Event()
+
+    def clock() -> float:
+        if threading.current_thread() is beating:
+            inside.set()
+            go.wait(30)
+        return 1.0
+
+    monkeypatch.setattr(heartbeat.time, "time", clock)
+    beating = threading.Thread(target=writer.beat)
+    entering = threading.Thread(target=writer.enter, args=(5,))
+    beating.start()
+    assert inside.wait(30)
+    entering.start()
+    entering.join(0.2)  # without a lock it is through by now
+    go.set()
+    beating.join()
+    entering.join()
+    found = Heartbeat.read(tmp_path / "beat")
+    assert found is not None and (found.state, found.collective) == ("in-collective", 5)
+    writer.close()

@@ -12,7 +12,7 @@ def prepare() -> None:
     import numpy
 
     try:
-        int(numpy.ones(1, dtype=numpy.int32))  # type: ignore[call-overload]
+        int(numpy.ones(1, dtype=numpy.int32))
     except (TypeError, DeprecationWarning):
         pass
     else:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.e2e.pipeline import Command, need
@@ -9,6 +14,7 @@ from tests.e2e.test_scenarios import CLEAN, MISMATCH, WRONG, holds
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
 
+ROOT = Path(__file__).parent.parent.parent
 STACK = {"transformers": "5.17.0", "accelerate": "1.15.0", "triton": "3.6.0"}
 LATER = {"transformers": "5.18.0", "accelerate": "1.15.0", "triton": "3.6.0"}
 
@@ -49,3 +55,32 @@ def test_every_kernel_with_every_routing(command: Command, routing: str, ranks: 
         "triton-one-hot": CLEAN,
         "no-expert-parallelism": CLEAN,
     }
+
+
+def measured(*line: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.speed", "--device", "cpu", *line],
+        cwd=ROOT, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+def test_its_speed_is_measured_by_the_same_code_on_a_cpu() -> None:
+    need(STACK)
+    page = measured("--size", "tiny", "--kernel", "triton", "--routing", "one-hot")
+    assert "1 rank (gloo); 2 layers, 39,616 parameters, 32 tokens a step" in page
+    assert re.search(r"\| triton \| one-hot \| [\d.]+ ms \([\d.]+ to [\d.]+\) \|", page)
+    assert "not measured" not in page
+
+
+@pytest.mark.wide
+def test_every_row_of_a_cpu() -> None:
+    need(STACK)
+    page = measured()
+    assert page.count("against the loop") == 2
+    for name in ("dense-experts", "touch", "zero-fill", "iterate-all", "grouped_mm", "triton"):
+        assert len(re.findall(rf"\| {name} \| zero-token \| [\d.]+ ms", page)) >= 2
+    # Only what cannot be is missing: the eager loop on two ranks, and what a GPU is needed for.
+    missing = page[page.index("### Speed that was not measured") :]
+    assert len(re.findall(r"^\| `", missing, re.MULTILINE)) == 1 + 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from bench.speed import __main__ as command
-from bench.speed import clock, flops, listed, sizes, suite
+from bench.speed import clock, flops, listed, rank, sizes, suite
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag import doctor, fixes, hardware
 from moediag.errors import StackError
@@ -126,6 +127,35 @@ def test_every_kernel_routing_and_fix_is_asked() -> None:
         assert {name for name, _ in rows} == set(names)
         if run.what == "kernels":
             assert {routing for _, routing in rows} == set(ROUTINGS)
+
+
+def test_a_rank_measures_on_this_stack_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One rank in this process: transformers 4.53 has experts as modules, and no fused kernels."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    where = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": port}
+    for name, value in {**where, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(rank.kernels, "interpret", lambda: None)
+    out = tmp_path / "rows.json"
+    rank.main(["--device", "cpu", "--size", "tiny", "--what", "fixes", "--routing", "zero-token",
+               "--out", str(out)])  # fmt: skip
+    report = json.loads(out.read_text())
+    rows = {row["kernel"]: row for row in report["rows"]}
+    assert list(rows) == [LOOP, *FIXES, *FUSED]
+    for name in (LOOP, "dense-experts", "touch", "zero-fill", "iterate-all"):
+        row = rows[name]
+        assert row["reason"] == ""
+        assert row["step_ms"]["low"] <= row["step_ms"]["median"] <= row["step_ms"]["high"]
+        rate = row["tokens_per_second"] * row["step_ms"]["median"] / 1e3
+        assert rate == pytest.approx(report["tokens"])
+        share = row["share_of_peak"] * report["peak_tflops"]
+        assert share == pytest.approx(row["tflops"])
+    assert rows[LOOP]["ratio"]["median"] == 1.0
+    assert all("has no experts_implementation" in rows[name]["reason"] for name in FUSED)
 
 
 REPORT = {

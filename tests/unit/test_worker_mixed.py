@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from types import ModuleType
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import ep, models, reference, skew  # noqa: E402
+from moediag.worker import ep, kernels, models, reference, skew  # noqa: E402
 
 ROUTED = SkewSpec(routing="zero-token", batches="identical")
 
@@ -92,3 +96,27 @@ def test_experts_that_are_left_out_are_cast_and_come_back() -> None:
     with pytest.raises(RuntimeError):
         module(x)  # fp32 rows on bf16 weights
     assert module.weight is before
+
+
+def test_without_triton_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(models.NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
+        kernels.register()
+
+
+def test_a_release_without_the_registry_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The development environment's transformers 4.53 has none."""
+    monkeypatch.setattr(kernels, "load", lambda: None)
+    monkeypatch.setitem(sys.modules, "moediag.worker.kernels.experts", ModuleType("experts"))
+    with pytest.raises(models.NotApplicable, match="no registry of experts functions"):
+        kernels.register()
+
+
+def test_ranks_on_the_cpu_interpret_unless_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kernels.ENV_INTERPRET, raising=False)
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    kernels.interpret()
+    assert kernels.ENV_INTERPRET not in os.environ
+    monkeypatch.delitem(sys.modules, "triton")
+    kernels.interpret()
+    assert os.environ[kernels.ENV_INTERPRET] == "1"

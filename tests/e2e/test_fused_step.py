@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moediag.stacks import environment
 from tests.e2e.pipeline import Command, need
 from tests.e2e.test_scenarios import CLEAN, MISMATCH, WRONG, holds
 
@@ -80,3 +83,20 @@ def test_its_speed_is_measured_by_the_same_code_on_a_cpu() -> None:
     # Only what cannot be is missing: the eager loop on two ranks, and what a GPU is needed for.
     missing = page[page.index("### Speed that was not measured") :]
     assert len(re.findall(r"^\| `", missing, re.MULTILINE)) == 1 + 6
+
+
+@pytest.mark.wide
+def test_every_family_has_its_own_layout_and_the_same_gradients() -> None:
+    """Transposed weights, biases and interleaved gates (gpt_oss) among them."""
+    stack = environment.ensure(STACK)
+    paths = os.pathsep.join(map(str, stack.pythonpath))
+    variables = {**stack.environ(), "PYTHONPATH": paths, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [str(stack.python), str(ROOT / "tests" / "victims" / "kernel_families.py")],
+        env=variables, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert max(f["apart"] for f in found.values()) < 1e-4
+    # Llama 4 computes its experts in its own way, whatever it is told.
+    assert {name for name, f in found.items() if f["calls"] == 0} == {"llama4"}

@@ -1,12 +1,14 @@
 """``make gpu``: the scenarios of the GPU suite on whatever GPUs there are, as one JSON file and one
 page below ``reports/gpu/``. Exit code 4 without a GPU, 0 otherwise: what was found is the report.
 
-Rows that need another release than can be had here are listed as not measured, with why.
+The speed of the real step follows (bench.speed): kernels, routings, fixes, up to a size that fills
+the GPU. Rows that need another release than can be had here are listed as not measured, with why.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import moediag
+from bench.speed import suite as speed
 from moediag import doctor, hardware
 from moediag import run as runner
 from moediag import sweep as sweeping
@@ -37,6 +40,7 @@ STARVATION = (
     "expert-starvation-hang",
 )  # fmt: skip
 EXPERT_PARALLEL = (
+    "ep-step",
     "ep-router-gradient", "ep-overwrite", "ep-clip-norm", "ep-mixed-optimizer", "ep-partial-load",
     "nonfinite-skip", "metrics-in-flight",
 )  # fmt: skip
@@ -83,6 +87,7 @@ class Report:
     machine: dict[str, Any]
     versions: dict[str, str | None]
     rows: tuple[Row, ...] = ()
+    speed: tuple[speed.Measured, ...] = ()
     schema_version: int = field(default=1)
 
     @property
@@ -97,7 +102,7 @@ class Report:
         return f"{self.started[:10]}-{self.device}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "speed": [one.to_json() for one in self.speed]}
 
 
 def questions(gpus: int, nccl: str | None) -> Iterator[Question]:
@@ -170,6 +175,8 @@ def page(report: Report) -> str:
             )  # fmt: skip
             lines.append("| " + " | ".join(map(names.inline, cells)) + " |")
         lines.append("")
+    if report.speed:
+        lines += speed.page(report.speed)
     missing = [one for one in report.rows if not one.measured]
     if missing:
         lines += ["## Not measured", "", "| command | why |", "|---|---|"]
@@ -214,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MoediagError as error:
         sys.stderr.write(f"make gpu: {error.message}\n{error.help_text}\n")
         return error.exit_code
-    asked = [
+    asked = [] if options.speed else [
         q for q in questions(len(doctor.gpus()) or len(hardware.driver_gpus()), hardware.nccl())
         if not options.scenario or q.scenario in options.scenario
     ]  # fmt: skip
@@ -222,12 +229,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = Report(started, moediag.__version__, doctor.machine(), versions())
     with tempfile.TemporaryDirectory() as scratch:
         folder = runner.run_folder(options.evidence or Path(scratch) / "runs", "gpu")
-        rows: list[Row] = []
         for one in measure(asked, folder, options.timeout):
-            rows.append(one)
-            report = Report(
-                started, report.moediag_version, report.machine, report.versions, tuple(rows)
-            )
+            report = dataclasses.replace(report, rows=(*report.rows, one))
+            write(report, options.out)
+        for run in () if options.scenario else speed.runs("cuda"):
+            found = speed.measure(run, options.timeout or speed.TIMEOUT)
+            report = dataclasses.replace(report, speed=(*report.speed, found))
             write(report, options.out)
     sys.stdout.write(f"wrote {options.out / report.name}.json and .md\n")
     return 0
@@ -242,7 +249,9 @@ def write(report: Report, folder: Path) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    parser.add_argument("--scenario", action="append", help="only this one; repeatable")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--scenario", action="append", help="only this one; repeatable")
+    only.add_argument("--speed", action="store_true", help="only the speed of the real step")
     parser.add_argument("--out", type=Path, default=FOLDER, help="default: reports/gpu")
     parser.add_argument("--evidence", type=Path, help="keep the run directories here")
     parser.add_argument("--timeout", type=float, help="bound on one launch in seconds")

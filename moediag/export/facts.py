@@ -108,6 +108,12 @@ def unsupported(planned: PlannedTrial) -> Iterator[str]:
         yield "wrapper.ignore_experts"
     if wrapper.hide_tp_size:
         yield "wrapper.hide_tp_size"
+    if wrapper.param_dtype is not None:
+        yield f"wrapper.param_dtype {wrapper.param_dtype}"
+    if trial.skew.routing is not None:
+        yield f"skew.routing {trial.skew.routing}"
+    if trial.model.experts_implementation == "triton":
+        yield "model.experts_implementation triton (moediag's own)"
     if trial.fix is not None and trial.fix not in FIXES:
         yield f"fix {trial.fix} (of the fixes: {', '.join(FIXES)})"
     allowed = {"dp_shard", "ep"} if checkpoint else {"dp_shard"}

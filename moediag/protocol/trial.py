@@ -37,7 +37,7 @@ class ModelSpec:
     config: Dict[str, Any] = field(default_factory=dict)  # passed to the config class as is
     source: str = "config"  # config | checkpoint
     pretrain: int = 0  # steps on the trial's own batches before the checkpoint is saved
-    experts_implementation: Optional[str] = None  # eager | batched_mm | grouped_mm
+    experts_implementation: Optional[str] = None  # eager | batched_mm | grouped_mm | triton
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class WrapperSpec:
     granularity: str = "layer"  # fsdp2/fsdp1: layer | expert | root
     reshard_after_forward: bool = True
     reduce_dtype: Optional[str] = None  # float32 | bfloat16 | null: same as the parameters
+    param_dtype: Optional[str] = None  # fsdp2: what is computed in; null: as the parameters are
     find_unused_parameters: bool = True  # ddp
     distributed_config: Optional[Dict[str, Any]] = None
     native_fsdp: bool = False
@@ -109,6 +110,9 @@ class SkewSpec:
     # distinct | identical | per-replica (ranks that differ only in ep, etp, tp or pp share one) |
     # one-token (rank r: one repeated token)
     batches: str = "distinct"
+    # balanced | zero-token | one-hot: which experts each token goes to, see worker.skew; null: the
+    # router decides
+    routing: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,11 @@ class Trial:
     def on_gpu(self) -> bool:
         """Whether its tensors lie on GPUs: always with NCCL, with gloo where ranks share one."""
         return self.backend == "nccl" or self.shared_gpu
+
+    @property
+    def computes_in(self) -> str:
+        """dtype of forward and backward; FSDP2's param_dtype may differ from the parameters'."""
+        return self.wrapper.param_dtype or self.model.dtype
 
     @property
     def checkpoint_path(self) -> Path:

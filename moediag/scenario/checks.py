@@ -81,6 +81,10 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
     yield from _resume(merged, owner, at)
     if owner.program is not None and merged.program is not None:
         yield from _program(merged.program, owner.program, (*at, "program"))
+    if owner.skew is not None and merged.skew.routing is not None and merged.skew.starve:
+        message = "routing says already which experts get no token: set starve to []"
+        involved = tuple((*w, "skew", f) for w in ((), at) for f in ("starve", "routing"))
+        yield Problem((*at, "skew"), message, involved=involved)
     own_starve = owner.skew is not None and "starve" in owner.skew.model_fields_set
     if not at or own_starve:
         for index, starve in enumerate(merged.skew.starve):
@@ -104,6 +108,10 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
         message = f"from_pretrained would shard and {kind} again: it goes with kind transformers"
         involved: tuple[KeyPath, ...] = (("wrapper", "kind"), (*at, "wrapper", "kind"))
         yield Problem((*at, "wrapper", "native_fsdp"), message, involved=involved)
+    if owner.wrapper is not None and merged.wrapper.param_dtype is not None and kind != "fsdp2":
+        message = f"is given to torch's fully_shard: it goes with kind fsdp2, not {kind}"
+        involved = (("wrapper", "kind"), (*at, "wrapper", "kind"))
+        yield Problem((*at, "wrapper", "param_dtype"), message, involved=involved)
     by_loading = merged.layout.get("ep", 1) != 1 and kind in _LOADED_SHARDED
     if by_loading and merged.model.source == "config":
         sections = ("layout", "model", "wrapper")

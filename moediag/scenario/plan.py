@@ -259,7 +259,7 @@ def _skew(section: SkewSection, world_size: int) -> SkewSpec:
         if entry.every is not None and entry.rank is not None:
             ranks = range(entry.rank, world_size, entry.every)
         starve += [Starve(entry.expert, rank, entry.layer, entry.from_step) for rank in ranks]
-    return SkewSpec(starve, section.batches)
+    return SkewSpec(starve, section.batches, section.routing)
 
 
 def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
@@ -279,6 +279,8 @@ def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
         "model": model,
         "step": step,
         "skew": dataclasses.asdict(trial.skew),
+        # The reference measures what rounding to it does.
+        "computes_in": trial.computes_in,
         # Who shares a batch follows from the layout.
         "layout": trial.layout if trial.skew.batches == "per-replica" else {},
         "world_size": trial.world_size,

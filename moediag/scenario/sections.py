@@ -80,9 +80,10 @@ class ModelSection(Section):
         description="Steps of training on the scenario's own batches before the checkpoint is "
         "saved, so that the loss is low and shows what is wrong later.",
     )
-    experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = Field(
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm", "triton"] | None = Field(
         default=None,
-        description="transformers' experts_implementation; null: the release's default.",
+        description="transformers' experts_implementation; triton is moediag's own, registered "
+        "with the others; null: the release's default.",
     )
 
 
@@ -107,6 +108,12 @@ class WrapperSection(Section):
     )
     reduce_dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type gradients are reduced in; null: that of the parameters."
+    )
+    param_dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None,
+        description="Kind fsdp2: type forward and backward are computed in, while parameters and "
+        "optimizer stay as they are; experts that FSDP2 is told to leave out are cast for each "
+        "forward. null: that of the parameters.",
     )
     find_unused_parameters: bool = Field(default=True, description="DDP's find_unused_parameters.")
     distributed_config: dict[str, Any] | None = Field(
@@ -206,6 +213,13 @@ class SkewSection(Section):
         description="Through the data: each rank its own batch, all ranks rank 0's, one for all "
         "ranks that differ only in ep, etp, tp or pp, or on each rank one repeated token, another "
         "one on each.",
+    )
+    routing: Literal["balanced", "zero-token", "one-hot"] | None = Field(
+        default=None,
+        description="Through the router, the same on all ranks: the experts that each token goes "
+        "to, whatever its scores. balanced: all in turn; zero-token: every second expert in turn, "
+        "none to the others; one-hot: all tokens to the first top_k experts. null: the router "
+        "decides.",
     )
 
 

@@ -27,6 +27,32 @@ ACCELERATE_ON_CPU = (
 )
 
 
+CAST = (
+    "fully_shard leaves the experts out, so its MixedPrecisionPolicy does not reach them: their "
+    "parameters are cast to {} in each forward, and their gradients come back in the parameters' "
+    "own type"
+)
+
+
+def computing_in(dtype: torch.dtype, module: nn.Module) -> None:
+    """``module`` computes with copies of its own parameters in ``dtype``; autograd casts the
+    gradients back. Around whatever forward it has now, so that who reads the parameters inside
+    (transformers' local views of DTensors) reads the copies."""
+    original = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        held: Dict[str, Any] = module._parameters
+        own = dict(held)
+        held.update({n: None if p is None else p.to(dtype) for n, p in own.items()})
+        try:
+            return original(*args, **kwargs)
+        finally:
+            held.update(own)
+
+    replaced: Any = module
+    replaced.forward = forward
+
+
 class Transformers(Wrapped):
     """``from_pretrained`` has done all there is to do."""
 
@@ -49,6 +75,11 @@ class ExpertsLeftOut(FSDP2):
                 f"from_pretrained of transformers {load.version()} has sharded more than the "
                 "experts: nothing is left for fully_shard by hand"
             )
+        if self.trial.wrapper.param_dtype:
+            dtype = getattr(torch, self.trial.wrapper.param_dtype)
+            for block in self.anatomy.blocks:
+                computing_in(dtype, getattr(block.module, "experts"))  # noqa: B009
+            self.notes.append(CAST.format(self.trial.wrapper.param_dtype))
         return super().wrap(model)
 
     def mesh(self) -> DeviceMesh:

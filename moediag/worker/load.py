@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from moediag.protocol import Trial
-from moediag.worker import models
+from moediag.worker import kernels, models
 from moediag.worker.models import NotApplicable
 
 SHARDERS = ("transformers", "fsdp2", "accelerate")  # wrapper kinds that can lie on an ep axis
@@ -172,6 +172,8 @@ def known(implementation: Optional[str]) -> Optional[str]:
         from transformers.integrations import moe
     except ImportError as error:
         raise NotApplicable(f"transformers {version()} has no experts_implementation") from error
+    if implementation == kernels.NAME:
+        kernels.register()
     registered: Any = getattr(moe, "ALL_EXPERTS_FUNCTIONS", {})
     if implementation != "eager" and implementation not in registered:
         raise NotApplicable(f"transformers {version()} has no experts_implementation "

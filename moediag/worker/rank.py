@@ -43,8 +43,10 @@ def _reference(trial: Trial, folder: Path) -> None:
 
 def _distributed(trial: Trial, folder: Path) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    from moediag.worker import gpu
+    from moediag.worker import gpu, kernels
 
+    if not trial.on_gpu:
+        kernels.interpret()
     # First: the recorder asks the Flight Recorder, which reads its settings once.
     notes = gpu.settle(trial, folder)
     recorder: Any = None

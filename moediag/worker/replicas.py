@@ -51,7 +51,7 @@ def _signs(block: int) -> torch.Tensor:
 
 class Observed(Protocol):
     """The part of :class:`moediag.worker.wrap.Wrapped` that is looked at; ``trial`` for its
-    ``model.dtype``."""
+    ``computes_in``."""
 
     model: nn.Module
     optimizer: Any
@@ -116,7 +116,7 @@ class Observer:
         counts = step_counts(optimizer) if step else []
         self._steps[str(step)] = StepReplicas(
             parameters=parameters,
-            dtype=self._wrapped.trial.model.dtype,
+            dtype=self._wrapped.trial.computes_in,
             local_norm=self._local_norm,
             optimizer_steps=[min(counts), max(counts)] if counts else [],
             learning_rates=learning_rates(optimizer),

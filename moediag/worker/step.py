@@ -108,8 +108,12 @@ def train(
             if expected is not None:
                 of_inputs = expected["inputs"][number - 1][rank]
                 inputs[str(number)] = compare.inputs(wrapped, kept.take(), of_inputs)
+                rounding = expected.get("rounding")
                 gradients[str(number)] = compare.compare(
-                    wrapped, expected["gradients"][number - 1], held
+                    wrapped,
+                    expected["gradients"][number - 1],
+                    held,
+                    rounding[number - 1] if rounding else None,
                 )
             observer.before_clip()
             norms.append(finish(wrapped))

@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 from typing import Dict, Optional
 
-_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "trl", "torchtitan")
+_PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "trl", "torchtitan", "triton")
 
 
 def versions() -> Dict[str, Optional[str]]:

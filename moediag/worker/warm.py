@@ -38,6 +38,9 @@ def warm(families: Sequence[str]) -> None:
 
     # Read when it is imported: TRL counts its users, and a test is none.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from moediag.worker import kernels
+
+    kernels.interpret()  # torch._dynamo imports triton, and forked ranks have no GPU
     for name in _LAZY:
         try:
             importlib.import_module(name)

@@ -145,9 +145,10 @@ class FSDP2(Wrapped):
             reshard_after_forward=spec.reshard_after_forward,
             **self.left_out(model),
         )
-        if spec.reduce_dtype:
-            reduce_dtype = getattr(torch, spec.reduce_dtype)
-            options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
+        asked = {"param_dtype": spec.param_dtype, "reduce_dtype": spec.reduce_dtype}
+        dtypes = {name: getattr(torch, dtype) for name, dtype in asked.items() if dtype}
+        if dtypes:
+            options["mp_policy"] = MixedPrecisionPolicy(**dtypes)
         if spec.granularity == "expert":
             if self.anatomy.fused:
                 raise NotApplicable(

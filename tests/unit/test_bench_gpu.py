@@ -107,3 +107,19 @@ def test_a_row_of_trials_that_said_nothing_counts_as_not_measured() -> None:
     report = suite.Report("2026-01-01", "0", {"gpus": ["X"], "driver": "1"}, {}, (one,))
     assert "| no environment |" in suite.page(report)
     assert report.name == "2026-01-01-1x-x"
+
+
+def test_the_speed_of_the_step_is_a_part_of_the_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_gpu: None
+) -> None:
+    def measure(run: suite.speed.Run, timeout: float) -> suite.speed.Measured:
+        return suite.speed.Measured(run, {}, "it took more than 600 s")
+
+    monkeypatch.setattr(suite.speed, "measure", measure)
+    assert suite.main(["--speed", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    raw = json.loads(path.read_text())
+    assert raw["rows"] == []
+    assert [run["size"] for run in raw["speed"]].count("large") == 1
+    assert all(row["reason"] for run in raw["speed"] for row in run["rows"])
+    assert "### Speed that was not measured" in path.with_suffix(".md").read_text()

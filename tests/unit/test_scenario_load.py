@@ -201,6 +201,7 @@ def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
         ("stack.transformers=newest", 'stack.transformers: must be one version'),
         ("layout.ep=world", "set model.source to checkpoint"),
         ("wrapper.native_fsdp=true", "from_pretrained would shard and fsdp2 again"),
+        ("skew.routing=one-hot", "routing says already which experts get no token"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_named_instead_of_the_file(
@@ -223,6 +224,10 @@ def test_who_divides_what_is_checked_where_it_is_said(tmp_path: Path) -> None:
     for line, at in (
         ("    model: {source: config}\n", "variants.unfixed.model"),
         ("    wrapper: {kind: accelerate, native_fsdp: true}\n", "variants.unfixed.wrapper.native"),
+        (
+            "    wrapper: {kind: accelerate, param_dtype: bfloat16}\n",
+            "variants.unfixed.wrapper.param_dtype",
+        ),
     ):
         assert at in refused(tmp_path, good + line)
     # Another library's own expert parallelism is nobody's here.

@@ -241,3 +241,30 @@ def test_in_bfloat16_single_tokens_prove_nothing() -> None:
     far = {"mlp": KEPT["mlp"] * 7}
     assert inputs(far, KEPT)["mlp"].wrong
     assert inputs(far, KEPT, model=ModelSpec(dtype="bfloat16")) == {}
+
+
+# ---------------------------------------------------------------- mixed precision
+
+MIXED = dataclasses.replace(TRIAL, wrapper=WrapperSpec(param_dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(("error", "wrong"), [(0.039, False), (0.041, True)])
+def test_mixed_precision_is_held_against_what_rounding_did(error: float, wrong: bool) -> None:
+    made = with_gradient(wrapped(FULL, MIXED), FULL + error)
+    found = compare.compare(made, {"w": FULL}, rounding={"w": 0.01})["w"]
+    assert found.wrong is (error > compare.TIMES_ROUNDING * 2.0**-8 * 4)  # one rounding of a 4
+    found = compare.compare(made, {"w": FULL / 100}, rounding={"w": 0.01})["w"]
+    assert found.wrong is True
+    small = with_gradient(wrapped(FULL / 100, MIXED), FULL / 100 + error)
+    assert compare.compare(small, {"w": FULL / 100}, rounding={"w": 0.01})["w"].wrong is wrong
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zero_in_any_type() -> None:
+    made = with_gradient(wrapped(FULL, MIXED), torch.full_like(FULL, 1e-6))
+    found = compare.compare(made, {"w": torch.zeros_like(FULL)}, rounding={"w": 0.0})["w"]
+    assert found.wrong is True
+
+
+def test_the_gradients_of_inputs_are_no_measure_in_mixed_precision() -> None:
+    made = wrapped(FULL, MIXED)
+    assert compare.inputs(made, {"b": FULL}, {"b": FULL}) == {}

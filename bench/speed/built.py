@@ -1,0 +1,98 @@
+"""The step that is timed: a model on its device, sharded, with its optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from bench.speed import listed
+from bench.speed.sizes import Size
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.worker import load, models, step
+from moediag.worker.skew import RouterSkew
+from moediag.worker.wrap import Wrapped, wrap
+
+SEED = 0
+
+
+def trial(size: Size, device: torch.device, backend: str, scratch: Path, ep: bool) -> Trial:
+    """``ep``: ranks divide the experts and share a batch; they load a checkpoint in ``scratch``.
+    Otherwise each has a batch of its own and all parameters are sharded."""
+    world, cuda = dist.get_world_size(), device.type == "cuda"
+    return Trial(
+        "speed", "speed", "speed",
+        world_size=world,
+        layout={"ep": world} if ep else {"dp_shard": world},
+        backend=backend,
+        shared_gpu=cuda and backend == "gloo",
+        model=dataclasses.replace(size.model, source="checkpoint" if ep else "config"),
+        wrapper=WrapperSpec(kind="fsdp2", param_dtype="bfloat16", reduce_dtype="float32"),
+        step=StepSpec(
+            batch=size.batch, seq_len=size.seq_len, seed=SEED, parameter_groups="per-mesh",
+            clipping="per-mesh" if ep else "torch",
+            # On a GPU: foreach would hold another copy of all parameters for a moment.
+            fused=True if cuda else None,
+        ),
+        skew=SkewSpec(batches="per-replica"),
+        reference_path=str(scratch / f"{size.name}.pt"),
+    )  # fmt: skip
+
+
+def fused(asked: Trial, device: torch.device) -> Wrapped:
+    """Experts as transformers has them; divided over the ranks where there are several.
+    Collective."""
+    if asked.model.source == "config":
+        model = _on_device(asked.model, device)
+        return _wrapped(model, asked)
+    if dist.get_rank() == 0 and not asked.checkpoint_path.exists():
+        load.save(_on_device(asked.model, device).cpu(), asked.checkpoint_path)
+    dist.barrier()
+    return _wrapped(load.from_checkpoint(asked, device), asked)
+
+
+def apart(asked: Trial, device: torch.device, fix: str | None) -> Wrapped:
+    """Experts as modules of their own, with ``fix``. Raises NotApplicable."""
+    model = _on_device(asked.model, device)
+    listed.take_apart(model, models.anatomy(model, asked.model))
+    return _wrapped(model, dataclasses.replace(asked, fix=fix))
+
+
+def use(wrapped: Wrapped, kernel: str) -> None:
+    """The experts are computed by ``kernel`` from now on. Raises NotApplicable."""
+    load.known(kernel)
+    for part in _configs(wrapped.model):
+        part._experts_implementation = kernel
+
+
+def stepping(wrapped: Wrapped, routing: str, device: torch.device) -> Callable[[], None]:
+    """One whole step a call: forward, backward, clip, AdamW."""
+    skew = RouterSkew(SkewSpec(routing=routing), wrapped.anatomy.experts)
+
+    def one() -> None:
+        with skew.installed(wrapped.anatomy):
+            step.forward_backward(wrapped, dist.get_rank(), 1, device)
+            step.finish(wrapped)
+
+    return one
+
+
+def _on_device(spec: ModelSpec, device: torch.device) -> nn.Module:
+    with device:  # tens of gigabytes need not pass through the host
+        return models.build(spec, SEED)
+
+
+def _wrapped(model: nn.Module, asked: Trial) -> Wrapped:
+    for part in _configs(model):
+        part._attn_implementation = "sdpa"  # the eager one keeps the whole square
+    return wrap(model, models.anatomy(model, asked.model), asked)
+
+
+def _configs(model: Any) -> list[Any]:
+    found = (model.config, getattr(model.config, "text_config", None))
+    return [part for part in found if part is not None]

@@ -1,0 +1,263 @@
+"""What each rank of a speed run executes; rank 0 writes the rows, after each one anew.
+
+``torchrun … -m bench.speed.rank --device cpu --size tiny --out ROWS.json``
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.speed import built, clock, flops, sizes
+from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
+from moediag.protocol import Trial, write_json
+from moediag.worker import kernels
+from moediag.worker.models import NotApplicable
+from moediag.worker.versions import versions
+from moediag.worker.wrap import Wrapped, synchronize
+
+EAGER_EP = "under expert parallelism it raises in 5.17 and hangs in 5.18 with one-hot: see ep-step"
+Row = dict[str, Any]
+
+
+class Run:
+    """One launch. ``rows``: so far; ``peak``: FLOP/s, measured first."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.device, self.backend = _device(options.device)
+        dist.init_process_group(self.backend)
+        size = sizes.SIZES[options.size]
+        if self.device.type == "cuda" and options.size == "large":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            size = sizes.fitted(size, free, dist.get_world_size())
+        # One rank has nobody to divide with; the fixes are for experts that FSDP2 shards.
+        self.ep = dist.get_world_size() > 1 and options.what == "kernels"
+        self.batches = 1 if self.ep else dist.get_world_size()  # different ones in a step
+        self.peak = clock.matrix_peak(self.device, size.peak)
+        self.rows: list[Row] = []
+        self._take(size)
+
+    def _take(self, size: sizes.Size) -> None:
+        self.size = size
+        scratch = self.options.out.parent
+        self.trial: Trial = built.trial(size, self.device, self.backend, scratch, self.ep)
+
+    def measure(self) -> None:
+        asked = self.fixes() if self.options.what == "fixes" else self.kernels()
+        for row in asked:
+            self.rows.append(row)
+            if dist.get_rank() == 0:
+                write_json(self.options.out, self.report())
+
+    def report(self) -> dict[str, Any]:
+        name = "cpu"
+        if self.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.device)
+        return {
+            "device": name, "backend": self.backend, "world": dist.get_world_size(),
+            "shared": self.trial.shared_gpu, "what": self.options.what, "size": self.size.name,
+            "layers": self.size.model.layers, "parameters": flops.parameters(self.size.model),
+            "tokens": self.size.tokens * self.batches, "peak_tflops": self.peak / 1e12,
+            "versions": versions(), "rows": self.rows,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------ kernels
+
+    def kernels(self) -> Iterator[Row]:
+        """Every kernel with every routing, on the same model."""
+        wrapped = self._that_fits()
+        for kernel in self.options.kernel or KERNELS:
+            for routing in self.options.routing or ROUTINGS:
+                row = {"kernel": kernel, "routing": routing, "reason": self._impossible(kernel)}
+                if row["reason"]:
+                    yield row
+                    continue
+                try:
+                    wrapped = wrapped or built.fused(self.trial, self.device)
+                    built.use(wrapped, kernel)
+                    row.update(self._timed(wrapped, routing))
+                except Exception as error:
+                    row["reason"] = _words(error)
+                if row["reason"]:
+                    # A step that broke off leaves FSDP2 in the middle of it. Not while the error
+                    # is handled: its traceback holds on to the tensors.
+                    wrapped = None
+                    _clear()
+                yield row
+
+    def _that_fits(self) -> Wrapped | None:
+        """The model after one step; of the large size with fewer layers where it ran out of
+        memory, since what a step takes is only planned roughly. None where that did not help: the
+        rows will say why."""
+        for _ in range(4):
+            try:
+                return self._stepped()
+            except torch.OutOfMemoryError:
+                if self.size.name != "large" or dist.get_world_size() > 1:
+                    return None
+            except Exception:
+                return None
+            _clear()
+            self._take(sizes.shorter(self.size))
+        return None
+
+    def _stepped(self) -> Wrapped:
+        wrapped = built.fused(self.trial, self.device)
+        built.use(wrapped, "grouped_mm")
+        built.stepping(wrapped, "balanced", self.device)()
+        return wrapped
+
+    def _impossible(self, kernel: str) -> str:
+        """Why not to try: where one rank fails, the others would wait."""
+        if kernel == "eager" and dist.get_world_size() > 1:
+            return EAGER_EP
+        if kernel == "batched_mm" and self.device.type == "cuda":
+            wanted = sizes.batched_bytes(self.size)
+            _, whole = torch.cuda.mem_get_info(self.device)
+            if wanted > sizes.FILL * whole / dist.get_world_size():
+                gib = f"{wanted / 2**30:,.0f} GiB where there are {whole / 2**30:,.0f}"
+                return f"it copies an expert's weights for each of its tokens: {gib}"
+        return ""
+
+    def _timed(self, wrapped: Wrapped, routing: str) -> Row:
+        one = built.stepping(wrapped, routing, self.device)
+        for _ in range(self.size.warmup):
+            one()
+        self._forget_memory()
+        times = [self._one(one) for _ in range(self.size.rounds)]
+        return {"step_ms": clock.median(times), **self._rates(times), **self._memory()}
+
+    def _one(self, work: Any) -> float:
+        synchronize()
+        return clock.seconds(work, self.device)
+
+    def _rates(self, times: list[float]) -> Row:
+        middle = statistics.median(times)
+        batch = self.size.batch * self.batches
+        work = flops.step(self.size.model, batch, self.size.seq_len)
+        return {
+            "tokens_per_second": self.size.tokens * self.batches / middle,
+            "tflops": work / middle / 1e12,
+            "share_of_peak": work / middle / self.peak,
+        }
+
+    def _forget_memory(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def _memory(self) -> Row:
+        """This rank's most; torch counts none on the CPU."""
+        if self.device.type != "cuda":
+            return {"peak_gib": None}
+        return {"peak_gib": torch.cuda.max_memory_allocated(self.device) / 2**30}
+
+    # -------------------------------------------------------------------- fixes
+
+    def fixes(self) -> Iterator[Row]:
+        """Every fix beside the loop that it repairs, and the fused kernels that need none, step by
+        step in turn: whatever else the machine does falls on all of them alike."""
+        for routing in self.options.routing or ("balanced", "zero-token"):
+            steps: dict[str, Any] = {}
+            reasons: dict[str, str] = {}
+            for name in (LOOP, *FIXES, *FUSED):
+                try:
+                    steps[name] = built.stepping(self._candidate(name), routing, self.device)
+                    steps[name]()
+                except Exception as error:
+                    steps.pop(name, None)
+                    reasons[name] = _words(error)
+                if name in reasons:
+                    _clear()
+            times = self._in_turn(steps)
+            for name in (LOOP, *FIXES, *FUSED):
+                row: Row = {"kernel": name, "routing": routing, "reason": reasons.get(name, "")}
+                if name in times:
+                    row.update(self._against_loop(times, name))
+                yield row
+            steps.clear()
+            _clear()
+
+    def _candidate(self, name: str) -> Wrapped:
+        if name not in FUSED:
+            fix = None if name == LOOP else name
+            return built.apart(self.trial, self.device, fix)
+        wrapped = built.fused(self.trial, self.device)
+        built.use(wrapped, name)
+        return wrapped
+
+    def _in_turn(self, steps: dict[str, Any]) -> dict[str, list[float]]:
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for number in range(self.size.warmup + self.size.rounds):
+            order = list(steps)[number % len(steps) :] + list(steps)[: number % len(steps)]
+            for name in order:
+                took = self._one(steps[name])
+                if number >= self.size.warmup:
+                    times[name].append(took)
+        return times
+
+    def _against_loop(self, times: dict[str, list[float]], name: str) -> Row:
+        row = {"step_ms": clock.median(times[name]), **self._rates(times[name])}
+        if LOOP in times:
+            pairs = zip(times[name], times[LOOP], strict=True)
+            low, middle, high = statistics.quantiles(
+                [mine / loop for mine, loop in pairs], n=4, method="inclusive"
+            )
+            row["ratio"] = {"median": middle, "low": low, "high": high}
+        return row
+
+
+def _device(asked: str) -> tuple[torch.device, str]:
+    """This rank's, and the backend: NCCL where each rank has a GPU of its own."""
+    if asked == "cpu":
+        kernels.interpret()
+        torch.set_num_threads(1)
+        return torch.device("cpu"), "gloo"
+    local, world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local % gpus)
+    torch.cuda.set_device(device)
+    return device, "nccl" if world <= gpus else "gloo"
+
+
+def _clear() -> None:
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, NotApplicable):
+        return str(error)
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"[:300]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.speed.rank", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--size", choices=tuple(sizes.SIZES), required=True)
+    parser.add_argument("--what", choices=("kernels", "fixes"), default="kernels")
+    parser.add_argument("--kernel", action="append", choices=KERNELS)
+    parser.add_argument("--routing", action="append", choices=ROUTINGS)
+    parser.add_argument("--out", type=Path, required=True)
+    run = Run(parser.parse_args(arguments))
+    run.measure()
+    if dist.get_rank() == 0:
+        sys.stdout.write(json.dumps({"rows": len(run.rows)}) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Which speed runs there are, how they are launched, and their page."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
+from moediag.errors import MoediagError
+from moediag.stacks import environment
+
+ROOT = Path(__file__).parent.parent.parent
+STACK = {"transformers": "5.17.0", "accelerate": "1.15.0"}  # as ep-step's
+TRITON = "3.6.0"  # on the CPU, where torch brings none
+TIMEOUT = 600.0
+NO_GPU = "there is no GPU here"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``what``: kernels | fixes. ``device``: cpu | cuda. ``ranks``: of one run; more than GPUs:
+    they share. ``kernels``, ``routings``: these alone; empty for all."""
+
+    what: str
+    size: str
+    device: str
+    ranks: int = 1
+    kernels: tuple[str, ...] = ()
+    routings: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """What a person types for the same."""
+        ranks = f" --ranks {self.ranks}" if self.ranks > 1 else ""
+        chosen = "".join(f" --kernel {k}" for k in self.kernels)
+        chosen += "".join(f" --routing {r}" for r in self.routings)
+        what = f"--what {self.what} --size {self.size} --device {self.device}"
+        return f"python -m bench.speed {what}{ranks}{chosen}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """``report``: as bench.speed.rank wrote it, {} where it wrote none. ``problem``: why rows are
+    missing; "" where none are."""
+
+    run: Run
+    report: dict[str, Any]
+    problem: str = ""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each that was asked for; ``reason`` says why it was not measured."""
+        told = {(r["kernel"], r["routing"]): r for r in self.report.get("rows", [])}
+        why = self.problem or "the run ended before it"
+        return [
+            told.get(key) or {"kernel": key[0], "routing": key[1], "reason": why}
+            for key in asked(self.run)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        kept = {k: v for k, v in self.report.items() if k != "rows"}
+        own = {"command": self.run.command, "problem": self.problem}
+        return {**asdict(self.run), **own, **kept, "rows": self.rows}
+
+
+def asked(run: Run) -> list[tuple[str, str]]:
+    """(kernel or fix, routing) of every row of a run."""
+    if run.what == "fixes":
+        routings = run.routings or ("balanced", "zero-token")
+        return [(name, r) for r in routings for name in (LOOP, *FIXES, *FUSED)]
+    return [(k, r) for k in run.kernels or KERNELS for r in run.routings or ROUTINGS]
+
+
+def runs(device: str) -> Iterator[Run]:
+    """On a GPU: all sizes on one rank, the middle one on two that divide the experts, the fixes on
+    both. On a CPU the same code on the tiny size, in minutes."""
+    gpu = device == "cuda"
+    for size in ("small", "mid", "large") if gpu else ("tiny",):
+        yield Run("kernels", size, device)
+    yield Run("kernels", "mid" if gpu else "tiny", device, 2)
+    yield Run("fixes", "mid" if gpu else "tiny", device)
+    yield Run("fixes", "mid" if gpu else "tiny", device, 2)
+
+
+def elsewhere() -> list[Measured]:
+    """The rows that a GPU is needed for, on a machine without one."""
+    return [Measured(run, {}, NO_GPU) for run in runs("cuda")]
+
+
+def measure(run: Run, timeout: float = TIMEOUT) -> Measured:
+    """Launches the ranks and waits. What was written before a failure counts."""
+    request = STACK if run.device == "cuda" else {**STACK, "triton": TRITON}
+    try:
+        stack = environment.ensure(request)
+    except MoediagError as error:
+        return Measured(run, {}, error.message)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        problem = _launch(_command(stack, run, out), _variables(stack, run), folder, timeout)
+        report = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+        return Measured(run, report, problem)
+
+
+def _command(stack: environment.Stack, run: Run, out: Path) -> list[str]:
+    command = [str(stack.python), "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(run.ranks), "-m", "bench.speed.rank", "--out", str(out)]
+    command += ["--device", run.device, "--size", run.size, "--what", run.what]
+    for kernel in run.kernels:
+        command += ["--kernel", kernel]
+    for routing in run.routings:
+        command += ["--routing", routing]
+    return command
+
+
+def _variables(stack: environment.Stack, run: Run) -> dict[str, str]:
+    variables = stack.environ()
+    # bench lies in the checkout, which the current folder is for who starts this.
+    paths = [str(ROOT), *(str(p) for p in stack.pythonpath)]
+    variables["PYTHONPATH"] = os.pathsep.join(paths)
+    variables.setdefault("OMP_NUM_THREADS", "1")
+    if run.device == "cpu":
+        variables["TRITON_INTERPRET"] = "1"
+    return variables
+
+
+def _launch(
+    command: Sequence[str], variables: Mapping[str, str], folder: str, timeout: float
+) -> str:
+    """ "" or what went wrong. In a session of its own, so that nothing outlives it."""
+    log = Path(folder) / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=variables, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return f"it took more than {timeout:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code == 0:
+        return ""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line and "ChildFailed" not in line]
+    return f"exit code {code}: {(named or lines or ['no word'])[-1].strip()[:300]}"
+
+
+# ------------------------------------------------------------------------ the page
+
+
+def page(measured: Sequence[Measured]) -> list[str]:
+    """Lines of markdown: a table a run, then what was not measured and why."""
+    lines = ["## Speed of the real step", ""]
+    lines += [
+        "FSDP2 in bf16 with fp32 reduction, forward, backward, clip, AdamW; several ranks of a run "
+        "of kernels divide the experts. Times are medians (quartiles); TFLOP/s counts the experts "
+        "that a token is sent to, backward twice forward; its share is of a bf16 matrix product "
+        "measured in the same run.",
+        "",
+    ]  # fmt: skip
+    for one in measured:
+        rows = [row for row in one.rows if not row["reason"]]
+        if rows:
+            lines += [f"### `{one.run.command}`", "", _about(one.report), "", *_table(rows), ""]
+    if any(row["reason"] for one in measured for row in one.rows):
+        lines += ["### Speed that was not measured", "", "| run | row | why |", "|---|---|---|"]
+        lines += [
+            f"| `{one.run.command}` | {names} | {reason} |"
+            for one in measured
+            for reason, names in _by_reason(one)
+        ]
+        lines.append("")
+    return lines
+
+
+def _by_reason(one: Measured) -> Iterator[tuple[str, str]]:
+    reasons: dict[str, dict[str, None]] = {}
+    for row in one.rows:
+        if row["reason"]:
+            reasons.setdefault(row["reason"], {})[f"{row['kernel']} {row['routing']}"] = None
+    whole = len(one.rows)
+    for reason, names in reasons.items():
+        yield reason.replace("|", "\\|"), "all" if len(names) == whole else ", ".join(names)
+
+
+def _about(report: Mapping[str, Any]) -> str:
+    ranks = report["world"]
+    shared = ", sharing one GPU" if report["shared"] else ""
+    ran = f"{ranks} rank{'s' if ranks > 1 else ''} ({report['backend']}{shared})"
+    return (
+        f"{report['device']}, {ran}; "
+        f"{report['layers']} layers, {report['parameters']:,} parameters, "
+        f"{report['tokens']:,} tokens a step; matrix peak {report['peak_tflops']:,.1f} TFLOP/s."
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    ratios = any("ratio" in row for row in rows)
+    columns = ["", "routing", "step", "tokens/s", "TFLOP/s", "of peak"]
+    columns += ["against the loop"] if ratios else ["memory"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for row in rows:
+        step = row["step_ms"]
+        cells = [
+            row["kernel"], row["routing"],
+            f"{step['median']:.1f} ms ({step['low']:.1f} to {step['high']:.1f})",
+            f"{row['tokens_per_second']:,.0f}", f"{row['tflops']:.3g}",
+            f"{100 * row['share_of_peak']:.2g} %",
+        ]  # fmt: skip
+        if ratios:
+            ratio = row.get("ratio")
+            spread = f"({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else ""
+            cells.append(f"{ratio['median']:.2f}x {spread}" if ratio else "")
+        else:
+            memory = row.get("peak_gib")
+            cells.append("not counted" if memory is None else f"{memory:.1f} GiB")
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines

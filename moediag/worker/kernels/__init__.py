@@ -1,0 +1,53 @@
+"""A grouped matrix product of our own for the experts, behind transformers' own switch.
+
+``experts_implementation: triton`` is one more word in transformers' registry of experts functions,
+beside its eager, batched_mm and grouped_mm. The kernels are Triton's: on a GPU they are compiled,
+on a CPU they run through Triton's interpreter (``TRITON_INTERPRET=1``), slowly and with the same
+code, so that their results can be tested anywhere. Nothing here imports triton before it is asked
+for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+
+from moediag.worker.models import NotApplicable
+
+NAME = "triton"
+ENV_INTERPRET = "TRITON_INTERPRET"  # read by triton when a kernel is defined
+
+
+def interpret() -> None:
+    """From here on kernels are interpreted, unless the user said otherwise or triton was imported
+    already (its own library is compiled or interpreted from then on). For ranks on the CPU."""
+    if "triton" not in sys.modules:
+        os.environ.setdefault(ENV_INTERPRET, "1")
+
+
+def load() -> ModuleType:
+    """:mod:`moediag.worker.kernels.grouped`. Raises NotApplicable without triton."""
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        raise NotApplicable(
+            "experts_implementation triton needs triton, which is not installed in this stack "
+            f"({error}); `--stack triton=3.6.0` adds it"
+        ) from error
+    from moediag.worker.kernels import grouped
+
+    return grouped
+
+
+def register() -> None:
+    """Makes transformers know the word. Raises NotApplicable without triton, or for a release
+    without such a registry (before 5.0)."""
+    load()
+    from moediag.worker.kernels import experts
+
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        raise NotApplicable("this transformers has no registry of experts functions") from error
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts.forward)

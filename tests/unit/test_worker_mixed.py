@@ -1,0 +1,122 @@
+"""Mixed precision and laid-down routing: what the reference measures, what the ranks compute."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.worker import ep, kernels, models, reference, skew  # noqa: E402
+
+ROUTED = SkewSpec(routing="zero-token", batches="identical")
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (2, 2), (3, 2), (5, 3), (64, 8), (4, 1)])
+@pytest.mark.parametrize("routing", ["balanced", "zero-token", "one-hot"])
+def test_routing_is_what_it_says(routing: str, experts: int, top_k: int) -> None:
+    tokens = 4 * experts  # whole rounds: equal means equal
+    index = skew.routed(routing, tokens, experts, top_k)
+    assert index.shape == (tokens, top_k)
+    assert all(len(set(row)) == top_k for row in index.tolist())
+    counts = torch.bincount(index.reshape(-1), minlength=experts).tolist()
+    if routing == "balanced":
+        assert set(counts) == {4 * top_k}
+    elif routing == "one-hot":
+        assert counts == [tokens] * top_k + [0] * (experts - top_k)
+    else:
+        assert (counts.count(0) > 0) is (experts > top_k)
+        assert experts < 2 * top_k or not any(counts[1::2])
+
+
+def test_a_token_meets_experts_of_both_halves_and_of_one() -> None:
+    """Else mixing up two ranks' experts would not show."""
+    for routing in ("balanced", "zero-token"):
+        halves = skew.routed(routing, 64, 8, 2) // 4
+        across = (halves[:, 0] != halves[:, 1]).float().mean()
+        assert 0.2 < float(across) < 0.8
+
+
+def test_the_model_routes_as_told_and_keeps_its_own_scores() -> None:
+    spec = ModelSpec()
+    model = models.build(spec, seed=0)
+    anatomy = models.anatomy(model, spec)
+    bent = skew.RouterSkew(ROUTED, 8)
+    seen = []
+    for index, expert in enumerate(anatomy.blocks[0].experts):
+        expert[1].register_forward_pre_hook(lambda m, a, i=index: seen.append(i))
+    with bent.installed(anatomy):
+        loss = model(input_ids=torch.arange(32).view(1, 32)).logits.square().mean()
+        loss.backward()
+    assert set(seen) == {0, 2, 4, 6}
+    assert not bent.missed
+    gate = anatomy.blocks[0].module.gate.weight.grad
+    assert bool(gate.isfinite().all())
+    assert bool(gate.any())
+
+
+def test_the_reference_measures_rounding_where_the_trial_rounds() -> None:
+    wrapper = WrapperSpec(param_dtype="bfloat16")
+    trial = Trial("t", "s", "v", wrapper=wrapper, skew=ROUTED, step=StepSpec(seq_len=16))
+    found = reference.compute(trial)
+    plain = reference.compute(Trial("t", "s", "v", skew=ROUTED, step=StepSpec(seq_len=16)))
+    assert "rounding" not in plain
+    for number, rounding in enumerate(found["rounding"]):
+        for fqn, gradient in plain["gradients"][number].items():
+            other = found["gradients"][number][fqn]
+            assert (gradient is None) == (other is None)
+            assert gradient is None or torch.equal(gradient, other)  # fp32 itself is untouched
+            if gradient is None:
+                assert rounding[fqn] == 0.0  # without tokens there is nothing to round
+        relative = [
+            rounding[fqn] / float(g.abs().max())
+            for fqn, g in found["gradients"][number].items()
+            if g is not None and g.any()
+        ]
+        assert 2**-10 < sorted(relative)[len(relative) // 2] < 0.1
+
+
+def test_experts_that_are_left_out_are_cast_and_come_back() -> None:
+    module = nn.Linear(4, 4)
+    before = module.weight
+    ep.computing_in(torch.bfloat16, module)
+    x = torch.randn(3, 4)
+    y = module(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert module.weight is before
+    y.float().sum().backward()
+    assert module.weight.grad is not None
+    assert module.weight.grad.dtype == torch.float32
+    with pytest.raises(RuntimeError):
+        module(x)  # fp32 rows on bf16 weights
+    assert module.weight is before
+
+
+def test_without_triton_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(models.NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
+        kernels.register()
+
+
+def test_a_release_without_the_registry_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The development environment's transformers 4.53 has none."""
+    monkeypatch.setattr(kernels, "load", lambda: None)
+    monkeypatch.setitem(sys.modules, "moediag.worker.kernels.experts", ModuleType("experts"))
+    with pytest.raises(models.NotApplicable, match="no registry of experts functions"):
+        kernels.register()
+
+
+def test_ranks_on_the_cpu_interpret_unless_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kernels.ENV_INTERPRET, raising=False)
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    kernels.interpret()
+    assert kernels.ENV_INTERPRET not in os.environ
+    monkeypatch.delitem(sys.modules, "triton")
+    kernels.interpret()
+    assert os.environ[kernels.ENV_INTERPRET] == "1"

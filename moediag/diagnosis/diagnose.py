@@ -9,6 +9,7 @@ from moediag.diagnosis import (
     around,
     decisions,
     detectors,
+    nodes,
     held,
     ownership,
     parts,
@@ -71,7 +72,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         confidence=judged.confidence,
         culprits=judged.culprits,
         victims=judged.victims,
-        cause=f"{judged.cause} {told}".rstrip(),
+        cause=f"{judged.cause}{nodes.where(evidence, judged.culprits)} {told}".rstrip(),
         first_divergence=(
             shown.first_divergence(by_schedule, facts.blame) if by_schedule is not None else None
         ),

@@ -36,6 +36,7 @@ class _Rank:
         self.folder = _folder()
         self.recorder: Any = None
         self.failed = False
+        self.met = False
 
     def claim(self, world_size: int | None) -> None:
         """Says who and where this process is; an exception and the end are noted from now on."""
@@ -85,6 +86,17 @@ class _Rank:
         self.recorder = install(str(self.folder), self.rank, world_size, size, of_job=True)
         lifeline.stacks_beside_others(str(self.folder), self.rank)
 
+    def meet(self, module: Any) -> None:
+        """The ranks have met, for the first time: which job is it?"""
+        if self.met or os.getpid() != _own_pid():
+            return
+        self.met = True
+        from moediag.inject import meeting
+
+        found = meeting.job(module)
+        if found is not None:
+            protocol.write_json(self.folder / protocol.job_file(self.rank), found)
+
     def error(self, error: BaseException) -> None:
         """The exception that ends this process, once."""
         if self.failed or os.getpid() != _own_pid():
@@ -127,6 +139,8 @@ def distributed(module: Any) -> None:
         result = original(*args, **kwargs)
         if not started:
             _guarded(_after, module)
+        if _this is not None:
+            _guarded(_this.meet, module)
         return result
 
     module.init_process_group = init_process_group

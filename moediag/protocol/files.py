@@ -35,6 +35,20 @@ def pid_file(rank: int) -> str:
     return f"rank-{rank}.pid"
 
 
+def job_file(rank: int) -> str:
+    """JSON of a watched job: ``job``, a token that all ranks of one start of the job have in common
+    and no other start has; ``node``, the number of this rank's node (null where nobody numbers
+    them); ``store``, ``[host, port]`` of the TCP store that ranks meet at, null for another kind;
+    ``python``, its interpreter."""
+    return f"rank-{rank}.job.json"
+
+
+# In an attempt's folder: the nodes of the job as the watcher of one of them knows them, see
+# evidence.nodes. The evidence of the others is in NODES_FOLDER, a folder for each.
+NODES_FILE = "nodes.json"
+NODES_FOLDER = "nodes"
+
+
 def events_file(rank: int) -> str:
     """The recorder's log: JSON lines, one of EVENT_KINDS in field ``e``."""
     return f"rank-{rank}.events.jsonl"

@@ -1,0 +1,122 @@
+"""What the words of other nodes' watchers mean here. Pure: pulses and times come from outside.
+
+Nothing here compares the clocks of two hosts. Whether a node still speaks is decided by the count
+in its pulses and by our own clock; how long a rank of it took, by two times of its own. Whether a
+stall is one is settled by an echo: a pulse that names one of ours was written after that one, so
+ranks that had not moved by then had not moved when we saw them all stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moediag.launch.nodes.pulse import Pulse, Stood
+from moediag.launch.watchdog import RankSample
+
+LATE_NODES = 60.0  # seconds after our first rank until a node that never spoke is done without
+_FRESH = 3.0  # periods, and a second, that a look may be old
+
+
+@dataclass(slots=True)
+class Peer:
+    """``arrived``: when its last new pulse came; ``looked``: when its last new look did."""
+
+    pulse: Pulse
+    arrived: float
+    looked: float
+
+
+class Peers:
+    """``own``: our key; ``silence``: after how many seconds without a pulse a node is silent;
+    ``joins``: others are expected to speak (there is a place where they could)."""
+
+    def __init__(self, own: str, silence: float, joins: bool, now: float) -> None:
+        self.own = own
+        self.silence = silence
+        self.joins = joins
+        self.begun = now
+        self.listened = now  # when we last heard what there is to hear
+        self.known: dict[str, Peer] = {}
+
+    def hear(self, now: float, pulses: Iterable[Pulse]) -> None:
+        """``pulses``: what lies there now, new or old, of others and of ourselves."""
+        self.listened = now
+        for pulse in pulses:
+            if pulse.key == self.own:
+                continue
+            peer = self.known.get(pulse.key)
+            if peer is None:
+                self.known[pulse.key] = Peer(pulse, now, now)
+            elif pulse.seq > peer.pulse.seq:
+                peer.looked = now if pulse.look > peer.pulse.look else peer.looked
+                peer.pulse, peer.arrived = pulse, now
+
+    def deaf(self, now: float) -> None:
+        """We did not listen for a while (stopped, or starved): what came meanwhile is not late."""
+        for peer in self.known.values():
+            peer.arrived = peer.looked = now
+
+    def silent_for(self, peer: Peer) -> float | None:
+        """Seconds since it was last heard of, once those are too many; as far as we listened."""
+        quiet = self.listened - peer.arrived
+        return quiet if quiet > self.silence and not peer.pulse.over else None
+
+    def samples(self, now: float, own: Iterable[int], world: int) -> list[RankSample]:
+        """All ranks of the world that are not ``own``, as they are known here."""
+        found: dict[int, RankSample] = {}
+        listens = now - self.listened < LATE_NODES
+        for peer in self.known.values():
+            silent = self.silent_for(peer) is not None
+            late = now - peer.looked > _FRESH * peer.pulse.period + 1.0
+            for s in peer.pulse.samples:
+                if silent and s.alive:
+                    found[s.rank] = replace(s, silent=True, state="silent", runnable=False)
+                elif not listens and s.alive:
+                    found[s.rank] = replace(s, unseen=True, state="unseen")
+                elif late and s.alive and not peer.pulse.over:
+                    found[s.rank] = replace(s, known=False)
+                else:
+                    found[s.rank] = s
+        waits = self.joins and now - self.begun < LATE_NODES
+        for rank in set(range(world)) - found.keys():
+            found[rank] = RankSample(rank, known=not waits, unseen=not waits)
+        return [found[rank] for rank in sorted(found.keys() - set(own))]
+
+    @property
+    def deaths(self) -> tuple[int, ...]:
+        return tuple(rank for peer in self.known.values() for rank in peer.pulse.deaths)
+
+    def echoed(self, seq: int) -> bool:
+        """Whether everybody who speaks has heard our pulse ``seq``."""
+        return all(
+            peer.pulse.heard.get(self.own, -1) >= seq
+            for peer in self.known.values()
+            if not peer.pulse.over and self.silent_for(peer) is None
+        )
+
+    def stood(self, samples: Sequence[RankSample]) -> Stood | None:
+        """A stall that somebody else has found, if it is one by what is known here too."""
+        here = progress_of(samples)
+        for peer in self.known.values():
+            stood = peer.pulse.stood
+            if stood is not None and all(
+                here.get(rank, number) == number for rank, number in stood.progress.items()
+            ):
+                return stood
+        return None
+
+    def owing(self, number: int, fetched: Mapping[str, int]) -> list[str]:
+        """Names of nodes whose evidence ``number`` (or last one) was not published, or not
+        fetched. A silent one owes nothing any more."""
+        found = []
+        for key, peer in self.known.items():
+            done = peer.pulse.published >= number or peer.pulse.over
+            here = fetched.get(key, 0) >= peer.pulse.published
+            if not (done and here) and self.silent_for(peer) is None:
+                found.append(peer.pulse.name)
+        return found
+
+
+def progress_of(samples: Iterable[RankSample]) -> dict[int, int]:
+    return {s.rank: s.progress for s in samples if s.rank >= 0 and not s.unseen}

@@ -9,8 +9,8 @@ from moediag.diagnosis import (
     around,
     decisions,
     detectors,
-    nodes,
     held,
+    nodes,
     ownership,
     parts,
     programs,
@@ -82,7 +82,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         parameters_compared=numbers.compared,
         not_seen=not_seen(evidence, aligned.not_seen),
         stacks=shown.stacks(evidence),
-        notes=judged.notes + _at_end(facts, judged) + _worker_notes(evidence),
+        notes=(
+            judged.notes + _at_end(facts, judged) + _worker_notes(evidence) + nodes.note(evidence)
+        ),
         tables=_tables(facts, parted),
         backend=evidence.backend,
         schedules=(

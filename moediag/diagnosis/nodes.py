@@ -36,7 +36,8 @@ def stood(facts: Facts, waiting: tuple[int, ...]) -> Judgement:
             f"{text}waited in a collective, and nothing shows that it was for ranks there: this "
             "names nobody.",
         )
-    text += f"wait in {cause.describe(calls[first])} on {_group(evidence, first, calls[first])}, "
+    text += "waits" if len(waiting) == 1 else "wait"
+    text += f" in {cause.describe(calls[first])} on {_group(evidence, first, calls[first])}, "
     if set(waiting) - explained:
         return Judgement(
             Verdict.HANG,

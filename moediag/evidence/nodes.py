@@ -81,6 +81,7 @@ def merged(parts: Sequence[Part]) -> Evidence:
         backend=next((e.backend for e in every if e.backend), ""),
         stall=_stall([e.stall for e in every if e.stall is not None]),
         timed_out=any(e.timed_out for e in every),
+        interrupted=all(e.interrupted for e in every),
         launch_error=first.launch_error if not any(e.deaths for e in every) else "",
         deaths=tuple(sorted(deaths, key=lambda rank: _came_to(ranks[rank]))),
         not_seen=lost + _not_seen(nodes, ranks),

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
@@ -247,7 +248,9 @@ class JobSupervisor(Supervisor):
             if rank in self.seen.exits:
                 continue
             if pid == self.running.root and self._root_code is not None:
-                self.seen.exits[rank] = status_of(self._root_code)
+                status = status_of(self._root_code)
+                by_us = pid in gone and status.signal is not None
+                self.seen.exits[rank] = replace(status, by_us=by_us)
                 self.seen.ended_at[rank] = time.time()
             elif pid in gone:
                 self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)

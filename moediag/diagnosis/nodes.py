@@ -1,7 +1,7 @@
 """Jobs on several nodes: ranks of a node that fell silent, and where a culprit runs.
 
-That nothing comes from a node is no proof of anything but that. Its ranks are named only where every
-rank that waits does so, directly or through others, for one of them.
+That nothing comes from a node is no proof of anything but that. Its ranks are named only where
+every rank that waits does so, directly or through others, for one of them.
 """
 
 from __future__ import annotations

@@ -204,9 +204,9 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine that ranks of a watched job ran on. ``name``: "node 1", "host b", or "" for whatever
-    nobody told of. ``silent``: for how many seconds nothing had come from its watcher, None while
-    it spoke. ``seen``: its evidence is here."""
+    """A machine that ranks of a watched job ran on. ``name``: "node 1", "host b", or "" for
+    whatever nobody told of. ``silent``: for how many seconds nothing had come from its watcher,
+    None while it spoke. ``seen``: its evidence is here."""
 
     name: str
     host: str
@@ -224,8 +224,9 @@ class Evidence:
     call tells that it was issued and whether it completed, not whether the rank waited for it.
     ``watched``: a job of somebody else that our recorder was in; nothing was to be measured.
     ``oom_kills``: processes that the kernel ended for memory on this machine meanwhile, None where
-    nobody counted. ``nodes``: of a watched job on several. ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty
-    where there is no trial."""
+    nobody counted. ``nodes``: of a watched job on several.
+    ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty where there is
+    no trial."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]

@@ -79,7 +79,7 @@ def merged(parts: Sequence[Part]) -> Evidence:
         world_size=max(e.world_size for e in every),
         ranks=ranks,
         backend=next((e.backend for e in every if e.backend), ""),
-        stall=_stall([e.stall for e in every if e.stall is not None]),
+        stall=_stall([e.stall for e in every if e.stall is not None], ranks),
         timed_out=any(e.timed_out for e in every),
         interrupted=all(e.interrupted for e in every),
         launch_error=first.launch_error if not any(e.deaths for e in every) else "",
@@ -108,12 +108,18 @@ def _nodes(parts: Sequence[Part]) -> tuple[Node, ...]:
     return tuple(sorted(found, key=lambda node: node.ranks))
 
 
-def _stall(stalls: Sequence[Stall]) -> Stall | None:
-    """Who waits by anybody's word waits; each watcher knows its own ranks best."""
+def _stall(stalls: Sequence[Stall], ranks: Mapping[int, RankEvidence]) -> Stall | None:
+    """Who waits by anybody's word waits. Of ranks that no watcher with a stall saw, their own logs
+    tell: they were at this call, or elsewhere, until their watcher ended."""
     if not stalls:
         return None
     waiting = {rank for stall in stalls for rank in stall.waiting}
     elsewhere = {rank for stall in stalls for rank in stall.elsewhere} - waiting
+    for rank in ranks.keys() - waiting - elsewhere:
+        seen = ranks[rank]
+        if seen.collectives and not seen.finished:
+            last = seen.collectives[-1]
+            (elsewhere if last.completed or last.asynchronous else waiting).add(rank)
     return replace(stalls[0], waiting=tuple(sorted(waiting)), elsewhere=tuple(sorted(elsewhere)))
 
 

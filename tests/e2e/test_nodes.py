@@ -1,5 +1,5 @@
-"""`moediag watch` on two nodes: two agents on the loopback, each under a watcher of its own. What only
-one machine can show: a node that is killed closes its connections, which a power cut does not."""
+"""`moediag watch` on two nodes: two agents on the loopback, each under a watcher of its own. On one
+machine a node that is killed closes its connections, which a power cut does not."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Mailbox:
                 yield place
 
     def publish(self, evidence: Path, number: int) -> list[str]:
-        """Copies what the folder of an attempt holds of its own ranks. Returns what was too much."""
+        """Copies what an attempt's folder holds of its own ranks. Returns what was too much."""
         into = self.own / _folder(number)
         left_out = copied(evidence, into)
         if number > 1:

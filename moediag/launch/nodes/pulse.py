@@ -33,9 +33,9 @@ class Stood:
 class Pulse:
     """``key`` of the node's watcher, ``number`` of the node where somebody numbers them. ``seq``
     grows with each pulse, ``look`` with each look at the ranks. ``period``: seconds between two
-    pulses. ``heard``: by key, the last ``seq`` that had come from there before the look. ``deaths``: ranks that ended
-    badly by themselves. ``published``: which evidence is there, from 1 (0: none). ``over``: this is
-    the last one, the ranks ended or are no longer watched."""
+    pulses. ``heard``: by key, the last ``seq`` that had come from there before the look.
+    ``deaths``: ranks that ended badly by themselves. ``published``: which evidence is there, from 1
+    (0: none). ``over``: this is the last one, the ranks ended or are no longer watched."""
 
     key: str
     host: str

@@ -45,7 +45,8 @@ class Examined:
 
 def examine(paths: Sequence[Path]) -> Examined:
     """Diagnoses every trial found at ``paths``, what several nodes left of one once, and all other
-    paths together as one job; ``expected`` stays empty, because nothing was. Raises EvidenceError where nothing is known."""
+    paths together as one job; ``expected`` stays empty, because nothing was. Raises EvidenceError
+    where nothing is known."""
     trials: list[Path] = []
     others = []
     for path in paths:

@@ -74,6 +74,7 @@ class JobSupervisor(Supervisor):
         self._told_death = False
         self._told_at: tuple[tuple[int, int], ...] | None = None
         self._expected: int | None = None
+        self._local: int | None = None
         self._last_found = time.monotonic()
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
@@ -130,6 +131,8 @@ class JobSupervisor(Supervisor):
                 self._reclaimed(rank)
         samples = super()._look()
         missing = (self._expected or 0) - len(self.ranks)
+        if self._local is None:  # nobody tells how many of the ranks are here
+            missing -= self.nodes.spoken_for
         if missing > 0 and time.monotonic() - self._last_found < LATE_RANKS:
             samples.append(RankSample(-1, known=False))
         deaths = [death.rank for death in self.seen.deaths(self.folder)]
@@ -145,7 +148,8 @@ class JobSupervisor(Supervisor):
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
                     raw = json.loads(path.read_text(encoding="utf-8"))
-                    self._expected = raw.get("local_ranks") or raw.get("world_size")
+                    self._local = raw.get("local_ranks")
+                    self._expected = self._local or raw.get("world_size")
                     self.nodes.world = max(self.nodes.world, raw.get("world_size") or 0)
         self.ranks = sorted(found)
 

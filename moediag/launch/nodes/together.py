@@ -62,6 +62,7 @@ class Together:
         now = time.monotonic()
         ranks = [s.rank for s in own if s.rank >= 0]
         if self.world <= len(ranks) and self.exchange is None:
+            self.others = []
             return
         if self._peers is None:
             self._peers = Peers(self.key, self.silence, self.root is not None, now)
@@ -114,6 +115,11 @@ class Together:
     def deaths(self) -> tuple[int, ...]:
         """Ranks of other nodes that ended badly by themselves."""
         return self._peers.deaths if self._peers is not None else ()
+
+    @property
+    def spoken_for(self) -> int:
+        """How many ranks of other nodes their watchers know."""
+        return sum(s.at is not None for s in self.others)
 
     @property
     def blocked(self) -> list[int]:
@@ -181,7 +187,7 @@ class Together:
 
     def write(self) -> None:
         """``nodes.json``: the nodes as they are known now, ourselves first."""
-        if self._peers is None:
+        if self._peers is None or not self.others:
             return
         elsewhere = {s.rank for s in self.others}
         nodes: list[dict[str, Any]] = [

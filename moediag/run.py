@@ -83,7 +83,9 @@ def run_folder(out: Path | None, name: str) -> Path:
             problem = "is a file, or below one"
         else:
             problem = f"cannot be used: {error.strerror or error}"
-        raise UsageError(f"--out {out or 'moediag-runs'}: {problem}", "Give a folder that can be made.") from error
+        raise UsageError(
+            f"--out {out or 'moediag-runs'}: {problem}", "Give a folder that can be made."
+        ) from error
     if taken:
         raise UsageError(
             f"--out {out}: the folder is not empty",

@@ -3,6 +3,8 @@
 Addresses, ports and run ids repeat (the next job takes the port that this one left, a restarted one
 keeps its own), so the ranks agree on a token that nobody has had before: the first that comes puts
 it down, the others find it. That takes one exchange with a store that has just answered many.
+Under an elastic agent the agents do it, at each rendezvous: ranks that are started again may find
+the store of their predecessors.
 """
 
 from __future__ import annotations
@@ -13,24 +15,31 @@ import sys
 import uuid
 from typing import Any, Dict, List, Optional
 
+from moediag import protocol
+
 _KEY = "moediag/job"
 # Who numbers the nodes: torch's elastic agent, Slurm.
 _NODE = ("GROUP_RANK", "SLURM_NODEID")
 
 
-def job(module: Any) -> Optional[Dict[str, Any]]:
-    """What ``protocol.job_file`` holds; None where ranks met without a store (MPI). ``module``:
-    torch.distributed.distributed_c10d. Raises what the store raises."""
-    store = module._get_default_store()
-    if store is None:
+def job(store: Any) -> Optional[Dict[str, Any]]:
+    """What ``protocol.job_file`` holds; None where nobody tells. ``store``: where the ranks met,
+    None before that or where there is none (MPI). Raises what the store raises."""
+    agreed = os.environ.get(protocol.ENV_JOB)
+    if store is None and not agreed:
         return None
-    token = store.compare_set(_KEY, "", uuid.uuid4().hex)
     return {
-        "job": token.decode() if isinstance(token, bytes) else str(token),
+        "job": agreed or token(store),
         "node": _node(),
-        "store": _address(store),
+        "store": _address(store) if store is not None else None,
         "python": sys.executable,
     }
+
+
+def token(store: Any) -> str:
+    """The same for all that ask the same store. Never waits for one of them."""
+    found = store.compare_set(_KEY, "", uuid.uuid4().hex)
+    return found.decode() if isinstance(found, bytes) else str(found)
 
 
 def _node() -> Optional[int]:

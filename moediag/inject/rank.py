@@ -47,6 +47,8 @@ class _Rank:
             "world_size": world_size, "local_ranks": _number("LOCAL_WORLD_SIZE"),
         }  # fmt: skip
         protocol.write_json(self.folder / protocol.pid_file(self.rank), me)
+        if os.environ.get(protocol.ENV_JOB):
+            self.tell(None)
         from moediag.worker import parent
 
         parent.allow_tracing()
@@ -88,12 +90,15 @@ class _Rank:
 
     def meet(self, module: Any) -> None:
         """The ranks have met, for the first time: which job is it?"""
-        if self.met or os.getpid() != _own_pid():
-            return
-        self.met = True
+        if not self.met and os.getpid() == _own_pid():
+            self.met = True
+            self.tell(module._get_default_store())
+
+    def tell(self, store: Any) -> None:
+        """Which job this is, as far as ``store`` or an elastic agent tell it."""
         from moediag.inject import meeting
 
-        found = meeting.job(module)
+        found = meeting.job(store)
         if found is not None:
             protocol.write_json(self.folder / protocol.job_file(self.rank), found)
 

@@ -18,6 +18,8 @@ ENV_PACKAGE = "MOEDIAG_PACKAGE"
 ENV_RANK_PID = "MOEDIAG_RANK_PID"
 ENV_ATTEMPT = "MOEDIAG_ATTEMPT"
 ENV_SEGMENT = "MOEDIAG_SEGMENT_BYTES"
+# What the elastic agents of all nodes agreed to call this start of their ranks, see job_file.
+ENV_JOB = "MOEDIAG_JOB"
 
 TRIAL_FILE = "trial.json"
 # In the run directory of a watched job: one line for each process that could not be recorded.

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 
@@ -64,7 +65,7 @@ def srun(path: str, tasks: int, command: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    asked = {"command": command, "cwd": os.getcwd(), "env": dict(os.environ), "tasks": tasks}
+    asked = {"command": command, "cwd": str(Path.cwd()), "env": dict(os.environ), "tasks": tasks}
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
         text = json.dumps(asked).encode() + b"\n"

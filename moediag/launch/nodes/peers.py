@@ -38,6 +38,7 @@ class Peers:
         self.begun = now
         self.listened = now  # when we last heard what there is to hear
         self.known: dict[str, Peer] = {}
+        self._ranks: set[int] = set()  # ours
 
     def hear(self, now: float, pulses: Iterable[Pulse]) -> None:
         """``pulses``: what lies there now, new or old, of others and of ourselves."""
@@ -66,7 +67,8 @@ class Peers:
         """All ranks of the world that are not ``own``, as they are known here."""
         found: dict[int, RankSample] = {}
         listens = now - self.listened < LATE_NODES
-        for peer in self.known.values():
+        self._ranks = own = set(own)
+        for peer in self.current:
             silent = self.silent_for(peer) is not None
             late = now - peer.looked > _FRESH * peer.pulse.period + 1.0
             for s in peer.pulse.samples:
@@ -81,24 +83,35 @@ class Peers:
         waits = self.joins and now - self.begun < LATE_NODES
         for rank in set(range(world)) - found.keys():
             found[rank] = RankSample(rank, known=not waits, unseen=not waits)
-        return [found[rank] for rank in sorted(found.keys() - set(own))]
+        return [found[rank] for rank in sorted(found.keys() - own)]
+
+    @property
+    def current(self) -> list[Peer]:
+        """Without those that ended and whose ranks are somebody else's now: started again under
+        the name of the start before."""
+        placed, found = set(self._ranks), []
+        for peer in sorted(self.known.values(), key=lambda p: (p.pulse.over, -p.arrived)):
+            if not placed & set(peer.pulse.ranks):
+                placed |= set(peer.pulse.ranks)
+                found.append(peer)
+        return found
 
     @property
     def deaths(self) -> tuple[int, ...]:
-        return tuple(rank for peer in self.known.values() for rank in peer.pulse.deaths)
+        return tuple(rank for peer in self.current for rank in peer.pulse.deaths)
 
     def echoed(self, seq: int) -> bool:
         """Whether everybody who speaks has heard our pulse ``seq``."""
         return all(
             peer.pulse.heard.get(self.own, -1) >= seq
-            for peer in self.known.values()
+            for peer in self.current
             if not peer.pulse.over and self.silent_for(peer) is None
         )
 
     def stood(self, samples: Sequence[RankSample]) -> Stood | None:
         """A stall that somebody else has found, if it is one by what is known here too."""
         here = progress_of(samples)
-        for peer in self.known.values():
+        for peer in self.current:
             stood = peer.pulse.stood
             if stood is not None and all(
                 here.get(rank, number) == number for rank, number in stood.progress.items()
@@ -110,9 +123,9 @@ class Peers:
         """Names of nodes whose evidence ``number`` (or last one) was not published, or not
         fetched. A silent one owes nothing any more."""
         found = []
-        for key, peer in self.known.items():
+        for peer in self.current:
             done = peer.pulse.published >= number or peer.pulse.over
-            here = fetched.get(key, 0) >= peer.pulse.published
+            here = fetched.get(peer.pulse.key, 0) >= peer.pulse.published
             if not (done and here) and self.silent_for(peer) is None:
                 found.append(peer.pulse.name)
         return found

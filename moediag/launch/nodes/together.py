@@ -161,7 +161,7 @@ class Together:
     @property
     def trouble(self) -> bool:
         """Whether another node has something to tell."""
-        peers = self._peers.known.values() if self._peers is not None else ()
+        peers = self._peers.current if self._peers is not None else ()
         return any(p.pulse.deaths or p.pulse.stood is not None for p in peers)
 
     def share(self, tick: Callable[[], object]) -> tuple[str, ...]:
@@ -192,14 +192,15 @@ class Together:
         elsewhere = {s.rank for s in self.others}
         nodes: list[dict[str, Any]] = [
             {"key": self.key, "name": name_of(self._number, self.host), "host": self.host,
-             "ranks": sorted(set(range(self.world)) - elsewhere), "silent": None, "seen": True}
+             "ranks": sorted(set(range(self.world)) - elsewhere), "silent": None, "seen": True},
         ]  # fmt: skip
-        for key, peer in sorted(self._peers.known.items(), key=lambda p: p[1].pulse.ranks):
+        for peer in sorted(self._peers.current, key=lambda peer: peer.pulse.ranks):
             pulse, silent = peer.pulse, self._peers.silent_for(peer)
             nodes.append(
-                {"key": key, "name": pulse.name, "host": pulse.host, "ranks": list(pulse.ranks),
+                {"key": pulse.key, "name": pulse.name, "host": pulse.host,
+                 "ranks": list(pulse.ranks),
                  "silent": None if silent is None else round(silent, 1),
-                 "seen": self._is_current(key, pulse)}
+                 "seen": self._is_current(pulse)}
             )  # fmt: skip
         known = {rank for node in nodes for rank in node["ranks"]}
         if rest := sorted(set(range(self.world)) - known):
@@ -211,9 +212,9 @@ class Together:
              "nodes": nodes},
         )  # fmt: skip
 
-    def _is_current(self, key: str, pulse: Pulse) -> bool:
+    def _is_current(self, pulse: Pulse) -> bool:
         """Whether the evidence that is here is of this trouble, and not of an earlier one."""
-        here = self._fetched.get(key, 0)
+        here = self._fetched.get(pulse.key, 0)
         return here >= self._published > 0 or (pulse.over and here == pulse.published > 0)
 
     def not_seen(self) -> tuple[str, ...]:

@@ -359,7 +359,7 @@ def test_a_disk_that_cannot_be_written_is_said(two: tuple[Node, Node]) -> None:
     exchange._stop.set()
     exchange._run()
     (said,) = here.nodes.not_seen()
-    assert said.startswith("other nodes (the shared folder: /proc/nowhere")
+    assert said.startswith("other nodes (/proc/nowhere")
 
 
 def test_one_node_alone_asks_nobody(tmp_path: Path) -> None:

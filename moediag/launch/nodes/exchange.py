@@ -74,6 +74,7 @@ class Exchange:
     def want(self) -> None:
         """Asks for what the others have published, and will."""
         self._wanted = True
+        self.mailbox.want()
         self._wake.set()
 
     @property
@@ -104,7 +105,7 @@ class Exchange:
                 self._turn(last)
                 self.error = ""
             except OSError as error:
-                self.error = f"{error.filename or self.mailbox.folder}: {error.strerror or error}"
+                self.error = f"{error.filename or self.mailbox.folder} {error.strerror or error}"
             except Exception as error:
                 self.error = repr(error)
             if over:
@@ -128,6 +129,7 @@ class Exchange:
                 left = self.mailbox.fetch(pulse.key, pulse.published, self._into / pulse.key)
                 with self._lock:
                     self._fetched[pulse.key] = pulse.published
+                    self._own = replace(self._own, has=dict(self._fetched))
                     self._left_out += [f"{pulse.name}: {name} (too large)" for name in left]
         with self._lock:
             period = max(PERIOD, _PER_NODE * len(pulses))

@@ -36,6 +36,12 @@ class Mailbox:
         self.folder = root / job
         self.own = self.folder / own
 
+    def want(self) -> None:
+        """We are about to fetch."""
+
+    def close(self) -> None:
+        """Nothing is put or fetched any more."""
+
     def put(self, pulse: Pulse) -> None:
         self.own.mkdir(parents=True, exist_ok=True)
         protocol.write_json(self.own / PULSE_FILE, pulse.to_json())

@@ -130,6 +130,16 @@ class Peers:
                 found.append(peer.pulse.name)
         return found
 
+    def lacking(self, number: int) -> list[str]:
+        """Names of nodes that have yet to fetch our evidence ``number``."""
+        return [
+            peer.pulse.name
+            for peer in self.current
+            if peer.pulse.has.get(self.own, 0) < number
+            and not peer.pulse.over
+            and self.silent_for(peer) is None
+        ]
+
 
 def progress_of(samples: Iterable[RankSample]) -> dict[int, int]:
     return {s.rank: s.progress for s in samples if s.rank >= 0 and not s.unseen}

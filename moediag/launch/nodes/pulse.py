@@ -33,9 +33,10 @@ class Stood:
 class Pulse:
     """``key`` of the node's watcher, ``number`` of the node where somebody numbers them. ``seq``
     grows with each pulse, ``look`` with each look at the ranks. ``period``: seconds between two
-    pulses. ``heard``: by key, the last ``seq`` that had come from there before the look.
-    ``deaths``: ranks that ended badly by themselves. ``published``: which evidence is there, from 1
-    (0: none). ``over``: this is the last one, the ranks ended or are no longer watched."""
+    pulses. ``heard``: by key, the last ``seq`` that had come from there before the look. ``has``:
+    by key, which evidence from there is here. ``deaths``: ranks that ended badly by themselves.
+    ``published``: which evidence is there, from 1 (0: none). ``over``: this is the last one, the
+    ranks ended or are no longer watched."""
 
     key: str
     host: str
@@ -45,6 +46,7 @@ class Pulse:
     period: float = 0.5
     samples: tuple[RankSample, ...] = ()
     heard: Mapping[str, int] = field(default_factory=dict)
+    has: Mapping[str, int] = field(default_factory=dict)
     deaths: tuple[int, ...] = ()
     stood: Stood | None = None
     published: int = 0
@@ -90,6 +92,7 @@ def of_json(raw: Any) -> Pulse:
             period=min(max(float(raw["period"]), 0.0), 60.0),
             samples=tuple(_sample(int(rank), one) for rank, one in raw["samples"].items()),
             heard={str(key): int(seq) for key, seq in raw["heard"].items()},
+            has={str(key): int(number) for key, number in raw["has"].items()},
             deaths=_ranks(raw["deaths"]),
             stood=None if raw["stood"] is None else _stood(raw["stood"]),
             published=int(raw["published"]),

@@ -19,6 +19,7 @@ from typing import Any
 
 from moediag import protocol
 from moediag.evidence.model import Stall
+from moediag.launch.nodes.carried import Carried
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.mailbox import Mailbox
 from moediag.launch.nodes.peers import Peers, progress_of
@@ -28,6 +29,7 @@ from moediag.launch.watchdog import RankSample
 
 ANSWER = 20.0  # seconds beyond the silence that others get to give their evidence
 LAST_WORD = 10.0  # seconds for our last word, where the shared folder is slow
+CARRIED_FOLDER = "carried"  # in an attempt's, where nodes share none
 _ASK_AGAIN = 1.0  # seconds between two looks for the job's token
 
 
@@ -53,7 +55,7 @@ class Together:
         self._fetched: Mapping[str, int] = {}
         self._candidate: tuple[dict[int, int], int] | None = None
         self._published = 0
-        self._not_seen: list[str] = []
+        self._no_courier = ""
 
     # ------------------------------------------------------------------ while all is well
 
@@ -89,25 +91,35 @@ class Together:
     def _find_job(self, ranks: Sequence[int]) -> None:
         """The token is there once a rank has met the others; a rank's script may run one program
         after the other, and the last one counts."""
-        if self.root is None:
-            return
         for rank in ranks:
             raw = read_job(self.folder, rank)
             job = str(raw.get("job", ""))
-            if KEY.fullmatch(job):
+            if KEY.fullmatch(job) and (self.root is not None or raw.get("store")):
                 if job != self._job:
                     self._job, number = job, raw.get("node")
                     self._number = number if isinstance(number, int) else None
-                    self._begin()
+                    self._begin(raw)
                 return
 
-    def _begin(self) -> None:
-        assert self.root is not None
+    def _begin(self, raw: Mapping[str, Any]) -> None:
         if self.exchange is not None:
             self.exchange.close(0.0)
+            self.exchange.mailbox.close()
+            self.exchange = None
+        if self.root is not None:
+            mailbox = Mailbox(self.root, self._job, self.key)
+        else:
+            try:
+                host, port = raw["store"]
+                mailbox = Carried(
+                    self.folder / CARRIED_FOLDER, self._job, self.key, (str(host), int(port)),
+                    str(raw["python"]),
+                )  # fmt: skip
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                self._no_courier = f"other nodes (the job's store: {error})"
+                return
         self._peers = Peers(self.key, self.silence, True, time.monotonic())
         own = Pulse(self.key, self.host, self._number)
-        mailbox = Mailbox(self.root, self._job, self.key)
         self.exchange = Exchange(mailbox, own, self.folder, self.folder / protocol.NODES_FOLDER)
         self.exchange.start()
 
@@ -172,7 +184,9 @@ class Together:
             self.exchange.want()
             self.exchange.publish()
             end = time.monotonic() + self.silence + ANSWER
-            while time.monotonic() < end and self._owes():
+            while time.monotonic() < end and (self._owes() or self._is_owed()):
+                if self.root is None and self.exchange.error:
+                    break
                 tick()
                 time.sleep(0.05)
         self.write()
@@ -184,6 +198,12 @@ class Together:
             return True
         waits = any(not s.known for s in self.others)
         return waits and time.monotonic() - self._peers.begun < self.silence
+
+    def _is_owed(self) -> bool:
+        """A store may end with the job; what lies in a folder stays."""
+        assert self._peers is not None and self.exchange is not None
+        answers = self.root is None and not self.exchange.error
+        return answers and bool(self._peers.lacking(self._published))
 
     def write(self) -> None:
         """``nodes.json``: the nodes as they are known now, ourselves first."""
@@ -218,16 +238,17 @@ class Together:
         return here >= self._published > 0 or (pulse.over and here == pulse.published > 0)
 
     def not_seen(self) -> tuple[str, ...]:
-        found = []
+        found = [self._no_courier] if self._no_courier else []
         if self.exchange is not None:
             if self.exchange.error:
-                found.append(f"other nodes (the shared folder: {self.exchange.error})")
+                found.append(f"other nodes ({self.exchange.error})")
             found += self.exchange.left_out
         return tuple(found)
 
     def close(self) -> None:
         if self.exchange is not None:
             self.exchange.close(LAST_WORD)
+            self.exchange.mailbox.close()
 
 
 def read_job(folder: Path, rank: int) -> dict[str, Any]:

@@ -177,15 +177,40 @@ def test_a_healthy_job(victim: str, ranks: tuple[int, ...], nodes: Nodes) -> Non
 
 
 @pytest.mark.wide
-def test_without_a_folder_that_they_share_nobody_is_blamed_for_what_was_not_seen(
-    nodes: Nodes,
+@pytest.mark.parametrize("agents", [True, False])
+def test_without_a_folder_that_they_share_they_meet_at_the_store(
+    agents: bool, nodes: Nodes
 ) -> None:
+    """Of torch's agent, or of rank 0, where nobody is above the ranks."""
     nodes.shared = False
-    nodes.tasks("data_loader", world=2)
-    code, trial = nodes.result(0)
+    if agents:
+        nodes.agents("skips", ranks=(1, 2))
+    else:
+        nodes.tasks("data_loader", world=2)
+    for number in range(2):
+        code, trial = nodes.result(number)
+        assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
+        assert "Rank 1 runs on node 1" in trial["cause"]
+
+
+@pytest.mark.wide
+def test_a_store_that_died_with_its_node_makes_nobody_a_culprit(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """Node 1 hears nothing any more and cannot tell the node from the store."""
+    nodes.shared = False
+    nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 1))
+    wait_for(tmp_path / "trains")
+    wait_for_peers(nodes.run(1) / "attempt-0" / "carried")
+    nodes.hit(0, signal.SIGSTOP)
+    code, trial = nodes.result(1)
     assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", []), trial["cause"]
-    assert any("--shared" in text for text in trial["not_seen"])
-    nodes.watchers[1].send_signal(signal.SIGINT)  # alone it sees a rank that waits for data
-    assert nodes.watchers[1].wait(timeout=LIMIT) == 130
-    (again,) = examine.examine([nodes.run(0), nodes.run(1)]).result.trials
-    assert (again.verdict, again.culprits) == ("hang", (1,)), again.cause
+    assert any("the job's store" in text for text in trial["not_seen"])
+
+
+def wait_for_peers(carried: Path) -> None:
+    """Until both nodes have spoken there."""
+    deadline = time.monotonic() + LIMIT
+    while len(list(carried.glob("*/*/pulse.json"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -199,6 +199,7 @@ def test_a_store_that_died_with_its_node_makes_nobody_a_culprit(
 ) -> None:
     """Node 1 hears nothing any more and cannot tell the node from the store."""
     nodes.shared = False
+    nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1", "--silence", "3")
     nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 1))
     wait_for(tmp_path / "trains")
     wait_for_peers(nodes.run(1) / "attempt-0" / "carried")

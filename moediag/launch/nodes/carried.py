@@ -48,17 +48,17 @@ class Carried(Mailbox):
         with suppress(OSError):
             (self.own / WANT_FILE).touch()
 
-    def pulses(self) -> list[Pulse]:
-        """Raises OSError while the store does not answer: then nobody is silent but the store."""
+    def pulses(self) -> list[Pulse] | None:
+        """None until the store has answered again: what was not asked is not silent. Raises OSError
+        when it no longer does."""
         now = time.monotonic()
         turns = self._read_turns()
         if turns > self._turns:
             self._turns, self._turned = turns, now
+            return super().pulses()
         if self._process.poll() is not None or now - self._turned > (ANSWER if turns else BEGIN):
             raise OSError(0, "does not answer", f"the job's store at {self.place}")
-        if not turns:
-            return []
-        return super().pulses()
+        return None
 
     def _read_turns(self) -> int:
         with suppress(OSError, ValueError, KeyError, TypeError):

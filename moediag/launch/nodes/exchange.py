@@ -23,7 +23,6 @@ class Heard:
     time: float
     pulses: tuple[Pulse, ...]
     fetched: Mapping[str, int] = field(default_factory=dict)
-    gap: bool = False  # long before that nobody listened
 
 
 class Exchange:
@@ -41,6 +40,7 @@ class Exchange:
         self._left_out: list[str] = []
         self._asked = 0  # which evidence we are to publish
         self._wanted = False
+        self._nodes = 0  # others that speak
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moediag-nodes", daemon=True)
@@ -98,11 +98,10 @@ class Exchange:
     # ------------------------------------------------------------------ in the thread
 
     def _run(self) -> None:
-        last = time.monotonic()
         while True:
             over = self._stop.is_set()
             try:
-                self._turn(last)
+                self._turn()
                 self.error = ""
             except OSError as error:
                 self.error = f"{error.filename or self.mailbox.folder} {error.strerror or error}"
@@ -110,12 +109,10 @@ class Exchange:
                 self.error = repr(error)
             if over:
                 return
-            last = time.monotonic()
             self._wake.wait(self._own.period)
             self._wake.clear()
 
-    def _turn(self, last: float) -> None:
-        now = time.monotonic()
+    def _turn(self) -> None:
         with self._lock:
             asked, own = self._asked, self._own
         if asked > own.published:
@@ -124,7 +121,8 @@ class Exchange:
             with self._lock:
                 self._left_out += [f"{name} was not given to the other nodes" for name in left]
         pulses = self.mailbox.pulses()
-        for pulse in pulses if self._wanted else ():
+        self._nodes = self._nodes if pulses is None else len(pulses)
+        for pulse in (pulses or ()) if self._wanted else ():
             if pulse.published > self._fetched.get(pulse.key, 0):
                 left = self.mailbox.fetch(pulse.key, pulse.published, self._into / pulse.key)
                 with self._lock:
@@ -132,13 +130,11 @@ class Exchange:
                     self._own = replace(self._own, has=dict(self._fetched))
                     self._left_out += [f"{pulse.name}: {name} (too large)" for name in left]
         with self._lock:
-            period = max(PERIOD, _PER_NODE * len(pulses))
+            period = max(PERIOD, _PER_NODE * self._nodes)
             said = replace(self._own, seq=self._own.seq + 1, period=period)
         self.mailbox.put(said)
         with self._lock:
             self._own = replace(self._own, seq=said.seq, period=period)
-            gap = now - last > 3 * period + 2.0
-            self._heard = Heard(
-                time.monotonic(), tuple(pulses), dict(self._fetched),
-                gap or (self._heard is not None and self._heard.gap),
-            )  # fmt: skip
+            if pulses is None:
+                return
+            self._heard = Heard(time.monotonic(), tuple(pulses), dict(self._fetched))

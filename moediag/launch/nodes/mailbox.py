@@ -46,8 +46,9 @@ class Mailbox:
         self.own.mkdir(parents=True, exist_ok=True)
         protocol.write_json(self.own / PULSE_FILE, pulse.to_json())
 
-    def pulses(self) -> list[Pulse]:
-        """The others' last ones. What is none, or is just being replaced, is left out."""
+    def pulses(self) -> list[Pulse] | None:
+        """The others' last ones. What is none, or is just being replaced, is left out. None where
+        nothing could be heard."""
         found = []
         for place in self._others():
             with suppress(OSError, ValueError, RecursionError):

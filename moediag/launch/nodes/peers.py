@@ -15,6 +15,7 @@ from moediag.launch.nodes.pulse import Pulse, Stood
 from moediag.launch.watchdog import RankSample
 
 LATE_NODES = 60.0  # seconds after our first rank until a node that never spoke is done without
+_DEAF = 10.0  # seconds without listening (stopped, starved, or a disk that did not answer)
 _FRESH = 3.0  # periods, and a second, that a look may be old
 
 
@@ -42,6 +43,9 @@ class Peers:
 
     def hear(self, now: float, pulses: Iterable[Pulse]) -> None:
         """``pulses``: what lies there now, new or old, of others and of ourselves."""
+        if now - self.listened > _DEAF:
+            for each in self.known.values():  # what came meanwhile is not late
+                each.arrived = each.looked = now
         self.listened = now
         for pulse in pulses:
             if pulse.key == self.own:
@@ -52,11 +56,6 @@ class Peers:
             elif pulse.seq > peer.pulse.seq:
                 peer.looked = now if pulse.look > peer.pulse.look else peer.looked
                 peer.pulse, peer.arrived = pulse, now
-
-    def deaf(self, now: float) -> None:
-        """We did not listen for a while (stopped, or starved): what came meanwhile is not late."""
-        for peer in self.known.values():
-            peer.arrived = peer.looked = now
 
     def silent_for(self, peer: Peer) -> float | None:
         """Seconds since it was last heard of, once those are too many; as far as we listened."""

@@ -80,8 +80,6 @@ class Together:
             heard = self.exchange.heard()
             if heard is not None:
                 self._peers.hear(heard.time, heard.pulses)
-                if heard.gap:
-                    self._peers.deaf(heard.time)
                 self._heard = {pulse.key: pulse.seq for pulse in heard.pulses}
                 self._fetched = heard.fetched
         missing = any(s.rank < 0 for s in own)

@@ -64,7 +64,8 @@ class Patience:
         self._work: dict[int, str] = {}
         self._on_device: set[int] = set()
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
-        self._last: dict[int, float] = {}  # when each was looked at, by the clock of its node
+        # When each was looked at, by the clock of its node (or ours, once nothing comes from there).
+        self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock
 
@@ -110,14 +111,15 @@ class Patience:
         """A rank's own time goes on while it sleeps, and as far as it gets a CPU while it wants
         one: a busy box stretches an evaluation, too. A disk that never answers counts a little."""
         for s in samples:
-            at = now if s.at is None else s.at
-            passed = max(0.0, at - self._last.get(s.rank, at))
+            clock = _clock(s, now)
+            before = self._last.get(s.rank, clock)
+            passed = max(0.0, clock[1] - before[1]) if clock[0] == before[0] else 0.0
             cpu = s.cpu - self._last_cpu.get(s.rank, s.cpu)
             own = min(passed, max(cpu, STARVED * passed)) if s.runnable else passed
             self._own[s.rank] = self._own.get(s.rank, 0.0) + own
             if s.silent:  # no clock there that could be read
                 self._own[s.rank] = now - self._since
-            self._last[s.rank], self._last_cpu[s.rank] = at, s.cpu
+            self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
     def _look(self, ranks: Sequence[int], native: bool) -> None:
         """What ``ranks`` are at that are in no collective; where no rank is in one, whether they
@@ -133,7 +135,7 @@ class Patience:
         self._since, self._looked = now, -_LOOK_AGAIN
         self._work, self._on_device = {}, set()
         self._cpu = {s.rank: s.cpu for s in samples}
-        self._last = {s.rank: now if s.at is None else s.at for s in samples}
+        self._last = {s.rank: _clock(s, now) for s in samples}
         self._last_cpu, self._own = dict(self._cpu), {}
 
     def _limit(self, away: Sequence[RankSample], quiet: float) -> float:
@@ -160,6 +162,11 @@ class Patience:
     def work(self) -> Mapping[int, str]:
         """What ranks are at that others wait for, where a stack told it."""
         return {rank: text for rank, text in self._work.items() if text}
+
+
+def _clock(s: RankSample, now: float) -> tuple[bool, float]:
+    """Whether it is ours, and what it shows."""
+    return (True, now) if s.at is None else (False, s.at)
 
 
 def work_of(dump: bytes) -> str:

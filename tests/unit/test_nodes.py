@@ -170,6 +170,20 @@ def test_a_rank_of_a_silent_node_gets_the_patience_and_one_that_nobody_sees_four
     assert 40.0 <= unseen < 41.0
 
 
+@pytest.mark.parametrize("ahead", [-900.0, 1e6])
+def test_a_node_that_can_no_longer_be_heard_has_no_clock(ahead: float) -> None:
+    """For two seconds it spoke, by a clock of its own."""
+
+    def script(t: float) -> RankSample:
+        if t < 2.0:
+            return replace(IDLE, at=1000.0 + ahead + t)
+        return replace(IDLE, unseen=True, state="unseen", at=None)
+
+    at = called(script)
+    assert at is not None
+    assert 40.0 <= at < 43.0
+
+
 def test_what_its_own_watcher_reads_off_its_stack_counts() -> None:
     assert called(lambda t: replace(IDLE, at=t, work="compiles"), 390) is None
     at = called(lambda t: replace(IDLE, at=t, looked=False))

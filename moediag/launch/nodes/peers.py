@@ -74,7 +74,7 @@ class Peers:
                 if silent and s.alive:
                     found[s.rank] = replace(s, silent=True, state="silent", runnable=False)
                 elif not listens and s.alive:
-                    found[s.rank] = replace(s, unseen=True, state="unseen")
+                    found[s.rank] = replace(s, unseen=True, state="unseen", at=None)
                 elif late and s.alive and not peer.pulse.over:
                     found[s.rank] = replace(s, known=False)
                 else:

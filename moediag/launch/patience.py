@@ -64,7 +64,7 @@ class Patience:
         self._work: dict[int, str] = {}
         self._on_device: set[int] = set()
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
-        # When each was looked at, by the clock of its node (or ours, once nothing comes from there).
+        # When each was looked at, by the clock of its node, or ours once nothing comes from there.
         self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock

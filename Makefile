@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test wide unit lint bench gpu golden clean
+.PHONY: help setup run test wide unit lint bench accuracy gpu golden clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ lint: $(STAMP)  ## ruff, mypy --strict, import rules
 
 bench: $(STAMP)  ## measure what moediag costs, each as a ratio within one run
 	$(BIN)/python -m bench
+
+accuracy: $(STAMP)  ## how often the diagnosis is right, beside torch's own tools (a quarter of an hour)
+	$(BIN)/python -m bench.accuracy
 
 # The environment where there is one, else the Python in use: a machine without a network has no other.
 gpu:  ## the GPU suite on whatever GPUs there are, into reports/gpu (exit code 4 without one)

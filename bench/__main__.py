@@ -17,7 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import bisect_probes
+from bench import bisect_probes, diagnose_speed
+from bench.stall_to_page import stall_to_page
 from moediag.stacks import environment
 
 HERE = Path(__file__).parent
@@ -126,6 +127,10 @@ def main() -> None:
         ),
         ("moediag --help less python -c pass", start_up, "<= 0.3 s", "s"),
         ("hang to verdict beyond the window", hang_to_verdict, "<= 3 s", "s"),
+        ("watch: stall to page beyond the window, 4 ranks", stall_to_page, "<= 5 s", "s"),
+        ("diagnose : torchfrtrace, entries per second", diagnose_speed.throughput, ">= 10 x", "x"),
+        ("the same without their starts", diagnose_speed.throughput_after_start, ">= 10 x", "x"),
+        ("diagnose per entry, 1,024 ranks : 16 ranks", diagnose_speed.growth, "<= 1 x", "x"),
         ("bisect probes : ceil(log2 n) + 4 checks, both ends given",
          bisect_probes.both_ends_given, "<= 1 x", "x"),
         ("the same without a good end", bisect_probes.no_good_end, "<= 2 x", "x"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import random
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 P2P = ("send", "recv")
+P2P_LINES = (10, 40)  # of a receive and of the send it meets, in each direction
+NEW_LINES = {"extra": 900, "op": 901}  # where the culprit makes a call that nobody else makes
 FAULTS = ("skip", "extra", "op", "size", "order", "stuck", "killed", "device", "skip-p2p")
 BEGAN = 1_700_000_000 * 10**9
 
@@ -74,7 +77,10 @@ class Op:
 class Job:
     """``programs``: one list of calls for each rank. ``stuck``: rank -> the call that its program
     never issues; ``dead_device``: rank -> the call that its device never begins. ``silent``: ranks
-    that leave no dump. ``culprits``: what a diagnosis must name."""
+    that leave no dump. ``culprits``: what a diagnosis must name, with one of ``lines`` of the
+    program: where the culprit left the others. ``until``: the
+    job still runs, and its dumps were taken after so many calls were met, in an order drawn by
+    ``chance``."""
 
     layout: Layout
     programs: list[list[Op]]
@@ -83,6 +89,9 @@ class Job:
     stuck: dict[int, int] = field(default_factory=dict)
     dead_device: dict[int, int] = field(default_factory=dict)
     silent: frozenset[int] = frozenset()
+    lines: tuple[int, ...] = ()
+    until: int | None = None
+    chance: int = 0
 
 
 def healthy(layout: Layout, steps: int, micro_batches: int = 2, layers: int = 2) -> Job:
@@ -104,7 +113,7 @@ def _program(layout: Layout, rank: int, steps: int, micro: int, layers: int) -> 
             base = 100 if backward else 0
             for _ in range(micro):
                 if source is not None:
-                    yield Op("pp", "recv", hidden, base + 10, source)
+                    yield Op("pp", "recv", hidden, base + P2P_LINES[0], source)
                 for layer in range(layers):
                     yield Op("tp", "all_gather", hidden * layout.tp, base + 20)
                     yield Op("tp", "reduce_scatter", hidden * layout.tp, base + 21)
@@ -112,7 +121,7 @@ def _program(layout: Layout, rank: int, steps: int, micro: int, layers: int) -> 
                         yield Op("ep", "all_to_all", hidden * layout.ep, base + 30)
                         yield Op("ep", "all_to_all", hidden * layout.ep, base + 31)
                 if target is not None:
-                    yield Op("pp", "send", hidden, base + 40, target)
+                    yield Op("pp", "send", hidden, base + P2P_LINES[1], target)
         for bucket in range(2):
             yield Op("dp", "reduce_scatter", 1024 * layout.dp * (bucket + 1), 200 + bucket)
         yield Op("world", "all_reduce", 1, 210)
@@ -140,14 +149,20 @@ def faulty(job: Job, fault: str, seed: int) -> Job:
     at = chance.choice(wanted)
     op = program[at]
     programs = list(job.programs)
-    made = replace(job, fault=fault, culprits=(rank,), programs=programs)
+    made = replace(job, fault=fault, culprits=(rank,), programs=programs, lines=(op.line,))
+    if fault == "order":
+        made.lines = (op.line, program[at + 1].line)
+    elif fault == "skip-p2p":  # the peer waits at the other end of the channel
+        made.lines = tuple(op.line // 100 * 100 + end for end in P2P_LINES)
+    elif fault in NEW_LINES:
+        made.lines = (NEW_LINES[fault],)
     if fault in ("skip", "skip-p2p"):
         del program[at]
     elif fault == "extra":
-        program.insert(at, replace(op, numel=op.numel * 3, line=900))
+        program.insert(at, replace(op, numel=op.numel * 3, line=NEW_LINES[fault]))
     elif fault == "op":
         new = "broadcast" if op.op != "broadcast" else "all_reduce"
-        program[at] = replace(op, op=new, line=901)
+        program[at] = replace(op, op=new, line=NEW_LINES[fault])
     elif fault == "size":
         program[at] = replace(op, op="all_reduce" if op.op == "all_to_all" else op.op,
                               numel=op.numel * 2)  # fmt: skip
@@ -160,6 +175,13 @@ def faulty(job: Job, fault: str, seed: int) -> Job:
         made.dead_device = {rank: at}
     programs[rank] = program
     return made
+
+
+def running(job: Job, seed: int) -> Job:
+    """``job`` somewhere in its second half, on its way."""
+    chance = random.Random(f"running {seed} {job.layout}")  # noqa: S311 - repeatable
+    calls = Run(job).met
+    return replace(job, until=chance.randrange(calls // 2, calls - 1), chance=seed)
 
 
 def _swappable(job: Job, rank: int, at: int, groups: dict[str, list[tuple[int, ...]]]) -> bool:
@@ -178,7 +200,8 @@ def _swappable(job: Job, rank: int, at: int, groups: dict[str, list[tuple[int, .
 
 
 class Run:
-    """``done``: calls of each rank that completed; ``issued``: that its program issued."""
+    """``done``: calls of each rank that completed; ``issued``: that its program issued; ``met``:
+    calls that completed, each counted once."""
 
     def __init__(self, job: Job, ahead: int = 4) -> None:
         self.job = job
@@ -195,24 +218,42 @@ class Run:
         dead = {rank: self._kept(rank, at) for rank, at in job.dead_device.items()}
         self.dead = dead
         self.done = [0 for _ in world]
+        self.met = 0
         self._run(cut)
         self.issued = [
             min(cut.get(r, len(self.programs[r])), self.done[r] + 1 + ahead) for r in world
         ]
+
+    def waiting_for(self, culprit: int) -> tuple[int, ...]:
+        """The lines in which other ranks wait for a call of ``culprit``."""
+        lines = set()
+        for rank, (done, program) in enumerate(zip(self.done, self.programs, strict=True)):
+            if rank != culprit and done < len(program):
+                op = program[done]
+                if culprit in (self.group[rank, op.axis] if op.peer is None else (op.peer,)):
+                    lines.add(op.line)
+        return tuple(sorted(lines))
 
     def _kept(self, rank: int, at: int) -> int:
         before = self.job.programs[rank][:at]
         return sum((rank, op.axis) in self.group for op in before)
 
     def _run(self, cut: dict[int, int]) -> None:
-        """To where nothing moves any more."""
+        """To where nothing moves any more, or to where the job was looked at."""
+        chance = random.Random(self.job.chance)  # noqa: S311 - repeatable
         ready = list(range(len(self.programs)))
         while ready:
+            if self.job.until is not None:  # the ranks of a job that runs go on side by side
+                at = chance.randrange(len(ready))
+                ready[at], ready[-1] = ready[-1], ready[at]
             rank = ready.pop()
             while (met := self._meets(rank, cut)) is not None:
                 for other in met:
                     self.done[other] += 1
                 ready += [other for other in met if other != rank]
+                self.met += 1
+                if self.met == self.job.until:
+                    return
 
     def _at(self, rank: int, cut: dict[int, int]) -> Op | None:
         at = self.done[rank]
@@ -353,7 +394,8 @@ def _frames(op: Op) -> list[dict[str, Any]]:
 
 
 def write(job: Job, folder: Path, form: str = "pickle", **options: Any) -> Path:
-    """One file a rank, named as NCCL's own writer names them."""
+    """One file a rank, named as NCCL's own writer names them; of a job that runs, as old as its
+    newest call."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, raw in dumps(job, **options):
         path = folder / f"nccl_trace_rank_{rank}"
@@ -361,4 +403,7 @@ def write(job: Job, folder: Path, form: str = "pickle", **options: Any) -> Path:
             path.write_bytes(pickle.dumps(raw))
         else:
             path.write_text(json.dumps(raw))
+        if job.until is not None:
+            newest = (raw["entries"] or [{"time_created_ns": BEGAN}])[-1]["time_created_ns"] / 1e9
+            os.utime(path, (newest, newest))
     return folder

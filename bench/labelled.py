@@ -1,7 +1,8 @@
 """``python -m bench.labelled [SEEDS] [FIRST] [RING]``: answers on simulated jobs of known fault.
 
-Right: exactly the injected rank is named. None: nobody is. Wrong: anybody else. The unit tests use
-seed 11 and small seeds; run it with other ones (FIRST 100, say) to see what was not looked at.
+Right: exactly the injected rank is named. None: nobody is. Wrong: anybody else. This is for tuning:
+the unit tests use seed 11 and small seeds, run it with other ones (FIRST 100, say) to see what was
+not looked at. Seeds from TESTING on are for ``bench.accuracy`` alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from moediag.evidence import flightdump, foreign
 from moediag.evidence.sources import Found
 from moediag.verdicts import Verdict
 
+TESTING = 1000
 LAYOUTS = (
     (jobs.Layout(2, 4, 2, 2), 2, 2),
     (jobs.Layout(4, 2, 2, 2), 3, 2),
@@ -59,6 +61,8 @@ def answers(seeds: range, ring: int = 2000) -> tuple[dict[str, Counter[str]], fl
 
 def main() -> None:
     count, first, ring = ([int(a) for a in sys.argv[1:]] + [4, 100, 2000][len(sys.argv) - 1 :])[:3]
+    if first + count > TESTING:
+        sys.exit(f"seeds from {TESTING} on are kept for `make accuracy`")
     found, seconds, calls = answers(range(first, first + count), ring)
     table = Table(title=f"simulated jobs of 16 to 64 ranks, seeds from {first}, ring of {ring}")
     for column in ("fault", "right", "nobody named", "wrong"):

@@ -196,6 +196,7 @@ class _Watch:
             if not record.interrupted or self.told is None:
                 self.on_result(found, self.folder)
             self.results.append(found)
+            self.told = None  # the job came out of it: only a note of the last page
         else:
             protocol.write_json(folder / END_FILE, dataclasses.asdict(record))
             self.results.append(told)

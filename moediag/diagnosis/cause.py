@@ -13,6 +13,7 @@ from moediag.diagnosis.culprits import Blame
 from moediag.diagnosis.diverge import Divergence
 from moediag.diagnosis.gradients import GradientFacts
 from moediag.diagnosis.starvation import Starved, layer_name
+from moediag.diagnosis.whereabouts import program_line
 from moediag.evidence.model import Collective, Evidence
 from moediag.report.names import compact, error_size, plural, ranks
 
@@ -205,11 +206,16 @@ def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
 
 def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: str) -> str:
     """In a job of somebody else: the lines that made the calls of the culprits, or of all where
-    nobody is named, unless ``told`` names them already."""
+    nobody is named, unless ``told`` names them already; where those are a library's, also the
+    lines of the program that ranks came from."""
     if not evidence.watched:
         return ""
     calls = {r: c for r, c in divergence.calls.items() if c is not None}
     chosen = {r: c for r, c in calls.items() if r in blame.culprits} or calls
+    return _made_at(chosen, told) + _came_from(chosen, evidence, told)
+
+
+def _made_at(chosen: Mapping[int, Collective], told: str) -> str:
     lines: dict[str, list[int]] = {}
     for rank, call in sorted(chosen.items()):
         if call.site and call.site not in told:
@@ -220,6 +226,20 @@ def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: st
         for site, who in _first_few(lines.items())
     ]
     return "".join(pieces)
+
+
+def _came_from(chosen: Mapping[int, Collective], evidence: Evidence, told: str) -> str:
+    """By the stacks of ranks that still wait in the call."""
+    waiting = evidence.stall.waiting if evidence.stall is not None else ()
+    lines: dict[str, list[int]] = {}
+    for rank, call in sorted(chosen.items()):
+        line = program_line(evidence.ranks[rank])
+        if rank in waiting and line and line != call.site and line not in told:
+            lines.setdefault(line, []).append(rank)
+    return "".join(
+        f" {ranks(who).capitalize()} came there from {line}."
+        for line, who in _first_few(lines.items())
+    )
 
 
 # ------------------------------------------------------------------------ pieces

@@ -104,7 +104,7 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
     if divergence is not None:
         schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
         found = blame(divergence, schedule, tokens_of(evidence))
-        if evidence.foreign and not found.culprits:
+        if (evidence.foreign or evidence.watched) and not found.culprits:
             odd = departed(divergence.calls, evidence)
             found = Blame(odd, "habit") if odd else found
     numbers = gradient_facts(evidence)

@@ -27,10 +27,16 @@ def user_frame(stack: Stack) -> Frame | None:
     return next((frame for frame in python if not _NOT_USER.search(frame.file)), None)
 
 
-def _one(evidence: Evidence, seen: RankEvidence) -> str:
+def program_line(seen: RankEvidence) -> str:
+    """``train.py:12 function``, the innermost of a person's own code; "" where it was not seen."""
     stack = _main(seen)
     frame = user_frame(stack) if stack is not None else None
-    at = f" at {frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" if frame else ""
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" if frame else ""
+
+
+def _one(evidence: Evidence, seen: RankEvidence) -> str:
+    stack = _main(seen)
+    at = f" at {line}" if (line := program_line(seen)) else ""
     who = f"Rank {seen.rank}"
     if seen.os_state == "T":
         return f"{who} is stopped by a signal (SIGSTOP){at}."

@@ -7,25 +7,20 @@ is found can end the search: a file that is refused, cut off or not understood i
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
-import sys
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from moediag.evidence import exits, flightdump, flightrecorder, outputs, stacks, unpickle
+from moediag.evidence import exits, flightrecorder, loading, outputs, stacks
 from moediag.evidence.flightdump import Dump
+from moediag.evidence.loading import Loaded
 from moediag.evidence.model import ExitStatus, RankError, Stack
 
-MAX_JSON = 128 * 1024 * 1024
 MAX_FILES = 50_000
 MAX_RANK = 1 << 20
-_MUCH = 3 * 1024 * 1024  # bytes from which several processes are worth their start
 
 _BY_WORD = re.compile(r"rank[\s_.\-=]*0*(\d{1,7})(?!\d)", re.IGNORECASE)
 _BY_NUMBER = re.compile(r"(?<![\d.])0*(\d{1,4})(?:\.[A-Za-z][\w.]*)?$")
@@ -50,15 +45,6 @@ class Found:
     refused: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A file's content: a ``dump``, other ``json``, why it is ``refused``; none of these: text."""
-
-    dump: Dump | None = None
-    json: Any = None
-    refused: str = ""
-
-
 def read(paths: Iterable[Path]) -> Found:
     """Never raises for what a file holds. Paths are folders (searched in depth) or files."""
     found = Found()
@@ -70,65 +56,13 @@ def read(paths: Iterable[Path]) -> Found:
             break
         if collector.is_readable(file):
             files.append((file, root))
-    for (file, root), loaded in zip(files, _loaded([f for f, _ in files]), strict=True):
+    for (file, root), loaded in zip(files, loading.loaded([f for f, _ in files]), strict=True):
         try:
             collector.file(file, root, loaded)
         except OSError as error:
             found.refused.append(f"{file} ({error.strerror})")
     collector.close()
     return found
-
-
-def _loaded(files: list[Path]) -> Iterator[Loaded]:
-    """In order; by several processes where there is much to read."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    size = sum(file.stat().st_size for file in files)
-    if size < _MUCH or cores < 2 or len(files) < 2 or threading.active_count() > 1:
-        yield from map(load, files)
-        return
-    # Costs start-up time that few need.
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(cores, 16), mp_context=context) as pool:
-        yield from pool.map(load, files, chunksize=max(1, min(8, len(files) // (2 * cores))))
-
-
-def load(path: Path) -> Loaded:
-    """What needs time, and nothing else's knowledge."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(512)
-            if head[:1] == b"\x80" and head[1:2] <= b"\x05":
-                return Loaded(
-                    flightdump.read(unpickle.loads(_rest(file, head, unpickle.MAX_BYTES)))
-                )
-            if head.lstrip()[:1] not in (b"{", b"[") or outputs.prefixed(head):
-                return Loaded(refused="neither text nor a dump" if b"\0" in head else "")
-            return _json(_rest(file, head, MAX_JSON).decode("utf-8", errors="replace"))
-    except (unpickle.Refused, flightdump.NoDump) as no:
-        return Loaded(refused=str(no))
-    except OSError as error:
-        return Loaded(refused=str(error.strerror))
-
-
-def _rest(file: BinaryIO, head: bytes, limit: int) -> bytes:
-    data = head + file.read(limit - len(head) + 1)
-    if len(data) > limit:
-        raise unpickle.Refused(f"it has more than {limit >> 20} MiB")
-    return data
-
-
-def _json(text: str) -> Loaded:
-    try:
-        raw = json.loads(text)
-    except RecursionError:
-        return Loaded(refused="nested too deeply")
-    except ValueError:
-        cut = re.match(r'\s*(?:\{\s*"|\[\s*[\[{"])', text)  # JSON to begin with, not a log
-        return Loaded(refused="JSON that breaks off" if cut else "")
-    return Loaded(flightdump.read(raw)) if flightdump.is_dump(raw) else Loaded(json=raw)
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:

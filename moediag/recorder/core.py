@@ -29,6 +29,9 @@ from moediag.recorder.patches import Patches
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
 _DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string>")
+# DeepSpeed's own layer over torch.distributed: every call of it would have the same few sites.
+_LAYERS = (f"{os.sep}deepspeed{os.sep}comm{os.sep}", f"{os.sep}deepspeed{os.sep}utils{os.sep}nvtx")
+_plumbing: Dict[str, bool] = {}  # file name -> answer; a process has as many as it has files
 _MAX_FRAMES = 96  # of a call site; a backward through a deep model has about 40
 _MAX_FAULTS = 20  # of one watcher before it is switched off
 
@@ -311,8 +314,12 @@ class Recorder:
 
 
 def _is_plumbing(filename: str) -> bool:
-    """The recorder itself, and wrappers that torch puts around its functions."""
-    return filename.startswith(_OWN) or filename.endswith(_DECORATORS)
+    """The recorder itself, and wrappers that torch and DeepSpeed put around its functions."""
+    known = _plumbing.get(filename)
+    if known is None:
+        known = filename.startswith(_OWN) or filename.endswith(_DECORATORS)
+        known = _plumbing[filename] = known or any(layer in filename for layer in _LAYERS)
+    return known
 
 
 def _details(call: Call, info: GroupInfo) -> str:

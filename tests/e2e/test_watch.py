@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +22,18 @@ DEFAULT = ("skips", "raises", "slow")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
-def watch(
-    tmp_path: Path, options: tuple[str, ...], *command: str
-) -> subprocess.CompletedProcess[str]:
+def command_line(tmp_path: Path, options: tuple[str, ...], *command: str) -> dict[str, Any]:
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     line = [sys.executable, "-m", "moediag", "watch", *options, "--out", str(tmp_path / "run")]
-    return subprocess.run(
-        [*line, "--", *command], env=environment, timeout=180, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    return {"args": [*line, "--", *command], "env": environment, "text": True}
+
+
+def watch(
+    tmp_path: Path, options: tuple[str, ...], *command: str
+) -> subprocess.CompletedProcess[str]:
+    line = command_line(tmp_path, options, *command)
+    return subprocess.run(**line, timeout=180, check=False, capture_output=True)
 
 
 def under_torchrun(tmp_path: Path, victim: Victim, *options: str) -> tuple[int, dict[str, object]]:
@@ -62,6 +67,72 @@ def test_the_guard_raises_one_named_error_on_every_rank(tmp_path: Path) -> None:
     assert (code, trial["verdict"], trial["culprits"]) == (1, "crash", [1]), trial["cause"]
     assert "The guard stopped ranks 0, 1 before that reduction" in str(trial["cause"])
     assert victim.says in str(trial["cause"])
+
+
+@pytest.fixture
+def half_a_gigabyte(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A control group (Linux, version 1 or 2) in which the kernel ends who takes more."""
+    one = Path("/sys/fs/cgroup/memory")
+    group = (one if one.is_dir() else one.parent) / f"moediag-{os.getpid()}"
+    limits = ("memory.limit_in_bytes",) if one.is_dir() else ("memory.max", "memory.swap.max")
+    try:
+        group.mkdir()
+        for name in limits:
+            (group / name).write_text("0" if "swap" in name else str(1 << 29))
+    except OSError as error:
+        pytest.skip(f"no control group with a memory limit can be made here: {error}")
+    monkeypatch.setenv("VICTIM_CGROUP", str(group / "cgroup.procs"))
+    yield
+    group.rmdir()
+
+
+@pytest.mark.wide
+def test_a_rank_that_the_kernel_killed_for_memory(tmp_path: Path, half_a_gigabyte: None) -> None:
+    victim = Victim("oom_kill", ("crash",), (1,))
+    code, trial = under_torchrun(tmp_path, victim, "--on-hang", "abort")
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "crash", [1]), trial["cause"]
+    assert "SIGKILL (out of memory: the kernel's OOM killer struck once" in str(trial["cause"])
+
+
+@pytest.mark.wide
+def test_a_rank_that_somebody_killed(tmp_path: Path) -> None:
+    (victim,) = [v for v in VICTIMS if v.name == "killed"]
+    _, trial = under_torchrun(tmp_path, victim, "--on-hang", "abort")
+    assert "killed from outside: the kernel's OOM killer did not strike" in str(trial["cause"])
+
+
+@pytest.mark.wide
+def test_a_job_that_comes_out_of_its_stall_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--on-hang continue`` the page of the stall is followed by one of a clean job."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    monkeypatch.setenv("VICTIM_FIFO", str(fifo))
+    options = ("--json", "--on-hang", "continue", "--patience", "1")
+    line = command_line(tmp_path, options, *TORCHRUN, "2", str(JOBS), "pauses")
+    job = subprocess.Popen(**line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        told = wait_for(tmp_path / "run" / "result.json")
+        with fifo.open("w") as go:
+            go.write("go")
+        output, _ = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    (then,) = told["trials"]
+    assert (then["verdict"], then["culprits"]) == ("hang", [1]), then["cause"]
+    (trial,) = json.loads(output)["trials"]
+    assert (job.returncode, trial["verdict"], trial["culprits"]) == (0, "clean", [])
+    assert any("went on" in note for note in trial["notes"]), trial["notes"]
+
+
+def wait_for(path: Path) -> dict[str, Any]:
+    """The JSON there, once it is; fails after a minute."""
+    for _ in range(600):
+        if path.exists():
+            return dict(json.loads(path.read_text("utf-8")))
+        time.sleep(0.1)
+    raise AssertionError(f"{path} was not written within a minute")
 
 
 def test_a_job_without_ranks_keeps_its_output_and_its_exit_code(tmp_path: Path) -> None:

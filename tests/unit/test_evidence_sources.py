@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import jobs
-from moediag.evidence import sources
+from moediag.evidence import loading, sources
 from moediag.evidence.model import ExitStatus
 from moediag.evidence.outputs import (
     by_rank,
@@ -216,7 +216,7 @@ def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     folder = jobs.write(jobs.healthy(jobs.Layout(dp=4), 3), tmp_path / "d")
     put(folder, rank_9DOTlog=TRACEBACK, rank_8=b"\x80\x04]")
     alone = read([folder])
-    monkeypatch.setattr(sources, "_MUCH", 1)
+    monkeypatch.setattr(loading, "_MUCH", 1)
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     together = read([folder])
     assert _facts(alone) == _facts(together)

@@ -79,3 +79,21 @@ def test_what_is_computed_in_a_pause_is_not_the_jobs(recorder: Recorder, tmp_pat
     job = nn.Sequential(nn.Linear(2, 2))
     job(torch.ones(1, 2))
     assert [reference() for _, reference in recorder.roots] == [job]
+
+
+@pytest.mark.parametrize(
+    ("layer", "named"),
+    [
+        ("/env/deepspeed/comm/torch.py", "train.py:2 step"),
+        ("/env/deepspeed/utils/nvtx.py", "train.py:2 step"),
+        ("/env/deepspeed/runtime/engine.py", "engine.py:2 layer"),
+        ("/home/me/comm/torch.py", "torch.py:2 layer"),
+    ],
+)
+def test_deepspeeds_layer_over_torch_is_nobodys_line(
+    recorder: Recorder, layer: str, named: str
+) -> None:
+    space: dict[str, object] = {"site": lambda: recorder._site()}
+    exec(compile("def layer():\n  return site()", layer, "exec"), space)
+    exec(compile("def step():\n  return layer()", "/home/me/train.py", "exec"), space)
+    assert json.loads(space["step"]()) == named  # type: ignore[operator]

@@ -193,12 +193,31 @@ def killed(job: Job) -> None:
 
 
 def out_of_memory(job: Job) -> None:
-    """What an allocation gets beyond a limit; the kernel's own killer ends as ``killed`` does."""
+    """What an allocation gets beyond a limit of the process."""
     job.steps()
     if job.rank == 1:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         bytearray(1 << 40)  # HERE
     job.step()
+
+
+def oom_kill(job: Job) -> None:
+    """The kernel's own killer. The group with the memory limit is the caller's to make."""
+    job.steps()
+    if job.rank == 1:
+        with open(os.environ["VICTIM_CGROUP"], "w") as group:  # noqa: PTH123
+            group.write(str(os.getpid()))
+        bytearray(b"x") * (2 << 30)
+    job.step()
+
+
+def pauses(job: Job) -> None:
+    """Rank 1 goes on once somebody writes to the FIFO."""
+    job.steps()
+    if job.rank == 1:
+        with open(os.environ["VICTIM_FIFO"]) as fifo:  # noqa: PTH123
+            fifo.read()
+    job.steps()
 
 
 def raises(job: Job) -> None:

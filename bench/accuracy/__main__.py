@@ -1,0 +1,101 @@
+"""``make accuracy``: prints how often the diagnosis is right and writes ``reports/accuracy.md``.
+Exit code 0 whatever the numbers are. Takes a quarter of an hour: most of it, jobs wait to be told
+that they hang."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import sys
+import tempfile
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import moediag
+from bench.accuracy import page, simulated, victims
+from bench.accuracy.counting import Outcome
+from bench.accuracy.frtrace import TorchFrTrace
+from bench.labelled import TESTING
+from tests.victims.table import VICTIMS, Victim
+
+REPORT = Path(__file__).parents[2] / "reports" / "accuracy.md"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
+    parser.add_argument("--victim", action="append", metavar="NAME", help="only these victims")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each simulated fault")
+    parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
+    parser.add_argument("--no-victims", action="store_true")
+    parser.add_argument("--no-simulated", action="store_true")
+    return parser.parse_args()
+
+
+def of_victim(victim: Victim, tool: TorchFrTrace, folder: Path) -> page.Judged:
+    ours = victims.watched(victim, folder)
+    written, helped = victims.frtraced(victim, folder, tool)
+    answers = {
+        page.MOEDIAG: ours,
+        page.FRTRACE: written,
+        page.HELPED: helped,
+        page.DETAIL: victims.detailed(victim, folder),
+    }
+    return page.Judged(victims.truth(victim), answers)
+
+
+def of_case(case: simulated.Case, tool: TorchFrTrace, folder: Path) -> page.Judged:
+    ours, theirs = simulated.answers(case, tool, folder)
+    return page.Judged(case.truth, {page.MOEDIAG: ours, page.FRTRACE: theirs}, case.fault)
+
+
+def head(command: list[str]) -> str:
+    when = datetime.now(timezone.utc).date().isoformat()
+    return (
+        f"`{shlex.join(command)}` on {when}: moediag {moediag.__version__}, torch "
+        f"{metadata.version('torch')}, Python {platform.python_version()}, gloo, no GPU.\n"
+    )
+
+
+def show(console: Console, title: str, rows: list[page.Row]) -> None:
+    table = Table(*rows[0], title=title, show_lines=True)
+    for row in rows[1:]:
+        table.add_row(*row)
+    console.print(table)
+
+
+def main() -> None:
+    options = arguments()
+    progress = Console(stderr=True)
+    real: list[page.Judged] = []
+    made: list[page.Judged] = []
+    chosen = [v for v in VICTIMS if not options.victim or v.name in options.victim]
+    seeds = range(TESTING, TESTING + options.seeds)
+    with TorchFrTrace() as tool:
+        for victim in chosen if not options.no_victims else ():
+            with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as folder:
+                real.append(of_victim(victim, tool, Path(folder)))
+            told = {name: real[-1].outcome(name).value for name in real[-1].answers}
+            progress.print(f"{victim.name}: {told}")
+        for case in simulated.cases(seeds) if not options.no_simulated else ():
+            with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as folder:
+                made.append(of_case(case, tool, Path(folder)))
+            if made[-1].outcome(page.MOEDIAG) not in (Outcome.RIGHT, Outcome.QUIET):
+                progress.print(f"{case.truth}: {made[-1].answers[page.MOEDIAG]}")
+    console = Console()
+    if real:
+        show(console, "victims, real jobs on gloo", page.of_victims(real))
+    if made:
+        show(console, f"simulated jobs, seeds from {seeds.start}", page.by_fault(made))
+    show(console, "moediag accuracy", page.summary(real, made))
+    text = page.markdown(real, made, head(["python", "-m", "bench.accuracy", *sys.argv[1:]]), seeds)
+    options.out.write_text(text, encoding="utf-8")
+    progress.print(f"written: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

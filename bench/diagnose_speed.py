@@ -1,0 +1,110 @@
+"""`moediag diagnose` and torchfrtrace on the same files, as commands and without their start, and
+how the former grows with the number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from bench import jobs
+
+ROOT = Path(__file__).parents[1]
+OURS = [sys.executable, "-m", "moediag", "diagnose", "--json"]
+THEIRS = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+# 64 ranks that kept 2,000 calls each, which is what a rank keeps unless it is told otherwise.
+FULL = jobs.Layout(pp=2, dp=8, tp=4, ep=4)
+RING, STEPS = 2000, 45
+# From 16 to 1,024 ranks with the same program, and the calls of each.
+SMALL, LARGE = jobs.Layout(2, 4, 2, 2), jobs.Layout(2, 256, 2, 2)
+GROWTH_STEPS = 12
+
+
+@contextmanager
+def dumped(layout: jobs.Layout, steps: int) -> Iterator[tuple[Path, int]]:
+    """The dumps of a job in which one rank stands still, and how many entries they hold."""
+    job = jobs.faulty(jobs.healthy(layout, steps), "stuck", 7)
+    entries = sum(min(RING, issued) for issued in jobs.Run(job).issued)
+    with tempfile.TemporaryDirectory(prefix="moediag-bench-") as place:
+        yield jobs.write(job, Path(place) / "dumps", ring=RING), entries
+
+
+def command(words: list[str], folder: Path) -> tuple[float, float, float]:
+    """(wall seconds, CPU seconds, peak megabytes) of one command; the exit code says what it
+    found, so only a signal or a wrong usage is an error."""
+    env = dict(os.environ, OMP_NUM_THREADS="1")
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [*words, str(folder)], cwd=ROOT, env=env,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 1):
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}")
+    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def _best(words: list[str], folder: Path, times: int = 3) -> tuple[float, float, float]:
+    """Of the run with the least CPU time: whatever else runs can only add to it."""
+    return min((command(words, folder) for _ in range(times)), key=lambda found: found[1])
+
+
+@cache
+def against_torchfrtrace() -> dict[str, float]:
+    """CPU seconds of both commands, of their starts on a job of two ranks, and how many entries."""
+    with dumped(jobs.Layout(dp=2), 1) as (little, _), dumped(FULL, STEPS) as (folder, entries):
+        found = {"entries": float(entries)}
+        for name, words in (("ours", OURS), ("theirs", THEIRS)):
+            found[name] = _best(words, folder)[1]
+            found[f"{name} start"] = _best(words, little)[1]
+    return found
+
+
+def throughput() -> tuple[float, str]:
+    """Entries per second, `moediag diagnose` : torchfrtrace, as commands."""
+    found = against_torchfrtrace()
+    ours, theirs = (found["entries"] / found[name] for name in ("ours", "theirs"))
+    return ours / theirs, (
+        f"{FULL.world} ranks, {found['entries']:,.0f} entries: {ours:,.0f} against {theirs:,.0f} "
+        f"entries a second of CPU ({found['ours']:.1f} s and {found['theirs']:.1f} s)"
+    )
+
+
+def throughput_after_start() -> tuple[float, str]:
+    """The same less what each command takes for two ranks and a step."""
+    found = against_torchfrtrace()
+    ours, theirs = (found[name] - found[f"{name} start"] for name in ("ours", "theirs"))
+    return theirs / ours, (
+        f"{ours:.1f} s and {theirs:.1f} s; the starts take {found['ours start']:.2f} s and "
+        f"{found['theirs start']:.1f} s"
+    )
+
+
+def growth() -> tuple[float, str]:
+    """CPU seconds per entry at 1,024 ranks : at 16, start included; 1 is linear."""
+    per_entry, told = [], []
+    for layout in (SMALL, LARGE):
+        with dumped(layout, GROWTH_STEPS) as (folder, entries):
+            wall, cpu, peak = _best(OURS, folder, 3 if layout is SMALL else 1)
+        per_entry.append(cpu / entries)
+        told.append(f"{layout.world:,} ranks, {entries:,} entries: {wall:.1f} s, {peak:.0f} MB")
+    return per_entry[1] / per_entry[0], "; ".join(told)
+
+
+def main() -> None:
+    for measure in (throughput, throughput_after_start, growth):
+        value, detail = measure()
+        print(json.dumps({"row": measure.__name__, "value": round(value, 3), "detail": detail}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

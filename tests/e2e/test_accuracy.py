@@ -1,0 +1,52 @@
+"""The counting of `make accuracy` on real tools and a real job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import jobs
+from bench.accuracy import page, simulated
+from bench.accuracy.counting import Outcome
+from bench.accuracy.frtrace import TorchFrTrace
+
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).parents[2]
+
+
+def test_torchfrtrace_itself_is_read_beside_ours(tmp_path: Path) -> None:
+    """One of three ranks makes another call than its peers; of a healthy job neither complains."""
+    base = jobs.healthy(jobs.Layout(dp=3), 3)
+    faulty = simulated.Case(jobs.faulty(base, "op", 12), "op", 12, 2000)
+    healthy = simulated.Case(base, "none", 0, 2000)
+    with TorchFrTrace() as tool:
+        judged = [
+            page.Judged(case.truth, dict(zip((page.MOEDIAG, page.FRTRACE), answers, strict=True)))
+            for case in (faulty, healthy)
+            if (answers := simulated.answers(case, tool, tmp_path))
+        ]
+    wrong, quiet = judged
+    assert wrong.outcome(page.MOEDIAG) is Outcome.RIGHT
+    assert quiet.outcome(page.MOEDIAG) is quiet.outcome(page.FRTRACE) is Outcome.QUIET
+    theirs = wrong.answers[page.FRTRACE]
+    assert not theirs.refused and theirs.alarm and "TYPE_MISMATCH" in theirs.text
+    assert theirs.among and ".py:" in theirs.text
+
+
+@pytest.mark.wide
+def test_the_command_counts_a_victim_under_every_tool(tmp_path: Path) -> None:
+    report = tmp_path / "accuracy.md"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.accuracy", "--no-simulated", "--victim", "raises",
+         "--out", str(report)],
+        cwd=ROOT, env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=300, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    text = report.read_text()
+    assert "strict true positives" in done.stdout
+    assert "| victims | moediag | 1 of 1 | 1 of 1 | 0 of 0 |" in text
+    assert "| victims | DETAIL | 1 of 1 | 1 of 1 | 0 of 0 |" in text

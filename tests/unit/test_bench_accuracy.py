@@ -1,0 +1,183 @@
+"""The counting of right answers, and how torch's own tools are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import jobs
+from bench.accuracy import others, page, simulated
+from bench.accuracy.counting import Answer, Outcome, Truth, outcome, tally
+from bench.labelled import LAYOUTS
+
+HANG = Truth("skips", ("hang",), (1,), ("jobs.py:59",), "all_reduce")
+CLEAN = Truth("slow", ("clean",))
+RIGHT = Answer(True, (1,), "rank 0 waits in all_reduce at jobs.py:59 skips.", verdict="hang")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (RIGHT, Outcome.RIGHT),
+        (replace(RIGHT, culprits=(2,)), Outcome.OTHERS),
+        (replace(RIGHT, culprits=(0, 1)), Outcome.OTHERS),
+        (replace(RIGHT, culprits=()), Outcome.NOBODY),
+        (replace(RIGHT, verdict="crash"), Outcome.CLASS),
+        (replace(RIGHT, text="all_reduce at jobs.py:590 skips"), Outcome.LINE),
+        (replace(RIGHT, text="barrier at jobs.py:59"), Outcome.WORDS),
+        (replace(RIGHT, alarm=False, verdict="clean"), Outcome.MISSED),
+        (replace(RIGHT, alarm=False, verdict="inconclusive"), Outcome.UNDECIDED),
+        (replace(RIGHT, refused="KeyError"), Outcome.REFUSED),
+    ],
+)
+def test_only_class_culprit_and_line_together_are_right(answer: Answer, kind: Outcome) -> None:
+    assert outcome(HANG, answer) is kind
+
+
+def test_any_failure_told_of_a_healthy_job_is_a_false_alarm() -> None:
+    assert outcome(CLEAN, Answer(True, (), "", verdict="hang")) is Outcome.FALSE_ALARM
+    assert outcome(CLEAN, Answer(True, (1,), "")) is Outcome.FALSE_ALARM
+    for quiet in ("clean", "inconclusive"):
+        assert outcome(CLEAN, Answer(False, verdict=quiet)) is Outcome.QUIET
+
+
+def test_naming_somebody_where_nobody_can_be_named_is_wrong() -> None:
+    circle = Truth("receives", ("hang",), ())
+    assert outcome(circle, Answer(True, (0,), "", verdict="hang")) is Outcome.OTHERS
+    assert outcome(circle, Answer(True, (), "", verdict="hang")) is Outcome.RIGHT
+
+
+def test_of_other_tools_neither_class_nor_words_are_asked_but_rank_and_line() -> None:
+    assert outcome(HANG, Answer(True, (1,), "at jobs.py:59")) is Outcome.RIGHT
+    assert outcome(HANG, Answer(True, (1,), "at jobs.py:60")) is Outcome.LINE
+    assert outcome(HANG, Answer(True, (1,), "", has_lines=False)) is Outcome.RIGHT
+
+
+def test_the_tally_counts_failing_and_healthy_cases_apart() -> None:
+    wrong = replace(RIGHT, culprits=(2,))
+    alarm, quiet = Answer(True, verdict="hang"), Answer(False, verdict="clean")
+    cases = [(HANG, RIGHT), (HANG, wrong), (CLEAN, alarm), (CLEAN, quiet), (CLEAN, quiet)]
+    found = tally((truth, outcome(truth, answer)) for truth, answer in cases)
+    assert (found.right, found.failing, found.alarms, found.healthy) == (1, 2, 1, 3)
+    assert found.ranks == 1
+    assert tally([(HANG, Outcome.LINE)]).ranks == 1
+    assert found.kinds[Outcome.OTHERS] == 1
+
+
+def test_what_a_tool_could_not_read_counts_against_it_and_earns_it_no_quiet() -> None:
+    cannot = Answer(False, refused="KeyError")
+    found = tally((truth, outcome(truth, cannot)) for truth in (HANG, CLEAN))
+    assert (found.right, found.failing, found.alarms, found.healthy) == (0, 1, 0, 0)
+
+
+def test_the_report_lists_what_was_not_right() -> None:
+    wrong = page.Judged(HANG, {page.MOEDIAG: replace(RIGHT, culprits=(2,))}, "skip")
+    right = page.Judged(CLEAN, {page.MOEDIAG: Answer(False, verdict="clean")}, "none")
+    assert page.summary([wrong, right], [])[1] == (
+        "victims", "moediag", "0 of 1", "0 of 1", "0 of 1",
+    )  # fmt: skip
+    text = page.markdown([wrong, right], [], "head", range(1000, 1002))
+    assert "- skips: other ranks named: hang, rank 2" in text
+
+
+# ------------------------------------------------------------------------ torchfrtrace
+
+FINDINGS = """\
+Not all ranks joining collective, sequence number: 7
+internal record id: 6
+group info: 0:default_pg
+collective: gloo:all_reduce
+missing ranks: {1, 2}
+input sizes: [[4]]
+world size: 3
+expected ranks: {0, 1, 2}
+collective state: scheduled
+collective stack trace: \n all_reduce at /lib/torch/distributed_c10d.py:4000
+train at /job/train.py:42
+Collective sequence number: 8 has errors
+group info: 0:default_pg
+collective: gloo:barrier
+error msg: Culprit rank 1; Error type: COLLECTIVE_TYPE_MISMATCH, Expected collective type: 'barrier'
+collective stack trace: \n barrier at /job/train.py:50
+"""
+
+
+def test_the_first_finding_of_torchfrtrace_is_its_answer() -> None:
+    found = others.torchfrtrace(FINDINGS)
+    assert (found.alarm, found.culprits, found.among) == (True, (1, 2), ((1, 2), (1,)))
+    assert "train.py:42" in found.text and "train.py:50" not in found.text
+    truth = Truth("", ("hang",), (1,))
+    case = page.Judged(truth, {page.FRTRACE: found})
+    assert case.outcome(page.FRTRACE) is Outcome.OTHERS and page.named_among(case)
+
+
+def test_torchfrtrace_that_says_nothing_or_cannot() -> None:
+    nothing = others.torchfrtrace("No errors found for this collective entry\n")
+    assert (nothing.alarm, nothing.refused) == (False, "")
+    assert others.torchfrtrace("", "KeyError: ('0', 1)").refused == "KeyError: ('0', 1)"
+    sums = others.torchfrtrace("Input/output mismatch in the collective sequence number: 4\n")
+    assert sums.alarm and sums.culprits == ()
+
+
+# ------------------------------------------------------------------------ DETAIL
+
+MISMATCH = (
+    '  File "/x/jobs.py", line 59, in skips\nRuntimeError: Detected mismatch between collectives '
+    "on ranks. Rank {0} is running collective: CollectiveFingerPrint(SequenceNumber=7, "
+    "OpType=ALLREDUCE), but Rank {1} is running collective: CollectiveFingerPrint(...)"
+)
+ROOT = "Root Cause (first observed failure):\n[0]:\n  rank : {} (local_rank: 1)\n  exitcode : {} ("
+
+
+def test_detail_names_whom_most_errors_set_against_their_own_rank() -> None:
+    pairs = {0: (0, 1), 1: (1, 0), 2: (2, 1)}
+    printed = {rank: MISMATCH.format(*pair) for rank, pair in pairs.items()}
+    found = others.detail(printed, ROOT.format(0, 1), 1)
+    assert found.culprits == (1,) and "jobs.py:59" in found.text
+    two = {rank: printed[rank] for rank in (0, 1)}
+    assert others.detail(two, "", 1).culprits == (0, 1)  # of two ranks nobody knows which
+
+
+def test_detail_names_who_did_not_reach_the_barrier() -> None:
+    said = "RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 30000 ms"
+    assert others.detail({0: said}, ROOT.format(0, 1), 1).culprits == (1, 2)
+
+
+def test_where_errors_name_nobody_the_launcher_does_unless_that_rank_only_waited() -> None:
+    died = others.detail({1: "ValueError: the batch is empty"}, ROOT.format(1, -9), 1)
+    assert died.culprits == (1,) and "-9" in died.text
+    waited = others.detail({0: "RuntimeError: Timed out waiting 30000ms"}, ROOT.format(0, 1), 1)
+    assert waited.alarm and waited.culprits == ()
+    assert not others.detail({}, "", 0).alarm
+    assert not others.detail({0: ""}, "", None).alarm
+
+
+# ------------------------------------------------------------------------ simulated cases
+
+
+@pytest.mark.parametrize("fault", [f for f in jobs.FAULTS if f != "skip-p2p"])
+def test_a_fault_of_a_simulated_job_stops_it_and_has_a_line(fault: str) -> None:
+    layout, micro_batches, layers = LAYOUTS[0]
+    job = jobs.faulty(jobs.healthy(layout, 3, micro_batches, layers), fault, 11)
+    ran = jobs.Run(job)
+    assert any(done < len(program) for done, program in zip(ran.done, ran.programs, strict=True))
+    truth = simulated.Case(job, fault, 11, 2000).truth
+    assert truth.culprits == job.culprits and truth.lines and not truth.healthy
+
+
+@pytest.mark.parametrize("fault", [None, "size"])
+def test_a_simulated_case_is_answered_from_its_files(fault: str | None, tmp_path: Path) -> None:
+    base = jobs.healthy(jobs.Layout(2, 4, 2, 2), 3)
+    job = jobs.faulty(base, fault, 11) if fault else jobs.running(base, 11)
+    case = simulated.Case(job, fault or "running", 11, 2000)
+    answer = simulated.ours(jobs.write(job, tmp_path / "dumps"))
+    assert outcome(case.truth, answer) is (Outcome.RIGHT if fault else Outcome.QUIET)
+
+
+def test_a_running_job_is_on_its_way() -> None:
+    job = jobs.running(jobs.healthy(jobs.Layout(2, 4, 2, 2), 3), 11)
+    ran = jobs.Run(job)
+    assert ran.met == job.until
+    assert all(done < len(program) for done, program in zip(ran.done, ran.programs, strict=True))

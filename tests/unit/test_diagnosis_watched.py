@@ -1,0 +1,69 @@
+"""What is told of a job of somebody else beyond a trial: lines of its program, and its habits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis.diagnose import diagnose
+from moediag.evidence.model import Evidence, Frame, Stack
+from tests.unit.evidence_builder import Job, Op
+
+LIBRARY = Frame("/env/lib/python3.11/site-packages/deepspeed/runtime/zero.py", 7, "reduce")
+PROGRAM = Frame("/home/me/train.py", 33, "train")
+
+
+def circle(steps: int) -> Evidence:
+    """Rank 0 enters one group too early in the last of ``steps``."""
+    usual = [Op("a", numel=64), Op("a", numel=2), Op("a", "all_gather")]
+    groups: dict[str, tuple[tuple[int, ...], str | None]] = {
+        "a": ((0, 1), "dp"),
+        "b": ((0, 1), "ep"),
+    }
+    good = [replace(op, step=step) for step in range(1, steps + 1) for op in usual]
+    early = [*good[:-2], Op("b", step=steps), *good[-2:]]
+    return replace(Job(groups, [early, good]).run(), watched=True)
+
+
+class TestWhoseOrderIsWrong:
+    def test_of_two_ranks_the_one_that_did_otherwise_before(self) -> None:
+        found = diagnose(circle(5))
+        assert "in a circle" in found.cause
+        assert (found.culprits, found.victims) == ((0,), (1,))
+        assert "followed by another one than rank 0 made" in found.cause
+
+    def test_nobody_where_nothing_came_before(self) -> None:
+        found = diagnose(circle(1))
+        assert "in a circle" in found.cause
+        assert (found.culprits, found.victims) == ((), ())
+        assert "Nothing that was seen tells whose order is wrong" in found.cause
+
+
+def waiting(*frames: Frame, site: str, watched: bool = True) -> str:
+    """The cause, where rank 0 waits in a call of ``site`` and rank 1 never comes."""
+    evidence = Job({"a": ((0, 1), None)}, [[Op("a")], []]).run()
+    seen = evidence.ranks[0]
+    calls = tuple(replace(call, site=site) for call in seen.collectives)
+    stack = Stack("MainThread", "py-spy", frames)
+    ranks = {**evidence.ranks, 0: replace(seen, collectives=calls, stacks=(stack,))}
+    return diagnose(replace(evidence, ranks=ranks, watched=watched)).cause
+
+
+class TestTheLineOfTheProgram:
+    def test_a_library_made_the_call_for_it(self) -> None:
+        cause = waiting(LIBRARY, PROGRAM, site="zero.py:7 reduce")
+        assert "at zero.py:7 reduce" in cause
+        assert "Rank 0 came there from train.py:33 train." in cause
+
+    def test_it_made_the_call_itself(self) -> None:
+        cause = waiting(PROGRAM, site="train.py:33 train")
+        assert "at train.py:33 train" in cause and "came there from" not in cause
+
+    @pytest.mark.parametrize("frames", [(), (LIBRARY,)])
+    def test_its_stack_was_not_seen(self, frames: tuple[Frame, ...]) -> None:
+        assert "came there from" not in waiting(*frames, site="zero.py:7 reduce")
+
+    def test_a_trial_of_ours_has_no_such_line(self) -> None:
+        cause = waiting(LIBRARY, PROGRAM, site="zero.py:7 reduce", watched=False)
+        assert "came there from" not in cause

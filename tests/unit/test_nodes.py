@@ -236,6 +236,17 @@ def test_a_short_log_goes_with_its_older_half(
     assert not (tmp_path / "one" / protocol.older_events_file(1)).exists()
 
 
+def test_nobody_is_waited_for_who_cannot_be_heard() -> None:
+    known = peers()
+    known.hear(1.0, [pulse(1)])
+    known.samples(30.0, [0], 2)
+    assert not known.echoed(5)
+    assert known.owing(1, {}) == known.lacking(1) == ["node 1"]
+    known.samples(1.0 + LATE_NODES, [0], 2)
+    assert known.echoed(5)
+    assert known.owing(1, {}) == known.lacking(1) == []
+
+
 def test_two_jobs_that_share_a_folder_do_not_meet(tmp_path: Path) -> None:
     Mailbox(tmp_path, JOB, THEM).put(pulse(1))
     assert Mailbox(tmp_path, "d" * 32, US).pulses() == []

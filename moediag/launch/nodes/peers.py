@@ -38,6 +38,7 @@ class Peers:
         self.joins = joins
         self.begun = now
         self.listened = now  # when we last heard what there is to hear
+        self.listens = True  # nobody is waited for whom we could not hear
         self.known: dict[str, Peer] = {}
         self._ranks: set[int] = set()  # ours
 
@@ -62,10 +63,13 @@ class Peers:
         quiet = self.listened - peer.arrived
         return quiet if quiet > self.silence and not peer.pulse.over else None
 
+    def _speaks(self, peer: Peer) -> bool:
+        return self.listens and self.silent_for(peer) is None
+
     def samples(self, now: float, own: Iterable[int], world: int) -> list[RankSample]:
         """All ranks of the world that are not ``own``, as they are known here."""
         found: dict[int, RankSample] = {}
-        listens = now - self.listened < LATE_NODES
+        self.listens = now - self.listened < LATE_NODES
         self._ranks = own = set(own)
         for peer in self.current:
             silent = self.silent_for(peer) is not None
@@ -73,7 +77,7 @@ class Peers:
             for s in peer.pulse.samples:
                 if silent and s.alive:
                     found[s.rank] = replace(s, silent=True, state="silent", runnable=False)
-                elif not listens and s.alive:
+                elif not self.listens and s.alive:
                     found[s.rank] = replace(s, unseen=True, state="unseen", at=None)
                 elif late and s.alive and not peer.pulse.over:
                     found[s.rank] = replace(s, known=False)
@@ -104,7 +108,7 @@ class Peers:
         return all(
             peer.pulse.heard.get(self.own, -1) >= seq
             for peer in self.current
-            if not peer.pulse.over and self.silent_for(peer) is None
+            if not peer.pulse.over and self._speaks(peer)
         )
 
     def stood(self, samples: Sequence[RankSample]) -> Stood | None:
@@ -125,7 +129,7 @@ class Peers:
         for peer in self.current:
             done = peer.pulse.published >= number or peer.pulse.over
             here = fetched.get(peer.pulse.key, 0) >= peer.pulse.published
-            if not (done and here) and self.silent_for(peer) is None:
+            if not (done and here) and self._speaks(peer):
                 found.append(peer.pulse.name)
         return found
 
@@ -136,7 +140,7 @@ class Peers:
             for peer in self.current
             if peer.pulse.has.get(self.own, 0) < number
             and not peer.pulse.over
-            and self.silent_for(peer) is None
+            and self._speaks(peer)
         ]
 
 

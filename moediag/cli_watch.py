@@ -38,6 +38,19 @@ def watch(
             "that computes.",
         ),
     ] = 30.0,
+    shared: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A folder that all nodes of the job reach: their watchers meet there.",
+        ),
+    ] = None,
+    silence: Annotated[
+        float,
+        typer.Option(
+            min=2.0, metavar="S", help="Seconds without a word after which a node is silent."
+        ),
+    ] = 20.0,
     guard: Annotated[
         bool,
         typer.Option("--guard", help="Before each reduction of FSDP2: same parameters everywhere?"),
@@ -64,8 +77,10 @@ def watch(
     from moediag.report.finding import FAILURES
 
     job = JobOptions(guard=guard, segment_bytes=log_mb * 1024 * 1024 // 2)
-    options = watcher.WatchOptions(on_hang=on_hang, out=out, job=job)
-    launch = dataclasses.replace(options.launch, quiescence=quiescence, patience=patience)
+    options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
+    launch = dataclasses.replace(
+        options.launch, quiescence=quiescence, patience=patience, silence=silence
+    )
     name = watcher.title(command)
 
     with watching.view(no_color, every, to_stderr=as_json) as view:

@@ -13,6 +13,7 @@ from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
+from moediag.evidence.nodes import job_of
 from moediag.evidence.read import read_trial
 from moediag.protocol import TRIAL_FILE, Trial
 from moediag.report.model import Conclusion, RunResult, TrialResult
@@ -43,14 +44,16 @@ class Examined:
 
 
 def examine(paths: Sequence[Path]) -> Examined:
-    """Diagnoses every trial found at ``paths``, and all other paths together as one job;
-    ``expected`` stays empty, because nothing was. Raises EvidenceError where nothing is known."""
-    found = []
+    """Diagnoses every trial found at ``paths``, what several nodes left of one once, and all other
+    paths together as one job; ``expected`` stays empty, because nothing was. Raises EvidenceError
+    where nothing is known."""
+    trials: list[Path] = []
     others = []
     for path in paths:
         folders = trial_folders(path)
-        found += [_examined(folder) for folder in folders]
+        trials += folders
         others += [path] if not folders else []
+    found = [_examined(*folders) for folders in _by_job(trials)]
     if others:
         found.append(_foreign(others))
     scenarios = dict.fromkeys(name for name, _, _ in found)
@@ -107,9 +110,18 @@ def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult, Evidence]:
     return place, result_of(trial, evidence, ", ".join(map(str, paths))), evidence
 
 
-def _examined(folder: Path) -> tuple[str, TrialResult, Evidence]:
-    trial, evidence = _trial(folder), read_trial(folder)
-    return trial.scenario, result_of(trial, evidence, str(folder)), evidence
+def _by_job(folders: Sequence[Path]) -> list[list[Path]]:
+    """Folders that watchers on several nodes left of the same start of a job belong together."""
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        found.setdefault(job_of(folder) or str(folder.resolve()), []).append(folder)
+    return list(found.values())
+
+
+def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
+    trial, evidence = _trial(folders[0]), read_trial(*folders)
+    where = ", ".join(map(str, folders))
+    return trial.scenario, result_of(trial, evidence, where), evidence
 
 
 def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:

@@ -72,15 +72,8 @@ def run(plan: Plan, options: RunOptions, observer: Observer) -> RunResult:
 def run_folder(out: Path | None, name: str) -> Path:
     """Makes the run directory: ``out``, or a new one below ``moediag-runs`` named after the time
     and the scenario. Raises UsageError when it exists and is not empty."""
-    if out is None:
-        stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        base = Path("moediag-runs")
-        out = base / f"{stamp}-{name}"
-        number = 2
-        while out.exists():
-            out = base / f"{stamp}-{name}-{number}"
-            number += 1
     try:
+        out = _new_folder(name) if out is None else out
         out.mkdir(parents=True, exist_ok=True)
         taken = any(out.iterdir())
     except OSError as error:
@@ -90,13 +83,31 @@ def run_folder(out: Path | None, name: str) -> Path:
             problem = "is a file, or below one"
         else:
             problem = f"cannot be used: {error.strerror or error}"
-        raise UsageError(f"--out {out}: {problem}", "Give a folder that can be made.") from error
+        raise UsageError(
+            f"--out {out or 'moediag-runs'}: {problem}", "Give a folder that can be made."
+        ) from error
     if taken:
         raise UsageError(
             f"--out {out}: the folder is not empty",
             "Evidence is never overwritten: give a new folder, or leave --out away.",
         )
     return out.resolve()
+
+
+def _new_folder(name: str) -> Path:
+    """Made by whoever gets it: nodes that share a disk start in the same second. Raises OSError."""
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    base = Path("moediag-runs")
+    base.mkdir(exist_ok=True)
+    number = 1
+    while True:
+        out = base / (f"{stamp}-{name}" if number == 1 else f"{stamp}-{name}-{number}")
+        try:
+            out.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return out
 
 
 @dataclass(frozen=True, slots=True)

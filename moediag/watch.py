@@ -47,11 +47,13 @@ _LAUNCHERS = frozenset(
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
     """``on_hang``: report, abort, continue, or a shell command. ``out``: the run directory, which
-    must not exist or be empty. ``stdout``, ``stderr``: file
+    must not exist or be empty. ``shared``: a folder that the watchers of all nodes of the job can
+    reach. ``stdout``, ``stderr``: file
     descriptors of the job; by default ours."""
 
     on_hang: str = REPORT
     out: Path | None = None
+    shared: Path | None = None
     job: watched.JobOptions = field(default_factory=watched.JobOptions)
     launch: LaunchOptions = field(
         default_factory=lambda: LaunchOptions(poll=0.2, graces=(10.0, 10.0, 5.0))
@@ -157,9 +159,13 @@ class _Watch:
                 self.options.launch,
                 self.on_progress,
                 lambda record, folder=folder: self._trouble(record, folder, running),  # type: ignore[misc]
+                self.options.shared,
             )
-            record = supervisor.run("watch")
-            self._finish(record, folder)
+            try:
+                record = supervisor.run("watch")
+                self._finish(record, folder)
+            finally:
+                supervisor.nodes.close()
             if not supervisor.again:
                 return record
             attempt += 1

@@ -12,6 +12,7 @@ from moediag.diagnosis import (
     detectors,
     device,
     held,
+    nodes,
     ownership,
     parts,
     programs,
@@ -73,7 +74,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         confidence=judged.confidence,
         culprits=judged.culprits,
         victims=judged.victims,
-        cause=f"{judged.cause} {told}".rstrip(),
+        cause=f"{judged.cause}{nodes.where(evidence, judged.culprits)} {told}".rstrip(),
         first_divergence=(
             shown.first_divergence(by_schedule, facts.blame) if by_schedule is not None else None
         ),
@@ -83,7 +84,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         parameters_compared=numbers.compared,
         not_seen=not_seen(evidence, aligned.not_seen),
         stacks=shown.stacks(evidence),
-        notes=judged.notes + _at_end(facts, judged) + _worker_notes(evidence),
+        notes=(
+            judged.notes + _at_end(facts, judged) + _worker_notes(evidence) + nodes.note(evidence)
+        ),
         tables=_tables(facts, parted),
         backend=evidence.backend,
         schedules=(

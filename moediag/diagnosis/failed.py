@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import cause, optimizer
+from moediag.diagnosis import cause, nodes, optimizer
 from moediag.diagnosis.facts import (
     Facts,
     Judgement,
@@ -27,6 +27,9 @@ def failed(facts: Facts) -> Judgement:
         return mismatch(facts)
     if own:
         return _crash(facts, own)
+    gone = nodes.silent(facts.evidence)
+    if gone and (divergence is None or divergence.kind == "missing"):
+        return nodes.lost(facts, _said(facts.failed))
     if divergence is not None:
         return mismatch(facts)
     if any(f.mismatch for f in facts.failed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis import cause, outside
+from moediag.diagnosis import cause, nodes, outside
 from moediag.diagnosis.facts import (
     Facts,
     Judgement,
@@ -22,6 +22,9 @@ def hang(facts: Facts) -> Judgement:
     evidence, divergence = facts.evidence, facts.divergence
     assert evidence.stall is not None
     waiting, elsewhere = evidence.stall.waiting, evidence.stall.elsewhere
+    gone = nodes.ranks_of(nodes.silent(evidence))
+    waiting = tuple(rank for rank in waiting if rank not in gone)
+    elsewhere = tuple(rank for rank in elsewhere if rank not in gone)
     if not waiting:
         return undecided(
             f"{ranks(elsewhere).capitalize()} stood still, but not in a collective: no hang of "
@@ -47,6 +50,8 @@ def hang(facts: Facts) -> Judgement:
         )
     if facts.frontier is not None:
         return _standing(facts, facts.frontier)
+    if gone and not elsewhere:
+        return nodes.stood(facts, waiting)
     few = not evidence.foreign or (len(elsewhere) < len(waiting) and not any_calls(evidence))
     if elsewhere and few:
         return Judgement(

@@ -207,6 +207,19 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """A machine that ranks of a watched job ran on. ``name``: "node 1", "host b", or "" for
+    whatever nobody told of. ``silent``: for how many seconds nothing had come from its watcher,
+    None while it spoke. ``seen``: its evidence is here."""
+
+    name: str
+    host: str
+    ranks: tuple[int, ...]
+    silent: float | None = None
+    seen: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen).
     ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known.
@@ -215,9 +228,9 @@ class Evidence:
     call tells that it was issued and whether it completed, not whether the rank waited for it.
     ``watched``: a job of somebody else that our recorder was in; nothing was to be measured.
     ``oom_kills``: processes that the kernel ended for memory on this machine meanwhile, None where
-    nobody counted. ``layout``: mesh axis -> size as the trial asked for it, outermost first; empty
-    where there is no trial. ``attached``: what other programs said of the machine while the ranks
-    stood still, by title."""
+    nobody counted. ``nodes``: of a watched job on several. ``layout``: mesh axis -> size as the
+    trial asked for it, outermost first; empty where there is no trial. ``attached``: what other
+    programs said of the machine while the ranks stood still, by title."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
@@ -232,6 +245,7 @@ class Evidence:
     foreign: bool = False
     watched: bool = False
     oom_kills: int | None = None
+    nodes: tuple[Node, ...] = ()
     layout: Mapping[str, int] = field(default_factory=dict)
     attached: Mapping[str, str] = field(default_factory=dict)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import device, exits, stacks
+from moediag.evidence import device, exits, nodes, stacks
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.protocol import Outcome
@@ -28,8 +28,19 @@ MOST_ATTACHED = 20_000  # characters of each
 _RANK_FILE = re.compile(r"^rank-(\d+)\.")
 
 
-def read_trial(folder: Path) -> Evidence:
-    """Raises EvidenceError when ``folder`` is no folder."""
+def read_trial(folder: Path, *beside: Path) -> Evidence:
+    """``beside``: folders of the same start of a job that other nodes' watchers left. Raises
+    EvidenceError when ``folder`` is no folder."""
+    parts = []
+    for one in (folder, *beside):
+        known, places = nodes.read_nodes(one)
+        parts.append(nodes.Part(_read(one), known))
+        parts += [nodes.Part(_read(place)) for place in places]
+    several = len(parts) > 1 or any(part.nodes for part in parts)
+    return nodes.merged(parts) if several else parts[0].evidence
+
+
+def _read(folder: Path) -> Evidence:
     if not folder.is_dir():
         raise EvidenceError(
             f"{folder}: no such folder", "Give a trial's folder inside a run directory."

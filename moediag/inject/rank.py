@@ -36,6 +36,7 @@ class _Rank:
         self.folder = _folder()
         self.recorder: Any = None
         self.failed = False
+        self.met = False
 
     def claim(self, world_size: int | None) -> None:
         """Says who and where this process is; an exception and the end are noted from now on."""
@@ -47,6 +48,8 @@ class _Rank:
             "flight_dumps": _flight_dumps(),
         }  # fmt: skip
         protocol.write_json(self.folder / protocol.pid_file(self.rank), me)
+        if os.environ.get(protocol.ENV_JOB):
+            self.tell(None)
         from moediag.worker import parent
 
         parent.allow_tracing()
@@ -85,6 +88,20 @@ class _Rank:
         size = int(os.environ.get(protocol.ENV_SEGMENT, SEGMENT_BYTES))
         self.recorder = install(str(self.folder), self.rank, world_size, size, of_job=True)
         lifeline.stacks_beside_others(str(self.folder), self.rank)
+
+    def meet(self, module: Any) -> None:
+        """The ranks have met, for the first time: which job is it?"""
+        if not self.met and os.getpid() == _own_pid():
+            self.met = True
+            self.tell(module._get_default_store())
+
+    def tell(self, store: Any) -> None:
+        """Which job this is, as far as ``store`` or an elastic agent tell it."""
+        from moediag.inject import meeting
+
+        found = meeting.job(store)
+        if found is not None:
+            protocol.write_json(self.folder / protocol.job_file(self.rank), found)
 
     def error(self, error: BaseException) -> None:
         """The exception that ends this process, once."""
@@ -128,6 +145,8 @@ def distributed(module: Any) -> None:
         result = original(*args, **kwargs)
         if not started:
             _guarded(_after, module)
+        if _this is not None:
+            _guarded(_this.meet, module)
         return result
 
     module.init_process_group = init_process_group

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from moediag.launch import dumps
 from moediag.launch.capture import python_frames
 from moediag.launch.launcher import Running
 from moediag.launch.loads import last_loads
+from moediag.launch.nodes.together import Together
 from moediag.launch.options import LaunchOptions, OnProgress
 from moediag.launch.patience import Patience
 from moediag.launch.processes import read_stat
@@ -59,6 +61,7 @@ class JobSupervisor(Supervisor):
         options: LaunchOptions,
         on_progress: OnProgress | None,
         on_trouble: OnTrouble,
+        shared: Path | None = None,
     ) -> None:
         folder = run_folder / protocol.attempt_folder(attempt)
         trial = protocol.Trial("job", "job", "watched", purpose="watch", timeout=float("inf"))
@@ -72,13 +75,39 @@ class JobSupervisor(Supervisor):
         self._told_death = False
         self._told_at: tuple[tuple[int, int], ...] | None = None
         self._expected: int | None = None
+        self._local: int | None = None
         self._last_found = time.monotonic()
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
         self.patience = Patience(self.watchdog, options.patience, self._stacks)
+        self.nodes = Together(folder, shared, options.silence)
+
+    def run(self, kind: str) -> LaunchRecord:
+        """As of any launch; after a bad end the other nodes' evidence is here too."""
+        record = super().run(kind)
+        told = self._told_death or self.seen.stall is not None
+        badly = bool(record.deaths or record.launch_error or self._root_code or self.nodes.trouble)
+        if told or record.interrupted or not badly:
+            return record
+        try:
+            self._share()
+        except KeyboardInterrupt:
+            self.seen.interrupted = True
+        return self.record(kind)
+
+    def _share(self) -> None:
+        self.record("watch").write(self.folder)
+        self.seen.not_seen += self.nodes.share(self._look)
 
     def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
-        return self.patience.observe(now, samples)
+        stall = self.patience.observe(now, [*samples, *self.nodes.others])
+        return self.nodes.agreed(stall, samples)
+
+    def _blocked(self, ranks: Sequence[int]) -> list[int]:
+        return [*super()._blocked(ranks), *self.nodes.blocked]
+
+    def _someone_died(self) -> bool:
+        return super()._someone_died() or bool(self.nodes.deaths)
 
     def _stacks(self, ranks: Sequence[int], native: bool) -> Mapping[int, bytes]:
         pids = {rank: self.seen.pids[rank] for rank in ranks if rank in self.seen.pids}
@@ -103,8 +132,12 @@ class JobSupervisor(Supervisor):
                 self._reclaimed(rank)
         samples = super()._look()
         missing = (self._expected or 0) - len(self.ranks)
+        if self._local is None:  # nobody tells how many of the ranks are here
+            missing -= self.nodes.spoken_for
         if missing > 0 and time.monotonic() - self._last_found < LATE_RANKS:
             samples.append(RankSample(-1, known=False))
+        deaths = [death.rank for death in self.seen.deaths(self.folder)]
+        self.nodes.look(samples, self.patience, deaths)
         return samples
 
     def _discover(self) -> None:
@@ -116,7 +149,9 @@ class JobSupervisor(Supervisor):
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
                     raw = json.loads(path.read_text(encoding="utf-8"))
-                    self._expected = raw.get("local_ranks") or raw.get("world_size")
+                    self._local = raw.get("local_ranks")
+                    self._expected = self._local or raw.get("world_size")
+                    self.nodes.world = max(self.nodes.world, raw.get("world_size") or 0)
         self.ranks = sorted(found)
 
     def _reclaimed(self, rank: int) -> None:
@@ -180,6 +215,7 @@ class JobSupervisor(Supervisor):
             if self._told_at == tuple((s.rank, s.progress) for s in samples):
                 return True  # still the stall that was told
             self._told_at = None
+            self.nodes.went_on()
             self.seen.notes.append(_pause(self.seen.stall))
             self.seen.stall = None
         if not super()._died(now, samples):
@@ -192,6 +228,7 @@ class JobSupervisor(Supervisor):
 
     def _tell_trouble(self) -> bool:
         """Whether the job is to be ended now."""
+        self._share()
         then = self._on_trouble(self.record("watch"))
         self._leaves = then is Then.LEAVE
         return then is Then.END
@@ -216,7 +253,9 @@ class JobSupervisor(Supervisor):
             if rank in self.seen.exits:
                 continue
             if pid == self.running.root and self._root_code is not None:
-                self.seen.exits[rank] = status_of(self._root_code)
+                status = status_of(self._root_code)
+                by_us = pid in gone and status.signal is not None
+                self.seen.exits[rank] = replace(status, by_us=by_us)
                 self.seen.ended_at[rank] = time.time()
             elif pid in gone:
                 self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)

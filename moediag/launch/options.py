@@ -14,6 +14,7 @@ class LaunchOptions:
     ``quiescence``: how long nothing may move before waiting ranks count as hung.
     ``patience``: of a watched job, how long ranks may wait for one that does nothing; see
     launch.patience.
+    ``silence``: of a watched job on several nodes, after how long without a word a node is silent.
     ``capture``: bound on collecting stacks before the ranks are ended.
     ``settle``: after a death, how long its peers get to fail by themselves before the capture.
     ``graces``: how long each step of the ladder interrupt, terminate, kill waits.
@@ -26,6 +27,7 @@ class LaunchOptions:
 
     quiescence: float = 3.0
     patience: float = 30.0
+    silence: float = 20.0
     poll: float = 0.03
     capture: float = 2.5
     settle: float = 0.3

@@ -9,7 +9,10 @@ measured against what this job did before:
 - one that computes: four times that;
 - one that compiles, imports, loads or saves a checkpoint, by its stack: forty times that;
 - ranks that wait for their devices spin, and count as waiting, by their native stacks;
-- never less than three times the longest pause that the job came out of by itself.
+- never less than three times the longest pause that the job came out of by itself;
+- ranks of a node that fell silent count as doing nothing, those that no watcher sees as computing.
+
+Ranks of other nodes are looked at by watchers there; see launch.nodes.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ AT_WORK = 40.0
 AS_BEFORE = 3.0
 STARVED = 0.1  # of the time that passes counts for a rank that wants a CPU or a disk
 _LOOK_AGAIN = 10.0  # seconds between two looks at stacks: each stops a rank for milliseconds
+_LOOK_THERE = 10.0  # seconds that the watcher of another node gets to look at its ranks' stacks
 # What a long pause may be, by the files on the stack of the rank that others wait for.
 _WORK = {
     "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/", "/torch/utils/cpp_extension"),
@@ -55,7 +59,8 @@ class Patience:
         self._work: dict[int, str] = {}
         self._on_device: set[int] = set()
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
-        self._last = 0.0
+        # When each was looked at, by the clock of its node, or ours once nothing comes from there.
+        self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock
 
@@ -73,7 +78,11 @@ class Patience:
         if not moving or not all(s.known for s in samples):
             return None
         by_stack = stall.waiting if stall is not None else ()
-        waiting = {s.rank for s in moving if s.state == "in-collective" or s.rank in by_stack}
+        waiting = {
+            s.rank
+            for s in moving
+            if not s.silent and (s.state == "in-collective" or s.blocked or s.rank in by_stack)
+        }
         away = [s for s in live if s.rank not in waiting]
         if stall is not None and all(s.stopped for s in away):
             return stall
@@ -83,22 +92,29 @@ class Patience:
         if now - self._looked > _LOOK_AGAIN:
             self._looked = now
             self._look([s.rank for s in away], not waiting)
-        waiting |= self._on_device
+        waiting |= self._on_device | {s.rank for s in away if s.on_device}
         away = [s for s in away if s.rank not in waiting]
         elapsed = min((self._own[s.rank] for s in away), default=quiet)
-        if not waiting or elapsed < self._limit(away, quiet):
+        limit = self._limit(away, quiet)
+        if not waiting or elapsed < limit:
+            return None
+        if elapsed < limit + _LOOK_THERE and not all(s.looked or s.silent for s in away):
             return None
         return self.watchdog.stall(live, sorted(waiting))
 
     def _count(self, now: float, samples: Sequence[RankSample]) -> None:
         """A rank's own time goes on while it sleeps, and as far as it gets a CPU while it wants
         one: a busy box stretches an evaluation, too. A disk that never answers counts a little."""
-        passed = now - self._last
         for s in samples:
+            clock = _clock(s, now)
+            before = self._last.get(s.rank, clock)
+            passed = max(0.0, clock[1] - before[1]) if clock[0] == before[0] else 0.0
             cpu = s.cpu - self._last_cpu.get(s.rank, s.cpu)
             own = min(passed, max(cpu, STARVED * passed)) if s.runnable else passed
             self._own[s.rank] = self._own.get(s.rank, 0.0) + own
-        self._last, self._last_cpu = now, {s.rank: s.cpu for s in samples}
+            if s.silent:  # no clock there that could be read
+                self._own[s.rank] = now - self._since
+            self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
     def _look(self, ranks: Sequence[int], native: bool) -> None:
         """What ``ranks`` are at that are in no collective; where no rank is in one, whether they
@@ -114,19 +130,38 @@ class Patience:
         self._since, self._looked = now, -_LOOK_AGAIN
         self._work, self._on_device = {}, set()
         self._cpu = {s.rank: s.cpu for s in samples}
-        self._last, self._last_cpu, self._own = now, self._cpu, {}
+        self._last = {s.rank: _clock(s, now) for s in samples}
+        self._last_cpu, self._own = dict(self._cpu), {}
 
     def _limit(self, away: Sequence[RankSample], quiet: float) -> float:
         factor = 1.0
         for s in away:
-            busy = s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * quiet
-            factor = max(factor, BUSY if busy else 1.0, AT_WORK if self._work.get(s.rank) else 1.0)
+            if s.silent:
+                continue
+            busy = s.unseen or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * quiet
+            works = s.work or self._work.get(s.rank)
+            factor = max(factor, BUSY if busy else 1.0, AT_WORK if works else 1.0)
         return max(factor * self.seconds, AS_BEFORE * self.longest)
+
+    @property
+    def looked(self) -> bool:
+        """Whether stacks were looked at in this pause."""
+        return self._looked > 0.0
+
+    @property
+    def on_device(self) -> frozenset[int]:
+        """Ranks whose stack shows that they wait for their devices."""
+        return frozenset(self._on_device)
 
     @property
     def work(self) -> Mapping[int, str]:
         """What ranks are at that others wait for, where a stack told it."""
         return {rank: text for rank, text in self._work.items() if text}
+
+
+def _clock(s: RankSample, now: float) -> tuple[bool, float]:
+    """Whether it is ours, and what it shows."""
+    return (True, now) if s.at is None else (False, s.at)
 
 
 def work_of(dump: bytes) -> str:

@@ -162,10 +162,13 @@ class Supervisor:
         """The evidence of a stall is on disk: whether the ranks are ended now."""
         return True
 
+    def _someone_died(self) -> bool:
+        return any(s.code != 0 for s in self.seen.exits.values())
+
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
         """On the first bad end: gives the peers a moment to fail by themselves, looks at those that
         live, then lets the agent end them."""
-        if not any(s.code != 0 for s in self.seen.exits.values()):
+        if not self._someone_died():
             return False
         if self._first_death is None:
             self._first_death = now

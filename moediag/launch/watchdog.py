@@ -28,7 +28,12 @@ MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judg
 class RankSample:
     """One look at one rank. ``known``: its pid is known; ``alive``: it runs; ``progress`` is the
     heartbeat's counter, -1 without one; ``cpu`` in seconds; ``runnable``: main thread in R or D;
-    ``stopped``: by SIGSTOP."""
+    ``stopped``: by SIGSTOP.
+
+    Of a rank on another node: ``at``: when its watcher looked, on a clock of that node (None: now,
+    here); ``work``, ``on_device``, ``blocked``: what that watcher read off its stack, ``looked``:
+    whether it did so in this pause; ``silent``: nothing comes from that node any more; ``unseen``:
+    nothing ever came."""
 
     rank: int
     known: bool = True
@@ -40,6 +45,13 @@ class RankSample:
     cpu: float = 0.0
     runnable: bool = False
     stopped: bool = False
+    at: float | None = None
+    work: str = ""
+    on_device: bool = False
+    blocked: bool = False
+    looked: bool = True
+    silent: bool = False
+    unseen: bool = False
 
 
 class Watchdog:
@@ -68,6 +80,7 @@ class Watchdog:
         self._cpu: dict[int, float] = {}
         self._looks = 0
         self._runnable: dict[int, int] = {}
+        self.by_stack: tuple[int, ...] = ()  # what ``blocked`` said last in this pause
 
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         """``now``: any clock in seconds that only this method sees. None while all is well."""
@@ -90,6 +103,7 @@ class Watchdog:
         waiting = [s.rank for s in live if s.state == "in-collective"]
         if not waiting:
             waiting = list(self._blocked([s.rank for s in live]))
+            self.by_stack = tuple(waiting)
         if not waiting:
             self._restart(now, samples)
             return None
@@ -129,6 +143,7 @@ class Watchdog:
         self._cpu = {s.rank: s.cpu for s in samples}
         self._looks = 0
         self._runnable = {}
+        self.by_stack = ()
 
     def stall(self, samples: Sequence[RankSample], waiting: Sequence[int]) -> Stall:
         """What was seen of a stall; a stopped rank does not wait."""

@@ -53,7 +53,8 @@ def environment(
 ) -> dict[str, str]:
     """``base`` and what puts the recorder into every rank; nothing else is changed."""
     env = dict(base)
-    for name in (protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_GUARD):
+    of_another = (protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD)
+    for name in of_another:
         env.pop(name, None)  # this may itself run inside a watched job
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = os.pathsep.join([str(INJECTED), *([path] if path else [])])

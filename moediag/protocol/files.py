@@ -18,6 +18,8 @@ ENV_PACKAGE = "MOEDIAG_PACKAGE"
 ENV_RANK_PID = "MOEDIAG_RANK_PID"
 ENV_ATTEMPT = "MOEDIAG_ATTEMPT"
 ENV_SEGMENT = "MOEDIAG_SEGMENT_BYTES"
+# What the elastic agents of all nodes agreed to call this start of their ranks, see job_file.
+ENV_JOB = "MOEDIAG_JOB"
 
 TRIAL_FILE = "trial.json"
 # In the run directory of a watched job: one line for each process that could not be recorded.
@@ -34,6 +36,20 @@ def pid_file(rank: int) -> str:
     where the rank does not know) and flight_dumps, prefixes of what torch's watchdog writes. Lets
     the watchdog find the rank before its first heartbeat."""
     return f"rank-{rank}.pid"
+
+
+def job_file(rank: int) -> str:
+    """JSON of a watched job: ``job``, a token that all ranks of one start of the job have in common
+    and no other start has; ``node``, the number of this rank's node (null where nobody numbers
+    them); ``store``, ``[host, port]`` of the TCP store that ranks meet at, null for another kind;
+    ``python``, its interpreter."""
+    return f"rank-{rank}.job.json"
+
+
+# In an attempt's folder: the nodes of the job as the watcher of one of them knows them, see
+# evidence.nodes. The evidence of the others is in NODES_FOLDER, a folder for each.
+NODES_FILE = "nodes.json"
+NODES_FOLDER = "nodes"
 
 
 def events_file(rank: int) -> str:

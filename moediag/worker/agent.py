@@ -177,6 +177,7 @@ def observe(
     def start_all(self: Any, worker_group: Any) -> Any:
         with seat.harmless():
             seat.next()
+            seat.meet(getattr(worker_group, "store", None))
         by_local_rank = start(self, worker_group)
         started()
         with seat.harmless():
@@ -222,6 +223,15 @@ class _Seat:
         folder.mkdir(parents=True, exist_ok=True)
         self.observer = Observer(folder, JOB_GRACES)
         self.observer.report("agent", pid=os.getpid())
+
+    def meet(self, store: Any) -> None:
+        """``store``: where the agents of all nodes have just met, a new one each time. The ranks
+        inherit what they call this start."""
+        os.environ.pop(protocol.ENV_JOB, None)
+        if self._of_job and store is not None:
+            from moediag.inject import meeting
+
+            os.environ[protocol.ENV_JOB] = meeting.token(store)
 
     @contextlib.contextmanager
     def harmless(self) -> Iterator[None]:

@@ -115,3 +115,12 @@ def test_an_interrupted_run_says_so_in_its_result(
     with pytest.raises(Interrupted, match="after 0 of 2 trials"):
         run(monkeypatch, tmp_path, planned(), {})
     assert read_result(tmp_path).incomplete == "interrupted after 0 of 2 trials"
+
+
+def test_two_that_start_in_the_same_second_get_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that share a disk; neither sees the other's folder before it makes its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    assert len({module.run_folder(None, "watch-train.py") for _ in range(3)}) == 3

@@ -1,0 +1,200 @@
+"""A job on several nodes: the evidence of each, put together to that of the whole job.
+
+Each node's watcher leaves a folder of its own; what it got of the other nodes is in folders below
+it. Their clocks may differ by any amount: what is compared across nodes are calls, and where times
+are needed the clocks are first laid over each other by the calls that both sides made.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moediag import protocol
+from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
+
+SCHEMA_VERSION = 1
+_SKEW = 1.0  # seconds; less than this may as well be one rank that is slower than another
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one node left. ``nodes``: all nodes as its watcher knew them, itself first."""
+
+    evidence: Evidence
+    nodes: tuple[Node, ...] = ()
+
+
+def read_nodes(folder: Path) -> tuple[tuple[Node, ...], tuple[Path, ...]]:
+    """The nodes that the watcher of ``folder`` knew, itself first, and the folders of those whose
+    evidence it got. Nothing where it knew of none."""
+    raw = _json(folder / protocol.NODES_FILE)
+    if raw.get("schema_version") != SCHEMA_VERSION:
+        return (), ()
+    nodes, places = [], []
+    for one in raw.get("nodes") or ():
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            silent = one["silent"]
+            node = Node(
+                str(one["name"]), str(one["host"]), tuple(sorted(int(r) for r in one["ranks"])),
+                None if silent is None else float(silent), bool(one["seen"]),
+            )  # fmt: skip
+            nodes.append(node)
+            place = folder / protocol.NODES_FOLDER / Path(str(one["key"]) or ".").name
+            if len(nodes) > 1 and node.seen and place.name and place.is_dir():
+                places.append(place)
+    return tuple(nodes), tuple(places)
+
+
+def job_of(folder: Path) -> str:
+    """The token that the folders of one start of a job have in common; "" where there is none."""
+    for path in sorted(folder.glob("rank-*.job.json")):
+        if token := str(_json(path).get("job", "")):
+            return token
+    return ""
+
+
+def merged(parts: Sequence[Part]) -> Evidence:
+    """The whole job. ``parts``: the own node first; one that is there twice counts once."""
+    nodes = _nodes(parts)
+    of_node = {rank: at for at, node in enumerate(nodes) for rank in node.ranks}
+    ranks: dict[int, RankEvidence] = {}
+    for part in parts:
+        for rank, seen in part.evidence.ranks.items():
+            if rank not in ranks or _content(seen) > _content(ranks[rank]):
+                ranks[rank] = seen
+    ranks = _one_clock({r: ranks[r] for r in sorted(ranks)}, of_node)
+    first = parts[0].evidence
+    every = [part.evidence for part in parts]
+    kills = [e.oom_kills for e in every if e.oom_kills is not None]
+    lost = tuple(dict.fromkeys(text for e in every for text in e.not_seen))
+    deaths = dict.fromkeys(rank for e in every for rank in e.deaths)
+    return replace(
+        first,
+        world_size=max(e.world_size for e in every),
+        ranks=ranks,
+        backend=next((e.backend for e in every if e.backend), ""),
+        stall=_stall([e.stall for e in every if e.stall is not None], ranks),
+        timed_out=any(e.timed_out for e in every),
+        interrupted=all(e.interrupted for e in every),
+        launch_error=first.launch_error if not any(e.deaths for e in every) else "",
+        deaths=tuple(sorted(deaths, key=lambda rank: _came_to(ranks[rank]))),
+        not_seen=lost + _not_seen(nodes, ranks),
+        oom_kills=sum(kills) if kills else None,
+        nodes=nodes,
+    )
+
+
+def _nodes(parts: Sequence[Part]) -> tuple[Node, ...]:
+    """Those whose own folders are here, then whoever else the first of these knew of. That a node
+    was silent for others stays true: what it left was found afterwards."""
+    told = [node for part in parts for node in part.nodes[1:]]
+    silent = {n.ranks: n.silent for n in told if n.silent is not None}
+    found: list[Node] = []
+    placed: set[int] = set()
+    for node in [part.nodes[0] for part in parts if part.nodes]:
+        found.append(replace(node, seen=True, silent=silent.get(node.ranks)))
+        placed |= set(node.ranks)
+    for node in told:
+        left = tuple(rank for rank in node.ranks if rank not in placed)
+        if left:
+            found.append(replace(node, ranks=left))
+            placed |= set(left)
+    return tuple(sorted(found, key=lambda node: node.ranks))
+
+
+def _stall(stalls: Sequence[Stall], ranks: Mapping[int, RankEvidence]) -> Stall | None:
+    """Who waits by anybody's word waits. Of ranks that no watcher with a stall saw, their own logs
+    tell: they were at this call, or elsewhere, until their watcher ended."""
+    if not stalls:
+        return None
+    waiting = {rank for stall in stalls for rank in stall.waiting}
+    elsewhere = {rank for stall in stalls for rank in stall.elsewhere} - waiting
+    for rank in ranks.keys() - waiting - elsewhere:
+        seen = ranks[rank]
+        if seen.collectives and not seen.finished:
+            last = seen.collectives[-1]
+            (elsewhere if last.completed or last.asynchronous else waiting).add(rank)
+    return replace(stalls[0], waiting=tuple(sorted(waiting)), elsewhere=tuple(sorted(elsewhere)))
+
+
+def _not_seen(nodes: Iterable[Node], ranks: Mapping[int, RankEvidence]) -> tuple[str, ...]:
+    found = []
+    for node in nodes:
+        if node.silent is None and node.seen:
+            continue
+        if any(_content(ranks[r]) for r in node.ranks if r in ranks):
+            continue
+        who = f"ranks {', '.join(map(str, node.ranks))}" if node.ranks else "its ranks"
+        if node.silent is not None:
+            found.append(
+                f"{node.name} ({who}): it has sent nothing for {node.silent:.0f} s, so neither "
+                "what its ranks did nor how they ended is known"
+            )
+        elif node.name:
+            found.append(f"{node.name} ({who}): it gave no evidence")
+        else:
+            found.append(f"{who}: on nodes whose watchers gave no word (moediag watch --shared)")
+    return tuple(found)
+
+
+def _came_to(seen: RankEvidence) -> tuple[int, int, int]:
+    """Orders deaths on several nodes by how far each had come: the first to go stopped first."""
+    return seen.last_step, len(seen.collectives), seen.rank
+
+
+def _content(seen: RankEvidence) -> int:
+    """How much is known; 0 of a rank of which nothing is."""
+    told = (seen.error, seen.exit, seen.stacks, seen.versions, seen.groups)
+    return len(seen.collectives) + sum(map(bool, told))
+
+
+# ------------------------------------------------------------------------ clocks
+
+
+def _one_clock(
+    ranks: Mapping[int, RankEvidence], of_node: Mapping[int, int]
+) -> dict[int, RankEvidence]:
+    """All times as the clock of the first node would have shown them, to about a step's length:
+    calls of the same group and position were issued at about the same time."""
+    issued: dict[int, dict[tuple[str, int], float]] = {}
+    for rank, seen in ranks.items():
+        of = issued.setdefault(of_node.get(rank, 0), {})
+        for call in seen.collectives:
+            if call.peer is None and call.time > 0:
+                of[call.group, call.position] = call.time
+    base = issued.get(0, {})
+    moved = dict(ranks)
+    for node, of in issued.items():
+        both = [base[at] - time for at, time in of.items() if at in base]
+        offset = statistics.median(both) if node and both else 0.0
+        if abs(offset) > _SKEW:
+            for rank, seen in ranks.items():
+                if of_node.get(rank, 0) == node:
+                    moved[rank] = _shifted(seen, offset)
+    return moved
+
+
+def _shifted(seen: RankEvidence, by: float) -> RankEvidence:
+    def at(time: float) -> float:
+        return time + by if time > 0 else time
+
+    error = seen.error
+    return replace(
+        seen,
+        collectives=tuple(replace(call, time=at(call.time)) for call in seen.collectives),
+        decisions=tuple(replace(one, time=at(one.time)) for one in seen.decisions),
+        error=RankError(error.type, error.message, error.where, at(error.time)) if error else None,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        return raw if isinstance(raw, dict) else {}
+    return {}

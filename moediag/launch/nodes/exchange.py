@@ -1,0 +1,140 @@
+"""The thread that speaks with the watchers of other nodes: all that touches the shared folder, so
+that a disk which does not answer holds up nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from moediag.launch.nodes.mailbox import Mailbox
+from moediag.launch.nodes.pulse import Pulse
+
+PERIOD = 0.5  # seconds between two pulses of a job on a few nodes
+_PER_NODE = 0.05  # seconds more for each: everybody reads everybody
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What lay there at ``time`` (monotonic), and of what evidence a copy is here, by key."""
+
+    time: float
+    pulses: tuple[Pulse, ...]
+    fetched: Mapping[str, int] = field(default_factory=dict)
+
+
+class Exchange:
+    """``into``: the folder below which other nodes' evidence is put."""
+
+    def __init__(self, mailbox: Mailbox, own: Pulse, evidence: Path, into: Path) -> None:
+        self.mailbox = mailbox
+        self.error = ""
+        self._own = own
+        self._evidence = evidence
+        self._into = into
+        self._lock = threading.Lock()
+        self._heard: Heard | None = None
+        self._fetched: dict[str, int] = {}
+        self._left_out: list[str] = []
+        self._asked = 0  # which evidence we are to publish
+        self._wanted = False
+        self._nodes = 0  # others that speak
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="moediag-nodes", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def say(self, **values: object) -> None:
+        """Replaces fields of our next pulse."""
+        with self._lock:
+            self._own = replace(self._own, **values)  # type: ignore[arg-type]
+
+    @property
+    def next_seq(self) -> int:
+        """Of a pulse that is certainly not written yet: the one after the one that may be."""
+        with self._lock:
+            return self._own.seq + 2
+
+    def heard(self) -> Heard | None:
+        """What was heard since the last call, if anything."""
+        with self._lock:
+            heard, self._heard = self._heard, None
+        return heard
+
+    def publish(self) -> None:
+        """Asks for our evidence, as it is now, to be given to the others."""
+        with self._lock:
+            self._asked += 1
+        self._wake.set()
+
+    def want(self) -> None:
+        """Asks for what the others have published, and will."""
+        self._wanted = True
+        self.mailbox.want()
+        self._wake.set()
+
+    @property
+    def published(self) -> bool:
+        with self._lock:
+            return self._own.published >= self._asked
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(self._left_out)
+
+    def close(self, seconds: float) -> None:
+        """The last word, and the evidence as it is then, if that can be had within ``seconds``."""
+        self.say(over=True)
+        self.publish()
+        self._stop.set()
+        self._wake.set()
+        self._thread.join(seconds)
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        while True:
+            over = self._stop.is_set()
+            try:
+                self._turn()
+                self.error = ""
+            except OSError as error:
+                self.error = f"{error.filename or self.mailbox.folder} {error.strerror or error}"
+            except Exception as error:
+                self.error = repr(error)
+            if over:
+                return
+            self._wake.wait(self._own.period)
+            self._wake.clear()
+
+    def _turn(self) -> None:
+        with self._lock:
+            asked, own = self._asked, self._own
+        if asked > own.published:
+            left = self.mailbox.publish(self._evidence, asked)
+            self.say(published=asked)
+            with self._lock:
+                self._left_out += [f"{name} was not given to the other nodes" for name in left]
+        pulses = self.mailbox.pulses()
+        self._nodes = self._nodes if pulses is None else len(pulses)
+        for pulse in (pulses or ()) if self._wanted else ():
+            if pulse.published > self._fetched.get(pulse.key, 0):
+                left = self.mailbox.fetch(pulse.key, pulse.published, self._into / pulse.key)
+                with self._lock:
+                    self._fetched[pulse.key] = pulse.published
+                    self._own = replace(self._own, has=dict(self._fetched))
+                    self._left_out += [f"{pulse.name}: {name} (too large)" for name in left]
+        with self._lock:
+            period = max(PERIOD, _PER_NODE * self._nodes)
+            said = replace(self._own, seq=self._own.seq + 1, period=period)
+        self.mailbox.put(said)
+        with self._lock:
+            self._own = replace(self._own, seq=said.seq, period=period)
+            if pulses is None:
+                return
+            self._heard = Heard(time.monotonic(), tuple(pulses), dict(self._fetched))

@@ -1,0 +1,148 @@
+"""What the words of other nodes' watchers mean here. Pure: pulses and times come from outside.
+
+Nothing here compares the clocks of two hosts. Whether a node still speaks is decided by the count
+in its pulses and by our own clock; how long a rank of it took, by two times of its own. Whether a
+stall is one is settled by an echo: a pulse that names one of ours was written after that one, so
+ranks that had not moved by then had not moved when we saw them all stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moediag.launch.nodes.pulse import Pulse, Stood
+from moediag.launch.watchdog import RankSample
+
+LATE_NODES = 60.0  # seconds after our first rank until a node that never spoke is done without
+_DEAF = 10.0  # seconds without listening (stopped, starved, or a disk that did not answer)
+_FRESH = 3.0  # periods, and a second, that a look may be old
+
+
+@dataclass(slots=True)
+class Peer:
+    """``arrived``: when its last new pulse came; ``looked``: when its last new look did."""
+
+    pulse: Pulse
+    arrived: float
+    looked: float
+
+
+class Peers:
+    """``own``: our key; ``silence``: after how many seconds without a pulse a node is silent;
+    ``joins``: others are expected to speak (there is a place where they could)."""
+
+    def __init__(self, own: str, silence: float, joins: bool, now: float) -> None:
+        self.own = own
+        self.silence = silence
+        self.joins = joins
+        self.begun = now
+        self.listened = now  # when we last heard what there is to hear
+        self.listens = True  # nobody is waited for whom we could not hear
+        self.known: dict[str, Peer] = {}
+        self._ranks: set[int] = set()  # ours
+
+    def hear(self, now: float, pulses: Iterable[Pulse]) -> None:
+        """``pulses``: what lies there now, new or old, of others and of ourselves."""
+        if now - self.listened > _DEAF:
+            for each in self.known.values():  # what came meanwhile is not late
+                each.arrived = each.looked = now
+        self.listened = now
+        for pulse in pulses:
+            if pulse.key == self.own:
+                continue
+            peer = self.known.get(pulse.key)
+            if peer is None:
+                self.known[pulse.key] = Peer(pulse, now, now)
+            elif pulse.seq > peer.pulse.seq:
+                peer.looked = now if pulse.look > peer.pulse.look else peer.looked
+                peer.pulse, peer.arrived = pulse, now
+
+    def silent_for(self, peer: Peer) -> float | None:
+        """Seconds since it was last heard of, once those are too many; as far as we listened."""
+        quiet = self.listened - peer.arrived
+        return quiet if quiet > self.silence and not peer.pulse.over else None
+
+    def _speaks(self, peer: Peer) -> bool:
+        return self.listens and self.silent_for(peer) is None
+
+    def samples(self, now: float, own: Iterable[int], world: int) -> list[RankSample]:
+        """All ranks of the world that are not ``own``, as they are known here."""
+        found: dict[int, RankSample] = {}
+        self.listens = now - self.listened < LATE_NODES
+        self._ranks = own = set(own)
+        for peer in self.current:
+            silent = self.silent_for(peer) is not None
+            late = now - peer.looked > _FRESH * peer.pulse.period + 1.0
+            for s in peer.pulse.samples:
+                if silent and s.alive:
+                    found[s.rank] = replace(s, silent=True, state="silent", runnable=False)
+                elif not self.listens and s.alive:
+                    found[s.rank] = replace(s, unseen=True, state="unseen", at=None)
+                elif late and s.alive and not peer.pulse.over:
+                    found[s.rank] = replace(s, known=False)
+                else:
+                    found[s.rank] = s
+        waits = self.joins and now - self.begun < LATE_NODES
+        for rank in set(range(world)) - found.keys():
+            found[rank] = RankSample(rank, known=not waits, unseen=not waits)
+        return [found[rank] for rank in sorted(found.keys() - own)]
+
+    @property
+    def current(self) -> list[Peer]:
+        """Without those that ended and whose ranks are somebody else's now: started again under
+        the name of the start before."""
+        placed, found = set(self._ranks), []
+        for peer in sorted(self.known.values(), key=lambda p: (p.pulse.over, -p.arrived)):
+            if not placed & set(peer.pulse.ranks):
+                placed |= set(peer.pulse.ranks)
+                found.append(peer)
+        return found
+
+    @property
+    def deaths(self) -> tuple[int, ...]:
+        return tuple(rank for peer in self.current for rank in peer.pulse.deaths)
+
+    def echoed(self, seq: int) -> bool:
+        """Whether everybody who speaks has heard our pulse ``seq``."""
+        return all(
+            peer.pulse.heard.get(self.own, -1) >= seq
+            for peer in self.current
+            if not peer.pulse.over and self._speaks(peer)
+        )
+
+    def stood(self, samples: Sequence[RankSample]) -> Stood | None:
+        """A stall that somebody else has found, if it is one by what is known here too."""
+        here = progress_of(samples)
+        for peer in self.current:
+            stood = peer.pulse.stood
+            if stood is not None and all(
+                here.get(rank, number) == number for rank, number in stood.progress.items()
+            ):
+                return stood
+        return None
+
+    def owing(self, number: int, fetched: Mapping[str, int]) -> list[str]:
+        """Names of nodes whose evidence ``number`` (or last one) was not published, or not
+        fetched. A silent one owes nothing any more."""
+        found = []
+        for peer in self.current:
+            done = peer.pulse.published >= number or peer.pulse.over
+            here = fetched.get(peer.pulse.key, 0) >= peer.pulse.published
+            if not (done and here) and self._speaks(peer):
+                found.append(peer.pulse.name)
+        return found
+
+    def lacking(self, number: int) -> list[str]:
+        """Names of nodes that have yet to fetch our evidence ``number``."""
+        return [
+            peer.pulse.name
+            for peer in self.current
+            if peer.pulse.has.get(self.own, 0) < number
+            and not peer.pulse.over
+            and self._speaks(peer)
+        ]
+
+
+def progress_of(samples: Iterable[RankSample]) -> dict[int, int]:
+    return {s.rank: s.progress for s in samples if s.rank >= 0 and not s.unseen}

@@ -1,0 +1,187 @@
+"""Carries what watchers of a job say to each other through the job's own rendezvous store.
+
+A process of its own, started by a watcher with the job's Python where nodes share no folder: a
+store that does not answer holds up this process and no rank. It talks to the store as one more
+client, with keys of its own, and keeps a folder on each node as if it were shared: what the watcher
+writes in its part of it goes out, what the others write comes in. Standard library and torch,
+nothing else of moediag, because it runs as a script.
+
+    courier.py HOST PORT JOB KEY FOLDER PARENT
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import datetime
+import json
+import os
+import re
+import signal
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+PERIOD = 0.4  # seconds between two turns
+ANSWER = 10.0  # seconds that the store gets to answer
+CHUNK = 512 * 1024  # characters of one value
+MOST_CHARACTERS = 8 * 1024 * 1024  # of one node's evidence, compressed: the store keeps it
+MOST_BYTES = 256 * 1024 * 1024  # of what comes in from one node
+MOST_NODES = 4096
+LINK_FILE = "link.json"  # grows with each turn that the store answered
+WANT_FILE = "want"  # the watcher reads the others' evidence
+PULSE_FILE = "pulse.json"
+_NAME = re.compile(r"(?:capture/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_KEY = re.compile(r"[0-9a-f]{8,64}")
+# Small and telling first; what does not fit is left out.
+_LAST = (".events.jsonl", ".flight.json", ".native.txt", ".pystack.txt", ".older.jsonl", ".log")
+
+
+class Courier:
+    """``store``: anything with set, get, check and add of torch's stores. ``own``: the key of the
+    watcher, whose part of ``folder`` goes out."""
+
+    def __init__(self, store: Any, job: str, own: str, folder: Path) -> None:
+        self._store = store
+        self._prefix = f"moediag/{job}/"
+        self._own = own
+        self._folder = folder
+        self._turns = 0
+        self._keys: Dict[int, str] = {}  # by number of arrival
+        self._sent = 0
+        self._came: Dict[str, int] = {}  # which evidence of a node is here
+        self._said = ""
+        self._joined = False
+
+    def turn(self) -> None:
+        """Out with what is new here, in with what is new there. Raises what the store raises."""
+        if not self._joined:
+            self._set(f"node/{self._store.add(self._prefix + 'nodes', 1)}", self._own)
+            self._joined = True
+        self._send()
+        count = min(int(self._store.add(self._prefix + "nodes", 0)), MOST_NODES)
+        for number in set(range(1, count + 1)) - self._keys.keys():
+            key = self._get(f"node/{number}")
+            if key is not None and _KEY.fullmatch(key):
+                self._keys[number] = key
+        for key in set(self._keys.values()) - {self._own}:
+            self._receive(key)
+        self._turns += 1
+        _write(self._folder / LINK_FILE, json.dumps({"turns": self._turns}).encode())
+
+    def _send(self) -> None:
+        mine = self._folder / self._own
+        try:
+            text = (mine / PULSE_FILE).read_text(encoding="utf-8")
+        except OSError:
+            return
+        number = int(json.loads(text).get("published", 0))
+        if number > self._sent:  # before the pulse that says that it is there
+            chunks = pack(mine / f"evidence-{number}")
+            for at, chunk in enumerate(chunks):
+                self._set(f"evidence/{self._own}/{number}/{at}", chunk)
+            self._set(f"evidence/{self._own}/{number}", str(len(chunks)))
+            self._sent = number
+        if text != self._said:
+            self._set(f"pulse/{self._own}", text)
+            self._said = text
+
+    def _receive(self, key: str) -> None:
+        text = self._get(f"pulse/{key}")
+        if text is None:
+            return
+        place = self._folder / key
+        place.mkdir(parents=True, exist_ok=True)
+        pulse = json.loads(text)
+        number = int(pulse.get("published", 0))
+        wanted = (self._folder / self._own / WANT_FILE).exists()
+        if wanted and number > self._came.get(key, 0):
+            count = int(self._get(f"evidence/{key}/{number}") or 0)
+            chunks = [self._get(f"evidence/{key}/{number}/{at}") for at in range(count)]
+            unpack([chunk for chunk in chunks if chunk], place / f"evidence-{number}")
+            self._came[key] = number
+        pulse["published"] = self._came.get(key, 0)  # the watcher fetches from here
+        _write(place / PULSE_FILE, json.dumps(pulse).encode())
+
+    def _set(self, name: str, text: str) -> None:
+        self._store.set(self._prefix + name, text)
+
+    def _get(self, name: str) -> Optional[str]:
+        """None where there is no such key: a plain get would wait for it."""
+        if not self._store.check([self._prefix + name]):
+            return None
+        return str(self._store.get(self._prefix + name).decode("utf-8"))
+
+
+def pack(place: Path) -> List[str]:
+    """A folder of evidence as texts, the most telling files first, at most MOST_CHARACTERS."""
+    paths = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else []
+    chunks: List[str] = []
+    room = MOST_CHARACTERS
+    for name, path in sorted(((p.relative_to(place).as_posix(), p) for p in paths), key=_rank):
+        body = base64.b64encode(zlib.compress(path.read_bytes(), 6)).decode("ascii")
+        if len(body) <= room:
+            room -= len(body)
+            pieces = range(0, max(len(body), 1), CHUNK)
+            chunks += [json.dumps([name, body[at : at + CHUNK]]) for at in pieces]
+    return chunks
+
+
+def unpack(chunks: List[str], place: Path) -> None:
+    """Writes what :func:`pack` made; names that lead elsewhere are left out."""
+    place.mkdir(parents=True, exist_ok=True)
+    bodies: Dict[str, List[str]] = {}
+    for chunk in chunks:
+        name, body = json.loads(chunk)
+        bodies.setdefault(str(name), []).append(str(body))
+    room = MOST_BYTES
+    for name, parts in bodies.items():
+        if not _NAME.fullmatch(name):
+            continue
+        data = zlib.decompressobj().decompress(base64.b64decode("".join(parts)), room + 1)
+        if len(data) <= room:
+            room -= len(data)
+            (place / name).parent.mkdir(exist_ok=True)
+            _write(place / name, data)
+
+
+def _rank(found: Tuple[str, Path]) -> Tuple[int, str]:
+    name = found[0]
+    return next((n for n, end in enumerate(_LAST, 1) if name.endswith(end)), 0), name
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _end_with(parent: int) -> None:
+    """The kernel ends this process with the watcher."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+def main() -> None:
+    host, port, job, own, folder, parent = sys.argv[1:]
+    _end_with(int(parent))
+    os.nice(10)
+    # Our neighbours are not to be taken for modules of the same name.
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
+    from torch.distributed import TCPStore
+
+    limit = datetime.timedelta(seconds=ANSWER)
+    store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
+    courier = Courier(store, job, own, Path(folder))
+    while os.getppid() == int(parent):
+        courier.turn()
+        time.sleep(PERIOD)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""`moediag watch` on two nodes: two agents on the loopback, each under a watcher of its own. On one
+machine a node that is killed closes its connections, which a power cut does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from moediag import examine
+from tests.victims.table import JOBS, marked
+
+pytestmark = pytest.mark.e2e
+
+QUICK = ("--quiescence", "1", "--patience", "2", "--silence", "3")
+LIMIT = 120.0  # seconds
+
+
+@dataclass
+class Nodes:
+    """Watchers started so far, by the number of their node."""
+
+    folder: Path
+    shared: bool = True
+    options: Sequence[str] = ("--on-hang", "abort", *QUICK)
+    port: int = 0
+    watchers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, command: Sequence[str], **environment: str) -> None:
+        number = len(self.watchers)
+        env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", **environment)
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        own = ["--json", "--out", str(self.run(number))]
+        own += ["--shared", str(self.folder / "shared")] if self.shared else []
+        line = [sys.executable, "-m", "moediag", "watch", *own, *self.options, "--", *command]
+        with (self.folder / f"{number}.err").open("w") as err:
+            self.watchers.append(
+                subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
+            )
+
+    def agents(self, *victim: str, ranks: Sequence[int]) -> None:
+        """A torchrun for each node."""
+        for number, mine in enumerate(ranks):
+            self.start(
+                [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(ranks)),
+                 "--node-rank", str(number), "--nproc-per-node", str(mine),
+                 "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1",
+                 str(JOBS), *victim]
+            )  # fmt: skip
+
+    def tasks(self, *victim: str, world: int) -> None:
+        """One rank a node, as srun starts them: nobody is above them."""
+        for rank in range(world):
+            self.start(
+                [sys.executable, str(JOBS), *victim], RANK=str(rank), WORLD_SIZE=str(world),
+                LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=str(rank),
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port),
+            )  # fmt: skip
+
+    def run(self, number: int) -> Path:
+        return self.folder / f"run-{number}"
+
+    def result(self, number: int) -> tuple[int, dict[str, Any]]:
+        """Exit code and last trial of one node's watcher."""
+        watcher = self.watchers[number]
+        out, _ = watcher.communicate(timeout=LIMIT)
+        said = (self.folder / f"{number}.err").read_text()
+        assert out, said
+        return watcher.returncode, json.loads(out)["trials"][-1]
+
+    def everything(self, number: int) -> list[psutil.Process]:
+        """A node as the power switch sees it."""
+        watcher = psutil.Process(self.watchers[number].pid)
+        return [watcher, *watcher.children(recursive=True)]
+
+    def hit(self, number: int, sig: signal.Signals) -> None:
+        for process in self.everything(number):
+            process.send_signal(sig)
+
+    def end(self) -> None:
+        for number, watcher in enumerate(self.watchers):
+            if watcher.poll() is None:
+                self.hit(number, signal.SIGKILL)
+                watcher.wait()
+            assert watcher.stdout is not None
+            watcher.stdout.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found = Nodes(tmp_path, port=port)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+def test_both_watchers_name_the_rank_on_the_other_node(nodes: Nodes) -> None:
+    nodes.tasks("data_loader", world=2)
+    for number in range(2):
+        code, trial = nodes.result(number)
+        assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
+        assert "waits for data" in trial["cause"]
+        assert "Rank 1 runs on node 1" in trial["cause"]
+        assert trial["world_size"] == 2
+
+
+@pytest.mark.wide
+def test_a_rank_that_skips_a_collective(nodes: Nodes) -> None:
+    nodes.agents("skips", ranks=(1, 2))
+    for number in range(2):
+        code, trial = nodes.result(number)
+        assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
+        assert trial["victims"] == [0, 2]
+        assert any(line in trial["cause"] for line in marked("skips"))
+        assert "Rank 1 runs on node 1" in trial["cause"]
+    (again,) = examine.examine([nodes.run(0), nodes.run(1)]).result.trials
+    assert (again.verdict, again.culprits, again.victims) == ("hang", (1,), (0, 2))
+    assert again.cause == trial["cause"]
+
+
+@pytest.mark.wide
+def test_a_node_that_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(2, 1))
+    wait_for(tmp_path / "trains")
+    nodes.hit(1, signal.SIGKILL)
+    code, trial = nodes.result(0)
+    assert (code, trial["culprits"]) == (1, [2]), trial["cause"]
+    assert trial["verdict"] in ("crash", "hang")
+    assert "ode 1 (" in trial["cause"]
+    assert "rank 2) has sent nothing for" in trial["cause"]
+    assert any(text.startswith("node 1 (ranks 2)") for text in trial["not_seen"])
+
+
+@pytest.mark.wide
+def test_a_node_that_is_cut_off(nodes: Nodes, tmp_path: Path) -> None:
+    """Its connections stay open and nothing moves on them: watcher, agent and ranks are stopped."""
+    nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 2))
+    wait_for(tmp_path / "trains")
+    nodes.hit(1, signal.SIGSTOP)
+    code, trial = nodes.result(0)
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1, 2]), trial["cause"]
+    assert "ode 1 (" in trial["cause"]
+    assert "has sent nothing for" in trial["cause"]
+    assert "all_reduce" in trial["cause"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("victim", "ranks"), [("clean", (1, 1)), ("slow", (2, 2))])
+def test_a_healthy_job(victim: str, ranks: tuple[int, ...], nodes: Nodes) -> None:
+    nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1")
+    nodes.agents(victim, ranks=ranks)
+    for number in range(2):
+        code, trial = nodes.result(number)
+        assert (code, trial["verdict"]) == (0, "clean"), trial["cause"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("agents", [True, False])
+def test_without_a_folder_that_they_share_they_meet_at_the_store(
+    agents: bool, nodes: Nodes
+) -> None:
+    """Of torch's agent, or of rank 0, where nobody is above the ranks."""
+    nodes.shared = False
+    if agents:
+        nodes.agents("skips", ranks=(1, 2))
+    else:
+        nodes.tasks("data_loader", world=2)
+    for number in range(2):
+        code, trial = nodes.result(number)
+        assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", [1]), trial["cause"]
+        assert "Rank 1 runs on node 1" in trial["cause"]
+
+
+@pytest.mark.wide
+def test_a_store_that_died_with_its_node_makes_nobody_a_culprit(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    """Node 1 hears nothing any more and cannot tell the node from the store."""
+    nodes.shared = False
+    nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1", "--silence", "3")
+    nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 1))
+    wait_for(tmp_path / "trains")
+    wait_for_peers(nodes.run(1) / "attempt-0" / "carried")
+    nodes.hit(0, signal.SIGSTOP)
+    code, trial = nodes.result(1)
+    assert (code, trial["verdict"], trial["culprits"]) == (1, "hang", []), trial["cause"]
+    assert any("the job's store" in text for text in trial["not_seen"])
+
+
+def wait_for_peers(carried: Path) -> None:
+    """Until both nodes have spoken there."""
+    deadline = time.monotonic() + LIMIT
+    while len(list(carried.glob("*/*/pulse.json"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,45 @@
+"""Which job it is, by the store at which its ranks meet."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from torch.distributed import HashStore, PrefixStore
+
+from moediag import protocol
+from moediag.inject import meeting
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (protocol.ENV_JOB, "GROUP_RANK", "SLURM_NODEID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_all_that_ask_one_store_get_one_name() -> None:
+    store = HashStore()
+    found = meeting.job(store)
+    assert found is not None
+    assert meeting.job(store) == found
+    assert found["python"] == sys.executable
+    assert found["store"] is None  # no address that another process could go to
+    assert found["node"] is None
+    other = meeting.job(HashStore())
+    assert other is not None
+    assert other["job"] != found["job"]
+
+
+def test_each_rendezvous_of_agents_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    first, second = (meeting.token(PrefixStore(f"round.{n}", store)) for n in range(2))
+    assert first != second
+    monkeypatch.setenv(protocol.ENV_JOB, second)
+    monkeypatch.setenv("GROUP_RANK", "3")
+    found = meeting.job(None)
+    assert found is not None
+    assert (found["job"], found["node"]) == (second, 3)
+
+
+def test_without_a_store_nobody_tells() -> None:
+    assert meeting.job(None) is None

@@ -1,0 +1,412 @@
+"""Watchers of several nodes without a node: what they say to each other and make of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag import protocol
+from moediag.evidence.model import Stall
+from moediag.launch.nodes import mailbox, together
+from moediag.launch.nodes.exchange import Exchange
+from moediag.launch.nodes.mailbox import Mailbox
+from moediag.launch.nodes.peers import LATE_NODES, Peers
+from moediag.launch.nodes.pulse import Pulse, Stood, of_json
+from moediag.launch.nodes.together import Together
+from moediag.launch.patience import Patience
+from moediag.launch.watchdog import RankSample, Watchdog
+
+US, THEM = "a" * 16, "b" * 16
+JOB = "c" * 32
+WAITS = RankSample(0, state="in-collective", progress=7, step=3)
+IDLE = RankSample(1, state="running", progress=6, step=3, at=1e6)
+
+
+def pulse(seq: int, *samples: RankSample, **values: Any) -> Pulse:
+    return Pulse(THEM, "b", 1, seq=seq, look=seq, samples=samples or (IDLE,), **values)
+
+
+def peers(silence: float = 20.0, joins: bool = True) -> Peers:
+    return Peers(US, silence, joins, 0.0)
+
+
+# ------------------------------------------------------------------------ pulses
+
+
+def test_a_pulse_says_the_same_when_it_is_read() -> None:
+    said = pulse(
+        3, replace(IDLE, work="imports", cpu=1.5), heard={US: 4}, deaths=(1,),
+        stood=Stood({0: 7, 1: 6}, (0,), (1,)), published=2, over=True,
+    )  # fmt: skip
+    assert of_json(json.loads(json.dumps(said.to_json()))) == said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": 9}, {"key": "../../etc"}, {"samples": {"x": {}}}, {"samples": None},
+        {"seq": "many"}, {"stood": {"progress": 1}}, {"heard": []}, {"ranks": 1, "deaths": 5},
+    ],
+)  # fmt: skip
+def test_what_is_no_pulse_is_refused(change: Mapping[str, Any]) -> None:
+    raw = {**json.loads(json.dumps(pulse(1).to_json())), **change}
+    with pytest.raises(ValueError):
+        of_json(raw)
+
+
+# ------------------------------------------------------------------------ who is there
+
+
+def test_a_node_that_speaks_is_as_it_says() -> None:
+    known = peers()
+    known.hear(1.0, [pulse(1)])
+    assert known.samples(1.2, [0], 2) == [IDLE]
+
+
+def test_a_look_that_is_old_decides_nothing() -> None:
+    """Its watcher speaks, but is busy with a stack; or its words come late."""
+    known = peers()
+    for second in range(1, 9):
+        known.hear(second, [replace(pulse(second), look=1)])
+    (sample,) = known.samples(8.0, [0], 2)
+    assert (sample.known, sample.silent) == (False, False)
+
+
+def test_a_node_without_a_word_is_silent_by_our_clock() -> None:
+    known = peers(silence=20.0)
+    for second in range(1, 22):
+        known.hear(second, [pulse(1)])
+    assert not known.samples(21.0, [0], 2)[0].silent
+    known.hear(21.5, [pulse(1)])
+    (sample,) = known.samples(21.5, [0], 2)
+    assert (sample.silent, sample.known, sample.state) == (True, True, "silent")
+
+
+def test_a_node_that_said_goodbye_is_not_silent() -> None:
+    known = peers()
+    gone = replace(IDLE, alive=False)
+    for second in range(90):
+        known.hear(second, [pulse(1, gone, over=True)])
+    assert known.samples(90.0, [0], 2) == [gone]
+
+
+def test_who_did_not_listen_calls_nobody_silent() -> None:
+    """The shared disk did not answer for an hour, then does; or we ourselves were stopped."""
+    known = peers()
+    known.hear(1.0, [pulse(1)])
+    (sample,) = known.samples(3600.0, [0], 2)
+    assert (sample.unseen, sample.silent) == (True, False)
+    known.hear(3600.0, [pulse(1)])
+    assert not known.samples(3600.5, [0], 2)[0].silent
+
+
+def test_a_node_that_never_spoke_is_waited_for_and_then_done_without() -> None:
+    known = peers()
+    known.hear(LATE_NODES + 1, [])
+    assert not known.samples(LATE_NODES - 1, [0], 2)[0].known
+    (sample,) = known.samples(LATE_NODES + 1, [0], 2)
+    assert (sample.known, sample.unseen) == (True, True)
+    assert peers(joins=False).samples(0.0, [0], 2)[0].unseen
+
+
+def test_a_start_before_this_one_is_not_this_one() -> None:
+    """Its ranks are somebody else's now."""
+    known = peers()
+    known.hear(1.0, [pulse(9, replace(IDLE, alive=False), over=True, deaths=(1,))])
+    assert known.deaths == (1,)
+    again = replace(pulse(1), key="d" * 16)
+    known.hear(2.0, [pulse(9, replace(IDLE, alive=False), over=True, deaths=(1,)), again])
+    assert known.samples(2.0, [0], 2) == [IDLE]
+    assert known.deaths == ()
+
+
+def test_a_stall_of_another_node_is_ours_where_our_ranks_stand_as_it_says() -> None:
+    known = peers()
+    stood = Stood({0: 7, 1: 6}, (0,), (1,))
+    known.hear(1.0, [pulse(1, stood=stood)])
+    assert known.stood([WAITS, IDLE]) == stood
+    assert known.stood([replace(WAITS, progress=8), IDLE]) is None
+
+
+# ------------------------------------------------------------------------ patience
+
+
+def called(others: Any, until: float = 400.0) -> float | None:
+    """When a job is called hung whose rank 0 waits here, with a patience of 10 s."""
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks, _: dict.fromkeys(ranks, b"[]"))
+    for turn in range(int(until * 5)):
+        now = 1000.0 + turn / 5
+        if patience.observe(now, [WAITS, others(turn / 5)]):
+            return turn / 5
+    return None
+
+
+def test_a_rank_elsewhere_has_its_own_clock() -> None:
+    """It computes, and we hear of it every three seconds, by a clock that is 10 days ahead."""
+
+    def computes(t: float) -> RankSample:
+        last = t - t % 3.0
+        return replace(IDLE, cpu=last, runnable=True, at=864_000.0 + last)
+
+    at = called(computes)
+    assert at is not None
+    assert 40.0 <= at < 45.0
+
+
+def test_a_rank_of_a_silent_node_gets_the_patience_and_one_that_nobody_sees_four_times_that() -> (
+    None
+):
+    silent = called(lambda _: replace(IDLE, silent=True, state="silent"))
+    assert silent is not None
+    assert 10.0 <= silent < 11.0
+    unseen = called(lambda _: RankSample(1, unseen=True, state="unseen"))
+    assert unseen is not None
+    assert 40.0 <= unseen < 41.0
+
+
+@pytest.mark.parametrize("ahead", [-900.0, 1e6])
+def test_a_node_that_can_no_longer_be_heard_has_no_clock(ahead: float) -> None:
+    """For two seconds it spoke, by a clock of its own."""
+
+    def script(t: float) -> RankSample:
+        if t < 2.0:
+            return replace(IDLE, at=1000.0 + ahead + t)
+        return replace(IDLE, unseen=True, state="unseen", at=None)
+
+    at = called(script)
+    assert at is not None
+    assert 40.0 <= at < 43.0
+
+
+def test_what_its_own_watcher_reads_off_its_stack_counts() -> None:
+    assert called(lambda t: replace(IDLE, at=t, work="compiles"), 390) is None
+    at = called(lambda t: replace(IDLE, at=t, looked=False))
+    assert at is not None
+    assert 20.0 <= at < 21.0  # it gets time to look
+
+
+def test_a_node_that_is_late_is_waited_for() -> None:
+    assert called(lambda _: replace(IDLE, known=False), 100) is None
+
+
+# ------------------------------------------------------------------------ the shared folder
+
+
+def evidence(folder: Path, rank: int) -> Path:
+    (folder / "capture").mkdir(parents=True)
+    (folder / protocol.events_file(rank)).write_text("log")
+    (folder / "capture" / f"rank-{rank}.proc.txt").write_text("State")
+    return folder
+
+
+def test_what_a_node_gives_is_known_files_and_nothing_else(tmp_path: Path) -> None:
+    source = evidence(tmp_path / "attempt", 1)
+    (source / "secrets.txt").write_text("mine")
+    (source / "rank-2.log").symlink_to("/etc/passwd")
+    ours, theirs = Mailbox(tmp_path / "s", JOB, US), Mailbox(tmp_path / "s", JOB, THEM)
+    assert theirs.publish(source, 1) == []
+    assert ours.fetch(THEM, 1, tmp_path / "here") == []
+    found = {p.relative_to(tmp_path / "here").as_posix() for p in (tmp_path / "here").rglob("*")}
+    assert found == {"rank-1.events.jsonl", "capture", "capture/rank-1.proc.txt"}
+
+
+def test_what_is_too_much_is_left_out_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mailbox, "MOST_BYTES", 6)
+    source = evidence(tmp_path / "attempt", 1)
+    assert mailbox.copied(source, tmp_path / "here") == ["rank-1.events.jsonl"]
+
+
+def test_a_short_log_goes_with_its_older_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = evidence(tmp_path / "attempt", 1)
+    (source / protocol.older_events_file(1)).write_text("older")
+    mailbox.copied(source, tmp_path / "both")
+    assert (tmp_path / "both" / protocol.older_events_file(1)).exists()
+    monkeypatch.setattr(mailbox, "SHORT_LOG", 2)
+    mailbox.copied(source, tmp_path / "one")
+    assert not (tmp_path / "one" / protocol.older_events_file(1)).exists()
+
+
+def test_nobody_is_waited_for_who_cannot_be_heard() -> None:
+    known = peers()
+    known.hear(1.0, [pulse(1)])
+    known.samples(30.0, [0], 2)
+    assert not known.echoed(5)
+    assert known.owing(1, {}) == known.lacking(1) == ["node 1"]
+    known.samples(1.0 + LATE_NODES, [0], 2)
+    assert known.echoed(5)
+    assert known.owing(1, {}) == known.lacking(1) == []
+
+
+def test_two_jobs_that_share_a_folder_do_not_meet(tmp_path: Path) -> None:
+    Mailbox(tmp_path, JOB, THEM).put(pulse(1))
+    assert Mailbox(tmp_path, "d" * 32, US).pulses() == []
+    assert [p.key for p in Mailbox(tmp_path, JOB, US).pulses()] == [THEM]
+
+
+def test_rubbish_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+    for name, text in (("e" * 16, "{"), ("f" * 16, "[]"), ("no key", "{}")):
+        (tmp_path / JOB / name).mkdir(parents=True)
+        (tmp_path / JOB / name / mailbox.PULSE_FILE).write_text(text)
+    impostor = tmp_path / JOB / ("d" * 16)
+    impostor.mkdir()
+    (impostor / mailbox.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
+    assert Mailbox(tmp_path, JOB, US).pulses() == []
+
+
+# ------------------------------------------------------------------------ two watchers
+
+
+class Node:
+    """One of two watchers, its thread turned by hand. ``rank`` is its number."""
+
+    def __init__(self, root: Path, rank: int) -> None:
+        self.folder = evidence(root / f"run-{rank}" / "attempt-0", rank)
+        raw = {"job": JOB, "node": rank}
+        protocol.write_json(self.folder / protocol.job_file(rank), raw)
+        self.sample = RankSample(rank, state="in-collective", progress=5)
+        self.nodes = Together(self.folder, root / "shared", 2.0)
+        self.nodes.world = 2
+        self.patience = Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {})
+        self.look()
+
+    def look(self) -> None:
+        self.nodes.look([self.sample], self.patience, ())
+
+    def turn(self) -> None:
+        assert self.nodes.exchange is not None
+        self.nodes.exchange._turn()
+        self.look()
+
+    def agreed(self, waiting: Sequence[int] = (0, 1)) -> Stall | None:
+        return self.nodes.agreed(Stall(1.0, 3.0, tuple(waiting)), [self.sample])
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
+    monkeypatch.setattr(Exchange, "start", lambda _: None)
+    monkeypatch.setattr(together, "_ASK_AGAIN", -1.0)
+    nodes = Node(tmp_path, 0), Node(tmp_path, 1)
+    for _ in range(2):
+        for node in nodes:
+            node.turn()
+    return nodes
+
+
+def test_a_stall_is_one_when_the_others_have_looked_again(two: tuple[Node, Node]) -> None:
+    here, there = two
+    assert here.agreed() is None
+    for _ in range(3):
+        here.turn()  # alone it may turn as long as it likes
+    assert here.agreed() is None
+    for _ in range(4):  # it hears, it looks, it says so, we hear
+        there.turn()
+        here.turn()
+    assert here.agreed() is not None
+
+
+def test_ranks_that_moved_meanwhile_make_it_none(two: tuple[Node, Node]) -> None:
+    here, there = two
+    assert here.agreed() is None
+    there.sample = replace(there.sample, progress=6)
+    for _ in range(3):
+        here.turn()
+        there.turn()
+        assert here.agreed() is None
+
+
+def test_both_then_see_the_same_and_have_all_of_it(two: tuple[Node, Node]) -> None:
+    here, there = two
+    while (stall := here.agreed()) is None:
+        here.turn()
+        there.turn()
+    for node in two:
+        node.turn()
+    assert there.nodes.agreed(None, [there.sample]) is not None  # although it was not so patient
+    for node in two:
+        assert node.nodes.exchange is not None
+        node.nodes.exchange.want()
+        node.nodes.exchange.publish()
+
+    def tick() -> None:
+        for node in two:
+            node.turn()
+
+    for node in two:
+        assert node.nodes.share(tick) == ()
+    assert stall.waiting == (0, 1)
+    for mine, other in ((0, 1), (1, 0)):
+        folder = two[mine].folder
+        (copy,) = (folder / protocol.NODES_FOLDER).iterdir()
+        assert (copy / protocol.events_file(other)).read_text() == "log"
+        raw = json.loads((folder / protocol.NODES_FILE).read_text())
+        assert [(n["name"], n["ranks"], n["seen"]) for n in raw["nodes"]] == [
+            (f"node {mine}", [mine], True), (f"node {other}", [other], True),
+        ]  # fmt: skip
+
+
+def test_nobody_waits_for_a_node_that_fell_silent(
+    two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = two
+    clock = [together.time.monotonic()]
+    monkeypatch.setattr(together.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(together.time, "sleep", lambda s: None)
+    begun = clock[0]
+
+    def tick() -> None:
+        clock[0] += 0.1
+        here.turn()
+
+    here.nodes.share(tick)
+    assert clock[0] - begun < 4.0  # its silence is 2 s
+    raw = json.loads((here.folder / protocol.NODES_FILE).read_text())
+    assert raw["nodes"][1]["silent"] >= 2.0
+    assert raw["nodes"][1]["seen"] is False
+
+
+def test_a_disk_that_cannot_be_written_is_said(two: tuple[Node, Node]) -> None:
+    here, _ = two
+    exchange = here.nodes.exchange
+    assert exchange is not None
+    exchange.mailbox.own = Path("/proc/nowhere")
+    exchange._stop.set()
+    exchange._run()
+    (said,) = here.nodes.not_seen()
+    assert said.startswith("other nodes (/proc/nowhere")
+
+
+def test_one_node_alone_asks_nobody(tmp_path: Path) -> None:
+    nodes = Together(tmp_path, tmp_path / "shared", 2.0)
+    nodes.world = 1
+    nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
+    stall = Stall(1.0, 3.0, (0,))
+    assert nodes.agreed(stall, [WAITS]) == stall
+    assert nodes.share(lambda: None) == ()
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_folder_ranks_elsewhere_are_neither_here_nor_there(tmp_path: Path) -> None:
+    nodes = Together(tmp_path, None, 2.0)
+    nodes.world = 2
+    nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
+    assert [s.unseen for s in nodes.others] == [True]
+    stall = nodes.agreed(Stall(1.0, 3.0, (0,), (1,)), [WAITS])
+    assert stall is not None
+    assert stall.elsewhere == ()
+
+
+def test_fields_of_a_sample_that_cross_are_those_that_are_read() -> None:
+    mine = {"rank", "known", "time", "silent", "unseen"}
+    fields = {f.name for f in dataclasses.fields(RankSample)} - mine
+    (told,) = pulse(1).to_json()["samples"].values()
+    assert set(told) == fields

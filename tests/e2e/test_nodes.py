@@ -24,7 +24,7 @@ from tests.victims.table import JOBS, marked
 pytestmark = pytest.mark.e2e
 
 QUICK = ("--quiescence", "1", "--patience", "2", "--silence", "3")
-LIMIT = 120.0  # seconds
+LIMIT = 180.0  # seconds
 
 
 @dataclass

@@ -98,7 +98,9 @@ class Patience:
         limit = self._limit(away, quiet)
         if not waiting or elapsed < limit:
             return None
-        if elapsed < limit + _LOOK_THERE and not all(s.looked or s.silent for s in away):
+        if elapsed < limit + _LOOK_THERE and not all(
+            s.looked or s.silent or s.unseen for s in away
+        ):
             return None
         return self.watchdog.stall(live, sorted(waiting))
 

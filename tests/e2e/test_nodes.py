@@ -24,7 +24,7 @@ from tests.victims.table import JOBS, marked
 pytestmark = pytest.mark.e2e
 
 QUICK = ("--quiescence", "1", "--patience", "2", "--silence", "3")
-LIMIT = 120.0  # seconds
+LIMIT = 180.0  # seconds
 
 
 @dataclass
@@ -117,6 +117,7 @@ def wait_for(path: Path) -> None:
 
 
 def test_both_watchers_name_the_rank_on_the_other_node(nodes: Nodes) -> None:
+    nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1")
     nodes.tasks("data_loader", world=2)
     for number in range(2):
         code, trial = nodes.result(number)

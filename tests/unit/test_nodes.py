@@ -177,7 +177,7 @@ def test_a_node_that_can_no_longer_be_heard_has_no_clock(ahead: float) -> None:
     def script(t: float) -> RankSample:
         if t < 2.0:
             return replace(IDLE, at=1000.0 + ahead + t)
-        return replace(IDLE, unseen=True, state="unseen", at=None)
+        return replace(IDLE, unseen=True, state="unseen", at=None, looked=False)
 
     at = called(script)
     assert at is not None

@@ -16,7 +16,8 @@ from bench.speed.sizes import Size
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
 from moediag.worker import load, models, step
 from moediag.worker.skew import RouterSkew
-from moediag.worker.wrap import Wrapped, wrap
+from moediag.worker.wrap import wrap
+from moediag.worker.wrapped import Wrapped
 
 SEED = 0
 

@@ -24,7 +24,7 @@ from moediag.protocol import Trial, write_json
 from moediag.worker import kernels
 from moediag.worker.models import NotApplicable
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped, synchronize
+from moediag.worker.wrapped import Wrapped, synchronize
 
 EAGER_EP = "under expert parallelism it raises in 5.17 and hangs in 5.18 with one-hot: see ep-step"
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ import torch
 
 from moediag.protocol import GradientError, Multiple
 from moediag.worker import place
-from moediag.worker.wrap import Select, Wrapped, clean_fqn
+from moediag.worker.wrapped import Select, Wrapped, clean_fqn
 
 # dtype of the parameters -> (rtol, atol as a share of the largest gradient of the model)
 TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}

@@ -16,7 +16,7 @@ from moediag.protocol import Outcome, SkewSpec, Trial
 from moediag.worker import step
 from moediag.worker.models import NotApplicable
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped, synchronize
+from moediag.worker.wrapped import Wrapped, synchronize
 
 
 def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:

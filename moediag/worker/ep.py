@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from moediag.protocol import Trial
 from moediag.worker import fsdp2, load, optimizers, ownership, place
 from moediag.worker.models import NotApplicable
-from moediag.worker.wrap import FSDP2, Wrapped
+from moediag.worker.wrap import FSDP2
+from moediag.worker.wrapped import Wrapped
 
 ACCELERATE_ON_CPU = (
     "accelerate never enters its FSDP path on the CPU: after Accelerator(cpu=True, "

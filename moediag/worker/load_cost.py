@@ -21,7 +21,7 @@ from moediag.worker import fsdp2, load_methods, load_model
 from moediag.worker.load_methods import Job, Missing
 from moediag.worker.models import NotApplicable
 from moediag.worker.versions import versions
-from moediag.worker.wrap import mesh_of, synchronize
+from moediag.worker.wrapped import mesh_of, synchronize
 
 STAND_IN = (
     "accelerate: its fsdp2_load_full_state_dict was called with a stand-in for the Accelerator, of "

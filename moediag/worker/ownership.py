@@ -17,7 +17,7 @@ from torch import nn
 from moediag.protocol import ExpertRows, Trial
 from moediag.worker import place
 from moediag.worker.models import Anatomy
-from moediag.worker.wrap import clean_fqn
+from moediag.worker.wrapped import clean_fqn
 
 Rows = Tuple[List[ExpertRows], List[str], int]
 

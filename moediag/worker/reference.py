@@ -26,7 +26,7 @@ from moediag.worker.load import save
 from moediag.worker.models import NotApplicable
 from moediag.worker.pretrain import pretrain
 from moediag.worker.skew import RouterSkew
-from moediag.worker.wrap import Wrapped
+from moediag.worker.wrapped import Wrapped
 
 
 def run(trial: Trial) -> None:

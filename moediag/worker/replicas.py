@@ -20,7 +20,7 @@ from torch import nn
 from moediag.protocol import Replica, Sketch, StepReplicas, Trial
 from moediag.worker import optimizers, ownership, place, slices
 from moediag.worker.slices import PlainShards
-from moediag.worker.wrap import Wrapped, clean_fqn
+from moediag.worker.wrapped import Wrapped, clean_fqn
 
 PROJECTIONS = 16
 _SEED = 20_240_613  # any number, but the same on all ranks
@@ -50,7 +50,7 @@ def _signs(block: int) -> torch.Tensor:
 
 
 class Observed(Protocol):
-    """The part of :class:`moediag.worker.wrap.Wrapped` that is looked at; ``trial`` for its
+    """The part of :class:`moediag.worker.wrapped.Wrapped` that is looked at; ``trial`` for its
     ``computes_in``."""
 
     model: nn.Module

@@ -22,7 +22,7 @@ from moediag.worker import ownership, place, reference, states, step
 from moediag.worker.saving import Way, way_of
 from moediag.worker.skew import RouterSkew
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped, clean_fqn
+from moediag.worker.wrapped import Wrapped, clean_fqn
 
 FOLDER = "saved"  # below the trial's folder, while the trial runs
 Known = List[Dict[str, List[Tuple[str, int]]]]  # by rank, FQN: (digest, expert) of each row

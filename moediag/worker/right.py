@@ -13,7 +13,7 @@ from torch import nn
 
 from moediag.protocol import Trial
 from moediag.worker import data, models, optimizers
-from moediag.worker.wrap import Wrapped
+from moediag.worker.wrapped import Wrapped
 
 
 class Right:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from moediag.protocol import ResumeSpec, Trial
 from moediag.worker.models import NotApplicable
-from moediag.worker.wrap import Wrapped
+from moediag.worker.wrapped import Wrapped
 
 
 class Way:

@@ -9,7 +9,7 @@ import torch
 
 from moediag.protocol import StateDifference
 from moediag.worker import place
-from moediag.worker.wrap import Wrapped, clean_fqn
+from moediag.worker.wrapped import Wrapped, clean_fqn
 
 Tensors = Dict[str, torch.Tensor]
 

@@ -25,7 +25,8 @@ from moediag.worker import (
 from moediag.worker.inputs import InputGradients
 from moediag.worker.skew import RouterSkew
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped, ep_rank, wrap
+from moediag.worker.wrap import wrap
+from moediag.worker.wrapped import Wrapped, ep_rank
 
 Told = Callable[[str, nn.Module, models.Anatomy], None]
 

@@ -15,7 +15,7 @@ from moediag.protocol import Susceptibility, Trial
 from moediag.worker import data, load, models
 from moediag.worker.models import NotApplicable
 from moediag.worker.skew import RouterSkew
-from moediag.worker.wrap import Wrapped
+from moediag.worker.wrapped import Wrapped
 
 
 def run(trial: Trial) -> Susceptibility:

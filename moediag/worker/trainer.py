@@ -25,7 +25,7 @@ from moediag.worker.inputs import InputGradients
 from moediag.worker.models import NotApplicable
 from moediag.worker.skew import RouterSkew
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped
+from moediag.worker.wrapped import Wrapped
 
 KINDS = ("trainer", "trl")
 

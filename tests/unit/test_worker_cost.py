@@ -24,7 +24,7 @@ from moediag.protocol import (  # noqa: E402
 )
 from moediag.worker import cost, data, models, reference  # noqa: E402
 from moediag.worker import step as training  # noqa: E402
-from moediag.worker.wrap import Wrapped  # noqa: E402
+from moediag.worker.wrapped import Wrapped  # noqa: E402
 
 TINY = ModelSpec(layers=1, experts=4, vocab=64)
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from moediag.protocol import ModelSpec, StepSpec, Trial  # noqa: E402
 from moediag.worker import compare, data, models, reference  # noqa: E402
 from moediag.worker import step as training  # noqa: E402
 from moediag.worker.inputs import InputGradients  # noqa: E402
-from moediag.worker.wrap import Wrapped  # noqa: E402
+from moediag.worker.wrapped import Wrapped  # noqa: E402
 
 MODEL = ModelSpec(experts=4, vocab=64)
 BLOCKS = {"model.layers.0.mlp", "model.layers.1.mlp"}

@@ -19,7 +19,8 @@ from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  
 from moediag.worker import ep, fsdp2, load, models  # noqa: E402
 from moediag.worker import step as training  # noqa: E402
 from moediag.worker.models import Anatomy, NotApplicable  # noqa: E402
-from moediag.worker.wrap import Wrapped, _kind, ep_rank  # noqa: E402
+from moediag.worker.wrap import _kind  # noqa: E402
+from moediag.worker.wrapped import Wrapped, ep_rank  # noqa: E402
 from tests.unit.sharded import placed, rank_of  # noqa: E402
 
 # What DistributedConfig knows, by the release that brought it.

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from moediag.protocol import ModelSpec, Outcome, StepReplicas, Trial  # noqa: E402
 from moediag.worker import models, replicas, slices  # noqa: E402
 from moediag.worker.slices import PlainShards  # noqa: E402
-from moediag.worker.wrap import Wrapped  # noqa: E402
+from moediag.worker.wrapped import Wrapped  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
 

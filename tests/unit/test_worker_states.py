@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 from moediag.protocol import ResumeSpec, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import data, models, saving, states  # noqa: E402
 from moediag.worker.models import NotApplicable  # noqa: E402
-from moediag.worker.wrap import Wrapped  # noqa: E402
+from moediag.worker.wrapped import Wrapped  # noqa: E402
 
 TRIAL = Trial("t", "s", "v", world_size=1, layout={"dp_shard": 1})
 

@@ -13,7 +13,7 @@ from moediag import fixes  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, Starve, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import compare, data, models, reference  # noqa: E402
 from moediag.worker.skew import RouterSkew  # noqa: E402
-from moediag.worker.wrap import Wrapped, clean_fqn  # noqa: E402
+from moediag.worker.wrapped import Wrapped, clean_fqn  # noqa: E402
 
 STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from moediag.protocol import Outcome, Trial
 from moediag.worker import dispatch, models, reference, step
 from moediag.worker.models import Anatomy, NotApplicable
-from moediag.worker.wrap import Wrapped, clean_fqn
+from moediag.worker.wrapped import Wrapped, clean_fqn
 
 Wrap = Callable[[nn.Module, Anatomy, Trial], Wrapped]
 

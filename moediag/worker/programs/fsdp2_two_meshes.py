@@ -17,7 +17,7 @@ from moediag.worker import clip, dispatch, fsdp2, place
 from moediag.worker.models import NotApplicable
 from moediag.worker.programs import _meshes
 from moediag.worker.slices import PlainShards
-from moediag.worker.wrap import Wrapped, clean_fqn
+from moediag.worker.wrapped import Wrapped, clean_fqn
 
 
 def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:

@@ -22,7 +22,8 @@ from moediag.worker.models import NotApplicable
 from moediag.worker.right import Right, Told
 from moediag.worker.step import finish
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped, clean_fqn, wrap
+from moediag.worker.wrap import wrap
+from moediag.worker.wrapped import Wrapped, clean_fqn
 
 ZEROED = "memory that nobody loaded is zeroed, so that the run repeats: to_empty leaves it as it is"
 OWN_LOOP = "weights come by a loop of broadcasts over named_parameters, as frameworks write it"

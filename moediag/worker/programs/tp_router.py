@@ -22,7 +22,7 @@ from moediag.worker.models import Anatomy, NotApplicable
 from moediag.worker.tp_router import look_alike, titan, titan_cpu
 from moediag.worker.tp_router.plans import FIXES, Cell
 from moediag.worker.versions import versions
-from moediag.worker.wrap import Wrapped
+from moediag.worker.wrapped import Wrapped
 
 BLOCK = "layers.0.moe"
 _BLOCKS = {"look-alike": look_alike, "torchtitan": titan}

@@ -20,7 +20,7 @@ from moediag.evidence import flightdump, foreign
 from moediag.evidence.sources import Found
 from moediag.verdicts import Verdict
 
-TESTING = 1000
+TESTING = 2000
 LAYOUTS = (
     (jobs.Layout(2, 4, 2, 2), 2, 2),
     (jobs.Layout(4, 2, 2, 2), 3, 2),

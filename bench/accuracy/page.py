@@ -165,7 +165,7 @@ Megatron-like schedules over pipeline, data, tensor and expert groups, 16 to 1,0
 on one rank in each, all records or only the last 60 of each rank (`bench/jobs.py`). Both tools read
 the same files; `running` are healthy jobs that were dumped on their way, `none` such that ended.
 
-Kept apart: rules were tuned on seeds below 1,000 of seven layouts (`python -m bench.labelled`, unit
+Kept apart: rules were tuned on seeds below 2,000 of seven layouts (`python -m bench.labelled`, unit
 tests). Reported are seeds {first} to {last}, and besides the seven layouts six that were never used
 in tuning, the two largest among them. The schedules come from one simulator, ours: a job with a
 habit that it does not have may be told worse.

@@ -116,10 +116,21 @@ def _basis(blame: Blame) -> str:
     return {
         "history": f" In the step before, all ranks did here what {ranks(blame.culprits)} now "
         "does not.",
-        "habit": f" Elsewhere in this job the same calls are followed by another one than "
-        f"{ranks(blame.culprits)} made.",
+        "habit": _parted(blame),
         "none": " Nothing that was seen tells which of them is wrong.",
     }.get(blame.basis, "")
+
+
+def _parted(blame: Blame) -> str:
+    """Where culprits left the habit of the job."""
+    pieces: dict[tuple[str, str], list[int]] = {}
+    for one in blame.departures:
+        pieces.setdefault((describe(one.usual), describe(one.call)), []).append(one.rank)
+    return "".join(
+        f" Elsewhere in this job the same calls are followed by {usual}, where {ranks(who)} made "
+        f"{call}."
+        for (usual, call), who in _first_few(pieces.items())
+    )
 
 
 def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
@@ -143,7 +154,7 @@ def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
         _sentence(f"ranks wait for each other in a circle: {_what(calls, with_group=divergence)}")
         + " They disagree about which of these comes first."
         + ("" if blame.culprits else " Nothing that was seen tells whose order is wrong.")
-        + (_basis(blame) if blame.basis == "habit" else "")
+        + _parted(blame)
     )
 
 

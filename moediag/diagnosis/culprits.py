@@ -8,7 +8,7 @@ In this order, the first that decides counts:
 4. they are outside a strict majority that agrees (for splits: the one rank in all bad pairs);
 5. they depart from what all ranks did at the same place of the step before;
 6. they are outside the only largest group of ranks that agree;
-7. in evidence of other tools, which knows no steps: they depart from what the whole job does after
+7. in a job of somebody else: they depart from what the whole job does after
    the same calls (:mod:`habit`).
 
 Otherwise nobody is named. A majority that does wrong by 1-3 is named all the same, and the
@@ -25,6 +25,7 @@ from typing import Any
 from moediag.diagnosis import compare
 from moediag.diagnosis.align import Schedule
 from moediag.diagnosis.diverge import Divergence
+from moediag.diagnosis.habit import Departure
 from moediag.diagnosis.starvation import Starved, Tokens, experts_of
 from moediag.evidence.model import Collective
 
@@ -35,13 +36,14 @@ Parameters = tuple[str, ...]
 class Blame:
     """``basis``: gone, left-out, skipped, majority, history, plurality, habit or none.
     ``missing``: by rank, the parameters it lacks and others carry. ``contradicted``: evidence and
-    majority disagree."""
+    majority disagree. ``departures``: where culprits first did what this job usually does not."""
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
     missing: Mapping[int, Parameters] = field(default_factory=dict)
     starved: tuple[Starved, ...] = ()
     contradicted: bool = False
+    departures: tuple[Departure, ...] = ()
 
 
 def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> Blame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from moediag.diagnosis import (
     applied,
@@ -21,13 +22,13 @@ from moediag.diagnosis.align import Aligned, align
 from moediag.diagnosis.applied import applied_facts
 from moediag.diagnosis.culprits import Blame, blame
 from moediag.diagnosis.decisions import Parted
-from moediag.diagnosis.diverge import first_divergence
+from moediag.diagnosis.diverge import Divergence, first_divergence
 from moediag.diagnosis.factor import factor_facts
 from moediag.diagnosis.facts import Facts, Judgement
 from moediag.diagnosis.failures import failures
 from moediag.diagnosis.frontier import frontier
 from moediag.diagnosis.gradients import GradientFacts, gradient_facts
-from moediag.diagnosis.habit import departed
+from moediag.diagnosis.habit import departures
 from moediag.diagnosis.loads import load_facts, load_tables
 from moediag.diagnosis.metrics import metric_facts
 from moediag.diagnosis.model import Diagnosis
@@ -104,9 +105,8 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
     if divergence is not None:
         schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
         found = blame(divergence, schedule, tokens_of(evidence))
-        if (evidence.foreign or evidence.watched) and not found.culprits:
-            odd = departed(divergence.calls, evidence)
-            found = Blame(odd, "habit") if odd else found
+        if evidence.foreign or evidence.watched:
+            found = _by_habit(divergence, found, evidence)
     numbers = gradient_facts(evidence)
     step = _compared_step(evidence, numbers)
     stuck = None
@@ -128,6 +128,18 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
         applied=applied_facts(evidence),
         metrics=metric_facts(evidence),
     )
+
+
+def _by_habit(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
+    """In a job of somebody else: who departed from the habit where nothing else names anybody;
+    and where those who wait in a circle did, which may be long before they came to a stop."""
+    if not found.culprits:
+        odd = departures(divergence.calls, evidence)
+        return Blame(tuple(one.rank for one in odd), "habit", departures=odd) if odd else found
+    if divergence.kind != "order":
+        return found
+    calls = {rank: divergence.calls[rank] for rank in found.culprits}
+    return replace(found, departures=departures(calls, evidence, alone=True))
 
 
 def _compared_step(evidence: Evidence, numbers: GradientFacts) -> int | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence
@@ -23,25 +24,45 @@ MOST_CALLS = 250_000  # of all ranks together
 _BASE, _MODULUS = 1_000_003, (1 << 61) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """``call``: the one with which ``rank`` left the habit; ``usual``: what follows elsewhere."""
+
+    rank: int
+    call: Collective
+    usual: Collective
+
+
+def departures(
+    calls: Mapping[int, Collective | None], evidence: Evidence, alone: bool = False
+) -> tuple[Departure, ...]:
+    """Of the ranks that made one of ``calls``, those that depart from the habit; () where none
+    does, or all do. ``alone``: their opponents were not seen or are not asked, so all may."""
+    sides = {rank: call for rank, call in calls.items() if call is not None}
+    tokens, examples = _tokens(evidence, sides)
+    habits = [_Habit(tokens, length) for length in LENGTHS]
+    found = []
+    for rank, of in sorted(sides.items()):
+        own = evidence.ranks[rank].collectives
+        at = next(i for i, c in enumerate(own) if c.index == of.index)
+        parted = _departs(rank, at, tokens, habits)
+        if parted is not None:
+            place, usual = parted
+            found.append(Departure(rank, own[place], examples[usual]))
+    return tuple(found) if 0 < len(found) < len(sides) or alone else ()
+
+
 def departed(
     calls: Mapping[int, Collective | None], evidence: Evidence, alone: bool = False
 ) -> tuple[int, ...]:
-    """Of the ranks that made one of ``calls``, those that depart from the habit; () where none
-    does, or all do. ``alone``: their opponents were not seen, so all may."""
-    sides = {rank: call for rank, call in calls.items() if call is not None}
-    tokens = _tokens(evidence, sides)
-    at = {
-        rank: next(i for i, c in enumerate(evidence.ranks[rank].collectives) if c.index == of.index)
-        for rank, of in sides.items()
-    }
-    habits = [_Habit(tokens, length) for length in LENGTHS]
-    found = tuple(rank for rank in sorted(sides) if _departs(rank, at[rank], tokens, habits))
-    return found if 0 < len(found) < len(sides) or alone else ()
+    """The ranks of :func:`departures`."""
+    return tuple(one.rank for one in departures(calls, evidence, alone))
 
 
 def _departs(
     rank: int, at: int, tokens: Mapping[int, Sequence[int]], habits: Sequence[_Habit]
-) -> bool:
+) -> tuple[int, int] | None:
+    """(the place among the rank's calls, the token that usually follows there)."""
     own = tokens[rank]
     for place in range(max(1, at - LOOK_BACK), at + 1):
         for habit in habits:
@@ -52,12 +73,13 @@ def _departs(
             others = after.total() - after[here]
             # Once is this very call: nobody else ever went on like that.
             if after[here] <= 1 and others >= SEEN_OFTEN:
-                if after.most_common(1)[0][1] >= 0.9 * others:
-                    return True
+                usual, times = after.most_common(1)[0]
+                if times >= 0.9 * others:
+                    return place, usual
                 break
             if others + after[here] > SEEN_OFTEN:
                 break  # a longer context is known well enough
-    return False
+    return None
 
 
 class _Habit:
@@ -89,9 +111,13 @@ def _sums(tokens: Sequence[int]) -> list[int]:
     return sums
 
 
-def _tokens(evidence: Evidence, sides: Mapping[int, Any]) -> dict[int, list[int]]:
-    """A number for each call, equal for equal calls of ranks at other places of the mesh."""
+def _tokens(
+    evidence: Evidence, sides: Mapping[int, Any]
+) -> tuple[dict[int, list[int]], dict[int, Collective]]:
+    """A number for each call, equal for equal calls of ranks at other places of the mesh; and by
+    number one such call."""
     numbers: dict[tuple[Any, ...], int] = {}
+    examples: dict[int, Collective] = {}
     tokens: dict[int, list[int]] = {}
     order = [*sides, *(rank for rank in sorted(evidence.ranks) if rank not in sides)]
     total = 0
@@ -105,6 +131,8 @@ def _tokens(evidence: Evidence, sides: Mapping[int, Any]) -> dict[int, list[int]
         for call in seen.collectives:
             toward = 0 if call.peer is None else 1 if call.peer > rank else -1
             sizes = () if call.op == "all_to_all" else (call.numel_in, call.numel_out)
-            key = (labels.get(call.group), call.op, sizes, call.dtype, toward)
-            own.append(numbers.setdefault(key, len(numbers) + 1))
-    return tokens
+            key = (labels.get(call.group), call.op, sizes, call.dtype, toward, call.site)
+            number = numbers.setdefault(key, len(numbers) + 1)
+            own.append(number)
+            examples.setdefault(number, call)
+    return tokens, examples

@@ -96,6 +96,20 @@ def test_a_circle_is_named_with_its_groups() -> None:
     assert str(job.culprits[0]) in found.first_divergence.ranks
 
 
+@pytest.mark.parametrize(("fault", "line"), [("extra", "train.py:900"), ("skip", None)])
+def test_a_rank_that_went_astray_long_before_it_stopped(fault: str, line: str | None) -> None:
+    """Calls of a kind meet although one is too many or missing, until something does not fit."""
+    astray = 0
+    for seed in range(200, 212):
+        job = jobs.faulty(BASES[LAYOUTS[0]], fault, seed)
+        found = diagnosed(found_of(job))
+        assert found.culprits == job.culprits
+        assert any(f"train.py:{one} " in found.cause for one in job.lines), found.cause
+        assert line is None or line in found.cause
+        astray += "in a circle" in found.cause
+    assert astray > 3, "the faults of this test are found where they happen"
+
+
 def test_in_a_circle_through_a_send_only_its_two_ends_vote() -> None:
     """All others stand where the rank stands that skipped the receive: they are no majority."""
     layout = jobs.Layout(4, 2, 2, 2)

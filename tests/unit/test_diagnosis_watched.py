@@ -31,7 +31,7 @@ class TestWhoseOrderIsWrong:
         found = diagnose(circle(5))
         assert "in a circle" in found.cause
         assert (found.culprits, found.victims) == ((0,), (1,))
-        assert "followed by another one than rank 0 made" in found.cause
+        assert "where rank 0 made all_reduce" in found.cause
 
     def test_nobody_where_nothing_came_before(self) -> None:
         found = diagnose(circle(1))

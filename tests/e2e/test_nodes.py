@@ -49,14 +49,14 @@ class Nodes:
                 subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=err, text=True)
             )
 
-    def agents(self, *victim: str, ranks: Sequence[int]) -> None:
+    def agents(self, *victim: str, ranks: Sequence[int], options: Sequence[str] = ()) -> None:
         """A torchrun for each node."""
         for number, mine in enumerate(ranks):
             self.start(
                 [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(ranks)),
                  "--node-rank", str(number), "--nproc-per-node", str(mine),
                  "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1",
-                 str(JOBS), *victim]
+                 *options, str(JOBS), *victim]
             )  # fmt: skip
 
     def tasks(self, *victim: str, world: int) -> None:
@@ -73,11 +73,15 @@ class Nodes:
 
     def result(self, number: int) -> tuple[int, dict[str, Any]]:
         """Exit code and last trial of one node's watcher."""
+        code, trials = self.trials(number)
+        return code, trials[-1]
+
+    def trials(self, number: int) -> tuple[int, list[dict[str, Any]]]:
         watcher = self.watchers[number]
         out, _ = watcher.communicate(timeout=LIMIT)
         said = (self.folder / f"{number}.err").read_text()
         assert out, said
-        return watcher.returncode, json.loads(out)["trials"][-1]
+        return watcher.returncode, json.loads(out)["trials"]
 
     def everything(self, number: int) -> list[psutil.Process]:
         """A node as the power switch sees it."""
@@ -165,6 +169,21 @@ def test_a_node_that_is_cut_off(nodes: Nodes, tmp_path: Path) -> None:
     assert "ode 1 (" in trial["cause"]
     assert "has sent nothing for" in trial["cause"]
     assert "all_reduce" in trial["cause"]
+
+
+@pytest.mark.wide
+def test_starts_of_the_same_job_stay_apart(nodes: Nodes) -> None:
+    """torch itself may need a start or two more: its ranks find addresses of their predecessors."""
+    nodes.agents("raises", ranks=(1, 1), options=("--max-restarts", "1", "--rdzv-backend", "c10d"))
+    for number in range(2):
+        code, trials = nodes.trials(number)
+        assert code == 1
+        assert len(trials) >= 2
+        assert (trials[0]["verdict"], trials[0]["culprits"]) == ("crash", [1]), trials[0]["cause"]
+        assert "the batch is empty" in trials[0]["cause"]
+        assert len(list((nodes.folder / "shared").iterdir())) == len(trials)
+        for start in (nodes.folder / "shared").iterdir():
+            assert len(list(start.iterdir())) == 2
 
 
 @pytest.mark.wide

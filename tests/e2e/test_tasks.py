@@ -62,6 +62,7 @@ def left() -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if str(TASKS) in (p.info["cmdline"] or [])]
 
 
+@pytest.mark.wide
 def test_tasks_outside_of_the_process_tree_are_found_and_ended(
     like_slurm: list[str], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -116,8 +117,9 @@ def test_without_torchtitan_its_block_is_not_applicable() -> None:
         titan_cpu.load()
 
 
+@pytest.mark.parametrize("installed", [False, True])
 def test_the_stand_in_for_triton_is_seen_by_one_module_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     kernels = tmp_path / "models" / "moe" / "kernels.py"
     kernels.parent.mkdir(parents=True)
@@ -126,11 +128,16 @@ def test_the_stand_in_for_triton_is_seen_by_one_module_alone(
         "@triton.jit\ndef kernel(x, block: tl.constexpr): return x\n"
     )
     monkeypatch.delitem(sys.modules, titan_cpu._KERNELS, raising=False)
-    before = {name for name in sys.modules if name.split(".")[0] == "triton"}
+    for name in ("triton", "triton.language"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        if installed:
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    before = {name: m for name, m in sys.modules.items() if name.split(".")[0] == "triton"}
     titan_cpu._load_kernels(tmp_path)
     module = sys.modules.pop(titan_cpu._KERNELS)
     assert module.kernel(3, 1) == 3
-    assert {name for name in sys.modules if name.split(".")[0] == "triton"} == before
+    after = {name: m for name, m in sys.modules.items() if name.split(".")[0] == "triton"}
+    assert after == before
 
 
 def test_integers_are_counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

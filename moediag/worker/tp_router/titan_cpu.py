@@ -81,11 +81,15 @@ def _load_kernels(package: Path) -> None:
     triton.language = language
     language.constexpr = object
     module = importlib.util.module_from_spec(spec)
-    sys.modules.update({"triton": triton, "triton.language": language})
+    stand_ins = {"triton": triton, "triton.language": language}
+    hidden = {name: sys.modules[name] for name in stand_ins if name in sys.modules}
+    sys.modules.update(stand_ins)
     try:
         spec.loader.exec_module(module)
     finally:
-        del sys.modules["triton"], sys.modules["triton.language"]
+        for name in stand_ins:
+            del sys.modules[name]
+        sys.modules.update(hidden)
     sys.modules[_KERNELS] = module
 
 

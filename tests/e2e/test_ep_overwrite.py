@@ -219,6 +219,7 @@ def test_every_release_gets_an_honest_verdict(command: Command, release: str) ->
             assert f"transformers {release}" in ran.trial(name)["cause"]
 
 
+@pytest.mark.wide
 def test_experts_divided_twice_are_wrong_where_nothing_is_left_to_reduce(command: Command) -> None:
     """5.20 to 5.22 with as many ranks as the ep axis: half of the experts' gradients."""
     stack("5.22.0")

@@ -48,7 +48,7 @@ class TestMixedOptimizer:
 
 
 class TestClipNorm:
-    @pytest.fixture(params=["2", "4"])
+    @pytest.fixture(params=["2", pytest.param("4", marks=pytest.mark.wide)])
     def ran(self, command: Command, request: pytest.FixtureRequest) -> Ran:
         need(NEW)
         need(PLAIN)

@@ -145,6 +145,7 @@ class TestFused:
         assert accepted(ran, ["fused-experts"])
 
 
+@pytest.mark.wide
 class TestTolerantHook:
     def test_it_fails_elsewhere_or_is_silently_wrong(self, command: Command) -> None:
         need(OLD)

@@ -331,6 +331,7 @@ class TestTheSameVerdicts:
         assert trial["victims"] == [0, 2, 3]
         assert [side[2] for side in ran.sides("unfixed").values()] == [[], expert(1, 3), [], []]
 
+    @pytest.mark.wide
     def test_four_ranks_silently_wrong(self, command: Command) -> None:
         need({"transformers": "4.53.2"})
         ran = command.run("expert-starvation-silent", "--cpu", "4")

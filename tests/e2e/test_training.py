@@ -61,6 +61,7 @@ class TestSft:
         assert not any("tp_size" in note or "on the CPU" in note for note in native)
 
 
+@pytest.mark.wide
 class TestAlone:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

@@ -341,7 +341,7 @@ def of_gradients(facts: GradientFacts) -> str:
         else "parameters have wrong gradients"
     )
     text = (
-        f"in step {facts.step} {len(facts.wrong)} of {facts.compared} {verb} against the reference"
+        f"in step {facts.step}, {len(facts.wrong)} of {facts.compared} {verb} against the reference"
     )
     if facts.missing:
         text += f" ({len(facts.missing)} have none on some rank)"

@@ -37,6 +37,8 @@ class GradientFacts:
 def gradient_facts(evidence: Evidence) -> GradientFacts:
     outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
     largest: dict[int, tuple[float, str]] = {}  # step -> error, FQN
+    # The same of wrong gradients alone: rounding to bf16 may do more to a larger parameter.
+    worst_of: dict[int, tuple[float, str]] = {}
     compared: set[str] = set()
     wrong: dict[int, dict[str, list[int]]] = {}  # step -> FQN -> ranks
     missing: set[tuple[int, str]] = set()
@@ -48,6 +50,10 @@ def gradient_facts(evidence: Evidence) -> GradientFacts:
                 size = number(gradient.max_abs)
                 if int(step) not in largest or _larger(size, largest[int(step)][0]):
                     largest[int(step)] = size, fqn
+                if gradient.wrong and (
+                    int(step) not in worst_of or _larger(size, worst_of[int(step)][0])
+                ):
+                    worst_of[int(step)] = size, fqn
                 if not math.isfinite(size):
                     bad.setdefault(f"the gradient of {fqn} is {size}", []).append(rank)
                 if gradient.wrong:
@@ -61,7 +67,7 @@ def gradient_facts(evidence: Evidence) -> GradientFacts:
     first = min(wrong, default=None)
     names = wrong.get(first, {}) if first is not None else {}
     what_is_bad = next(iter(bad), "")
-    error, worst = _largest(largest, first)
+    error, worst = worst_of[first] if first is not None else _largest(largest)
     return GradientFacts(
         error=error,
         worst=worst if error else None,
@@ -77,12 +83,7 @@ def gradient_facts(evidence: Evidence) -> GradientFacts:
     )
 
 
-def _largest(
-    by_step: Mapping[int, tuple[float, str]], step: int | None
-) -> tuple[float | None, str | None]:
-    """Of ``step``, else of all."""
-    if step is not None:
-        return by_step[step]
+def _largest(by_step: Mapping[int, tuple[float, str]]) -> tuple[float | None, str | None]:
     found: tuple[float | None, str | None] = (None, None)
     for size, fqn in by_step.values():
         if found[0] is None or _larger(size, found[0]):

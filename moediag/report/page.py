@@ -6,8 +6,8 @@ fix that fails where the unfixed code is clean) and what is worth one row. Table
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from moediag.errors import ExitCode
 from moediag.report import names
@@ -167,7 +167,15 @@ def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
         row = _fix_row(variant, trials, fix, result, best_spread, noise)
         cost = fix.step_time_ratio if fix and fix.step_time_ratio else float("inf")
         rows.append((row.judgement != "correct", variant != best, cost, row))
-    return tuple(row for *_, row in sorted(rows, key=lambda entry: entry[:3]))
+    return tuple(_said_once(row for *_, row in sorted(rows, key=lambda entry: entry[:3])))
+
+
+def _said_once(rows: Iterable[FixRow]) -> Iterator[FixRow]:
+    """What is true of many fixes stands at the first of them."""
+    said: set[str] = set()
+    for row in rows:
+        yield replace(row, notes=tuple(note for note in row.notes if note not in said))
+        said.update(row.notes)
 
 
 def _fix_row(

@@ -191,7 +191,6 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
     if not rows:
         return
     cells = columns([[row.variant, _judgement(row), row.cost, ""] for row in rows])
-    shown_notes: set[str] = set()
     for number, (row, padded) in enumerate(zip(rows, cells, strict=True)):
         head = (" FIXES".ljust(10) if number == 0 else " " * 10, "label")
         variant, judgement, cost, _ = padded
@@ -216,9 +215,7 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
         if below:
             yield from indented(below, width, 14)
         for note in row.notes:
-            if note not in shown_notes:
-                yield from indented(note, width, 14, "faint")
-                shown_notes.add(note)
+            yield from indented(note, width, 14, "faint")
     if any(row.cost for row in rows):
         text = "x: step time relative to the healthy unfixed step [quartiles of the rounds]"
         yield from indented(text, width, 10, "faint")

@@ -456,6 +456,20 @@ def test_only_the_first_wrong_step_is_listed() -> None:
     assert "in step 2" in found.cause.lower()
 
 
+def test_the_largest_error_named_is_of_a_gradient_that_is_wrong() -> None:
+    """Rounding to bf16 does more to a larger gradient, and that is allowed."""
+    evidence = measured(fsdp2_job(set(), set()).run())
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        assert seen.outcome is not None
+        rounded = GradientError(5e-2, 9.0, wrong=False)
+        wrong = GradientError(1e-3, 1e-3, wrong=True)
+        found = {"lm_head.weight": rounded, "model.norm.weight": wrong}
+        ranks[rank] = replace(seen, outcome=replace(seen.outcome, gradients={"1": found}))
+    told = diagnose(replace(evidence, ranks=ranks))
+    assert (told.gradient_error, told.worst_parameter) == (1e-3, "model.norm.weight")
+
+
 @pytest.mark.parametrize(("ranks_lose", "said"), [((2.0, 4.0), True), ((2.0, 4.1), False)])
 def test_a_loss_that_hides_wrong_gradients_is_pointed_out(
     ranks_lose: tuple[float, float], said: bool

@@ -148,7 +148,7 @@ def test_a_rank_that_waits_for_one_that_computes_elsewhere_is_no_hang(
     def sample(rank: int) -> RankSample:
         return WAITS if rank == 0 else RankSample(1, state="running", progress=6, cpu=time.time())
 
-    assert stalls(supervisors, sample, 4.0) == [None, None]
+    assert stalls(supervisors, sample, 2.5) == [None, None]
     alone = supervisors[0]
     alone.nodes.others = []
     own = [WAITS]
@@ -169,7 +169,7 @@ def test_a_node_that_never_speaks_is_not_judged_without(
 ) -> None:
     zero, one = supervisors
     one.nodes.close(publish=False)
-    assert stalls([zero], lambda rank: WAITS, 3.0) == [None]
+    assert stalls([zero], lambda rank: WAITS, 1.5) == [None]
     assert zero.nodes.unheard()
 
 

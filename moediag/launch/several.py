@@ -22,6 +22,7 @@ from moediag.launch.record import LaunchRecord
 from moediag.launch.supervise import Supervisor
 from moediag.launch.watchdog import RankSample
 
+AFTER_SILENCE = 15.0  # seconds that a silent node's peers get to show a hang or a death
 AFTER_DEATH = 5.0  # seconds that ranks here get to fail by themselves after a death elsewhere
 
 
@@ -81,7 +82,12 @@ class NodesSupervisor(Supervisor):
         if stall is not None and self._gpu:
             # Devices are looked at every ten seconds only; meanwhile the nodes agree.
             self._held = progress, stall
-        return self.nodes.agreed(stall or (self._held[1] if self._held else None), samples)
+        agreed = self.nodes.agreed(stall or (self._held[1] if self._held else None), samples)
+        if agreed is None and (gone := self.nodes.gone(AFTER_SILENCE)):
+            # Ranks that still meet are no hang, and would wait for it until the trial's timeout.
+            self.seen.launch_error = f"{', '.join(gone)}: the trial was ended"
+            self._capture(samples)
+        return agreed
 
     def _blocked(self, ranks: Sequence[int]) -> list[int]:
         return [*super()._blocked(ranks), *self.nodes.blocked]
@@ -97,6 +103,8 @@ class NodesSupervisor(Supervisor):
     def _is_over(self) -> bool:
         """Ranks that no failure of a peer ends are ended once they were looked at."""
         late = self._first_death is not None and time.monotonic() - self._first_death > AFTER_DEATH
+        if self.seen.launch_error:
+            return True
         return super()._is_over() or (late and self._released and bool(self.nodes.deaths))
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:  # noqa: ARG002

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
+from moediag.launch.record import LaunchRecord
+
 pytestmark = [pytest.mark.e2e, pytest.mark.wide]
 
 LIMIT = 240.0  # seconds
@@ -89,12 +91,16 @@ def test_both_nodes_judge_all_ranks(nodes: Nodes) -> None:
         assert good["parameters_compared"] > 0
 
 
-def test_a_hang_is_one_on_both_nodes(nodes: Nodes) -> None:
+def test_ranks_that_stand_still_do_so_on_both_nodes(nodes: Nodes) -> None:
+    """The cause of this stall is known, so the verdict names it."""
     nodes.start("expert-starvation-hang", "--variant", "unfixed")
     for node in range(2):
         trial = nodes.trials(node)["unfixed"]
-        assert trial["verdict"] == "hang", trial["cause"]
-        assert trial["met"]
+        assert (trial["verdict"], trial["met"]) == ("collective-mismatch", True), trial["cause"]
+        launch = LaunchRecord.read(nodes.run(node) / "unfixed")
+        assert launch.stall is not None
+        assert sorted(launch.stall.waiting) == [0, 1]
+        assert "Rank 1 runs on node 1" in trial["cause"]
 
 
 def test_a_node_that_is_killed_ends_the_run(nodes: Nodes) -> None:

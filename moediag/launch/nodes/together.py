@@ -263,6 +263,16 @@ class Together:
             found += self.exchange.left_out
         return tuple(found)
 
+    def gone(self, seconds: float) -> list[str]:
+        """What to say of nodes that have been silent for ``seconds`` longer than that takes."""
+        found = []
+        for peer in self._peers.current if self._peers is not None else ():
+            silent = self._peers.silent_for(peer) if self._peers is not None else None
+            if silent is not None and silent > self.silence + seconds:
+                name = f"{peer.pulse.name} ({peer.pulse.host})"
+                found.append(f"{name} has sent nothing for {silent:.0f} s")
+        return found
+
     def unheard(self) -> list[str]:
         """After ``share``: names of nodes without whose evidence we are."""
         found = [

@@ -3,7 +3,9 @@ the others'. A hang is one of all ranks, and the evidence of all of them comes t
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,11 +51,13 @@ class NodesSupervisor(Supervisor):
         self.on_device: frozenset[int] = frozenset()
         self._held: tuple[tuple[tuple[int, int], ...], Stall] | None = None
         self._shared = False
+        self._ended_before: frozenset[int] | None = None  # a stall, or the timeout
 
     def run(self, kind: str) -> LaunchRecord:
         """As of any launch, with the other nodes' evidence beside our own."""
         try:
             record = super().run(kind)
+            self._ends_after_stall_are_ours()
             if not record.interrupted:
                 try:
                     self._share(kind)
@@ -107,10 +111,23 @@ class NodesSupervisor(Supervisor):
             return True
         return super()._is_over() or (late and self._released and bool(self.nodes.deaths))
 
-    def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:  # noqa: ARG002
-        """Ranks that end here fail the others': first everybody has looked at them."""
+    def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:
+        """Ranks that end on one node fail their peers on another: first everybody has looked at
+        its own and holds them, so that what they left stays what it was."""
+        self._ended_before = frozenset(self.seen.exits)
+        for pid in (self.seen.pids[s.rank] for s in samples if s.alive and s.known):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)
         self._share("torchrun")
         return True
+
+    def _ends_after_stall_are_ours(self) -> None:
+        """Another node may end its ranks before we end ours, which then lose their peers."""
+        if self._ended_before is None:
+            return
+        for rank, status in self.seen.exits.items():
+            if rank not in self._ended_before and status.code != 0:
+                self.seen.exits[rank] = replace(status, by_us=True)
 
     # ------------------------------------------------------------------ evidence
 

@@ -184,3 +184,16 @@ def test_a_trial_that_another_node_broke_off_shows_nothing(
     zero._judge_whole([place])
     assert zero.seen.deaths(zero.folder) == ()
     assert "interrupted" in zero.seen.launch_error
+
+
+def test_ranks_that_lose_peers_which_another_node_ended_did_not_die(
+    supervisors: list[NodesSupervisor],
+) -> None:
+    """After a stall each node ends its ranks when it has what it needs."""
+    zero = supervisors[0]
+    zero.seen.exits[0] = ExitStatus(code=1)
+    zero._ends_after_stall_are_ours()
+    assert [death.rank for death in zero.seen.deaths(zero.folder)] == [0]
+    zero._ended_before = frozenset()
+    zero._ends_after_stall_are_ours()
+    assert zero.seen.deaths(zero.folder) == ()

@@ -33,6 +33,7 @@ from moediag.launch import signals
 from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.nodes.meeting import Meeting
 from moediag.launch.options import LaunchOptions
+from moediag.launch.several import BROKEN_OFF
 from moediag.protocol import Outcome, outcome_file, output_file
 from moediag.regressions import with_regressions
 from moediag.report.model import RunResult, Seconds, TrialResult
@@ -314,6 +315,9 @@ class _Run:
             self._add(
                 results.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
             )
+            return
+        if record.launch_error == BROKEN_OFF:  # what its ranks raised then shows nothing
+            self._add(results.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF))
             return
         diagnosis = diagnose(read_trial(folder))
         seconds = Seconds(

@@ -24,6 +24,7 @@ from moediag.launch.record import LaunchRecord
 from moediag.launch.supervise import Supervisor
 from moediag.launch.watchdog import RankSample
 
+BROKEN_OFF = "another node was interrupted during this trial"  # a launch error
 AFTER_SILENCE = 15.0  # seconds that a silent node's peers get to show a hang or a death
 AFTER_DEATH = 5.0  # seconds that ranks here get to fail by themselves after a death elsewhere
 
@@ -149,7 +150,7 @@ class NodesSupervisor(Supervisor):
             for rank, status in self.seen.exits.items():
                 if status.code != 0:
                     self.seen.exits[rank] = replace(status, by_us=True)
-            self.seen.launch_error = "another node was interrupted during this trial"
+            self.seen.launch_error = BROKEN_OFF
             return
         missing = self.nodes.unheard()
         fine = not (self.seen.stall or self.seen.timed_out or self._someone_died())

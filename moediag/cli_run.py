@@ -28,6 +28,8 @@ def run(
     nnodes: o.Nnodes = 1,
     rdzv_endpoint: o.Rendezvous = None,
     node_rank: o.NodeRank = None,
+    shared: o.Shared = None,
+    silence: o.Silence = 20.0,
     repeat: o.Repeat = 1,
     timeout: o.Timeout = None,
     quiescence: o.Quiescence = 3.0,
@@ -43,15 +45,16 @@ def run(
     gradients are held against a single-process reference.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
-    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value)
+    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every)
     stack_overrides = o.pairs(stack, "--stack")
     _one_or_all(name, every, variant, set_)
 
     from moediag.launch.options import LaunchOptions
 
     launch = LaunchOptions(
-        quiescence=quiescence, nnodes=nnodes, rdzv_endpoint=rdzv_endpoint, node_rank=node_rank
-    )
+        quiescence=quiescence, silence=silence, nnodes=nnodes, rdzv_endpoint=rdzv_endpoint,
+        node_rank=node_rank, shared=shared,
+    )  # fmt: skip
     if name is None:
         from moediag.sweep import SweepOptions
 

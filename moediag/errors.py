@@ -83,6 +83,13 @@ class LaunchError(MoediagError):
     exit_code = ExitCode.CANNOT_RUN_HERE
 
 
+class NodeLost(MoediagError):
+    """Another node of a run on several did not come, or left before the end."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+    help_text = "What was gathered until then is in the run directory."
+
+
 class EvidenceError(MoediagError):
     """A file of evidence that cannot be read."""
 

@@ -71,6 +71,23 @@ Rendezvous = Annotated[
 NodeRank = Annotated[
     int | None, typer.Option("--node-rank", min=0, metavar="N", help="As for torchrun.")
 ]
+Shared = Annotated[
+    Path | None,
+    typer.Option(
+        "--shared",
+        metavar="DIR",
+        help="On several nodes: a folder that all of them reach, where they meet.",
+    ),
+]
+Silence = Annotated[
+    float,
+    typer.Option(
+        "--silence",
+        min=2.0,
+        metavar="S",
+        help="Seconds without a word after which a node is silent.",
+    ),
+]
 Repeat = Annotated[
     int, typer.Option("--repeat", min=1, metavar="N", help="Run every trial this often.")
 ]
@@ -173,9 +190,16 @@ def launcher_for(chosen: LauncherKind, nnodes: int) -> str:
     return "torchrun" if chosen is LauncherKind.auto and nnodes > 1 else chosen.value
 
 
-def nodes(nnodes: int, endpoint: str | None, node_rank: int | None, launcher: str) -> None:
-    """Raises UsageError for a multi-node launch that cannot work."""
-    if nnodes == 1 and endpoint is None and node_rank is None:
+def nodes(
+    nnodes: int,
+    endpoint: str | None,
+    node_rank: int | None,
+    launcher: str,
+    folder: Path | None,
+    every: bool = False,
+) -> None:
+    """Raises UsageError for a multi-node launch that cannot work. ``folder``: of --shared."""
+    if nnodes == 1 and endpoint is None and node_rank is None and folder is None:
         return
     if launcher == "fork":
         raise UsageError("--launcher fork runs on one node", "Use --launcher torchrun.")
@@ -186,3 +210,14 @@ def nodes(nnodes: int, endpoint: str | None, node_rank: int | None, launcher: st
         )
     if node_rank >= nnodes:
         raise UsageError(f"--node-rank {node_rank} must be below --nnodes {nnodes}")
+    if every and nnodes > 1:
+        raise UsageError(
+            "--all runs on one node", "Name one scenario at a time: moediag run NAME --nnodes …"
+        )
+    if folder is None and nnodes > 1:
+        raise UsageError(
+            f"{nnodes} nodes without a folder where they meet: each would judge by its own ranks "
+            "alone",
+            "Add --shared DIR, a new folder that all nodes reach, the same on each. (A job of your "
+            "own runs on several nodes under `moediag watch --shared DIR -- torchrun …`.)",
+        )

@@ -20,11 +20,20 @@ import moediag
 from moediag import cost, doctor, results, training
 from moediag.diagnosis import judge
 from moediag.diagnosis.diagnose import diagnose
-from moediag.errors import Interrupted, LaunchError, NoSuchRelease, StackError, UsageError
+from moediag.errors import (
+    Interrupted,
+    LaunchError,
+    NodeLost,
+    NoSuchRelease,
+    StackError,
+    UsageError,
+)
 from moediag.evidence.read import read_trial
 from moediag.launch import signals
 from moediag.launch.launcher import Launcher, launcher
+from moediag.launch.nodes.meeting import Meeting
 from moediag.launch.options import LaunchOptions
+from moediag.launch.several import BROKEN_OFF
 from moediag.protocol import Outcome, outcome_file, output_file
 from moediag.regressions import with_regressions
 from moediag.report.model import RunResult, Seconds, TrialResult
@@ -135,6 +144,7 @@ class _Run:
         self.stacks: dict[tuple[tuple[str, str], ...], Stack | StackError] = {}
         self.references: dict[tuple[str, str], _Reference] = {}
         self.launch_errors: list[LaunchError] = []
+        self.meeting: Meeting | None = None
 
     def run(self) -> RunResult:
         (self.folder / SCENARIO_FILE).write_text(self.plan.scenario.to_yaml(), encoding="utf-8")
@@ -185,6 +195,7 @@ class _Run:
     def _trials(self) -> None:
         groups = self._by_stack()
         with contextlib.ExitStack() as hosts:
+            self._join(hosts)
             launchers: dict[tuple[str, str], Launcher] = {}
             for request, trials in groups:
                 stack = self._stack(dict(request))
@@ -202,10 +213,37 @@ class _Run:
                 stack = self.stacks[request]
                 for planned in trials:
                     if isinstance(stack, StackError):
+                        self._meet(stack.message)
                         self._add(results.not_built(planned, stack))
                     else:
                         key = (stack.key, planned.trial.launcher)
                         self._one(planned, stack, launchers[key])
+            with contextlib.suppress(NodeLost):  # everything is done
+                self._meet()
+
+    def _join(self, hosts: contextlib.ExitStack) -> None:
+        """On several nodes: waits until each is there, with the same plan."""
+        options = self.launch_options
+        if options.nnodes == 1 or options.shared is None:
+            return
+        if any(planned.trial.resume is not None for planned in self.plan.trials):
+            raise UsageError(
+                f"{self.plan.scenario.name} reads a checkpoint that all ranks have saved into one "
+                "folder: it runs on one node",
+                "Leave --nnodes away.",
+            )
+        plan = [moediag.__version__, self.plan.scenario.to_yaml()]
+        plan += [f"{p.trial.name} {p.trial.world_size} {p.stack}" for p in self.plan.trials]
+        meeting = Meeting(
+            options.shared, options.node_rank or 0, options.nnodes, "\n".join(plan),
+            options.silence, stopped=lambda: options.stopped,
+        )  # fmt: skip
+        self.meeting = hosts.enter_context(meeting)
+        self.launch_options = dataclasses.replace(options, job=meeting.token)
+
+    def _meet(self, problem: str = "") -> str:
+        """Trials keep step over the nodes. Returns what keeps another from the next one."""
+        return self.meeting.meet(problem) if self.meeting is not None else ""
 
     def _by_stack(self) -> Iterator[tuple[tuple[tuple[str, str], ...], list[PlannedTrial]]] | Any:
         """Trials grouped by requested stack, in the plan's order; the costs come last, when the
@@ -258,11 +296,15 @@ class _Run:
         if planned.reference_key is not None:
             reference = self._reference(planned, stack, start)
             if reference.verdict is not None:
+                self._meet(reference.reason)
                 self._add(
                     results.without_launch(planned, versions, reference.verdict, reference.reason)
                 )
                 return
             trial = dataclasses.replace(trial, reference_path=str(reference.path))
+        if elsewhere := self._meet():
+            self._add(results.without_launch(planned, versions, Verdict.INCONCLUSIVE, elsewhere))
+            return
         folder = self.folder / trial.name
         try:
             record = start.run(
@@ -273,6 +315,9 @@ class _Run:
             self._add(
                 results.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
             )
+            return
+        if record.launch_error == BROKEN_OFF:  # what its ranks raised then shows nothing
+            self._add(results.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF))
             return
         diagnosis = diagnose(read_trial(folder))
         seconds = Seconds(

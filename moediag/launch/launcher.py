@@ -92,7 +92,8 @@ class Launcher(ABC):
         """Launches ``trial`` with its files in ``folder`` (made if missing) until nothing of it is
         left. Whatever happens to the ranks is in the record. Raises Interrupted on Ctrl-C,
         after the ranks were ended and the record was written."""
-        from moediag.launch.supervise import supervise
+        from moediag.launch.several import NodesSupervisor
+        from moediag.launch.supervise import Supervisor
 
         folder.mkdir(parents=True, exist_ok=True)
         if self.options.nnodes == 1:  # nodes may share the folder
@@ -112,9 +113,10 @@ class Launcher(ABC):
                 record = LaunchRecord(begun, time.time(), launcher=self.kind, interrupted=True)
             else:
                 ranks = self.local_ranks(trial)
-                record = supervise(
-                    running, trial, folder, ranks, self.options, self.kind, on_progress
-                )
+                several = self.options.nnodes > 1 and not trial.alone
+                kind = NodesSupervisor if several else Supervisor
+                follows = kind(running, trial, folder, ranks, self.options, on_progress)
+                record = follows.run(self.kind)
             record.write(folder)
         if record.interrupted:
             raise Interrupted(f"interrupted during {trial.name}; evidence is in {folder}")
@@ -163,6 +165,10 @@ def launcher(
         )
     if chosen.nnodes == 1:
         require_loopback()
+    elif chosen.shared is None:
+        raise UsageError(
+            f"{chosen.nnodes} nodes need a folder that all of them reach", "Add --shared DIR."
+        )
     return kinds[kind](stack, run_folder, chosen)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class LaunchOptions:
     ``environment``: variables added to those of the ranks.
     ``families``: model families that the fork launcher imports before its first trial.
     ``stop``: once another thread sets it, what runs ends as after Ctrl-C.
-    ``nnodes``, ``rdzv_endpoint``, ``node_rank``: passed to torchrun; several nodes need all three.
+    ``nnodes``, ``rdzv_endpoint``, ``node_rank``: passed to torchrun; several nodes need all three,
+    and ``shared``, a folder that all of them reach. ``job``: what they call this run.
     """
 
     quiescence: float = 3.0
@@ -38,6 +40,8 @@ class LaunchOptions:
     nnodes: int = 1
     rdzv_endpoint: str | None = None
     node_rank: int | None = None
+    shared: Path | None = None
+    job: str = ""
     stop: threading.Event | None = None
 
     @property

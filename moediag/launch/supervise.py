@@ -143,6 +143,7 @@ class Supervisor:
             if now - self._begun > self.timeout:
                 self.seen.timed_out = True
                 self._capture(samples)
+                self._ends_after_stall(samples)
                 return
             time.sleep(self.options.poll)
 

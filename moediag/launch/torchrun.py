@@ -64,8 +64,9 @@ def rendezvous(options: LaunchOptions, name: str, alone: bool) -> list[str]:
             f"{options.nnodes} nodes need --rdzv-endpoint and --node-rank",
             "The same --rdzv-endpoint HOST:PORT on every node, --node-rank 0, 1, …",
         )
+    # Not c10d: there the agents number themselves by their addresses, whatever --node-rank says.
     return [
-        f"--nnodes={options.nnodes}", "--rdzv-backend=c10d",
+        f"--nnodes={options.nnodes}", "--rdzv-backend=static",
         f"--rdzv-endpoint={options.rdzv_endpoint}", f"--node-rank={options.node_rank}",
         f"--rdzv-id={name}",
     ]  # fmt: skip

@@ -117,6 +117,7 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
         "--stack", "transformers=4.53.2", "--launcher", "torchrun",
         "--nnodes", "2", "--rdzv-endpoint", "head:29500", "--node-rank", "1", "--repeat", "3",
         "--timeout", "60", "--quiescence", "5", "--out", str(tmp_path),
+        "--shared", str(tmp_path / "s"), "--silence", "9",
     )  # fmt: skip
     assert pipeline.loaded == [Path("s.yaml"), ["model.experts=16", "step.steps=3"]]
     assert pipeline.planned == {
@@ -126,6 +127,7 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
     assert pipeline.options.out == tmp_path
     launch = pipeline.options.launch
     assert (launch.nnodes, launch.rdzv_endpoint, launch.node_rank) == (2, "head:29500", 1)
+    assert (launch.shared, launch.silence) == (tmp_path / "s", 9.0)
     assert launch.quiescence == 5.0
     assert pipeline.gpus == (4, "2.9.0")  # on this one of two nodes
 
@@ -143,7 +145,9 @@ def test_a_machine_without_the_gpus_is_told_before_anything_runs(
 
 
 def test_several_nodes_are_torchruns(pipeline: Pipeline) -> None:
-    invoke("run", "s", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "0")
+    invoke(
+        "run", "s", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "0", "--shared", "d"
+    )
     assert pipeline.planned["launcher"] == "torchrun"
     invoke("run", "s")
     assert pipeline.planned["launcher"] == "auto"
@@ -181,6 +185,8 @@ def test_run_exit_code_is_that_of_the_result(pipeline: Pipeline, sample: str, co
         (["--stack", "a=1", "--stack", "a=2"], "names a twice"),
         (["--nnodes", "2"], "together"),
         (["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "2"], "below --nnodes"),
+        (["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "1"], "by its own ranks alone"),
+        (["--shared", "d"], "together"),
         (["--nnodes", "2", "--launcher", "fork"], "one node"),
         (["--cpu", "0"], "--cpu"),
         (["--launcher", "slurm"], "slurm"),

@@ -42,7 +42,7 @@ def test_without_one_nothing_is_launched(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_loopback")
 def test_several_nodes_do_not_need_it(tmp_path: Path) -> None:
-    launcher("torchrun", STACK, tmp_path, LaunchOptions(nnodes=2))
+    launcher("torchrun", STACK, tmp_path, LaunchOptions(nnodes=2, shared=tmp_path))
 
 
 @pytest.mark.usefixtures("no_loopback")

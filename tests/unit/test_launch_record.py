@@ -59,6 +59,8 @@ def test_an_unknown_launcher_and_fork_on_two_nodes_are_refused(tmp_path: Path) -
         launcher("spawn", Stack(), tmp_path)
     with pytest.raises(UsageError, match="one node"):
         launcher("fork", Stack(), tmp_path, LaunchOptions(nnodes=2))
+    with pytest.raises(UsageError, match="folder that all of them reach"):
+        launcher("torchrun", Stack(), tmp_path, LaunchOptions(nnodes=2))
 
 
 def test_rendezvous_of_one_node_and_of_several() -> None:

@@ -87,10 +87,12 @@ class Exchange:
         with self._lock:
             return tuple(self._left_out)
 
-    def close(self, seconds: float) -> None:
-        """The last word, and the evidence as it is then, if that can be had within ``seconds``."""
+    def close(self, seconds: float, publish: bool = True) -> None:
+        """The last word, and the evidence as it is then unless what was published shall stay, if
+        that can be had within ``seconds``."""
         self.say(over=True)
-        self.publish()
+        if publish:
+            self.publish()
         self._stop.set()
         self._wake.set()
         self._thread.join(seconds)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from moediag import protocol
 from moediag.evidence.model import Stall
@@ -24,13 +24,25 @@ from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.mailbox import Mailbox
 from moediag.launch.nodes.peers import Peers, progress_of
 from moediag.launch.nodes.pulse import KEY, Pulse, Stood, name_of
-from moediag.launch.patience import Patience
-from moediag.launch.watchdog import RankSample
+from moediag.launch.watchdog import RankSample, Watchdog
 
 ANSWER = 20.0  # seconds beyond the silence that others get to give their evidence
 LAST_WORD = 10.0  # seconds for our last word, where the shared folder is slow
 CARRIED_FOLDER = "carried"  # in an attempt's, where nodes share none
 _ASK_AGAIN = 1.0  # seconds between two looks for the job's token
+
+
+class Looks(Protocol):
+    """What was seen of the ranks here: of a watched job its Patience."""
+
+    @property
+    def watchdog(self) -> Watchdog: ...
+    @property
+    def work(self) -> Mapping[int, str]: ...
+    @property
+    def on_device(self) -> frozenset[int]: ...
+    @property
+    def looked(self) -> bool: ...
 
 
 class Together:
@@ -56,10 +68,18 @@ class Together:
         self._candidate: tuple[dict[int, int], int] | None = None
         self._published = 0
         self._no_courier = ""
+        self._given = False
+
+    def join(self, job: str, number: int | None, world: int) -> None:
+        """Of a trial of ours: nobody has to find out what the nodes call it."""
+        assert self.root is not None
+        self._given = True
+        self._job, self._number, self.world = job, number, world
+        self._begin({})
 
     # ------------------------------------------------------------------ while all is well
 
-    def look(self, own: Sequence[RankSample], patience: Patience, deaths: Sequence[int]) -> None:
+    def look(self, own: Sequence[RankSample], patience: Looks, deaths: Sequence[int]) -> None:
         """``own``: a fresh look at the ranks here. Afterwards ``others`` are those elsewhere."""
         now = time.monotonic()
         ranks = [s.rank for s in own if s.rank >= 0]
@@ -68,7 +88,7 @@ class Together:
             return
         if self._peers is None:
             self._peers = Peers(self.key, self.silence, self.root is not None, now)
-        if now - self._asked > _ASK_AGAIN:
+        if now - self._asked > _ASK_AGAIN and not self._given:
             self._asked = now
             self._find_job(ranks)
         if self.exchange is not None:
@@ -243,9 +263,30 @@ class Together:
             found += self.exchange.left_out
         return tuple(found)
 
-    def close(self) -> None:
+    def gone(self, seconds: float) -> list[str]:
+        """What to say of nodes that have been silent for ``seconds`` longer than that takes."""
+        found = []
+        for peer in self._peers.current if self._peers is not None else ():
+            silent = self._peers.silent_for(peer) if self._peers is not None else None
+            if silent is not None and silent > self.silence + seconds:
+                name = f"{peer.pulse.name} ({peer.pulse.host})"
+                found.append(f"{name} has sent nothing for {silent:.0f} s")
+        return found
+
+    def unheard(self) -> list[str]:
+        """After ``share``: names of nodes without whose evidence we are."""
+        found = [
+            peer.pulse.name
+            for peer in (self._peers.current if self._peers is not None else ())
+            if not self._is_current(peer.pulse)
+        ]
+        never = [s.rank for s in self.others if s.at is None]
+        return found + ([f"the node of rank {never[0]}"] if never else [])
+
+    def close(self, publish: bool = True) -> None:
+        """``publish``: our evidence once more, as it is now."""
         if self.exchange is not None:
-            self.exchange.close(LAST_WORD)
+            self.exchange.close(LAST_WORD, publish)
             self.exchange.mailbox.close()
 
 
@@ -257,7 +298,7 @@ def read_job(folder: Path, rank: int) -> dict[str, Any]:
     return {}
 
 
-def _as_told(s: RankSample, now: float, patience: Patience) -> RankSample:
+def _as_told(s: RankSample, now: float, patience: Looks) -> RankSample:
     return replace(
         s,
         at=now,

@@ -1,0 +1,221 @@
+"""Where the nodes of one `moediag run` meet: when it begins, before each trial, and at its end.
+
+Each node writes one file in the shared folder, its own, and reads the others'. No clocks are
+compared: a node is gone when the count in its file has stood still for too long by our own clock.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+
+from moediag.errors import NodeLost, UsageError
+from moediag.protocol import write_json
+
+FIRST = 180.0  # seconds that the others get to come: somebody types a command on each
+PERIOD = 0.5  # seconds between two words
+_POLL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a node says. ``token``: of this start; ``plan``: a digest of what it is to run, the same
+    on all nodes; ``stage``: how often it came to a meeting; ``problems``: by stage, why it
+    cannot run the trial there; ``over``: it has left."""
+
+    node: int
+    host: str
+    token: str
+    plan: str
+    count: int = 0
+    stage: int = 0
+    problems: Mapping[str, str] = field(default_factory=dict)
+    over: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"node {self.node} ({self.host})"
+
+
+class Meeting:
+    """``shared``: a folder that all nodes reach, new with every run. ``node`` of ``nodes``.
+    ``silence``: seconds without a word after which a node is gone. ``stopped``: whether whoever
+    waits shall end as after Ctrl-C."""
+
+    def __init__(
+        self,
+        shared: Path,
+        node: int,
+        nodes: int,
+        plan: str,
+        silence: float,
+        first: float = FIRST,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.shared = shared
+        self.silence = silence
+        self.first = first
+        self._others = [n for n in range(nodes) if n != node]
+        self._stopped = stopped
+        digest = sha256(plan.encode()).hexdigest()[:16]
+        self._own = Word(node, socket.gethostname(), uuid.uuid4().hex, digest)
+        self._heard: dict[int, tuple[Word, float]] = {}  # and when its count last grew
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._speak, name="moediag-meeting", daemon=True)
+
+    def __enter__(self) -> Meeting:
+        """Waits for all nodes. Raises UsageError where the folder cannot be used or a node is to
+        run something else, NodeLost where one does not come."""
+        self._claim()
+        self._thread.start()
+        try:
+            self._wait(0, self.first)
+            for word, _ in self._heard.values():
+                if word.plan != self._own.plan:
+                    raise UsageError(
+                        f"{word.name} is to run something else than this one",
+                        "Type the same command on every node, of the same version of moediag; only "
+                        "--node-rank and --out differ.",
+                    )
+        except BaseException:
+            self.leave()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.leave()
+
+    @property
+    def token(self) -> str:
+        """What all nodes call this run: a folder is used once, so node 0's is the same for all."""
+        return self._own.token if self._own.node == 0 else self._heard[0][0].token
+
+    def meet(self, problem: str = "") -> str:
+        """Returns once every node has come here. ``problem``: why we cannot run what comes next.
+        Returns what another node says of that kind, "" where all can. Raises NodeLost where one
+        has left or says nothing any more."""
+        stage = self._own.stage + 1
+        problems = {**self._own.problems, **({str(stage): problem} if problem else {})}
+        with self._lock:
+            self._own = replace(self._own, stage=stage, problems=problems)
+        self._wake.set()
+        self._wait(stage, self.silence)
+        told = (
+            f"{word.name}: {word.problems[str(stage)]}"
+            for word, _ in (self._heard[n] for n in self._others)
+            if str(stage) in word.problems
+        )
+        return next(told, "")
+
+    def leave(self) -> None:
+        """The last word. Safe to call twice."""
+        with self._lock:
+            self._own = replace(self._own, over=True)
+        self._end.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * PERIOD + 5.0)
+
+    # ------------------------------------------------------------------ files
+
+    def _place(self, node: int) -> Path:
+        return self.shared / f"node-{node}.json"
+
+    def _claim(self) -> None:
+        path = self._place(self._own.node)
+        try:
+            self.shared.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8"):
+                pass
+        except FileExistsError as error:
+            raise UsageError(
+                f"--shared {self.shared}: node {self._own.node} of an earlier or another run was "
+                "here",
+                "Give a new folder for every run, the same on all nodes, and to each node its own "
+                "--node-rank.",
+            ) from error
+        except OSError as error:
+            raise UsageError(
+                f"--shared {self.shared} cannot be used: {error.strerror or error}",
+                "Give a folder that all nodes reach under this path and can write to.",
+            ) from error
+
+    def _speak(self) -> None:
+        while True:
+            over = self._end.is_set()
+            with self._lock:
+                self._own = said = replace(self._own, count=self._own.count + 1)
+            with suppress(OSError):  # a disk that does not answer: the others will say so
+                write_json(self._place(said.node), asdict(said))
+            if over:
+                return
+            self._wake.wait(PERIOD)
+            self._wake.clear()
+
+    def _hear(self, now: float) -> None:
+        for node in self._others:
+            with suppress(OSError, ValueError, TypeError):
+                word = Word(**json.loads(self._place(node).read_text(encoding="utf-8")))
+                known = self._heard.get(node)
+                if known is None or word.count > known[0].count:
+                    self._heard[node] = word, now
+
+    def _wait(self, stage: int, patience: float) -> None:
+        """Until everybody came to ``stage``; each has ``patience`` seconds between two words."""
+        begun = before = time.monotonic()
+        while True:
+            if self._stopped():
+                raise KeyboardInterrupt
+            now = time.monotonic()
+            if now - before > self.silence / 2:  # we did not listen ourselves
+                begun = now
+            before = now
+            self._hear(now)
+            missing = [n for n in self._others if not self._is_there(n, stage)]
+            if not missing:
+                return
+            for node in missing:
+                self._must_live(node, begun, now, patience)
+            time.sleep(_POLL)
+
+    def _is_there(self, node: int, stage: int) -> bool:
+        return node in self._heard and self._heard[node][0].stage >= stage
+
+    def _must_live(self, node: int, begun: float, now: float, patience: float) -> None:
+        known = self._heard.get(node)
+        if known is None:
+            if now - begun > patience:
+                raise NodeLost(
+                    f"node {node} has not come to {self.shared} for {patience:.0f} s",
+                    f"Type the same command there with --node-rank {node}.",
+                )
+            return
+        word, arrived = known
+        if word.over:
+            raise NodeLost(f"{word.name} has left the run")
+        if now - max(arrived, begun) > patience:
+            raise NodeLost(
+                f"{word.name} has said nothing for {now - max(arrived, begun):.0f} s: it is down, "
+                "cut off or stopped, and nothing tells which"
+            )
+
+
+def job_of(token: str, trial: str) -> str:
+    """What the nodes call one trial of their run; a key as of a watched job."""
+    return sha256(f"{token}/{trial}".encode()).hexdigest()[:32]

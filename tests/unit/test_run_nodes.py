@@ -1,0 +1,199 @@
+"""`moediag run` on several nodes without a rank: how nodes meet, and when they call a hang."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moediag import protocol
+from moediag.errors import NodeLost, UsageError
+from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch.launcher import Running
+from moediag.launch.nodes.meeting import Meeting
+from moediag.launch.options import LaunchOptions
+from moediag.launch.record import LaunchRecord
+from moediag.launch.several import NodesSupervisor
+from moediag.launch.watchdog import RankSample
+
+
+def meetings(shared: Path, *plans: str, silence: float = 2.0) -> list[Meeting]:
+    return [Meeting(shared, n, len(plans), p, silence, first=5.0) for n, p in enumerate(plans)]
+
+
+@contextmanager
+def closing(leave: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        leave()
+
+
+def both(*calls: Callable[[], object]) -> list[object]:
+    """At the same time; an exception instead of a result."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        found = [pool.submit(call) for call in calls]
+        return [one.exception() or one.result() for one in found]
+
+
+def test_nodes_meet_and_tell_each_other_why_one_cannot_go_on(tmp_path: Path) -> None:
+    zero, one = meetings(tmp_path / "shared", "plan", "plan")
+    assert both(zero.__enter__, one.__enter__) == [zero, one]
+    with closing(zero.leave), closing(one.leave):
+        assert zero.token == one.token
+        assert both(zero.meet, one.meet) == ["", ""]
+        told, own = both(zero.meet, lambda: one.meet("no room"))
+        assert str(told).startswith("node 1 (")
+        assert str(told).endswith("): no room")
+        assert own == ""
+        assert both(zero.meet, one.meet) == ["", ""]
+
+
+def test_nodes_with_different_plans_are_refused(tmp_path: Path) -> None:
+    zero, one = meetings(tmp_path, "plan", "another")
+    found = both(zero.__enter__, one.__enter__)
+    assert all(isinstance(error, UsageError) for error in found), found
+    assert "node 1 (" in str(found[0])
+    assert "node 0 (" in str(found[1])
+
+
+def test_a_folder_is_used_once(tmp_path: Path) -> None:
+    (tmp_path / "node-0.json").touch()
+    with pytest.raises(UsageError, match="node 0 of an earlier"):
+        meetings(tmp_path, "p", "p")[0].__enter__()
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be used"):
+        meetings(tmp_path / "file" / "d", "p", "p")[0].__enter__()
+
+
+def test_a_node_that_does_not_come_leaves_or_falls_silent_ends_the_wait(tmp_path: Path) -> None:
+    alone = Meeting(tmp_path / "a", 0, 2, "p", 2.0, first=0.2)
+    with pytest.raises(NodeLost, match="node 1 has not come"):
+        alone.__enter__()
+    zero, one = meetings(tmp_path / "b", "p", "p")
+    both(zero.__enter__, one.__enter__)
+    one.leave()
+    with closing(zero.leave), pytest.raises(NodeLost, match=r"node 1 \(.*\) has left the run"):
+        zero.meet()
+    zero, one = meetings(tmp_path / "c", "p", "p", silence=1.0)
+    both(zero.__enter__, one.__enter__)
+    one.leave()
+    place = tmp_path / "c" / "node-1.json"  # as of a node whose power was cut
+    place.write_text(json.dumps({**json.loads(place.read_text()), "over": False}))
+    with closing(zero.leave), pytest.raises(NodeLost, match="has said nothing for"):
+        zero.meet()
+
+
+# ------------------------------------------------------------------------ supervisors
+
+
+class NotEnding(Running):
+    root = 0
+
+    def poll(self) -> int | None:
+        return None
+
+
+@pytest.fixture
+def supervisors(tmp_path: Path) -> Iterator[list[NodesSupervisor]]:
+    """Of one rank on each of two nodes."""
+    trial = protocol.Trial("t", "s", "unfixed", world_size=2)
+    with ExitStack() as stack:
+        found = []
+        for node in range(2):
+            folder = tmp_path / str(node)
+            folder.mkdir()
+            options = LaunchOptions(
+                quiescence=0.5, silence=2.0, nnodes=2, node_rank=node, shared=tmp_path / "shared",
+                job="j",
+            )  # fmt: skip
+            one = NodesSupervisor(NotEnding(), trial, folder, 1, options, None)
+            stack.callback(one.nodes.close, publish=False)
+            found.append(one)
+        yield found
+
+
+def stalls(
+    nodes: list[NodesSupervisor], sample: Callable[[int], RankSample], seconds: float
+) -> list[Stall | None]:
+    """What each of them says first, within ``seconds`` of looks at ``sample`` (by rank)."""
+    found: list[Stall | None] = [None] * len(nodes)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not all(found):
+        for rank, node in enumerate(nodes):
+            own = [sample(rank)]
+            node.nodes.look(own, node, ())
+            found[rank] = found[rank] or node._stalled(time.monotonic(), own)
+        time.sleep(0.03)
+    return found
+
+
+WAITS = RankSample(0, state="in-collective", progress=7)
+
+
+def test_a_rank_that_waits_for_one_that_computes_elsewhere_is_no_hang(
+    supervisors: list[NodesSupervisor],
+) -> None:
+    """What each node called a hang when it saw its own rank only."""
+
+    def sample(rank: int) -> RankSample:
+        return WAITS if rank == 0 else RankSample(1, state="running", progress=6, cpu=time.time())
+
+    assert stalls(supervisors, sample, 2.5) == [None, None]
+    alone = supervisors[0]
+    alone.nodes.others = []
+    own = [WAITS]
+    begun, called = time.monotonic(), None
+    while called is None and time.monotonic() - begun < 3.0:  # by its own rank it would be one
+        called = alone.watchdog.observe(time.monotonic(), own)
+        time.sleep(0.03)
+    assert called is not None
+
+
+def test_ranks_that_all_wait_hang_on_both_nodes(supervisors: list[NodesSupervisor]) -> None:
+    found = stalls(supervisors, lambda rank: replace(WAITS, rank=rank), 20.0)
+    assert [stall and (stall.waiting, stall.elsewhere) for stall in found] == [((0, 1), ())] * 2
+
+
+def test_a_node_that_never_speaks_is_not_judged_without(
+    supervisors: list[NodesSupervisor],
+) -> None:
+    zero, one = supervisors
+    one.nodes.close(publish=False)
+    assert stalls([zero], lambda rank: WAITS, 1.5) == [None]
+    assert zero.nodes.unheard()
+
+
+def test_a_trial_that_another_node_broke_off_shows_nothing(
+    supervisors: list[NodesSupervisor], tmp_path: Path
+) -> None:
+    zero = supervisors[0]
+    zero.seen.exits[0] = ExitStatus(code=1)
+    place = tmp_path / "0" / "nodes" / "k"
+    place.mkdir(parents=True)
+    LaunchRecord(0.0, 1.0, interrupted=True).write(place)
+    zero._judge_whole([place])
+    assert zero.seen.deaths(zero.folder) == ()
+    assert "interrupted" in zero.seen.launch_error
+
+
+def test_ranks_that_lose_peers_which_another_node_ended_did_not_die(
+    supervisors: list[NodesSupervisor],
+) -> None:
+    """After a stall each node ends its ranks when it has what it needs."""
+    zero = supervisors[0]
+    zero.seen.exits[0] = ExitStatus(code=1)
+    zero._ends_after_stall_are_ours()
+    assert [death.rank for death in zero.seen.deaths(zero.folder)] == [0]
+    zero._ended_before = frozenset()
+    zero._ends_after_stall_are_ours()
+    assert zero.seen.deaths(zero.folder) == ()

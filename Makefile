@@ -56,7 +56,7 @@ accuracy: $(STAMP)  ## how often the diagnosis is right, beside torch's own tool
 # The environment where there is one, else the Python in use: a machine without a network has no other.
 gpu:  ## the GPU suite on whatever GPUs there are, into reports/gpu (exit code 4 without one)
 	@python=$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)); \
-	  $$python -c 'import moediag.cli' 2>/dev/null || \
+	  $$python -c 'import moediag.cli.app' 2>/dev/null || \
 	  { echo "$$python lacks what moediag needs. Type: make setup"; exit 4; }; \
 	  $$python -m bench.gpu
 

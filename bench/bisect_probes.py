@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from moediag.bisect.search import Options, Probe, Search
-from moediag.bisect.verdicts import BAD, GOOD
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD
+from moediag.campaign.bisect.search.search import Options, Probe, Search
 from moediag.stacks import environment
 
 HERE = Path(__file__).parent

@@ -25,8 +25,8 @@ from typing import Any
 from bench import jobs
 from moediag.errors import MoediagError
 from moediag.evidence import unpickle
-from moediag.examine import examine
-from moediag.report import jsonview, page
+from moediag.pipeline.examine import examine
+from moediag.report import json_view, page
 
 SECONDS = 20  # an input that takes longer counts as a hang
 CANARY = "MOEDIAG_FUZZ_CANARY"
@@ -72,7 +72,7 @@ def _one(folder: Path, number: int, report: Report) -> None:
     try:
         with _limit(SECONDS):
             result = examine([folder]).result
-            json.loads(jsonview.render(result))
+            json.loads(json_view.render(result))
             page.page_of(result)
     except MoediagError:
         report.refused += 1

@@ -20,15 +20,16 @@ from typing import Any
 import moediag
 from bench.speed import suite as speed
 from moediag import doctor, hardware
-from moediag import run as runner
-from moediag import sweep as sweeping
+from moediag.campaign.sweep import session as sweeping
 from moediag.errors import MoediagError
 from moediag.launch.hosts import Hosts
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
+from moediag.pipeline import run as runner
 from moediag.protocol import write_json
-from moediag.report import names, views
-from moediag.report.model import RunResult
-from moediag.scenario import catalogue, gpu
+from moediag.report import views
+from moediag.result import wording
+from moediag.result.run_result import RunResult
+from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
 from moediag.stacks import environment
@@ -56,7 +57,7 @@ class Question:
 
     @property
     def command(self) -> str:
-        share = " --share-gpu" if gpu.DEVICES[self.device].shared else ""
+        share = " --share-gpu" if devices.DEVICES[self.device].shared else ""
         return f"moediag run {self.scenario} --gpus {self.ranks}{share}"
 
 
@@ -107,8 +108,8 @@ class Report:
 
 def questions(gpus: int, nccl: str | None) -> Iterator[Question]:
     """One rank a GPU where there are several; shared ones always."""
-    shares = nccl is not None and _release(nccl) >= gpu.NCCL_SHARES_FROM
-    shared = [gpu.SHARED, *([gpu.SHARED_NCCL] if shares else [])]
+    shares = nccl is not None and _release(nccl) >= devices.NCCL_SHARES_FROM
+    shared = [devices.SHARED, *([devices.SHARED_NCCL] if shares else [])]
     for name in (*STARVATION, *EXPERT_PARALLEL):
         if gpus >= 2:
             yield Question(name, 4 if gpus >= 4 else 2, "gpu")
@@ -127,7 +128,7 @@ def row(question: Question, ran: sweeping.Ran | None, problem: str = "") -> Row:
         command=question.command,
         scenario=question.scenario,
         ranks=question.ranks,
-        shared=gpu.DEVICES[question.device].shared,
+        shared=devices.DEVICES[question.device].shared,
         exit_code=ran.exit_code if ran else 4,
         problem=problem or (ran.problem if ran else ""),
         seconds=ran.seconds if ran else 0.0,
@@ -162,25 +163,26 @@ def page(report: Report) -> str:
         if not one.measured:
             continue
         said = {True: "reproduced", False: "not reproduced", None: "not decided"}[one.reproduced]
-        lines += [f"## `{one.command}`", "", f"{said}, {names.seconds(one.seconds)}", ""]
+        lines += [f"## `{one.command}`", "", f"{said}, {wording.seconds(one.seconds)}", ""]
         lines += [
             "| variant | stack | backend | verdict | expected | gradient error |",
             "|---" * 6 + "|",
         ]
         for t in one.trials:
             cells = (
-                t["variant"], ", ".join(names.stack(t["stack"])),
-                names.backend(t["backend"], one.shared), t["verdict"] + ("" if t["met"] else " ❌"),
-                t["expected"], names.error_size(t["gradient_error"]),
+                t["variant"], ", ".join(wording.stack(t["stack"])),
+                wording.backend(t["backend"], one.shared),
+                t["verdict"] + ("" if t["met"] else " ❌"),
+                t["expected"], wording.error_size(t["gradient_error"]),
             )  # fmt: skip
-            lines.append("| " + " | ".join(map(names.inline, cells)) + " |")
+            lines.append("| " + " | ".join(map(wording.inline, cells)) + " |")
         lines.append("")
     if report.speed:
         lines += speed.page(report.speed)
     missing = [one for one in report.rows if not one.measured]
     if missing:
         lines += ["## Not measured", "", "| command | why |", "|---|---|"]
-        lines += [f"| `{one.command}` | {names.inline(_why(one))} |" for one in missing]
+        lines += [f"| `{one.command}` | {wording.inline(_why(one))} |" for one in missing]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from bench import jobs
 from moediag.diagnosis.diagnose import diagnose
-from moediag.evidence import flightdump, foreign
+from moediag.evidence import flight_dump, foreign
 from moediag.evidence.sources import Found
-from moediag.verdicts import Verdict
+from moediag.result.verdicts import Verdict
 
 TESTING = 2000
 LAYOUTS = (
@@ -46,7 +46,7 @@ def answers(seeds: range, ring: int = 2000) -> tuple[dict[str, Counter[str]], fl
                     continue
                 raw = dict(jobs.dumps(job, ring=ring))
                 began = time.process_time()
-                dumps = {rank: flightdump.read(one) for rank, one in raw.items()}
+                dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
                 answer = diagnose(foreign.evidence(Found(dumps=dumps, files=len(dumps))))
                 seconds += time.process_time() - began
                 calls += sum(len(dump.kind) for dump in dumps.values())

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from moediag.protocol import ENV_GUARD, ModelSpec, SkewSpec, StepSpec, Trial
 from moediag.recorder import install
-from moediag.worker import step
-from moediag.worker.wrapped import synchronize
+from moediag.worker.shard.wrapped import synchronize
+from moediag.worker.tasks import step
 
 MODEL = ModelSpec(
     hidden=128, intermediate=256, layers=2, experts=16, heads=4, kv_heads=2, head_dim=32, vocab=512

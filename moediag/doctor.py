@@ -29,7 +29,7 @@ from moediag.hardware import (
     read_text,
     tool,
 )
-from moediag.stacks import probe
+from moediag.stacks import interpreter
 from moediag.stacks.environment import ENV_CACHE, cache_root
 
 Status = Literal["ok", "warn", "fail"]
@@ -102,7 +102,7 @@ def require_gpus(count: int, torch: str | None = None, shared: bool = False) -> 
         raise MachineError(
             f"{wanted} {plural} wanted here, {found} found{hidden}", share + cpu_instead
         )
-    installed = torch or probe.identity()["torch"] or ""
+    installed = torch or interpreter.identity()["torch"] or ""
     if "+cpu" in installed:
         raise MachineError(
             f"torch {installed} is built for CPUs and cannot use the GPUs of this machine",
@@ -128,7 +128,7 @@ def _python() -> Check:
 
 
 def _torch() -> Check:
-    found = probe.identity()["torch"]
+    found = interpreter.identity()["torch"]
     cpu = "python -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
     if found is None:
         return Check("torch", "fail", "not installed", f"Type (CPU): {cpu}")
@@ -208,7 +208,7 @@ def _gpus() -> Check:
     found = gpus()
     if not found:
         return Check("gpus", "ok", "none: scenarios run with --cpu N on gloo")
-    torch = probe.identity()["torch"] or ""
+    torch = interpreter.identity()["torch"] or ""
     if "+cpu" in torch:
         return Check(
             "gpus",

@@ -16,7 +16,7 @@ from bench import jobs
 from bench.accuracy.counting import Answer, Truth
 from bench.accuracy.frtrace import TorchFrTrace
 from bench.labelled import LAYOUTS
-from moediag.examine import examine
+from moediag.pipeline.examine import examine
 from moediag.report.finding import FAILURES
 
 HEALTHY = ("none", "running")

@@ -14,10 +14,11 @@ from torch import nn
 from bench.speed import listed
 from bench.speed.sizes import Size
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
-from moediag.worker import load, models, step
-from moediag.worker.skew import RouterSkew
-from moediag.worker.wrap import wrap
-from moediag.worker.wrapped import Wrapped
+from moediag.worker.models import checkpoint, tiny
+from moediag.worker.models.skew import RouterSkew
+from moediag.worker.shard.wrap import wrap
+from moediag.worker.shard.wrapped import Wrapped
+from moediag.worker.tasks import step
 
 SEED = 0
 
@@ -52,21 +53,21 @@ def fused(asked: Trial, device: torch.device) -> Wrapped:
         model = _on_device(asked.model, device)
         return _wrapped(model, asked)
     if dist.get_rank() == 0 and not asked.checkpoint_path.exists():
-        load.save(_on_device(asked.model, device).cpu(), asked.checkpoint_path)
+        checkpoint.save(_on_device(asked.model, device).cpu(), asked.checkpoint_path)
     dist.barrier()
-    return _wrapped(load.from_checkpoint(asked, device), asked)
+    return _wrapped(checkpoint.from_checkpoint(asked, device), asked)
 
 
 def apart(asked: Trial, device: torch.device, fix: str | None) -> Wrapped:
     """Experts as modules of their own, with ``fix``. Raises NotApplicable."""
     model = _on_device(asked.model, device)
-    listed.take_apart(model, models.anatomy(model, asked.model))
+    listed.take_apart(model, tiny.anatomy(model, asked.model))
     return _wrapped(model, dataclasses.replace(asked, fix=fix))
 
 
 def use(wrapped: Wrapped, kernel: str) -> None:
     """The experts are computed by ``kernel`` from now on. Raises NotApplicable."""
-    load.known(kernel)
+    checkpoint.known(kernel)
     for part in _configs(wrapped.model):
         part._experts_implementation = kernel
 
@@ -85,13 +86,13 @@ def stepping(wrapped: Wrapped, routing: str, device: torch.device) -> Callable[[
 
 def _on_device(spec: ModelSpec, device: torch.device) -> nn.Module:
     with device:  # tens of gigabytes need not pass through the host
-        return models.build(spec, SEED)
+        return tiny.build(spec, SEED)
 
 
 def _wrapped(model: nn.Module, asked: Trial) -> Wrapped:
     for part in _configs(model):
         part._attn_implementation = "sdpa"  # the eager one keeps the whole square
-    return wrap(model, models.anatomy(model, asked.model), asked)
+    return wrap(model, tiny.anatomy(model, asked.model), asked)
 
 
 def _configs(model: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from moediag.worker.models import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy, NotApplicable
 
 
 class Expert(nn.Module):

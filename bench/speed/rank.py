@@ -22,9 +22,9 @@ from bench.speed import built, clock, flops, sizes
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag.protocol import Trial, write_json
 from moediag.worker import kernels
-from moediag.worker.models import NotApplicable
+from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.shard.wrapped import Wrapped, synchronize
 from moediag.worker.versions import versions
-from moediag.worker.wrapped import Wrapped, synchronize
 
 EAGER_EP = "under expert parallelism it raises in 5.17 and hangs in 5.18 with one-hot: see ep-step"
 Row = dict[str, Any]

@@ -5,45 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moediag.diagnosis import (
-    applied,
-    around,
-    decisions,
-    detectors,
-    device,
-    held,
-    nodes,
-    ownership,
-    parts,
-    programs,
-    shown,
-)
-from moediag.diagnosis.ahead import ahead
-from moediag.diagnosis.align import Aligned, align
-from moediag.diagnosis.applied import applied_facts
-from moediag.diagnosis.culprits import Blame, blame
-from moediag.diagnosis.decisions import Parted
-from moediag.diagnosis.diverge import Divergence, first_divergence
-from moediag.diagnosis.factor import factor_facts
-from moediag.diagnosis.facts import Facts, Judgement
-from moediag.diagnosis.failures import failures
-from moediag.diagnosis.frontier import frontier
-from moediag.diagnosis.gradients import GradientFacts, gradient_facts
-from moediag.diagnosis.habit import departures
-from moediag.diagnosis.loads import load_facts, load_tables
-from moediag.diagnosis.metrics import metric_facts
-from moediag.diagnosis.model import Diagnosis
-from moediag.diagnosis.order import replay
-from moediag.diagnosis.ownership import ownership_facts
-from moediag.diagnosis.replicas import replica_facts
-from moediag.diagnosis.resume import resume_facts
-from moediag.diagnosis.signature import signature
-from moediag.diagnosis.starvation import tokens_of
-from moediag.diagnosis.verdict import judge
+from moediag.diagnosis.blame import decisions, nodes
+from moediag.diagnosis.blame.culprits import Blame, blame
+from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.failures import failures
+from moediag.diagnosis.numbers import by_part, expert_holders, optimizer_update, ownership
+from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
+from moediag.diagnosis.numbers.load_cost import load_facts, load_tables
+from moediag.diagnosis.numbers.metrics import metric_facts
+from moediag.diagnosis.numbers.optimizer_update import applied_facts
+from moediag.diagnosis.numbers.ownership import ownership_facts
+from moediag.diagnosis.numbers.replicas import replica_facts
+from moediag.diagnosis.numbers.resume import resume_facts
+from moediag.diagnosis.numbers.scale_factor import factor_facts
+from moediag.diagnosis.rules.facts import Facts, Judgement
+from moediag.diagnosis.rules.signature import signature
+from moediag.diagnosis.rules.verdict import judge
+from moediag.diagnosis.schedules import device_position
+from moediag.diagnosis.schedules.align import Aligned, align
+from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.replay import replay
+from moediag.diagnosis.schedules.starvation import tokens_of
+from moediag.diagnosis.schedules.step_offset import ahead
+from moediag.diagnosis.schedules.stuck_calls import frontier
+from moediag.diagnosis.schedules.usual_order import departures
+from moediag.diagnosis.words import detector_table, divergence_view, program_tables, schedule_view
 from moediag.evidence.model import Evidence
-from moediag.report.model import Table
-from moediag.report.names import ranks
-from moediag.verdicts import Verdict
+from moediag.result.diagnosis import Diagnosis
+from moediag.result.run_result import Table
+from moediag.result.verdicts import Verdict
+from moediag.result.wording import ranks
 
 _UNEXPLAINED = (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE)
 
@@ -59,7 +50,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     why, told = _why(facts, judged, parted, aligned)
     # After an update that was none, gradients are wrong as well: a consequence.
     wrong = judged.verdict in (Verdict.WRONG_GRADIENTS, Verdict.WRONG_WEIGHTS)
-    wrong = wrong and judged.what not in applied.NAMES
+    wrong = wrong and judged.what not in optimizer_update.NAMES
     return Diagnosis(
         verdict=judged.verdict,
         signature=signature(
@@ -76,25 +67,27 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         victims=judged.victims,
         cause=f"{judged.cause}{nodes.where(evidence, judged.culprits)} {told}".rstrip(),
         first_divergence=(
-            shown.first_divergence(by_schedule, facts.blame) if by_schedule is not None else None
+            divergence_view.first_divergence(by_schedule, facts.blame)
+            if by_schedule is not None
+            else None
         ),
         gradient_error=numbers.error,
         worst_parameter=numbers.worst,
         wrong_parameters=numbers.wrong if wrong else (),
         parameters_compared=numbers.compared,
         not_seen=not_seen(evidence, aligned.not_seen),
-        stacks=shown.stacks(evidence),
+        stacks=divergence_view.stacks(evidence),
         notes=(
             judged.notes + _at_end(facts, judged) + _worker_notes(evidence) + nodes.note(evidence)
         ),
         tables=_tables(facts, parted),
         backend=evidence.backend,
         schedules=(
-            around.side_by_side(by_schedule, aligned, judged.culprits, evidence)
+            schedule_view.side_by_side(by_schedule, aligned, judged.culprits, evidence)
             if by_schedule is not None
             else None
         ),
-        states=around.states(evidence, facts.failed),
+        states=schedule_view.states(evidence, facts.failed),
         attached=evidence.attached,
         nccl=_nccl(evidence),
     )
@@ -131,13 +124,13 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
         divergence,
         found,
         numbers,
-        parts=parts.parts(evidence, step) if step is not None else (),
+        parts=by_part.parts(evidence, step) if step is not None else (),
         ownership=ownership_facts(evidence),
         replicas=replica_facts(evidence),
         loads=load_facts(evidence),
         resume=resume_facts(evidence),
         frontier=stuck,
-        fronts=device.fronts(evidence),
+        fronts=device_position.fronts(evidence),
         factors=factor_facts(evidence, step),
         applied=applied_facts(evidence),
         metrics=metric_facts(evidence),
@@ -166,7 +159,7 @@ def _by_devices(evidence: Evidence) -> bool:
 
 def _compared_step(evidence: Evidence, numbers: GradientFacts) -> int | None:
     """The step whose gradients, or else whose blocks' inputs, are shown part by part."""
-    return numbers.step or parts.wrong_inputs(evidence)
+    return numbers.step or by_part.wrong_inputs(evidence)
 
 
 def _why(
@@ -187,7 +180,7 @@ def _why(
     if mixed is not None:
         told = f"{told} {mixed.sentence}"
     if judged.verdict == Verdict.HANG:
-        told = f"{told} {device.sentence(facts.fronts)}"
+        told = f"{told} {device_position.sentence(facts.fronts)}"
     return why, told.strip()
 
 
@@ -203,22 +196,22 @@ def _at_end(facts: Facts, judged: Judgement) -> tuple[str, ...]:
 
 def _tables(facts: Facts, parted: Sequence[Parted]) -> tuple[Table, ...]:
     evidence, numbers = facts.evidence, facts.gradients
-    of_detectors = detectors.table(detectors.seen(evidence, numbers, facts.replicas))
+    of_detectors = detector_table.table(detector_table.seen(evidence, numbers, facts.replicas))
     of_parts = None  # the detectors' table says the same in one row
     step = _compared_step(evidence, numbers)
     if of_detectors is None and step is not None and facts.parts:
-        of_parts = parts.table(facts.parts, step)
+        of_parts = by_part.table(facts.parts, step)
     tables = (
-        *held.tables(evidence, facts.ownership.pattern in ownership.LOST),
+        *expert_holders.tables(evidence, facts.ownership.pattern in ownership.LOST),
         of_detectors,
         of_parts,
         facts.factors.table,
         *load_tables(facts.loads.loads),
         *facts.resume.tables,
         facts.metrics.table,
-        device.table(facts.fronts) if evidence.stall is not None else None,
+        device_position.table(facts.fronts) if evidence.stall is not None else None,
         decisions.table(parted),
-        *programs.tables(evidence),
+        *program_tables.tables(evidence),
     )
     return tuple(table for table in tables if table is not None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moediag.evidence import exits, flightrecorder, outputs, stacks
+from moediag.evidence import console_output, exits, flight_recorder, rank_stacks
 from moediag.evidence.model import (
     Evidence,
     ExitStatus,
@@ -26,17 +26,17 @@ IN_FLIGHT = 2.0
 
 def evidence(found: Found) -> Evidence:
     """Of everything in ``found``; a rank of which nothing was seen has no entry."""
-    timed_out = {rank: list(outputs.timeouts(text)) for rank, text in found.outputs.items()}
+    timed_out = {rank: list(console_output.timeouts(text)) for rank, text in found.outputs.items()}
     seen_ranks = {
         *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits,
     }  # fmt: skip
-    recorded = flightrecorder.recorded(found.dumps, max(seen_ranks, default=-1) + 1)
+    recorded = flight_recorder.recorded(found.dumps, max(seen_ranks, default=-1) + 1)
     waited = {rank for rank, calls in timed_out.items() if calls}
     ranks: dict[int, RankEvidence] = {}
     for rank in sorted(seen_ranks):
         own = recorded.ranks.get(rank) or _from_watchdog(rank, timed_out.get(rank, []))
         error, end = _end(found, rank)
-        if error is not None and outputs.gave_up_waiting(error):
+        if error is not None and console_output.gave_up_waiting(error):
             waited.add(rank)
             error = None
         if rank in waited and end is not None:
@@ -81,9 +81,9 @@ def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     return error, found.exits.get(rank)
 
 
-def _from_watchdog(rank: int, timeouts: list[outputs.Timeout]) -> RankEvidence:
+def _from_watchdog(rank: int, timeouts: list[console_output.Timeout]) -> RankEvidence:
     """Without a dump, the calls that the watchdog gave up on are all that is known."""
-    first: dict[tuple[str, int], outputs.Timeout] = {}
+    first: dict[tuple[str, int], console_output.Timeout] = {}
     for timeout in timeouts:
         first.setdefault((timeout.group, timeout.call.position), timeout)
     return RankEvidence(
@@ -101,22 +101,22 @@ def _stall(
     found: Found,
     ranks: Mapping[int, RankEvidence],
     waited: set[int],
-    recorded: flightrecorder.Recorded,
+    recorded: flight_recorder.Recorded,
     not_seen: list[str],
 ) -> Stall | None:
     waiting, elsewhere = set(waited), set()
     for rank, seen in ranks.items():
         if rank in waited or seen.error is not None:
             continue
-        stack = stacks.that_counts(seen.stacks)
-        inside = stack is not None and stacks.in_collective(stack)
+        stack = rank_stacks.that_counts(seen.stacks)
+        inside = stack is not None and rank_stacks.in_collective(stack)
         dump = found.dumps.get(rank)
         if inside or any(not call.completed for call in seen.collectives):
             waiting.add(rank)
         elif dump is not None:
             if dump.recording and recorded.tracked:
                 elsewhere.add(rank)
-        elif stack is not None and not stacks.on_the_device(stack):
+        elif stack is not None and not rank_stacks.on_the_device(stack):
             elsewhere.add(rank)
     if not waiting:
         return None
@@ -130,7 +130,7 @@ def _stall(
 
 
 def _in_flight(
-    found: Found, ranks: Mapping[int, RankEvidence], recorded: flightrecorder.Recorded
+    found: Found, ranks: Mapping[int, RankEvidence], recorded: flight_recorder.Recorded
 ) -> bool:
     """All that is open was issued just before the dumps were written."""
     opened = [c.time for seen in ranks.values() for c in seen.collectives if not c.completed]

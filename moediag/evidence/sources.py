@@ -14,9 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moediag.evidence import exits, flightrecorder, loading, outputs, stacks
-from moediag.evidence.flightdump import Dump
-from moediag.evidence.loading import Loaded
+from moediag.evidence import console_output as outputs
+from moediag.evidence import exits, file_loading, flight_recorder
+from moediag.evidence import rank_stacks as stacks
+from moediag.evidence.file_loading import Loaded
+from moediag.evidence.flight_dump import Dump
 from moediag.evidence.model import ExitStatus, RankError, Stack
 
 MAX_FILES = 50_000
@@ -56,7 +58,7 @@ def read(paths: Iterable[Path]) -> Found:
             break
         if collector.is_readable(file):
             files.append((file, root))
-    for (file, root), loaded in zip(files, loading.loaded([f for f, _ in files]), strict=True):
+    for (file, root), loaded in zip(files, file_loading.loaded([f for f, _ in files]), strict=True):
         try:
             collector.file(file, root, loaded)
         except OSError as error:
@@ -144,7 +146,7 @@ class _Collector:
 
     def whose_dump(self, path: Path, root: Path, dump: Dump) -> int | None:
         """By its name, unless its content speaks against that."""
-        named, own = _rank_of(path, root), flightrecorder.own_rank(dump)
+        named, own = _rank_of(path, root), flight_recorder.own_rank(dump)
         if named is None or own is None or named == own:
             return own if named is None else named
         self.found.refused.append(f"the name of {path} (its content says rank {own})")

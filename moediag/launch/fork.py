@@ -14,8 +14,8 @@ from typing import Any
 
 from moediag.errors import LaunchError
 from moediag.launch.launcher import Launcher, Running, StackLike, json_lines, last_lines
-from moediag.launch.options import LaunchOptions
 from moediag.launch.processes import Family
+from moediag.launch.settings import LaunchOptions
 from moediag.protocol import TRIAL_FILE, Trial
 
 HOST_LOG = "host.log"
@@ -159,7 +159,7 @@ class ForkLauncher(Launcher):
         if self._host is not None and not self._host.running:
             self.close()
         if self._host is None:
-            command = [str(self.stack.python), "-m", "moediag.worker.host", *self.options.families]
+            command = [str(self.stack.python), "-m", "moediag.ranks.host", *self.options.families]
             log = self.run_folder / f"stack-{self.stack.key}" / HOST_LOG
             self._host = Host(command, self.environment(), log, self.options)
         return self._host

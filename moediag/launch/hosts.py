@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from moediag.launch.launcher import Launcher, StackLike, launcher
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 
 KEPT = 4  # idle hosts; each takes about half a gigabyte
 

@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Protocol
 
 from moediag.errors import Interrupted, LaunchError, MachineError, UsageError
-from moediag.launch.options import LaunchOptions, OnProgress
 from moediag.launch.processes import ENV_LAUNCH, Family
 from moediag.launch.record import LaunchRecord
+from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.protocol import TRIAL_FILE, Trial
 
 LAUNCHER_LOG = "launcher.log"
@@ -92,8 +92,8 @@ class Launcher(ABC):
         """Launches ``trial`` with its files in ``folder`` (made if missing) until nothing of it is
         left. Whatever happens to the ranks is in the record. Raises Interrupted on Ctrl-C,
         after the ranks were ended and the record was written."""
-        from moediag.launch.several import NodesSupervisor
-        from moediag.launch.supervise import Supervisor
+        from moediag.launch.follow.several_nodes import NodesSupervisor
+        from moediag.launch.follow.supervise import Supervisor
 
         folder.mkdir(parents=True, exist_ok=True)
         if self.options.nnodes == 1:  # nodes may share the folder

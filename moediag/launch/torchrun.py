@@ -9,8 +9,8 @@ from pathlib import Path
 
 from moediag.errors import LaunchError, UsageError
 from moediag.launch.launcher import LAUNCHER_LOG, Launcher, Running
-from moediag.launch.options import LaunchOptions
 from moediag.launch.processes import Family
+from moediag.launch.settings import LaunchOptions
 from moediag.protocol import TRIAL_FILE, Trial
 
 
@@ -35,7 +35,7 @@ class TorchrunLauncher(Launcher):
 
     def _start(self, trial: Trial, folder: Path) -> Running:
         command = [
-            str(self.stack.python), "-m", "moediag.worker.torchrun",
+            str(self.stack.python), "-m", "moediag.ranks.torchrun",
             str(folder / TRIAL_FILE), str(self.local_ranks(trial)),
             *rendezvous(self.options, trial.name, trial.alone),
         ]  # fmt: skip

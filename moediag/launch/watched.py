@@ -20,7 +20,7 @@ from moediag.launch.launcher import Running
 from moediag.launch.processes import ENV_LAUNCH, Family
 
 PACKAGE = Path(moediag.__file__).parent
-INJECTED = PACKAGE / "inject" / "path"
+INJECTED = PACKAGE / "ranks" / "inject" / "path"
 SEGMENT_BYTES = 4 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 # What a scheduler sends a job to tell it something: passed on, because it was meant for the job.

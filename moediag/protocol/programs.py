@@ -39,7 +39,7 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "norm": ("mesh", "mesh-and-ep"),
     },
     "checkpoint-recompute": {
-        # How routing differs in the recomputation, see moediag.worker.rerouted.
+        # How routing differs in the recomputation, see moediag.worker.models.rerouted.
         "change": ("count", "metadata", "permuted", "noise", "none"),
         "on_rank": 1,  # whose recomputation
         "pair": False,  # permuted: two tokens alone exchange their experts

@@ -201,7 +201,7 @@ class Trial:
     resume: Optional[ResumeSpec] = None
     load_cost: Optional[LoadCostSpec] = None
     program: Optional[ProgramSpec] = None
-    fix: Optional[str] = None  # name of a module in moediag.fixes, in kebab-case
+    fix: Optional[str] = None  # name of a module in moediag.worker.fixes, in kebab-case
     reference_path: Optional[str] = None
     recorder: RecorderSpec = field(default_factory=RecorderSpec)
     record: bool = True  # install the recorder (benchmarks switch it off)

@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 
 from moediag.protocol import ENV_GUARD_TIMEOUT, GUARD_TIMEOUT
-from moediag.recorder import guardwords
+from moediag.recorder import guard_messages
 from moediag.recorder.calls import METHODS
 from moediag.recorder.core import ByObject, Recorder
 from moediag.recorder.modules import clean
-from moediag.recorder.side import Absent, Board, Lost, Side, Told
+from moediag.recorder.side_channel import Absent, Board, Lost, Side, Told
 
 WATCHER = "guard"
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -224,17 +224,19 @@ class Guard:
         side = self._sides.get(name)
         if side is None:
             side = self._sides[name] = self._side(group)
-        label = guardwords.Label(op, self._recorder.groups.info(group), self._recorder.current_step)
+        label = guard_messages.Label(
+            op, self._recorder.groups.info(group), self._recorder.current_step
+        )
         try:
             rows = side.exchange([*brought.numbers, _REDUCTIONS.index(op)])
             if any(row != rows[0] for row in rows):
                 told = side.exchange_texts(json.dumps({**brought.details, "op": op}))
-                text = guardwords.mismatch(label, [json.loads(one) for one in told])
+                text = guard_messages.mismatch(label, [json.loads(one) for one in told])
                 self._raise(text)
         except Absent as absent:
             last = self._last.get(name, "")
             self._raise(
-                guardwords.absent(label, brought.details, absent.members, self._timeout, last)
+                guard_messages.absent(label, brought.details, absent.members, self._timeout, last)
             )
         self._last[name] = str(brought.details["module"])
 
@@ -296,7 +298,7 @@ class Guard:
             return
         self._reported = True
         rank = self._recorder.rank
-        text = guardwords.cost(rank, self.checks, self.seconds, self.longest)
+        text = guard_messages.cost(rank, self.checks, self.seconds, self.longest)
         print(f"moediag {text}", file=sys.stderr, flush=True)
         if rank == 0:
             self._recorder.event("note", keep=True, text=text)
@@ -309,7 +311,7 @@ def _brought(group: Any, fsdp_params: Any, dtypes: Tuple[Any, ...]) -> Brought:
         (fqn, numel, str(dtype).replace("torch.", ""))
         for (fqn, numel), dtype in zip(names, dtypes)  # noqa: B905 - Python 3.9
     ]
-    module = clean(getattr(group, "_module_fqn", None) or "") or guardwords.common(whole)
+    module = clean(getattr(group, "_module_fqn", None) or "") or guard_messages.common(whole)
     return Brought(module, whole, carried)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from moediag.recorder.core import Block, ByObject, Recorder
-from moediag.recorder.experts import expert_counts, tokens_of
+from moediag.recorder.routing import expert_counts, tokens_of
 
 WATCHER = "modules"
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")

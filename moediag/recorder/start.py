@@ -17,7 +17,7 @@ import torch
 from moediag.protocol import ENV_GUARD, events_file, heartbeat_file, older_events_file
 from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
-from moediag.recorder.late import when_imported
+from moediag.recorder.late_imports import when_imported
 from moediag.recorder.log import SEGMENT_BYTES, EventLog
 
 installed: Optional[Recorder] = None
@@ -107,17 +107,17 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
         Observer(recorder).install()
 
     def experts(recorder: Recorder) -> None:
-        from moediag.recorder import experts as watcher
+        from moediag.recorder import routing as watcher
 
         watcher.install(recorder)
 
     def gradients(recorder: Recorder) -> None:
-        from moediag.recorder.gradients import Gradients
+        from moediag.recorder.missing_gradients import Gradients
 
         Gradients(recorder).install()
 
     def watch(recorder: Recorder) -> None:
-        from moediag.recorder.watch import Watch
+        from moediag.recorder.background import Watch
 
         thread = Watch(recorder, folder)
         thread.start()

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moediag.report import names
-from moediag.report.model import (
+from moediag.report.similar_stacks import Family, families
+from moediag.report.tables import of_repeats
+from moediag.result import wording
+from moediag.result.run_result import (
     FirstDivergence,
     RankState,
     RunResult,
@@ -17,9 +19,7 @@ from moediag.report.model import (
     Table,
     TrialResult,
 )
-from moediag.report.similar import Family, families
-from moediag.report.tables import of_repeats
-from moediag.verdicts import Confidence, Role, Verdict
+from moediag.result.verdicts import Confidence, Role, Verdict
 
 FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
 
@@ -90,10 +90,10 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
     title = [
         result.scenario,
         t.variant,
-        *names.stack(t.stack),
-        names.backend(t.backend, t.shared_gpu, t.stack.get("nccl")),
+        *wording.stack(t.stack),
+        wording.backend(t.backend, t.shared_gpu, t.stack.get("nccl")),
     ]
-    title.append(names.plural(t.world_size, "rank"))
+    title.append(wording.plural(t.world_size, "rank"))
     if len(same_trial) > 1:
         title.append(f"{len(group)} of {len(same_trial)} repeats")
     return Finding(
@@ -107,7 +107,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         divergence=_where(t.first_divergence),
         sides=_sides(t.first_divergence),
         gradients=_gradients(t),
-        wrong_parameters=tuple(names.compact(t.wrong_parameters)),
+        wrong_parameters=tuple(wording.compact(t.wrong_parameters)),
         cause=t.cause,
         stacks=_stacks(t),
         notes=t.notes,
@@ -146,11 +146,11 @@ def _remark(t: TrialResult, result: RunResult) -> str:
 
 def _clean_numbers(t: TrialResult) -> str:
     if not t.parameters_compared:
-        return f"{names.plural(t.world_size, 'rank')} ran to the end"
+        return f"{wording.plural(t.world_size, 'rank')} ran to the end"
     return (
-        f"{names.plural(t.world_size, 'rank')} ran to the end with "
-        f"{names.plural(t.parameters_compared, 'gradient')} equal to the reference "
-        f"(largest error {names.error_size(t.gradient_error)})"
+        f"{wording.plural(t.world_size, 'rank')} ran to the end with "
+        f"{wording.plural(t.parameters_compared, 'gradient')} equal to the reference "
+        f"(largest error {wording.error_size(t.gradient_error)})"
     )
 
 
@@ -159,20 +159,20 @@ def _blame(t: TrialResult) -> tuple[str, ...]:
     if t.verdict in FAILURES:
         if t.culprits:
             label = "CULPRIT" if len(t.culprits) == 1 else "CULPRITS"
-            pieces.append(f"{label}  {names.ranks(t.culprits)}")
+            pieces.append(f"{label}  {wording.ranks(t.culprits)}")
         else:
             known = t.confidence != Confidence.LOW
             pieces.append("no rank is at fault" if known else "no culprit is known")
         if t.victims:
-            pieces.append(f"VICTIMS  {names.ranks(t.victims)}")
+            pieces.append(f"VICTIMS  {wording.ranks(t.victims)}")
     pieces.append(f"confidence {t.confidence}")
     timing = []
     if t.seconds.launch is not None:
-        timing.append(f"launched in {names.seconds(t.seconds.launch)}")
+        timing.append(f"launched in {wording.seconds(t.seconds.launch)}")
     if t.seconds.stall_to_verdict is not None:
-        timing.append(f"diagnosed {names.seconds(t.seconds.stall_to_verdict)} after it stopped")
+        timing.append(f"diagnosed {wording.seconds(t.seconds.stall_to_verdict)} after it stopped")
     if t.seconds.total is not None and not timing:
-        timing.append(f"took {names.seconds(t.seconds.total)}")
+        timing.append(f"took {wording.seconds(t.seconds.total)}")
     return (*pieces, ", ".join(timing)) if timing else tuple(pieces)
 
 
@@ -189,10 +189,10 @@ def _sides(divergence: FirstDivergence | None) -> tuple[Side, ...]:
         return ()
     same: dict[tuple[str, str, str, tuple[str, ...]], list[int]] = {}
     for rank, side in divergence.ranks.items():
-        key = (side.op, names.plural(side.numel, "element"), side.dtype, side.parameters_missing)
+        key = (side.op, wording.plural(side.numel, "element"), side.dtype, side.parameters_missing)
         same.setdefault(key, []).append(int(rank))
     return tuple(
-        Side(names.ranks(members), op, elements, dtype, tuple(names.compact(missing)))
+        Side(wording.ranks(members), op, elements, dtype, tuple(wording.compact(missing)))
         for (op, elements, dtype, missing), members in sorted(
             same.items(), key=lambda item: min(item[1])
         )
@@ -202,10 +202,12 @@ def _sides(divergence: FirstDivergence | None) -> tuple[Side, ...]:
 def _gradients(t: TrialResult) -> str:
     if not t.wrong_parameters:
         return ""
-    text = f"{len(t.wrong_parameters)} of {names.plural(t.parameters_compared, 'parameter')} wrong"
+    text = (
+        f"{len(t.wrong_parameters)} of {wording.plural(t.parameters_compared, 'parameter')} wrong"
+    )
     text += " against the single-process fp32 reference"
     if t.gradient_error is not None:
-        text += f"; largest error {names.error_size(t.gradient_error)}"
+        text += f"; largest error {wording.error_size(t.gradient_error)}"
         text += f" in {t.worst_parameter}" if t.worst_parameter else ""
     return text
 
@@ -215,6 +217,6 @@ def _stacks(t: TrialResult) -> tuple[StackGroup, ...]:
     for rank, frames in t.stacks.items():
         same.setdefault(tuple(frames), []).append(int(rank))
     return tuple(
-        StackGroup(names.ranks(members), frames)
+        StackGroup(wording.ranks(members), frames)
         for frames, members in sorted(same.items(), key=lambda item: min(item[1]))
     )

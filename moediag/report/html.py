@@ -8,11 +8,12 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from moediag.report import bars, names, tables
+from moediag.report import bars, tables
 from moediag.report.finding import broken
-from moediag.report.model import RankState, RunResult
 from moediag.report.page import page_of
 from moediag.report.terminal import MOST_FRAMES, judgement_style, verdict_style
+from moediag.result import wording
+from moediag.result.run_result import RankState, RunResult
 
 CELL = 26  # pixels of one rank's square, gap included
 PER_ROW = 16
@@ -26,9 +27,9 @@ def render(results: Sequence[RunResult]) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals.update(
-        error_size=names.error_size,
-        stack=names.stack,
-        rank_list=names.ranks,
+        error_size=wording.error_size,
+        stack=wording.stack,
+        rank_list=wording.ranks,
         style=verdict_style,
         judgement_style=judgement_style,
         broken=broken,
@@ -56,7 +57,8 @@ def rank_grid(
     cell = CELL if world_size <= MOST_LABELLED else 10
     rows = -(-world_size // max(columns, 1))
     label = (
-        f"{world_size} ranks; culprits: {names.ranks(culprits)}; victims: {names.ranks(victims)}"
+        f"{world_size} ranks; culprits: {wording.ranks(culprits)}; "
+        f"victims: {wording.ranks(victims)}"
     )
     width, height = columns * cell, rows * cell
     parts = [

@@ -10,13 +10,13 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from moediag.report import names
 from moediag.report.finding import finding_of
-from moediag.report.layout import plain
-from moediag.report.model import RunResult, TrialResult
 from moediag.report.tables import lines
 from moediag.report.terminal import finding_lines
-from moediag.verdicts import Verdict
+from moediag.report.text_layout import plain
+from moediag.result import wording
+from moediag.result.run_result import RunResult, TrialResult
+from moediag.result.verdicts import Verdict
 
 WIDTH = 100  # of the texts, in characters
 # Characters that XML 1.0 cannot hold, even escaped; ranks' output is full of them.
@@ -49,8 +49,8 @@ def render(results: Sequence[RunResult]) -> str:
 
 def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
     name = t.variant + (f" #{t.repeat + 1}" if t.repeat else "")
-    backend = names.backend(t.backend, t.shared_gpu)
-    where = " ".join([result.scenario, *names.stack(t.stack), backend, f"{t.world_size} ranks"])
+    backend = wording.backend(t.backend, t.shared_gpu)
+    where = " ".join([result.scenario, *wording.stack(t.stack), backend, f"{t.world_size} ranks"])
     case = ElementTree.Element(
         "testcase", name=clean(name), classname=clean(where), time=f"{t.seconds.total or 0:.3f}"
     )

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from moediag.report import names, tables
+from moediag.report import tables
 from moediag.report.finding import Finding, broken
-from moediag.report.layout import plain
-from moediag.report.model import RunResult
 from moediag.report.page import Page, page_of
 from moediag.report.terminal import finding_lines
+from moediag.report.text_layout import plain
+from moediag.result import wording
+from moediag.result.run_result import RunResult
 
 LIMIT = 65_000  # characters; below the 65,536 of an issue body
 MOST_OPEN = 16  # rows; a longer table of the run is folded
@@ -42,13 +43,13 @@ def render(results: Sequence[RunResult], limit: int = LIMIT) -> str:
         used += len(text)
     out = "".join(part + "".join(kept.get(i, ())) for i, part in enumerate(parts))
     if +left:
-        out += note.format(" and ".join(names.plural(n, kind) for kind, n in (+left).items()))
+        out += note.format(" and ".join(wording.plural(n, kind) for kind, n in (+left).items()))
     return out if len(out) <= limit else out[: limit - 30] + "\n\n*cut at the size limit*\n"
 
 
 def _summary(page: Page, result: RunResult) -> str:
-    lines = [f"## {MARKS[page.status]} {names.inline(page.scenario)}", ""]
-    lines += [names.inline(" · ".join(page.conclusion)), ""]
+    lines = [f"## {MARKS[page.status]} {wording.inline(page.scenario)}", ""]
+    lines += [wording.inline(" · ".join(page.conclusion)), ""]
     if page.overrides:
         lines += [f"With `{' '.join(page.overrides)}`.", ""]
     lines += ["| trial | stack | verdict | expected | culprits | gradient error |"]
@@ -56,25 +57,25 @@ def _summary(page: Page, result: RunResult) -> str:
     for t in result.trials:
         cells = (
             t.variant,
-            ", ".join(names.stack(t.stack)),
+            ", ".join(wording.stack(t.stack)),
             t.verdict + (" ❌" if broken(t) else ""),
             t.expected,
-            names.ranks(t.culprits) if t.culprits else "",
-            names.error_size(t.gradient_error),
+            wording.ranks(t.culprits) if t.culprits else "",
+            wording.error_size(t.gradient_error),
         )
-        lines.append("| " + " | ".join(names.inline(cell) for cell in cells) + " |")
+        lines.append("| " + " | ".join(wording.inline(cell) for cell in cells) + " |")
     if page.claims:
         lines += ["", "| claim | | |", "|---|---|---|"]
         for claim in page.claims:
             texts = (claim.variant, claim.judgement, claim.what)
-            lines.append("| " + " | ".join(names.inline(text) for text in texts) + " |")
+            lines.append("| " + " | ".join(wording.inline(text) for text in texts) + " |")
     if page.fixes:
         lines += ["", "| fix | judgement | step time [quartiles] | |", "|---|---|---|---|"]
         for row in page.fixes:
             mark = "**cheapest correct**" if row.cheapest else ""
-            remark = "; ".join(names.inline(text) for text in (row.remark, *row.notes) if text)
+            remark = "; ".join(wording.inline(text) for text in (row.remark, *row.notes) if text)
             judgement = f"{row.judgement} ({row.verdict})"
-            fix = (names.inline(row.variant), names.inline(judgement), row.cost)
+            fix = (wording.inline(row.variant), wording.inline(judgement), row.cost)
             lines.append(f"| {' | '.join(fix)} | {' '.join(filter(None, (mark, remark)))} |")
     return "\n".join([*lines, "", ""])
 
@@ -121,4 +122,4 @@ def _markdown_tables(finding: Finding) -> str:
 
 
 def _folded(title: str, text: str) -> str:
-    return f"<details><summary>{names.html(title)}</summary>\n\n{text}</details>\n\n"
+    return f"<details><summary>{wording.html(title)}</summary>\n\n{text}</details>\n\n"

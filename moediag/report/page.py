@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moediag.errors import ExitCode
-from moediag.report import names
 from moediag.report.finding import FAILURES, Finding, broken, finding_of, unfixed_clean
-from moediag.report.model import FixJudgement, RunResult, Table, TrialResult
-from moediag.verdicts import Role, Verdict
+from moediag.result import wording
+from moediag.result.run_result import FixJudgement, RunResult, Table, TrialResult
+from moediag.result.verdicts import Role, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,12 @@ def _fix_row(
         remarks.append("no slower than unfixed within the noise")
     elsewhere = [t.stack for t in result.trials if t.role == Role.UNFIXED]
     if elsewhere and first.stack not in elsewhere:
-        remarks.insert(0, ", ".join(names.stack(first.stack)))
+        remarks.insert(0, ", ".join(wording.stack(first.stack)))
     return FixRow(
         variant=variant,
         judgement=judgement,
         verdict=" / ".join(verdicts),
-        cost=names.ratio(measured, spread),
+        cost=wording.ratio(measured, spread),
         cheapest=cheapest,
         remark="; ".join(remarks),
         notes=tuple(dict.fromkeys(note for t in trials for note in t.notes)),
@@ -232,10 +232,10 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
     judged = [t for t in result.trials if t.met or broken(t)]
     if result.trials and not any(t.expected for t in result.trials):
         failures = sum(t.verdict in FAILURES for t in result.trials)
-        trials = names.plural(len(result.trials), "trial")
-        return (f"{names.plural(failures, 'failure')} found in {trials}",)
+        trials = wording.plural(len(result.trials), "trial")
+        return (f"{wording.plural(failures, 'failure')} found in {trials}",)
     met = sum(t.met for t in judged)
-    lines = [f"{met} of {names.plural(len(judged), 'expectation')} met"]
+    lines = [f"{met} of {wording.plural(len(judged), 'expectation')} met"]
     if result.incomplete:
         lines.insert(0, f"incomplete: {result.incomplete}")
     if len(judged) < len(result.trials):
@@ -248,7 +248,7 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
     elif any(claim.reproduced is not None for claim in result.conclusion.claims):
         lines.append(_some_reproduced(result))
     elif all(t.verdict == Verdict.CLEAN for t in result.trials) and result.trials:
-        lines.append(f"clean in {names.plural(len(result.trials), 'trial')}")
+        lines.append(f"clean in {wording.plural(len(result.trials), 'trial')}")
     if result.conclusion.cheapest_correct_fix and not failed:
         lines.append(f"cheapest correct fix: {result.conclusion.cheapest_correct_fix}")
     return tuple(lines)
@@ -258,7 +258,7 @@ def _some_reproduced(result: RunResult) -> str:
     """Some ways in which it was said to show did, others did not."""
     claims = result.conclusion.claims
     shown = sum(claim.reproduced is True for claim in claims)
-    text = f"{shown} of {names.plural(len(claims), 'claim')} reproduced"
+    text = f"{shown} of {wording.plural(len(claims), 'claim')} reproduced"
     unsure = sum(claim.reproduced is None for claim in claims)
     return text + (f", {unsure} not decided" if unsure else "")
 

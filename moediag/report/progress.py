@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from moediag.report import names
-from moediag.report.model import RunResult, TrialResult
+from moediag.result import wording
+from moediag.result.run_result import RunResult, TrialResult
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import Console, Group
 
-    from moediag.launch.options import Progress
+    from moediag.launch.settings import Progress
     from moediag.scenario.plan import Plan
 
 
@@ -98,12 +98,14 @@ class Lines(Silent):
 
     def series(self, trials: Sequence[int]) -> None:
         self.count.series(trials)
-        self.write(f"{names.plural(len(trials), 'scenario')}, {names.plural(sum(trials), 'trial')}")
+        self.write(
+            f"{wording.plural(len(trials), 'scenario')}, {wording.plural(sum(trials), 'trial')}"
+        )
 
     def plan(self, plan: Plan) -> None:
         self.count.begin(len(plan.trials))
         place = f"scenario {self.count.number} of {self.count.plans}: " if self.count.plans else ""
-        self.write(f"{place}{plan.scenario.name}: {names.plural(len(plan.trials), 'trial')}")
+        self.write(f"{place}{plan.scenario.name}: {wording.plural(len(plan.trials), 'trial')}")
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
         """Once per text: a bar's hundred steps are one line in a log."""
@@ -113,7 +115,7 @@ class Lines(Silent):
 
     def trial_progress(self, name: str, progress: Progress) -> None:
         if progress.doing == "capturing" and self.doing.get(name) != "capturing":
-            self.write(f"{name}: stopped after {names.seconds(progress.seconds)}, collecting")
+            self.write(f"{name}: stopped after {wording.seconds(progress.seconds)}, collecting")
         self.doing[name] = progress.doing
 
     def trial_finished(self, result: TrialResult) -> None:
@@ -194,7 +196,7 @@ class Live(Silent):
             bar = ProgressBar(total=1.0, completed=fraction or 0.0, width=24,
                               pulse=fraction is None)  # fmt: skip
             rows.add_row("stack", bar, Text(f"{key} {text}", no_wrap=True, overflow="ellipsis"))
-        elapsed = names.seconds(time.monotonic() - self.began)
+        elapsed = wording.seconds(time.monotonic() - self.began)
         for name, progress in dict(self.running).items():
             states = glance(progress) if progress else "launching"
             line = Text(f"{self.count.next} {name}  {states}", overflow="ellipsis")
@@ -208,11 +210,11 @@ def outcome(result: TrialResult) -> str:
     """``unfixed: collective-mismatch, culprit rank 1 (0.9 s)``."""
     text = f"{result.variant}: {result.verdict}"
     if result.culprits:
-        text += f", culprit {names.ranks(result.culprits)}"
+        text += f", culprit {wording.ranks(result.culprits)}"
     if not result.met:
         text += f", expected {result.expected}"
     if result.seconds.total is not None:
-        text += f" ({names.seconds(result.seconds.total)})"
+        text += f" ({wording.seconds(result.seconds.total)})"
     return text
 
 
@@ -221,7 +223,7 @@ def glance(progress: Progress) -> str:
     by_state: dict[str, list[int]] = {}
     for rank, state in progress.states.items():
         by_state.setdefault(state, []).append(rank)
-    states = ", ".join(f"{names.ranks(members)} {state}" for state, members in by_state.items())
+    states = ", ".join(f"{wording.ranks(members)} {state}" for state, members in by_state.items())
     return "  ".join(filter(None, (progress.doing, states, _step(progress.steps))))
 
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moediag.report import names
-from moediag.report.layout import Line, indented, labelled, wrap
-from moediag.report.model import Cell, Table, TrialResult
+from moediag.report.text_layout import Line, indented, labelled, wrap
+from moediag.result import wording
+from moediag.result.run_result import Cell, Table, TrialResult
 
 MOST_ROWS = 64  # in text; the HTML page and result.json hold all
 DIGITS = 7  # significant ones: what fp32 carries, so equal losses look equal and others do not
@@ -122,7 +122,7 @@ def lines(table: Table, width: int) -> Iterator[Line]:
 
 
 def _left_out(shown: Grid) -> str:
-    return f"and {names.plural(shown.left_out, 'more row')}; result.json and HTML have all"
+    return f"and {wording.plural(shown.left_out, 'more row')}; result.json and HTML have all"
 
 
 def _gridded(shown: Grid, widths: Sequence[int], indent: int) -> Iterator[Line]:
@@ -194,16 +194,16 @@ def _widths(shown: Grid, room: int) -> list[int] | None:
 def markdown(table: Table) -> str:
     """A table of GitHub's markdown below its title, if it has one; ends in an empty line."""
     shown = grid(table, MOST_ROWS)
-    out = [f"**{names.inline(shown.title)}**", ""] if shown.title else []
+    out = [f"**{wording.inline(shown.title)}**", ""] if shown.title else []
     out += [_markdown_row(shown.header)]
     out.append("|" + "|".join("---:" if number else "---" for number in shown.right) + "|")
     out += [_markdown_row(row) for row in shown.rows]
     if shown.left_out:
         out += ["", f"*{_left_out(shown)}*"]
     if shown.note:
-        out += ["", names.inline(shown.note)]
+        out += ["", wording.inline(shown.note)]
     return "\n".join([*out, "", ""])
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(names.inline, cells)) + " |"
+    return "| " + " | ".join(map(wording.inline, cells)) + " |"

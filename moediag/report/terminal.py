@@ -13,10 +13,19 @@ from rich.text import Text
 
 from moediag.report import tables
 from moediag.report.finding import FAILURES, Finding, Side, StackGroup
-from moediag.report.layout import Line, at_right, columns, flow, indented, labelled, plain, wrap
-from moediag.report.model import RunResult, Table
 from moediag.report.page import ClaimRow, ControlRow, FixRow, Page, page_of
-from moediag.verdicts import Effect, Verdict
+from moediag.report.text_layout import (
+    Line,
+    at_right,
+    columns,
+    flow,
+    indented,
+    labelled,
+    plain,
+    wrap,
+)
+from moediag.result.run_result import RunResult, Table
+from moediag.result.verdicts import Effect, Verdict
 
 STYLES = {
     "label": "bold",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence, RankEvidence
-from moediag.report.model import FirstDivergence, TrialResult
+from moediag.result.run_result import FirstDivergence, TrialResult
 
 Event = dict[str, Any]
 

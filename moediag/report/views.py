@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from moediag.errors import EvidenceError, UsageError
-from moediag.report import out
-from moediag.report.model import RESULT_FILE, RunResult, read_result
+from moediag.report import stdout
 from moediag.report.progress import Lines, Live, Observer
+from moediag.result.run_result import RESULT_FILE, RunResult, read_result
 
 if TYPE_CHECKING:
     from moediag.report.trace import Traced
@@ -27,7 +27,7 @@ class _Stdout(Console):
     def on_broken_pipe(self) -> None:
         """The reader went away: go on, so that the exit code stays the truth."""
         self.quiet = True
-        out.nowhere()
+        stdout.nowhere()
 
 
 def output(no_color: bool = False) -> Console:
@@ -82,7 +82,7 @@ def write(
         given = (made or {}).get(kind)
         text = given if given is not None else _render(kind, results, traced)
         if str(target) == "-":
-            out.write(text)
+            stdout.write(text)
             continue
         put(target, text, f"--{kind}")
         written.append(target)
@@ -119,7 +119,7 @@ def _render(
 
 def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
     """The evidence that lies beside results, by trial. Raises EvidenceError where none is left."""
-    from moediag.evidence.read import read_trial
+    from moediag.evidence.trial_folder import read_trial
     from moediag.report.trace import traced
 
     trials = {}

@@ -23,8 +23,11 @@ class Entry:
 
 
 def folder() -> Path:
-    """Where the shipped scenarios are; a real folder, since moediag is never run from a zip."""
-    return Path(str(importlib.resources.files("moediag") / "catalogue"))
+    """Where the shipped scenarios are: inside the package when installed from a wheel, beside it in
+    a checkout. A real folder, because moediag never runs from a zip file."""
+    package = Path(str(importlib.resources.files("moediag")))
+    installed = package / "scenarios"
+    return installed if installed.is_dir() else package.parent / "scenarios"
 
 
 def names() -> list[str]:

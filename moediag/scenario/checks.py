@@ -23,9 +23,9 @@ _SAVED = ("fsdp2", "fsdp1", "ddp", "transformers", "accelerate")
 
 
 def known_fixes() -> tuple[str, ...]:
-    """The fixes that exist, in kebab-case: the files of moediag/fixes, not imported, because they
-    import torch."""
-    folder = importlib.resources.files("moediag") / "fixes"
+    """The fixes that exist, in kebab-case: the files of moediag/worker/fixes, not imported,
+    because they import torch."""
+    folder = importlib.resources.files("moediag") / "worker" / "fixes"
     files = (entry.name for entry in folder.iterdir())
     names = (f[:-3] for f in files if f.endswith(".py") and not f.startswith("_"))
     return tuple(sorted(name.replace("_", "-") for name in names))

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moediag.axes.layout import AXES, WORLD
 from moediag.errors import LayoutError, ScenarioError, UsageError
-from moediag.layout import AXES, WORLD
 from moediag.protocol import (
     CostSpec,
     LoadCostSpec,
@@ -28,7 +28,7 @@ from moediag.protocol import (
     WrapperSpec,
     program_options,
 )
-from moediag.scenario import gpu
+from moediag.scenario import devices
 from moediag.scenario.schema import Expectation, Scenario
 from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
@@ -36,13 +36,13 @@ from moediag.scenario.source import nearest
 COST = "cost"  # name, variant and purpose of the trial that times the fixes
 LOAD_COST = "load-cost"  # purpose of the trials of a scenario that times loading
 TIMED = (COST, LOAD_COST)
-BACKENDS = {name: kind.backend for name, kind in gpu.DEVICES.items()}
+BACKENDS = {name: kind.backend for name, kind in devices.DEVICES.items()}
 # Fields of StepSpec that change how a step is done, not what is right.
 _HOW = (
     "checkpointing", "accumulate_sync", "clipping", "foreach", "fused", "parameter_groups",
     "fill_uninitialized",
 )  # fmt: skip
-LAUNCHERS = {name: kind.launcher for name, kind in gpu.DEVICES.items()}
+LAUNCHERS = {name: kind.launcher for name, kind in devices.DEVICES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def plan(
     build = _Build(
         planned,
         ranks,
-        gpu.DEVICES[device],
+        devices.DEVICES[device],
         LAUNCHERS[device] if launcher == "auto" else launcher,
         scenario.timeout if timeout is None else timeout,
     )
@@ -112,7 +112,7 @@ def plan(
     ]
     trials += build.cost(selected)
     texts = [f"--stack {package}={version}" for package, version in given.items()]
-    texts += ["--share-gpu"] * gpu.DEVICES[device].shared
+    texts += ["--share-gpu"] * devices.DEVICES[device].shared
     return Plan(planned, tuple(trials), (*scenario.overrides, *texts))
 
 
@@ -143,7 +143,7 @@ def _check_world(scenario: Scenario, ranks: int) -> None:
 class _Build:
     scenario: Scenario
     world_size: int
-    kind: gpu.Kind
+    kind: devices.Kind
     launcher: str
     timeout: float
 
@@ -210,7 +210,7 @@ class _Build:
             backend=self.kind.backend,
             launcher=self.launcher,
             shared_gpu=self.kind.shared,
-            environment=gpu.environment(self.kind, self.timeout),
+            environment=devices.environment(self.kind, self.timeout),
             model=ModelSpec(**merged.model.model_dump()),
             wrapper=_wrapper(merged.wrapper, layout, self.world_size),
             step=StepSpec(**merged.step.model_dump()),

@@ -21,7 +21,7 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from moediag.layout import Layout
+from moediag.axes.layout import Layout
 from moediag.scenario.sections import (
     Backend,
     CostSection,
@@ -141,7 +141,7 @@ class Variant(Section):
         default=None, description="What a reader of the result must know about this variant."
     )
     fix: Kebab | None = Field(
-        default=None, description="A module of moediag.fixes in kebab-case, e.g. zero-fill."
+        default=None, description="A module of moediag.worker.fixes in kebab-case, e.g. zero-fill."
     )
     repairs: Kebab | None = Field(
         default=None,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from moediag.errors import UsageError
 
 if TYPE_CHECKING:
+    from moediag.stacks.built import EnvironmentInfo, Removed
     from moediag.stacks.environment import Stack
     from moediag.stacks.offline import Bundle
-    from moediag.stacks.store import EnvironmentInfo, Removed
 
 Progress = Callable[[str, "float | None"], None]
 
@@ -41,7 +41,7 @@ def build(request: Mapping[str, str], progress: Progress | None = None) -> Stack
     """The environment for ``request``, imported once: that proves that it starts, and leaves
     bytecode behind so that the first trial does not pay for it. Raises StackError."""
     from moediag.stacks.environment import ensure
-    from moediag.stacks.warm import import_once
+    from moediag.stacks.first_import import import_once
 
     stack = ensure(request, progress)
     if progress:
@@ -65,15 +65,15 @@ def build_offline(
 
 def list_environments() -> list[EnvironmentInfo]:
     """What is built, last used first."""
-    from moediag.stacks import store
+    from moediag.stacks import built
 
-    return store.list_environments()
+    return built.list_environments()
 
 
 def clean(
     keys: Sequence[str] = (), older_than_days: float | None = None, everything: bool = False
 ) -> list[Removed]:
     """Removes environments: by key, by days since their last use, or all. Raises UsageError."""
-    from moediag.stacks import store
+    from moediag.stacks import built
 
-    return store.clean(keys, older_than_days, everything)
+    return built.clean(keys, older_than_days, everything)

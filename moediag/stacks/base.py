@@ -15,7 +15,7 @@ from typing import Any
 
 from moediag.errors import StackError
 from moediag.protocol import write_json
-from moediag.stacks import probe
+from moediag.stacks import interpreter
 
 ENV_BASE = "MOEDIAG_BASE_PYTHON"
 
@@ -49,7 +49,7 @@ class Base:
     def torch_parts(self) -> tuple[tuple[Part, ...], tuple[str, ...]]:
         """torch with all that it requires, and torch's own requirement lines."""
         own = self.executable == Path(sys.executable)
-        raw = probe.torch_parts() if own else _ask(self.executable)
+        raw = interpreter.torch_parts() if own else _ask(self.executable)
         return tuple(Part(**part) for part in raw["parts"]), tuple(raw["requires"])
 
 
@@ -60,7 +60,7 @@ def current_base(cache: Path) -> Base:
     """
     chosen = os.environ.get(ENV_BASE)
     if not chosen or Path(chosen) == Path(sys.executable):
-        return _base(Path(sys.executable), probe.identity())
+        return _base(Path(sys.executable), interpreter.identity())
     executable = Path(chosen).expanduser().absolute()
     kept = cache / f"base-{hashlib.sha256(str(executable).encode()).hexdigest()[:12]}.json"
     raw = _unchanged(kept)
@@ -98,7 +98,7 @@ def _ask(executable: Path) -> dict[str, Any]:
 
     try:
         done = subprocess.run(
-            [str(executable), str(Path(probe.__file__))],
+            [str(executable), str(Path(interpreter.__file__))],
             capture_output=True,
             text=True,
             timeout=60,

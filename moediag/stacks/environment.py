@@ -143,7 +143,7 @@ def ready(request: Mapping[str, str]) -> Stack | None:
 
 def _installed(wanted: Mapping[str, str], base: Base) -> Stack:
     """The base itself, where it has what is wanted. Raises StackError."""
-    from moediag.stacks import installed
+    from moediag.stacks import in_place as installed
 
     empty = Stack(base.executable, {}, "installed", 0.0, [rank_path()], kind="installed")
     have = installed.distributions(base.executable, empty.environ())

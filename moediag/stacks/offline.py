@@ -30,7 +30,7 @@ from packaging.version import Version
 
 from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.protocol import write_json
-from moediag.stacks import pages, releases, resolve, uv
+from moediag.stacks import index_pages, releases, resolve, uv
 from moediag.stacks.base import Base, current_base
 from moediag.stacks.construct import normalise
 from moediag.stacks.environment import cache_root
@@ -154,7 +154,7 @@ def _fetch_wheel(pin: str, target: Target, wheels: Path, config: IndexConfig) ->
     files = [
         f for f in releases.files(name, config).files if Version(f.version) == Version(version)
     ]
-    best: tuple[int, pages.IndexFile] | None = None
+    best: tuple[int, index_pages.IndexFile] | None = None
     for file in files:
         if file.name.endswith(".whl"):
             places = [order[t] for t in parse_wheel_filename(file.name)[3] if t in order]
@@ -180,17 +180,17 @@ def _fetch_wheel(pin: str, target: Target, wheels: Path, config: IndexConfig) ->
         shutil.move(built, wheels / built.name)
 
 
-def _download(file: pages.IndexFile, folder: Path, config: IndexConfig) -> Path:
+def _download(file: index_pages.IndexFile, folder: Path, config: IndexConfig) -> Path:
     path = folder / file.name
-    local = pages.local_path(file.url)
+    local = index_pages.local_path(file.url)
     if local is not None:
         body = local.read_bytes()
     elif path.exists() and file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest():
         return path
     else:
         try:
-            answer = pages.fetch(file.url, config)
-        except pages.Unreachable as error:
+            answer = index_pages.fetch(file.url, config)
+        except index_pages.Unreachable as error:
             raise NoEnvironments(f"no network: {error}", releases.NO_NETWORK_HELP) from error
         if answer is None:
             raise StackError(f"{file.name} is listed by the index but not there")

@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from moediag.errors import NoEnvironments, NoSuchRelease
+from moediag.stacks.index_pages import IndexFile, Unreachable, read_index, read_links
 from moediag.stacks.indexes import IndexConfig, read_config
-from moediag.stacks.pages import IndexFile, Unreachable, read_index, read_links
 
 NO_NETWORK_HELP = (
     "Check the network, proxy (HTTPS_PROXY) and index (PIP_INDEX_URL or pip.conf); "

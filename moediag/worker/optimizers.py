@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 import torch
 
 from moediag.protocol import StepSpec
-from moediag.worker.models import NotApplicable
-from moediag.worker.slices import mesh_name
+from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.shard.declared_slices import mesh_name
 
 FINDING = "optimizer-group"
 _OPTIMIZERS: Dict[str, Callable[..., torch.optim.Optimizer]] = {

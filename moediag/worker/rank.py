@@ -21,16 +21,16 @@ def main(trial_path: str) -> None:
     if trial.purpose == "reference":
         _reference(trial, folder)
     elif trial.purpose == SUSCEPTIBILITY:
-        from moediag.worker import susceptible
+        from moediag.worker.tasks import susceptibility
 
-        susceptible.run(trial).write(folder)
+        susceptibility.run(trial).write(folder)
     else:
         _distributed(trial, folder)
 
 
 def _reference(trial: Trial, folder: Path) -> None:
-    from moediag.worker import reference
-    from moediag.worker.models import NotApplicable
+    from moediag.worker.measure import reference
+    from moediag.worker.models.tiny import NotApplicable
     from moediag.worker.versions import versions
 
     try:
@@ -89,8 +89,9 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch
     import torch.distributed as dist
 
-    from moediag.worker import cost, gpu, load_cost, programs, resume, step, trainer
-    from moediag.worker.models import NotApplicable
+    from moediag.worker import gpu, programs
+    from moediag.worker.models.tiny import NotApplicable
+    from moediag.worker.tasks import cost, load_cost, resume, step, trainer
     from moediag.worker.versions import versions
 
     device = gpu.device(trial)

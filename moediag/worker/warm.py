@@ -46,22 +46,23 @@ def warm(families: Sequence[str]) -> None:
             importlib.import_module(name)
         except ImportError:
             continue  # another torch; the step will import what it has
-    from moediag.worker import cost, load_cost, models, reference, step, trainer  # noqa: F401
+    from moediag.worker.measure import reference  # noqa: F401
+    from moediag.worker.models import tiny
 
     if importlib.util.find_spec("trl") is not None:  # only a stack that asks for it has it
         for name in _TRAINERS:
             importlib.import_module(name)
 
     if importlib.util.find_spec("torchtitan") is not None:
-        from moediag.worker.tp_router import titan_cpu
+        from moediag.worker.programs.router_block import titan_cpu
 
-        with contextlib.suppress(models.NotApplicable):  # another release than its scenario's
+        with contextlib.suppress(tiny.NotApplicable):  # another release than its scenario's
             titan_cpu.load()
 
     for family in families:
         try:
-            models.import_family(family)
-        except models.NotApplicable:
+            tiny.import_family(family)
+        except tiny.NotApplicable:
             continue
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.zeros(2)

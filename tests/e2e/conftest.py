@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moediag import run as runner
+from moediag.pipeline import run as runner
 from tests.e2e.pipeline import Command, Hosts
 
 

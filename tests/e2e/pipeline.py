@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from moediag import cli
+from moediag.cli import app
 from moediag.errors import NoSuchRelease, StackError
 from moediag.launch.launcher import Launcher, StackLike, launcher
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 from moediag.stacks import environment
 
 NO_INDEX = ("no network", "cannot ask for the releases", "not every index could be asked")
@@ -60,7 +60,7 @@ class Ran:
 
 @dataclass
 class Hosts:
-    """Stands in for moediag.run.launcher: fork launchers are kept, torchrun has nothing to keep."""
+    """Stands in for moediag.pipeline.run.launcher: fork launchers are kept, torchrun is not."""
 
     folder: Path
     kept: dict[str, Launcher] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Command:
         """(exit code, stdout, stderr) of one command line."""
         out, progress = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(progress):
-            code = cli.main(list(arguments))
+            code = app.main(list(arguments))
         return code, out.getvalue(), progress.getvalue()
 
 

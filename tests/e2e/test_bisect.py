@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from moediag.bisect import page, question
-from moediag.bisect import state as states
-from moediag.bisect.drive import drive
-from moediag.bisect.probe import Releases
-from moediag.bisect.progress import Lines
-from moediag.bisect.verdicts import Kind
+from moediag.campaign.bisect import answer_page, question
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.drive import drive
+from moediag.campaign.bisect.probe import Releases
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.progress import Lines
 from moediag.errors import EvidenceError, StackError
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 from moediag.scenario import catalogue, load
 from moediag.stacks import releases
 from tests.e2e.pipeline import need
@@ -141,7 +141,7 @@ def test_a_real_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> N
     assert answer.given_good is not None and answer.given_good[1].kind == Kind.SKIP
     kinds = {p.version: p.verdict for p in state.probes}
     assert "tokenizers" in kinds["4.22.0"].text or "qwen3_moe" in kinds["4.22.0"].text
-    report = page.sentences("transformers", asked.versions, answer)
+    report = answer_page.sentences("transformers", asked.versions, answer)
     assert any("4.22.0 was given as good; it is not: skipped" in text for text in report)
 
 

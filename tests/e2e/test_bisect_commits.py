@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from moediag.bisect import question as asking
-from moediag.bisect import state as states
-from moediag.bisect.clone import Clone
-from moediag.bisect.commits import Between, name_the_commit
-from moediag.bisect.follow import Follow
-from moediag.bisect.probe import Releases
-from moediag.bisect.progress import Lines
-from moediag.bisect.question import Asked, Question
-from moediag.bisect.rates import Rate
-from moediag.bisect.signatures import Target
-from moediag.bisect.verdicts import Kind
+from moediag.campaign.bisect import question as asking
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.commits.clone import Clone
+from moediag.campaign.bisect.commits.commits import Between, name_the_commit
+from moediag.campaign.bisect.follow import Follow
+from moediag.campaign.bisect.probe import Releases
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.bisect.question import Asked, Question
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.signature_match import Target
 from moediag.errors import StackError
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 from moediag.scenario import catalogue, load
 from moediag.stacks import environment
 from moediag.stacks.overlay import site_packages

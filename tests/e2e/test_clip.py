@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
-from moediag.worker import clip  # noqa: E402
-from moediag.worker.place import local  # noqa: E402
-from moediag.worker.slices import PlainShards  # noqa: E402
+from moediag.worker import clipping  # noqa: E402
+from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
+from moediag.worker.shard.placement import local  # noqa: E402
 
 pytestmark = pytest.mark.e2e
 LIMIT = 0.5
@@ -69,7 +69,7 @@ def of_rank(rank: int, world: int, how: str, folder: str) -> None:
         )
         parameters, plain = sharded(world, rank)
         before = {name: local(p.grad).clone() for name, p in parameters.items()}
-        norm = clip.clip(parameters, LIMIT, how, plain)
+        norm = clipping.clip(parameters, LIMIT, how, plain)
         after = {name: local(p.grad).clone() for name, p in parameters.items()}
         torch.save((norm, before, after), f"{folder}/{rank}.pt")
         dist.destroy_process_group()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag import cli
+from moediag.cli import app
 
 VICTIM = Path(__file__).parents[1] / "victims" / "leaves_dumps.py"
 
@@ -43,7 +43,7 @@ def test_dumps_of_a_real_job_with_stacks(
     assert job.returncode == 0, said
     (tmp_path / "left-out").unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"trace_rank_{r}" for r in range(3)]
-    assert cli.main(["diagnose", "--json", str(tmp_path)]) == 1
+    assert app.main(["diagnose", "--json", str(tmp_path)]) == 1
     (trial,) = json.loads(capsys.readouterr().out)["trials"]
     assert (trial["verdict"], trial["culprits"], trial["victims"]) == ("hang", [2], [0, 1])
     line = next(n for n, t in enumerate(VICTIM.read_text().splitlines(), 1) if "all_gather(" in t)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag import cli
+from moediag.cli import app
 from moediag.scenario import catalogue, load
 from moediag.scenario import plan as planning
 from moediag.stacks import environment
@@ -23,7 +23,7 @@ def ran(name: str, variant: str, folder: Path) -> subprocess.CompletedProcess[st
     (planned,) = planning.plan(scenario, None, "cpu", variants=[variant]).trials[:1]
     need(planned.stack)
     file = folder / f"{name}.py"
-    assert cli.main(["export", name, "--variant", variant, "--out", str(file)]) == 0
+    assert app.main(["export", name, "--variant", variant, "--out", str(file)]) == 0
     stack = environment.ensure(planned.stack)
     variables = stack.environ()
     del variables["PYTHONPATH"]  # there moediag is

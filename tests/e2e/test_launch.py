@@ -19,8 +19,8 @@ import pytest
 from moediag import protocol
 from moediag.evidence.model import ExitStatus
 from moediag.launch.launcher import Launcher, launcher
-from moediag.launch.options import LaunchOptions, Progress
 from moediag.launch.record import LaunchRecord
+from moediag.launch.settings import LaunchOptions, Progress
 from moediag.protocol import Trial
 
 pytestmark = pytest.mark.e2e

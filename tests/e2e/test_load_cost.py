@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from moediag.diagnosis.diagnose import diagnose
-from moediag.evidence.read import read_trial
+from moediag.evidence.trial_folder import read_trial
 from moediag.launch.launcher import launcher
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 from moediag.protocol import LOAD_METHODS, LoadCostSpec, Trial
 from tests.e2e.pipeline import Command, Ran, need
 from tests.e2e.result_shape import problems

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag import cli
+from moediag.cli import app
 from moediag.errors import ExitCode, StackError
 from moediag.stacks import releases
 from tests.e2e.pipeline import need
@@ -30,7 +30,7 @@ def test_a_family_that_has_it_and_one_that_has_not(
     need({"transformers": "4.53.2"})
     words = [*COMMAND, "--confirm", "--releases", "4.53.2", "--out", str(tmp_path / "out")]
     words += ["--family", "qwen3_moe", "--family", "olmoe"]
-    assert cli.main(words) == ExitCode.OK
+    assert app.main(words) == ExitCode.OK
     first = capsys.readouterr().out
     raw = json.loads(first)
     assert {(c["subject"], c["mode"]): c["verdict"] for c in raw["cells"]} == {
@@ -41,7 +41,7 @@ def test_a_family_that_has_it_and_one_that_has_not(
     }
     for cell in raw["cells"]:
         assert list((tmp_path / "out" / cell["evidence"]).iterdir())
-    assert cli.main([*words, "--resume"]) == ExitCode.OK
+    assert app.main([*words, "--resume"]) == ExitCode.OK
     assert capsys.readouterr() == (first, "4 cells of an earlier run\n")
 
 
@@ -52,7 +52,7 @@ def test_the_boundary_is_found_and_run_on_both_sides(
     for version in ("4.52.4", "4.53.0", "4.53.2", "5.0.0"):
         need({"transformers": version})
     words = [*COMMAND, "--confirm", "--releases", "4.52.4,4.53.2,5.0.0"]
-    assert cli.main([*words, "--out", str(tmp_path / "out")]) == ExitCode.OK
+    assert app.main([*words, "--out", str(tmp_path / "out")]) == ExitCode.OK
     raw = json.loads(capsys.readouterr().out)
     assert raw["stretches"]["expert-starvation qwen3_moe"] == [["4.53.0", "4.57.6"]]
     assert raw["disagreements"] == []
@@ -68,7 +68,7 @@ def test_loud_instead_of_silent_is_another_failure(
     for version in ("5.12.1", "5.17.0"):
         need({"transformers": version, "accelerate": "1.15.0"})
     words = ["matrix", "ep-overwrite", "--cpu", "2", "--json", "--hold", "accelerate=1.15.0"]
-    code = cli.main([*words, "--releases", "5.12.1,5.17.0", "--out", str(tmp_path / "out")])
+    code = app.main([*words, "--releases", "5.12.1,5.17.0", "--out", str(tmp_path / "out")])
     assert code == ExitCode.OK
     cells = {c["version"]: c for c in json.loads(capsys.readouterr().out)["cells"]}
     assert (cells["5.12.1"]["verdict"], cells["5.12.1"]["shows"]) == ("wrong-weights", True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moediag import run as runner
+from moediag.campaign.nightly import drive, tracks
 from moediag.errors import ExitCode, StackError
-from moediag.nightly import drive, tracks
+from moediag.pipeline import run as runner
 from moediag.stacks import releases
 from tests.e2e.pipeline import Command, need
 

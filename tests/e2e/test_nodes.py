@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from moediag import examine
+from moediag.pipeline import examine
 from tests.victims.table import JOBS, marked
 
 pytestmark = pytest.mark.e2e

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moediag.evidence import device, flightdump
+from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.events import read_log
 from moediag.protocol import EVENT_KINDS, OPS, Heartbeat, flight_file, heartbeat_file
 
@@ -292,11 +292,11 @@ def test_torchs_recorder_and_ours_have_the_same_calls(
     for number, rank in enumerate(scene("flight")):
         calls = read_log(rank.folder, number).collectives
         records = json.loads((rank.folder / flight_file(number)).read_text())
-        assert device.told(calls, flightdump.read(records), number).calls == tuple(calls)
+        assert device_progress.told(calls, flight_dump.read(records), number).calls == tuple(calls)
         for entry in records["entries"]:
             entry["profiling_name"] = entry["profiling_name"].replace("gloo:", "nccl:")
             entry["state"] = "completed" if entry["retired"] else "started"
-        told = device.told(calls, flightdump.read(records), number)
+        told = device_progress.told(calls, flight_dump.read(records), number)
         assert told.not_seen == ()
         assert len(told.calls) >= 7 and {c.on_device for c in told.calls} == {"completed"}
         assert {c.group for c in told.calls} == {"0", "1"}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from moediag import examine
-from moediag.launch.options import LaunchOptions
+from moediag.launch.follow.supervise import supervise
 from moediag.launch.processes import ENV_LAUNCH, Family
-from moediag.launch.supervise import supervise
+from moediag.launch.settings import LaunchOptions
 from moediag.launch.torchrun import TorchrunTrial
+from moediag.pipeline import examine
 from moediag.protocol import Trial
 from moediag.report import html
 from tests.unit import cuda_stand_in

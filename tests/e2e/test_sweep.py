@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moediag import cli
+from moediag.cli import app
 from moediag.launch import fork
 from moediag.scenario import catalogue
 from tests.e2e.pipeline import need
@@ -31,7 +31,7 @@ def test_two_scenarios_share_a_host_and_a_summary(
             super().__init__(command, *others)
 
     monkeypatch.setattr(fork, "Host", Counted)
-    assert cli.main(["run", "--all", "--cpu", "2", "--out", str(tmp_path / "all")]) == 0
+    assert app.main(["run", "--all", "--cpu", "2", "--out", str(tmp_path / "all")]) == 0
     said = capsys.readouterr()
     summary = json.loads((tmp_path / "all" / "summary.json").read_text())
     assert [(r["scenario"], r["status"]) for r in summary["rows"]] == [

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from moediag import protocol
-from moediag.evidence.read import read_trial
+from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import Trial
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from moediag import cli
+from moediag.cli import app
 from moediag.worker import gpu
 from tests.e2e.pipeline import need
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
 
 def ran(name: str, folder: Path, *more: str) -> dict[str, Any]:
-    cli.main(["run", name, "--out", str(folder / "out"), *more])
+    app.main(["run", name, "--out", str(folder / "out"), *more])
     found: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text())
     return found
 

@@ -9,17 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from moediag.bisect import state as states
-from moediag.bisect.drive import drive
-from moediag.bisect.prober import Learned, Setting
-from moediag.bisect.progress import Lines
-from moediag.bisect.question import Asked, Question
-from moediag.bisect.rates import Rate
-from moediag.bisect.search import Search
-from moediag.bisect.signatures import Target
-from moediag.bisect.state import STATE_FILE, State
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import GOOD, ProbeVerdict
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.drive import drive
+from moediag.campaign.bisect.probe_verdict import GOOD, ProbeVerdict
+from moediag.campaign.bisect.prober import Learned, Setting
+from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.bisect.question import Asked, Question
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.search.search import Search
+from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.bisect.state import STATE_FILE, State
+from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.scenario import catalogue, load
 from moediag.stacks.releases import Release
 from tests.unit.bisect_worlds import KINDS

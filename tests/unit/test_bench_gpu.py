@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from bench import gpu as suite
-from moediag import doctor, hardware, sweep
+from moediag import doctor, hardware
+from moediag.campaign.sweep import session
 from moediag.errors import ExitCode, StackError
-from moediag.report.model import RunResult, read_result
-from moediag.scenario import catalogue, gpu
-from moediag.stacks import probe
+from moediag.result.run_result import RunResult, read_result
+from moediag.scenario import catalogue, devices
+from moediag.stacks import interpreter
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = read_result(ROOT / "tests" / "golden" / "results" / "hang.json")
@@ -27,20 +28,20 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("NVIDIA H200", "1", "580.1")])
     monkeypatch.setattr(hardware, "nccl", lambda: "2.28.9")
-    monkeypatch.setattr(probe, "identity", lambda: dict(IDENTITY))
+    monkeypatch.setattr(interpreter, "identity", lambda: dict(IDENTITY))
 
 
-IDENTITY = {**probe.identity(), "torch": "2.11.0+cu130"}
+IDENTITY = {**interpreter.identity(), "torch": "2.11.0+cu130"}
 
 
 def test_every_question_names_a_scenario_and_fits_the_machine() -> None:
     alone = list(suite.questions(1, "2.28.9"))
     assert {q.scenario for q in alone} <= set(catalogue.names())
-    assert {q.device for q in alone} == {gpu.SHARED}
+    assert {q.device for q in alone} == {devices.SHARED}
     assert {q.ranks for q in alone if q.scenario == "expert-starvation"} == {2, 4}
     assert "moediag run expert-starvation --gpus 2 --share-gpu" in {q.command for q in alone}
     many = list(suite.questions(8, "2.30.1"))
-    assert {q.device for q in many} == {"gpu", gpu.SHARED, gpu.SHARED_NCCL}
+    assert {q.device for q in many} == {"gpu", devices.SHARED, devices.SHARED_NCCL}
     assert "moediag run ep-overwrite --gpus 4" in {q.command for q in many}
 
 
@@ -77,7 +78,7 @@ def test_what_was_measured_and_what_was_not_is_written(
         trials = tuple(dataclasses.replace(t, shared_gpu=True) for t in GOLDEN.trials)
         return dataclasses.replace(GOLDEN, scenario=plan.scenario.name, trials=trials)
 
-    monkeypatch.setattr("moediag.run.run", run)
+    monkeypatch.setattr("moediag.pipeline.run.run", run)
     line = ["--scenario", "expert-starvation-hang", "--scenario", "ep-overwrite"]
     assert suite.main([*line, "--out", str(tmp_path), "--evidence", str(tmp_path / "e")]) == 0
     assert asked == [("expert-starvation-hang", 2, True), ("expert-starvation-hang", 4, True),
@@ -101,7 +102,7 @@ def test_a_row_of_trials_that_said_nothing_counts_as_not_measured() -> None:
     )
     result = dataclasses.replace(GOLDEN, trials=trials)
     one = suite.row(
-        suite.Question("expert-starvation-hang", 2, gpu.SHARED), sweep.Ran(result, 3, "", 1.0)
+        suite.Question("expert-starvation-hang", 2, devices.SHARED), session.Ran(result, 3, "", 1.0)
     )
     assert not one.measured
     report = suite.Report("2026-01-01", "0", {"gpus": ["X"], "driver": "1"}, {}, (one,))

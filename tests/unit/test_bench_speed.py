@@ -16,10 +16,11 @@ import torch
 from bench.speed import __main__ as command
 from bench.speed import clock, flops, listed, rank, sizes, suite
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
-from moediag import doctor, fixes, hardware
+from moediag import doctor, hardware
 from moediag.errors import StackError
 from moediag.protocol import ModelSpec
-from moediag.worker import models
+from moediag.worker import fixes
+from moediag.worker.models import tiny
 
 SMALL = ModelSpec(layers=2, hidden=10, intermediate=3, experts=5, top_k=2, heads=2, kv_heads=1,
                   head_dim=4, vocab=32)  # fmt: skip
@@ -40,7 +41,7 @@ def test_operations_are_those_of_a_hand_count() -> None:
 
 def test_parameters_are_those_of_the_model() -> None:
     spec = ModelSpec()
-    model = models.build(spec, seed=0)
+    model = tiny.build(spec, seed=0)
     assert flops.parameters(spec) == sum(p.numel() for p in model.parameters())
 
 
@@ -91,19 +92,19 @@ def test_a_block_taken_apart_computes_the_same_with_and_without_the_dense_fix() 
     assert logits.shape == (12, SMALL.experts)
     assert torch.equal(listed.First(block)(x), found)
     named = tuple((f"experts.{i}", expert) for i, expert in enumerate(block.experts))
-    anatomy = models.Anatomy((), (models.MoeBlock("mlp", block, 0, named),), SMALL.experts)
+    anatomy = tiny.Anatomy((), (tiny.MoeBlock("mlp", block, 0, named),), SMALL.experts)
     fixes.load("dense-experts").before_wrap(block, anatomy, None)
     assert torch.allclose(block(x)[0], found, atol=1e-4)
 
 
 def test_a_model_of_modules_stays_as_it_is_and_another_fused_family_is_refused() -> None:
     spec = ModelSpec()
-    model = models.build(spec, seed=0)
+    model = tiny.build(spec, seed=0)
     before = dict(model.named_modules())
-    listed.take_apart(model, models.anatomy(model, spec))
+    listed.take_apart(model, tiny.anatomy(model, spec))
     assert dict(model.named_modules()) == before
-    other = models.Anatomy((), (models.MoeBlock("mlp", torch.nn.Linear(1, 1), 0, ()),), 4)
-    with pytest.raises(models.NotApplicable, match="Linear cannot be taken apart"):
+    other = tiny.Anatomy((), (tiny.MoeBlock("mlp", torch.nn.Linear(1, 1), 0, ()),), 4)
+    with pytest.raises(tiny.NotApplicable, match="Linear cannot be taken apart"):
         listed.take_apart(model, other)
 
 

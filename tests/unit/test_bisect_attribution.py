@@ -13,21 +13,22 @@ from typing import Any
 
 import pytest
 
-from moediag.bisect import attribution as module
-from moediag.bisect import page, suspects
-from moediag.bisect.answer import Answer, Boundary, Status
-from moediag.bisect.attribution import attribute
-from moediag.bisect.beyond import Beyond
-from moediag.bisect.functions import TOP, ChangedFunction, How, changed
-from moediag.bisect.installed import compare, installed, repository
-from moediag.bisect.ranking import Clues, named, ranked
-from moediag.bisect.suspects import Attribution
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import BAD, GOOD
+from moediag.campaign.bisect import answer_page
+from moediag.campaign.bisect.beyond import Beyond
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD
+from moediag.campaign.bisect.search.answer import Answer, Boundary, Status
+from moediag.campaign.bisect.suspects import attribution as module
+from moediag.campaign.bisect.suspects import suspects
+from moediag.campaign.bisect.suspects.attribution import attribute
+from moediag.campaign.bisect.suspects.functions import TOP, ChangedFunction, How, changed
+from moediag.campaign.bisect.suspects.installed_source import compare, installed, repository
+from moediag.campaign.bisect.suspects.ranking import Clues, named, ranked
+from moediag.campaign.bisect.suspects.suspects import Attribution
+from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.errors import StackError
 from moediag.evidence.executed import Executed
 from moediag.protocol import error_file, executed_file, write_json
-from moediag.report.model import Conclusion, FirstDivergence, RankSide, RunResult
+from moediag.result.run_result import Conclusion, FirstDivergence, RankSide, RunResult
 from tests.unit.bisect_fakes import STARVED, TARGET
 from tests.unit.test_bisect_signatures import trial
 
@@ -364,15 +365,15 @@ def test_what_is_missing_is_said(
 def test_on_the_page_and_in_the_json(bisected: tuple[list[ProbeRecord], Path]) -> None:
     records, folder = bisected
     boundary = Boundary(bad=1, good=0, limit=0, confirmed=True)
-    report = page.Report(
+    report = answer_page.Report(
         "mini", "s", Answer(Status.FOUND, 1, BAD, began=boundary), ("1.0", "1.1"),
         {0: GOOD, 1: BAD}, tuple(records), beyond={"began": Beyond(attributed(records, folder))},
     )  # fmt: skip
-    text = page.markdown(report)
+    text = answer_page.markdown(report)
     assert "| `Block.forward` in `mini/m.py` | changed |" in text
     assert "+    for expert in hit(self.n):" in text
     assert "https://github.com/someone/mini/compare/v1.0...v1.1" in text
-    raw = page.to_json(report)
+    raw = answer_page.to_json(report)
     assert raw["began"]["attribution"]["changed"][0]["function"] == "Block.forward"
 
 

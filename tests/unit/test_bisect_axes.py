@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moediag.bisect.axes import (
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other, skip
+from moediag.campaign.bisect.search.corners import (
     COMPANION_ONLY,
     NEW,
     OLD,
@@ -23,7 +24,6 @@ from moediag.bisect.axes import (
     applied,
     changes,
 )
-from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, other, skip
 
 ELSE = other("crash:OSError")
 

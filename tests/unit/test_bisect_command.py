@@ -12,17 +12,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from moediag import cli
-from moediag.bisect import page, progress, session
-from moediag.bisect import probe as probing
-from moediag.bisect import question as asking
-from moediag.bisect import state as states
-from moediag.bisect.progress import Lines, Live
-from moediag.bisect.question import Asked, Question
-from moediag.bisect.rates import Rate
-from moediag.bisect.signatures import Target
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, other
+from moediag.campaign.bisect import answer_page, progress, session
+from moediag.campaign.bisect import probe as probing
+from moediag.campaign.bisect import question as asking
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
+from moediag.campaign.bisect.progress import Lines, Live
+from moediag.campaign.bisect.question import Asked, Question
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.cli import app
 from moediag.errors import ExitCode
 from moediag.scenario.schema import Scenario
 from tests.unit.bisect_fakes import STARVED, TARGET, Fake, question
@@ -59,7 +59,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(["bisect", "expert-starvation", *arguments])
+        code = app.main(["bisect", "expert-starvation", *arguments])
         streams = capsys.readouterr()
         return code, streams.out, streams.err
 
@@ -189,7 +189,7 @@ def test_what_is_typed_arrives(world: World, run: Any) -> None:
         "--calibrate", "5", "--cpu", "4", "--oldest", "1.1", "--launcher", "torchrun",
         "--timeout", "30",
     )  # fmt: skip
-    from moediag.bisect.signatures import Match
+    from moediag.campaign.bisect.signature_match import Match
 
     assert world.asked == Asked(
         name="expert-starvation", package="accelerate", bad="1.7", good="1.2", oldest="1.1",
@@ -309,7 +309,7 @@ def test_a_log_gets_lines_and_a_person_the_table(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_help_names_the_default_of_every_option() -> None:
-    result = CliRunner().invoke(cli.app, ["bisect", "--help"])
+    result = CliRunner().invoke(app.app, ["bisect", "--help"])
     assert result.exit_code == 0
     for word in ("[default: the scenario's]", "[default: exact]", "two years before"):
         assert word in " ".join(result.output.split())
@@ -321,4 +321,4 @@ def test_the_json_of_a_report_names_versions(world: World, run: Any) -> None:
     raw = json.loads(Path("found/result.json").read_text(encoding="utf-8"))
     assert raw["releases"] == {"count": len(HISTORY), "oldest": "1.0", "newest": "1.19"}
     assert {p["version"] for p in raw["probes"]} == {p.version for p in stored.probes}
-    assert raw["schema_version"] == page.SCHEMA_VERSION
+    assert raw["schema_version"] == answer_page.SCHEMA_VERSION

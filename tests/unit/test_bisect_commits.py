@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from moediag.bisect import commits as module
-from moediag.bisect import state as states
-from moediag.bisect.clone import Clone
-from moediag.bisect.commit_answer import CommitAnswer
-from moediag.bisect.commits import Between, name_the_commit, tops_of
-from moediag.bisect.follow import Follow
-from moediag.bisect.progress import Lines
-from moediag.bisect.verdicts import Kind
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.commits import commits as module
+from moediag.campaign.bisect.commits.clone import Clone
+from moediag.campaign.bisect.commits.commit_answer import CommitAnswer
+from moediag.campaign.bisect.commits.commits import Between, name_the_commit, tops_of
+from moediag.campaign.bisect.follow import Follow
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.progress import Lines
 from moediag.errors import Interrupted, UsageError
 from tests.unit.bisect_fakes import TARGET, Fake, question
 from tests.unit.tiny_clone import PERSON, TinyClone, from_letters, installs_mini

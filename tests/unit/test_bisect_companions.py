@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from moediag.bisect import companions as module
-from moediag.bisect import state as states
-from moediag.bisect.axes import Blame
-from moediag.bisect.companion_answer import CompanionAnswer
-from moediag.bisect.companions import Sides, who_is_to_blame
-from moediag.bisect.follow import Follow
-from moediag.bisect.prober import Setting
-from moediag.bisect.progress import Lines
-from moediag.bisect.signatures import Target
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import BAD, GOOD, ProbeVerdict, other, skip
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.companions import companions as module
+from moediag.campaign.bisect.companions.companion_answer import CompanionAnswer
+from moediag.campaign.bisect.companions.companions import Sides, who_is_to_blame
+from moediag.campaign.bisect.follow import Follow
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict, other, skip
+from moediag.campaign.bisect.prober import Setting
+from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.bisect.search.corners import Blame
+from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.errors import StackError
 from moediag.evidence.executed import Executed
 from moediag.stacks.releases import Release

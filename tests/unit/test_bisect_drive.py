@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from moediag.bisect import state as states
-from moediag.bisect.answer import Status
-from moediag.bisect.signatures import Target
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import Kind
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.search.answer import Status
+from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.errors import EvidenceError, ExitCode, Interrupted, NoEnvironments
 from tests.unit.bisect_fakes import Fake, bisect, opened, question
 from tests.unit.bisect_worlds import one_stretch, tightest

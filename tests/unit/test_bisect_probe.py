@@ -15,18 +15,18 @@ from typing import Any
 import psutil
 import pytest
 
-from moediag.bisect import ahead as builders
-from moediag.bisect import probe as module
-from moediag.bisect.ahead import Ahead
-from moediag.bisect.probe import Releases, TooRare
-from moediag.bisect.prober import Setting
-from moediag.bisect.progress import Lines
-from moediag.bisect.question import Asked, Question
-from moediag.bisect.rates import Rate
-from moediag.bisect.verdicts import Kind
+from moediag.campaign import prebuild as builders
+from moediag.campaign.bisect import probe as module
+from moediag.campaign.bisect.probe import Releases, TooRare
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.prober import Setting
+from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.bisect.question import Asked, Question
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.prebuild import Ahead
 from moediag.errors import Interrupted, LaunchError, NoEnvironments, StackError
-from moediag.launch.options import LaunchOptions
-from moediag.report.model import Conclusion, RunResult, TrialResult
+from moediag.launch.settings import LaunchOptions
+from moediag.result.run_result import Conclusion, RunResult, TrialResult
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan
 from moediag.stacks.environment import Stack
@@ -277,7 +277,7 @@ def ensure(request, progress=None):
     time.sleep(600)
 
 environment.ensure, environment.ready = ensure, lambda request: None
-from moediag.bisect import ahead
+from moediag.campaign import prebuild as ahead
 sys.exit(ahead.main(sys.argv[-1]))
 """
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from moediag.bisect import question as module
-from moediag.bisect.question import Asked, Question, ask
-from moediag.bisect.rates import Rate
-from moediag.bisect.stored import Stored, differences
+from moediag.campaign.bisect import question as module
+from moediag.campaign.bisect.question import Asked, Question, ask
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.stored import Stored, differences
 from moediag.errors import NoSuchRelease, UsageError
 from moediag.scenario import catalogue, load
 from moediag.stacks.base import Base

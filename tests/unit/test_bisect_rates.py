@@ -9,8 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.bisect.rates import MOST_REPEATS, STEADY_PRIOR, Rate, combined, repeats_at
-from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, flaky, merged, other, skip
+from moediag.campaign.bisect.probe_verdict import (
+    BAD,
+    GOOD,
+    Kind,
+    ProbeVerdict,
+    flaky,
+    merged,
+    other,
+    skip,
+)
+from moediag.campaign.bisect.search.rates import (
+    MOST_REPEATS,
+    STEADY_PRIOR,
+    Rate,
+    combined,
+    repeats_at,
+)
 
 RATES = st.integers(1, 30).flatmap(
     lambda trials: st.builds(Rate, st.integers(1, trials), st.just(trials))

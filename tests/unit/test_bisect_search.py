@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moediag.bisect.answer import Boundary, Status
-from moediag.bisect.rates import Rate, combined
-from moediag.bisect.search import Options, Probe, Search, most_probes
-from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, other
-from moediag.verdicts import Confidence
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
+from moediag.campaign.bisect.search.answer import Boundary, Status
+from moediag.campaign.bisect.search.rates import Rate, combined
+from moediag.campaign.bisect.search.search import Options, Probe, Search, most_probes
+from moediag.result.verdicts import Confidence
 from tests.unit.bisect_worlds import KINDS, drive, history, one_stretch, tightest
 
 QUICK = settings(max_examples=300, deadline=None)

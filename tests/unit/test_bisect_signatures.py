@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.bisect.signatures import CannotLearn, Match, Target, judge, learn
-from moediag.bisect.verdicts import Kind
-from moediag.report.model import TrialResult
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
+from moediag.result.run_result import TrialResult
 
 STARVED = "collective-mismatch:size reduce_scatter:dp_shard:backward:starved-expert:one-rank"
 LOST = "wrong-weights:one-slice-sharded-again:no-rank"

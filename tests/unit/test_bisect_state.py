@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from moediag.bisect import state as states
-from moediag.bisect.rates import Rate
-from moediag.bisect.search import Options, Probe, Search
-from moediag.bisect.signatures import Match, Target
-from moediag.bisect.state import STATE_FILE, State, create, read, resume, resume_command
-from moediag.bisect.stored import Header
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import BAD, GOOD, other, skip
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD, other, skip
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.search.search import Options, Probe, Search
+from moediag.campaign.bisect.signature_match import Match, Target
+from moediag.campaign.bisect.state import STATE_FILE, State, create, read, resume, resume_command
+from moediag.campaign.bisect.stored import Header
+from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.errors import EvidenceError, UsageError
 from tests.unit.bisect_worlds import KINDS, drive, history
 
@@ -86,9 +86,9 @@ VICTIM = """
 import sys
 from pathlib import Path
 from tests.unit.test_bisect_state import HEADER, RELEASES
-from moediag.bisect.state import create
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import GOOD
+from moediag.campaign.bisect.state import create
+from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.bisect.probe_verdict import GOOD
 
 with create(Path(sys.argv[1]), HEADER) as state:
     print("ready", flush=True)

@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import moediag
-from moediag import cli, options
+from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
-from moediag.report.model import RunResult, read_result
+from moediag.result.run_result import RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 Module = Callable[..., types.SimpleNamespace]
@@ -80,7 +80,7 @@ def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     module("moediag.scenario.load", load=made.load)
     module("moediag.scenario.plan", plan=made.plan)
     module(
-        "moediag.run",
+        "moediag.pipeline.run",
         run=made.run,
         run_folder=lambda out, name: out or Path("runs") / name,
         RunOptions=lambda out, launch: types.SimpleNamespace(out=out, launch=launch),
@@ -89,7 +89,7 @@ def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments))
+    return CliRunner().invoke(app.app, list(arguments))
 
 
 def test_run_prints_the_page_on_stdout_and_progress_on_stderr(pipeline: Pipeline) -> None:
@@ -139,9 +139,9 @@ def test_a_machine_without_the_gpus_is_told_before_anything_runs(
         raise MachineError(f"{count} GPUs are wanted")
 
     monkeypatch.setattr("moediag.doctor.require_gpus", refuse)
-    assert cli.main(["run", "s", "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
+    assert app.main(["run", "s", "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
     assert pipeline.options is None
-    assert cli.main(["run", "s", "--cpu", "2"]) == ExitCode.OK
+    assert app.main(["run", "s", "--cpu", "2"]) == ExitCode.OK
 
 
 def test_several_nodes_are_torchruns(pipeline: Pipeline) -> None:
@@ -195,7 +195,7 @@ def test_run_exit_code_is_that_of_the_result(pipeline: Pipeline, sample: str, co
 def test_wrong_usage_is_exit_code_2(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert cli.main(["run", "s", *arguments]) == ExitCode.USAGE
+    assert app.main(["run", "s", *arguments]) == ExitCode.USAGE
     said = capsys.readouterr()
     assert message in said.err
     assert said.out == ""
@@ -224,8 +224,8 @@ def test_each_class_of_error_has_its_exit_code(
     def fail(*_: Any) -> RunResult:
         raise error
 
-    monkeypatch.setattr(sys.modules["moediag.run"], "run", fail)
-    assert cli.main(["run", "s"]) == code
+    monkeypatch.setattr(sys.modules["moediag.pipeline.run"], "run", fail)
+    assert app.main(["run", "s"]) == code
     said = capsys.readouterr()
     assert said.out == ""
     assert "Traceback" not in said.err
@@ -238,12 +238,12 @@ def test_a_bug_is_said_to_be_one_and_debug_shows_it(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.result = ZeroDivisionError("by zero")
-    assert cli.main(["run", "s"]) == ExitCode.BUG
+    assert app.main(["run", "s"]) == ExitCode.BUG
     said = capsys.readouterr().err
     assert "a bug in moediag: ZeroDivisionError: by zero" in said
     assert "moediag env" in said
     for arguments in (["run", "s", "--debug"], ["--debug", "run", "s"]):
-        assert cli.main(arguments) == ExitCode.BUG
+        assert app.main(arguments) == ExitCode.BUG
         assert "Traceback" in capsys.readouterr().err
 
 
@@ -285,9 +285,9 @@ def test_a_path_that_is_no_run_is_bad_input(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dump.json").write_text("{}")
-    assert cli.main([command, str(tmp_path)]) == ExitCode.USAGE
+    assert app.main([command, str(tmp_path)]) == ExitCode.USAGE
     assert "moediag run" in capsys.readouterr().err
-    assert cli.main([command, str(tmp_path / "nowhere")]) == ExitCode.USAGE
+    assert app.main([command, str(tmp_path / "nowhere")]) == ExitCode.USAGE
     assert "does not exist" in capsys.readouterr().err
 
 
@@ -327,7 +327,7 @@ HEAVY = ("torch", "transformers", "rich", "moediag.scenario", "jinja2", "ruamel"
 
 def test_help_imports_nothing_heavy() -> None:
     program = (
-        "import sys\nfrom moediag.cli import main\ncode = main(['run', '--help'])\n"
+        "import sys\nfrom moediag.cli.app import main\ncode = main(['run', '--help'])\n"
         f"print(code, [name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run(

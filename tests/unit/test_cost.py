@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from moediag.cost import ratios, with_ratios
+from moediag.judgement.step_time import ratios, with_ratios
 from moediag.protocol import Outcome
-from moediag.report.model import TrialResult
+from moediag.result.run_result import TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan

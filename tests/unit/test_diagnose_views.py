@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from bench import jobs
-from moediag import cli
+from moediag.cli import app
 from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import ExitCode
 from moediag.evidence.model import Evidence
-from moediag.report import html, jsonview, trace
-from moediag.report.model import RESULT_FILE, RunResult, read_result
+from moediag.report import html, json_view, trace
+from moediag.result.run_result import RESULT_FILE, RunResult, read_result
 from tests.unit.evidence_builder import expert_job, write
 
 LAYOUT = jobs.Layout(pp=2, dp=2, tp=2, ep=2)
@@ -43,7 +43,7 @@ def test_the_trace_of_foreign_dumps_has_a_process_a_rank_and_marks_who_diverged(
 ) -> None:
     folder, job = dumps(tmp_path, fault)
     target = tmp_path / "trace.json"
-    assert cli.main(["diagnose", str(folder), "--trace", str(target), "--json"]) == 1
+    assert app.main(["diagnose", str(folder), "--trace", str(target), "--json"]) == 1
     (trial,) = json.loads(capsys.readouterr().out)["trials"]
     found = events(target)
     assert processes(found) == {rank: f"as found rank {rank}" for rank in range(LAYOUT.world)}
@@ -58,7 +58,7 @@ def test_a_healthy_job_has_no_mark(tmp_path: Path, capsys: Capture) -> None:
     folder, _ = dumps(tmp_path, "none")
     target, page = tmp_path / "trace.json", tmp_path / "page.html"
     arguments = ["diagnose", str(folder), "--trace", str(target), "--html", str(page)]
-    assert cli.main(arguments) == ExitCode.OK
+    assert app.main(arguments) == ExitCode.OK
     found = events(target)
     assert len(processes(found)) == LAYOUT.world
     assert not [e for e in found if e["name"] in (trace.MARK, "process_labels")]
@@ -70,7 +70,7 @@ def test_a_healthy_job_has_no_mark(tmp_path: Path, capsys: Capture) -> None:
 def test_a_rank_of_which_nothing_was_found_has_a_process_that_says_so(tmp_path: Path) -> None:
     folder, job = dumps(tmp_path, "killed")
     target = tmp_path / "t" / "trace.json"
-    assert cli.main(["diagnose", str(folder), "--trace", str(target)]) == 1
+    assert app.main(["diagnose", str(folder), "--trace", str(target)]) == 1
     (gone,) = job.culprits
     assert processes(events(target))[gone] == f"as found rank {gone} (nothing was found)"
 
@@ -95,7 +95,7 @@ def run_folder(tmp_path: Path) -> Path:
 def test_a_run_directory_takes_the_same_way(run_folder: Path, capsys: Capture) -> None:
     target, page = run_folder / "trace.json", run_folder / "page.html"
     arguments = ["diagnose", str(run_folder), "--trace", str(target), "--html", str(page)]
-    assert cli.main(arguments) == 1
+    assert app.main(arguments) == 1
     assert f"wrote {page}" in capsys.readouterr().err
     assert {e["pid"] for e in events(target) if e["name"] == trace.MARK} == {0, 1}
     text = page.read_text()
@@ -106,19 +106,19 @@ def test_a_run_directory_takes_the_same_way(run_folder: Path, capsys: Capture) -
 
 
 def test_stdout_holds_one_view(run_folder: Path, capsys: Capture) -> None:
-    assert cli.main(["diagnose", str(run_folder), "--trace", "-"]) == 1
+    assert app.main(["diagnose", str(run_folder), "--trace", "-"]) == 1
     assert json.loads(capsys.readouterr().out)["traceEvents"]
-    assert cli.main(["diagnose", str(run_folder), "--html", "-"]) == 1
+    assert app.main(["diagnose", str(run_folder), "--html", "-"]) == 1
     assert capsys.readouterr().out.startswith("<!doctype html>")
     for both in (["--json", "--html", "-"], ["--html", "-", "--trace", "-"]):
-        assert cli.main(["diagnose", str(run_folder), *both]) == ExitCode.USAGE
+        assert app.main(["diagnose", str(run_folder), *both]) == ExitCode.USAGE
         assert "stdout holds one format" in capsys.readouterr().err
 
 
 def test_a_result_keeps_schedules_and_states(tmp_path: Path) -> None:
     """So that `moediag report` shows of a finished run what `diagnose` shows."""
     result = of_evidence(expert_job(set(), {3}).run())
-    (tmp_path / RESULT_FILE).write_text(jsonview.render(result))
+    (tmp_path / RESULT_FILE).write_text(json_view.render(result))
     again = read_result(tmp_path)
     assert again.trials[0].schedules == result.trials[0].schedules is not None
     assert again.trials[0].states == result.trials[0].states != ()
@@ -136,9 +136,9 @@ def test_what_came_from_the_job_is_escaped(tmp_path: Path) -> None:
 
 
 def of_evidence(evidence: Evidence) -> RunResult:
-    from moediag import examine
+    from moediag.pipeline import examine
     from moediag.protocol import Trial
-    from moediag.report.model import Conclusion
+    from moediag.result.run_result import Conclusion
 
     world = evidence.world_size
     trial = Trial(name="t", scenario="s", variant="as found", world_size=world)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench import jobs
-from moediag import examine
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.model import Diagnosis
-from moediag.report.model import SideBySide
+from moediag.pipeline import examine
+from moediag.result.diagnosis import Diagnosis
+from moediag.result.run_result import SideBySide
 from tests.unit.evidence_builder import Job, Op, aborted_on_gloo, expert_job, fsdp2_job
 
 STARVED = {(1, 3)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from moediag.diagnosis import detectors
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.gradients import gradient_facts
-from moediag.diagnosis.replicas import replica_facts
+from moediag.diagnosis.numbers.gradients import gradient_facts
+from moediag.diagnosis.numbers.replicas import replica_facts
+from moediag.diagnosis.words import detector_table
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.protocol import GradientError, Outcome, Replica, Sketch, StepReplicas
 
@@ -37,7 +37,9 @@ def evidence(
 
 
 def row(found: Evidence) -> tuple[object, ...]:
-    table = detectors.table(detectors.seen(found, gradient_facts(found), replica_facts(found)))
+    table = detector_table.table(
+        detector_table.seen(found, gradient_facts(found), replica_facts(found))
+    )
     assert table is not None
     return table.rows[0]
 
@@ -68,7 +70,7 @@ def test_what_has_no_reference_value_is_infinitely_wrong() -> None:
 
 def test_only_programs_that_compare_inputs_have_the_table() -> None:
     of_model = evidence((GATE,), program="")
-    assert detectors.seen(of_model, gradient_facts(of_model), replica_facts(of_model)) == ()
+    assert detector_table.seen(of_model, gradient_facts(of_model), replica_facts(of_model)) == ()
     assert [t.title for t in diagnose(of_model).tables] == [
         "Gradients of step 1 against the single-process reference"
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moediag.diagnosis.diagnose import diagnose
-from moediag.evidence import device, flightdump
+from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Evidence, Frame, Stack, Stall
-from moediag.evidence.stacks import on_the_device, parse_pystack, waits_for_device
+from moediag.evidence.rank_stacks import on_the_device, parse_pystack, waits_for_device
 from tests.unit.device_dumps import dump, in_clip, on_nccl
 from tests.unit.evidence_builder import fsdp2_job
 
@@ -25,7 +25,7 @@ def seen(
         ranks[rank] = replace(own, finished=False, stacks=(in_clip(native),))
         if rank in done:
             raw = dump(own.collectives, done[rank], begun)
-            calls = device.told(own.collectives, flightdump.read(raw), rank).calls
+            calls = device_progress.told(own.collectives, flight_dump.read(raw), rank).calls
             ranks[rank] = replace(ranks[rank], collectives=calls)
     return replace(evidence, ranks=ranks)
 

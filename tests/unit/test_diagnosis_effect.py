@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from moediag.diagnosis.effect import claim, effect, extent, stage
-from moediag.diagnosis.judge import conclusion
-from moediag.report.model import TrialResult
+from moediag.judgement.conclusion import conclusion
+from moediag.judgement.fix_effect import claim, effect, extent, stage
+from moediag.result.run_result import TrialResult
 
 CHECKPOINT = "crash:CheckpointError:checkpoint.py check_recomputed_tensors_match:several-ranks"
 COUNT = "Ranks 0, 1 raised CheckpointError: A different number of tensors was saved."

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis import factor
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.factor import WORLD, Size, factor_facts, sentences, size_of
-from moediag.diagnosis.parts import EXPERTS, INPUT, REST, ROUTER
+from moediag.diagnosis.numbers import scale_factor
+from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
+from moediag.diagnosis.numbers.scale_factor import WORLD, Size, factor_facts, sentences, size_of
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError, Multiple, StepReplicas
-from moediag.verdicts import Verdict
+from moediag.result.verdicts import Verdict
 from tests.unit.evidence_builder import fsdp2_job, measured
 
 UP, DOWN = "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"
@@ -230,7 +230,7 @@ def test_weights_that_moved_as_they_should_are_said_to_hide_it() -> None:
 def test_the_table_has_one_row_to_stand_beside_other_variants() -> None:
     table = factor_facts(all_ranks(2.0, UP, DOWN, moved=1.0), 1).table
     assert table is not None
-    assert table.title == factor.TITLE
+    assert table.title == scale_factor.TITLE
     assert dict(zip(table.columns, table.rows[0], strict=True)) == {
         "experts": 2.0, "router": 1.0, "others": 1.0, "inputs": None,
         "experts moved": 1.0, "others moved": 1.0, "loss": 1.0,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from moediag.diagnosis.blame.failures import Failure
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.failures import Failure
 from moediag.evidence.model import (
     Evidence,
     ExitStatus,
@@ -18,7 +18,7 @@ from moediag.evidence.model import (
     Stall,
 )
 from moediag.protocol import GradientError, Outcome
-from moediag.verdicts import Confidence, Verdict
+from moediag.result.verdicts import Confidence, Verdict
 from tests.unit.evidence_builder import (
     RESET,
     Job,

@@ -12,10 +12,10 @@ import pytest
 
 from bench import jobs
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.model import Diagnosis
-from moediag.evidence import flightdump, foreign, outputs
+from moediag.evidence import console_output, flight_dump, foreign
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stack
 from moediag.evidence.sources import Found
+from moediag.result.diagnosis import Diagnosis
 
 SAMPLES = Path(__file__).parents[1] / "samples/flight-recorder"
 LAYOUTS = [jobs.Layout(2, 4, 2, 2), jobs.Layout(4, 2, 2, 2), jobs.Layout(1, 8, 2, 4)]
@@ -23,7 +23,7 @@ BASES = {layout: jobs.healthy(layout, steps=5) for layout in LAYOUTS}
 
 
 def found_of(job: jobs.Job, **options: Any) -> Found:
-    dumps = {rank: flightdump.read(raw) for rank, raw in jobs.dumps(job, **options)}
+    dumps = {rank: flight_dump.read(raw) for rank, raw in jobs.dumps(job, **options)}
     return Found(dumps=dumps, files=len(dumps))
 
 
@@ -82,7 +82,7 @@ def test_a_device_that_stands_still_is_no_mismatch_of_code() -> None:
         for entry in one["entries"]:
             if entry["state"] == "started":
                 entry["state"] = "scheduled"
-    blind = {rank: flightdump.read(one) for rank, one in raw.items()}
+    blind = {rank: flight_dump.read(one) for rank, one in raw.items()}
     found = diagnosed(Found(dumps=blind, files=16))
     assert (found.verdict, found.culprits) == ("hang", ())
     assert "does not complete" in found.cause and "py-spy" in found.cause
@@ -132,7 +132,7 @@ def test_all_to_all_of_uneven_parts_is_no_mismatch() -> None:
     layout = jobs.Layout(pp=1, dp=4, tp=2, ep=2)
     for lost in (0, 2):
         dumps = {
-            rank: flightdump.read(uneven(raw, rank, lost))
+            rank: flight_dump.read(uneven(raw, rank, lost))
             for rank, raw in jobs.dumps(jobs.healthy(layout, 2))
         }
         found = diagnosed(Found(dumps=dumps, files=8))
@@ -144,7 +144,7 @@ def test_all_to_all_of_uneven_parts_is_no_mismatch() -> None:
 def test_a_call_that_differs_and_goes_unnoticed_is_a_mismatch() -> None:
     raw = dict(jobs.dumps(jobs.healthy(jobs.Layout(dp=4), 2)))
     raw[2]["entries"][3] |= {"input_dtypes": ["Float"], "output_dtypes": ["Float"]}
-    dumps = {rank: flightdump.read(one) for rank, one in raw.items()}
+    dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
     found = diagnosed(Found(dumps=dumps, files=4))
     assert (found.verdict, found.culprits) == ("collective-mismatch", (2,))
 
@@ -165,7 +165,7 @@ def test_calls_on_their_way_are_not_a_hang() -> None:
         one["entries"][-1] |= {
             "state": "started", "retired": False, "time_discovered_completed_ns": None,
         }  # fmt: skip
-    dumps = {rank: flightdump.read(one) for rank, one in raw.items()}
+    dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
     last = max(dump.created[-1] for dump in dumps.values()) / 1e9
     just = diagnosed(Found(dumps=dumps, files=4, written=last + 0.5))
     assert just.verdict == "inconclusive" and any("on their way" in t for t in just.not_seen)
@@ -177,7 +177,7 @@ def test_real_dumps_of_gloo() -> None:
     def read(name: str, world: int) -> Found:
         folder = SAMPLES / name
         raw = {r: (folder / f"trace_rank_{r}").read_bytes() for r in range(world)}
-        dumps = {r: flightdump.read(pickle.loads(data)) for r, data in raw.items()}
+        dumps = {r: flight_dump.read(pickle.loads(data)) for r, data in raw.items()}
         return Found(dumps=dumps, files=world)
 
     assert diagnosed(read("gloo-collectives", 3)).verdict == "clean"
@@ -253,8 +253,8 @@ def test_a_rank_that_raised_is_the_cause_of_the_others_waiting() -> None:
 
 def test_torchruns_words_alone() -> None:
     text = (SAMPLES.parent / "torchrun" / "launcher.log").read_text()
-    exits, first = outputs.torchrun_summary(text)
-    parts = {rank: part for rank, part in outputs.by_rank(text).items() if rank is not None}
+    exits, first = console_output.torchrun_summary(text)
+    parts = {rank: part for rank, part in console_output.by_rank(text).items() if rank is not None}
     found = diagnosed(Found(outputs=parts, exits=exits, first=first, files=1))
     assert (found.verdict, found.culprits, found.victims) == ("crash", (1,), (0,))
     assert "ValueError at bad.py:6" in found.cause

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from moediag.diagnosis.judge import conclusion, met
-from moediag.diagnosis.model import Diagnosis
-from moediag.report.model import TrialResult
-from moediag.verdicts import Confidence, Verdict
+from moediag.judgement.conclusion import conclusion, met
+from moediag.result.diagnosis import Diagnosis
+from moediag.result.run_result import TrialResult
+from moediag.result.verdicts import Confidence, Verdict
 
 
 @dataclass

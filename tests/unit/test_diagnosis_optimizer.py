@@ -10,7 +10,7 @@ import pytest
 from moediag import protocol
 from moediag.diagnosis.diagnose import diagnose
 from moediag.evidence.model import Evidence, Finding, RankError
-from moediag.evidence.read import read_trial
+from moediag.evidence.trial_folder import read_trial
 from tests.unit.evidence_builder import died, fsdp2_job, write
 
 TEXT = (

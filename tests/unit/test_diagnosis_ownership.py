@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.diagnosis import held as held_by
-from moediag.diagnosis import ownership
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.ownership import ownership_facts
+from moediag.diagnosis.numbers import expert_holders as held_by
+from moediag.diagnosis.numbers import ownership
+from moediag.diagnosis.numbers.ownership import ownership_facts
 from moediag.evidence.model import Evidence, HeldWeights, RankEvidence
 from moediag.protocol import ExpertRows
-from moediag.verdicts import Verdict
+from moediag.result.verdicts import Verdict
 from tests.unit.evidence_builder import fsdp2_job, measured
 
 UP = "model.layers.0.mlp.experts.gate_up_proj"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.diagnosis import parts
+from moediag.diagnosis.numbers import by_part
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.protocol import GradientError, Outcome
 
@@ -34,47 +34,50 @@ def evidence(wrong: set[str], step: str = "1", error: object = 0.5) -> Evidence:
 @pytest.mark.parametrize(
     ("fqn", "kind"),
     [
-        ("model.layers.1.mlp.experts.3.gate_proj.weight", parts.EXPERTS),
-        (EXPERT, parts.EXPERTS),
-        (GATE, parts.ROUTER),
-        ("model.layers.0.block_sparse_moe.gate.weight", parts.ROUTER),
-        ("model.layers.0.mlp.router.bias", parts.ROUTER),
-        ("model.layers.0.mlp.gate_proj.weight", parts.REST),
-        ("model.layers.0.mlp.shared_expert.gate_proj.weight", parts.REST),
-        ("model.layers.0.mlp.shared_expert_gate.weight", parts.REST),
+        ("model.layers.1.mlp.experts.3.gate_proj.weight", by_part.EXPERTS),
+        (EXPERT, by_part.EXPERTS),
+        (GATE, by_part.ROUTER),
+        ("model.layers.0.block_sparse_moe.gate.weight", by_part.ROUTER),
+        ("model.layers.0.mlp.router.bias", by_part.ROUTER),
+        ("model.layers.0.mlp.gate_proj.weight", by_part.REST),
+        ("model.layers.0.mlp.shared_expert.gate_proj.weight", by_part.REST),
+        ("model.layers.0.mlp.shared_expert_gate.weight", by_part.REST),
     ],
 )
 def test_what_a_parameter_belongs_to(fqn: str, kind: str) -> None:
-    assert parts.kind(fqn) == kind
+    assert by_part.kind(fqn) == kind
 
 
 def test_parts_are_counted_once_over_all_ranks() -> None:
-    found = parts.parts(evidence({GATE, BLOCK}), 1)
+    found = by_part.parts(evidence({GATE, BLOCK}), 1)
     assert [(p.kind, p.wrong, p.compared) for p in found] == [
-        (parts.EXPERTS, 0, 1), (parts.ROUTER, 1, 1), (parts.REST, 0, 1), (parts.INPUT, 1, 1),
+        (by_part.EXPERTS, 0, 1), (by_part.ROUTER, 1, 1), (by_part.REST, 0, 1),
+        (by_part.INPUT, 1, 1),
     ]  # fmt: skip
     assert found[0].placement == "Shard(0) on ep[2]"
     assert found[1].error == 0.5
 
 
 def test_the_router_alone_is_said_and_so_is_the_expert_alone() -> None:
-    router = parts.sentence(parts.parts(evidence({GATE}), 1))
+    router = by_part.sentence(by_part.parts(evidence({GATE}), 1))
     assert router == "The experts' own gradients are right, the router's are not."
-    experts = parts.sentence(parts.parts(evidence({EXPERT}), 1))
+    experts = by_part.sentence(by_part.parts(evidence({EXPERT}), 1))
     assert experts == "The experts' gradients are wrong, the router's are right."
-    assert parts.sentence(parts.parts(evidence({EXPERT, GATE, NORM}), 1)) == ""
-    assert parts.sentence(parts.parts(evidence(set()), 1)) == ""
+    assert by_part.sentence(by_part.parts(evidence({EXPERT, GATE, NORM}), 1)) == ""
+    assert by_part.sentence(by_part.parts(evidence(set()), 1)) == ""
 
 
 def test_a_wrong_input_alone_is_found_with_its_step() -> None:
     wrong = evidence({BLOCK}, step="3")
-    assert parts.wrong_inputs(wrong) == 3
-    assert "1 of 1 MoE block hands a wrong gradient down" in parts.sentence(parts.parts(wrong, 3))
-    assert parts.wrong_inputs(evidence({GATE})) is None
+    assert by_part.wrong_inputs(wrong) == 3
+    assert "1 of 1 MoE block hands a wrong gradient down" in by_part.sentence(
+        by_part.parts(wrong, 3)
+    )
+    assert by_part.wrong_inputs(evidence({GATE})) is None
 
 
 def test_a_nan_is_the_largest_error() -> None:
-    found = parts.parts(evidence({GATE}, error="nan"), 1)
-    router = next(p for p in found if p.kind == parts.ROUTER)
+    found = by_part.parts(evidence({GATE}, error="nan"), 1)
+    router = next(p for p in found if p.kind == by_part.ROUTER)
     assert router.error != router.error
-    assert ("router", "plain", 1, 1, "nan", "1.0e+00") in parts.table(found, 1).rows
+    assert ("router", "plain", 1, 1, "nan", "1.0e+00") in by_part.table(found, 1).rows

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moediag.diagnosis.align import align
-from moediag.diagnosis.culprits import blame
-from moediag.diagnosis.diverge import Divergence, first_divergence
-from moediag.diagnosis.failures import failures
-from moediag.diagnosis.order import replay
-from moediag.diagnosis.starvation import tokens_of
+from moediag.diagnosis.blame.culprits import blame
+from moediag.diagnosis.blame.failures import failures
+from moediag.diagnosis.schedules.align import align
+from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.replay import replay
+from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.evidence.model import Evidence
 from tests.unit.evidence_builder import Job, Op
 

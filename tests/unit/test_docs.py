@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from moediag.cli import app
+from moediag.cli.app import app
 from moediag.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent.parent

@@ -13,7 +13,7 @@ import pytest
 
 from moediag import doctor, hardware
 from moediag.errors import MachineError, StackError
-from moediag.stacks import probe
+from moediag.stacks import interpreter
 from moediag.stacks import uv as uv_module
 
 
@@ -59,7 +59,7 @@ def test_a_check_that_breaks_does_not_break_the_others(monkeypatch: pytest.Monke
     [("2.13.0+cpu", "ok"), ("2.6.0", "ok"), ("2.5.1", "fail"), (None, "fail")],
 )
 def test_torch(monkeypatch: pytest.MonkeyPatch, version: str | None, status: str) -> None:
-    monkeypatch.setattr(probe, "identity", lambda: {"torch": version})
+    monkeypatch.setattr(interpreter, "identity", lambda: {"torch": version})
     check = named("torch", network=False)
     assert check.status == status
     assert ("pip install torch" in check.advice) == (version is None)
@@ -104,10 +104,10 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row = "NVIDIA H100 80GB HBM3, 81559, 550.54.15"
     program(tmp_path, "nvidia-smi", f"echo '{row}'; echo '{row}'")
     assert [gpu.name for gpu in doctor.gpus()] == ["NVIDIA H100 80GB HBM3"] * 2
-    monkeypatch.setattr(probe, "identity", lambda: {"torch": "2.13.0+cpu"})
+    monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cpu"})
     check = named("gpus", network=False)
     assert check.status == "warn" and "2 x NVIDIA H100" in check.found
-    monkeypatch.setattr(probe, "identity", lambda: {"torch": "2.13.0+cu128"})
+    monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cu128"})
     assert named("gpus", network=False).status == "ok"
     program(tmp_path, "nvidia-smi", "echo 'driver/library version mismatch'; exit 18")
     assert doctor.gpus() == []
@@ -117,7 +117,7 @@ def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("H", "1", "1")] * 2)
     monkeypatch.setattr(doctor, "driver_gpus", list)
-    monkeypatch.setattr(probe, "identity", lambda: {"torch": "2.13.0+cu128"})
+    monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cu128"})
     doctor.require_gpus(2)
     with pytest.raises(MachineError, match="3 GPUs are wanted here, 2 found") as caught:
         doctor.require_gpus(3)

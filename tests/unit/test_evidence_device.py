@@ -12,10 +12,10 @@ import pytest
 
 from moediag import protocol
 from moediag.diagnosis.diagnose import diagnose
-from moediag.evidence import device, flightdump
+from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Collective, Evidence
-from moediag.evidence.read import read_trial
-from moediag.launch import machine
+from moediag.evidence.trial_folder import read_trial
+from moediag.launch.capture import machine
 from tests.unit.device_dumps import dump, on_nccl
 from tests.unit.evidence_builder import fsdp2_job, write
 
@@ -24,13 +24,13 @@ CALLS = JOB.ranks[0].collectives
 
 
 def told(calls: tuple[Collective, ...], raw: dict[str, Any]) -> list[str]:
-    found = device.told(calls, flightdump.read(raw), 0)
+    found = device_progress.told(calls, flight_dump.read(raw), 0)
     assert found.not_seen == ()
     return [c.on_device for c in found.calls]
 
 
 def test_calls_get_what_the_device_made_of_them() -> None:
-    found = device.told(CALLS, flightdump.read(dump(CALLS, done=3)), 0)
+    found = device_progress.told(CALLS, flight_dump.read(dump(CALLS, done=3)), 0)
     assert [c.on_device for c in found.calls] == ["completed"] * 3 + ["started"] + ["issued"] * 3
     assert [c.completed for c in found.calls] == [True] * 3 + [False] * 4
     assert [c.started for c in found.calls] == [True] * 4 + [False] * 3
@@ -81,7 +81,7 @@ def test_collectives_that_were_issued_together_are_one_to_torch() -> None:
 
 def test_another_schedule_is_not_taken_for_ours() -> None:
     other = [replace(c, numel_in=c.numel_in + 1, numel_out=c.numel_out + 3) for c in CALLS]
-    found = device.told(CALLS, flightdump.read(dump(other, done=3)), 0)
+    found = device_progress.told(CALLS, flight_dump.read(dump(other, done=3)), 0)
     assert found.calls == CALLS
     assert len(found.not_seen) == 1 and "rank 0: how far its device is" in found.not_seen[0]
 

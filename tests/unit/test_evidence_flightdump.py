@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from moediag.evidence import flightdump
-from moediag.evidence.flightdump import COMPLETED, SCHEDULED, STARTED, Dump, NoDump, read
-from moediag.evidence.flightnames import plain_dtype, plain_op, user_site
+from moediag.evidence import flight_dump
+from moediag.evidence.flight_dump import COMPLETED, SCHEDULED, STARTED, Dump, NoDump, read
+from moediag.evidence.flight_names import plain_dtype, plain_op, user_site
 
 SAMPLES = Path(__file__).parents[1] / "samples/flight-recorder/gloo-collectives"
 
@@ -188,13 +188,13 @@ def test_entries_and_groups_that_are_none(bad: Any) -> None:
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flightdump, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(flight_dump, "MAX_ENTRIES", 2)
     with pytest.raises(NoDump, match="at most 2"):
         read(dump(entry(0, 1), entry(1, 2), entry(2, 3)))
-    monkeypatch.setattr(flightdump, "_MAX_SHAPES", 10)
+    monkeypatch.setattr(flight_dump, "_MAX_SHAPES", 10)
     with pytest.raises(NoDump, match="more tensors"):
         read(dump(entry(0, 1, input_sizes=[[1]] * 20)))
-    monkeypatch.setattr(flightdump, "_MAX_MEMBERS", 5)
+    monkeypatch.setattr(flight_dump, "_MAX_MEMBERS", 5)
     raw = copy.deepcopy(dump(entry(0, 1)))
     raw["pg_config"]["0"]["ranks"] = list(range(6))
     with pytest.raises(NoDump, match="more members"):

@@ -12,11 +12,11 @@ import pytest
 
 from bench import jobs
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.model import Diagnosis
-from moediag.evidence import flightdump, flightrecorder, foreign, window
-from moediag.evidence.flightdump import Dump
-from moediag.evidence.flightrecorder import own_rank, recorded
+from moediag.evidence import flight_dump, flight_recorder, foreign, window
+from moediag.evidence.flight_dump import Dump
+from moediag.evidence.flight_recorder import own_rank, recorded
 from moediag.evidence.sources import Found
+from moediag.result.diagnosis import Diagnosis
 
 SAMPLES = Path(__file__).parents[1] / "samples/flight-recorder"
 LAYOUT = jobs.Layout(pp=2, dp=2, tp=2, ep=2)
@@ -24,7 +24,7 @@ JOB = jobs.healthy(LAYOUT, steps=4)
 
 
 def read(job: jobs.Job, **options: Any) -> dict[int, Dump]:
-    return {rank: flightdump.read(raw) for rank, raw in jobs.dumps(job, **options)}
+    return {rank: flight_dump.read(raw) for rank, raw in jobs.dumps(job, **options)}
 
 
 def diagnosed(dumps: dict[int, Dump]) -> Diagnosis:
@@ -59,7 +59,7 @@ def test_two_groups_of_the_same_members_and_description_stay_apart() -> None:
             "input_sizes": [[8]], "output_sizes": [[8]], "input_dtypes": ["Float"],
             "output_dtypes": ["Float"]}  # fmt: skip
     dumps = {
-        rank: flightdump.read({
+        rank: flight_dump.read({
             "version": "2.10", "pg_config": config,
             "entries": [{**call, "record_id": i, "process_group": [n, "undefined"]}
                         for i, n in enumerate(order)],
@@ -73,7 +73,7 @@ def test_two_groups_of_the_same_members_and_description_stay_apart() -> None:
 
 def test_gloo_does_not_tell_members_so_who_calls_belongs() -> None:
     of = recorded({
-        rank: flightdump.read(
+        rank: flight_dump.read(
             pickle.loads((SAMPLES / "gloo-stuck" / f"trace_rank_{rank}").read_bytes())
         )
         for rank in range(4)
@@ -102,7 +102,7 @@ def test_peers_are_ranks_of_the_world() -> None:
 def test_wrapped_rings_align_by_their_positions() -> None:
     """Every rank lost another number of calls."""
     dumps = {
-        rank: flightdump.read({**raw, "entries": raw["entries"][-(20 + 3 * rank):]})
+        rank: flight_dump.read({**raw, "entries": raw["entries"][-(20 + 3 * rank):]})
         for rank, raw in jobs.dumps(JOB)
     }  # fmt: skip
     assert all(dump.wrapped for dump in dumps.values())
@@ -121,7 +121,7 @@ def test_batches_that_an_older_release_counted_are_unaligned_only_when_the_ring_
             taken[name] = taken.get(name, 0) + entry["is_p2p"]
             seq = entry["collective_seq_id"] + taken[name]
             entries.append({**entry, "collective_seq_id": seq})
-        return flightdump.read({**raw, "entries": entries[-keep:]})
+        return flight_dump.read({**raw, "entries": entries[-keep:]})
 
     pipeline = jobs.Layout(pp=2, dp=2)
     base = jobs.healthy(pipeline, steps=3)
@@ -145,7 +145,7 @@ def test_earlier_calls_of_a_group_completed_when_a_later_one_did() -> None:
     raw = dict(jobs.dumps(JOB))
     for entry in raw[0]["entries"][:50:7]:
         entry |= {"state": "scheduled", "time_discovered_completed_ns": None, "retired": False}
-    of = recorded({rank: flightdump.read(one) for rank, one in raw.items()})
+    of = recorded({rank: flight_dump.read(one) for rank, one in raw.items()})
     assert all(c.completed for c in of.ranks[0].collectives if c.op not in ("send", "recv"))
 
 
@@ -165,7 +165,7 @@ def test_a_rank_without_open_calls_in_a_dump_of_open_calls_only() -> None:
         rank: {**raw, "entries": [e for e in raw["entries"] if e["state"] != "completed"]}
         for rank, raw in jobs.dumps(stuck, ahead=6)
     }
-    dumps = {rank: flightdump.read(raw) for rank, raw in open_only.items()}
+    dumps = {rank: flight_dump.read(raw) for rank, raw in open_only.items()}
     (idle,) = stuck.culprits
     assert not dumps[idle].kind and any(dump.kind for dump in dumps.values())
 
@@ -208,9 +208,9 @@ def test_the_middle_of_too_many_calls_is_a_hole(monkeypatch: pytest.MonkeyPatch)
 
 def test_json_and_pickle_are_the_same() -> None:
     of_pickle = read(JOB)
-    of_json = {rank: flightdump.read(json.loads(json.dumps(raw))) for rank, raw in jobs.dumps(JOB)}
+    of_json = {rank: flight_dump.read(json.loads(json.dumps(raw))) for rank, raw in jobs.dumps(JOB)}
     assert recorded(of_pickle).ranks == recorded(of_json).ranks
 
 
 def test_no_dump_at_all() -> None:
-    assert flightrecorder.recorded({}).ranks == {}
+    assert flight_recorder.recorded({}).ranks == {}

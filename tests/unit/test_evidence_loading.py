@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moediag.evidence import loading, quickpickle, unpickle
-from moediag.evidence.loading import load, loaded
+from moediag.evidence import file_loading, quickpickle, unpickle
+from moediag.evidence.file_loading import load, loaded
 from tests.unit.test_evidence_unpickle import SAMPLE, _Touch
 
 RAW = SAMPLE.read_bytes()
@@ -80,8 +80,8 @@ def test_text_that_nobody_can_print_is_mended_as_the_slow_one_does() -> None:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of the files, and as on a machine with two cores."""
-    monkeypatch.setattr(loading, "_MUCH", 0)
-    monkeypatch.setattr(loading, "_SECONDS", 0.5)
+    monkeypatch.setattr(file_loading, "_MUCH", 0)
+    monkeypatch.setattr(file_loading, "_SECONDS", 0.5)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # a test runner has its own
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from moediag import examine, protocol
+from moediag import protocol
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.model import Diagnosis
 from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
 from moediag.evidence.nodes import Part, job_of, merged
-from moediag.evidence.read import read_trial
-from moediag.verdicts import Confidence, Verdict
+from moediag.evidence.trial_folder import read_trial
+from moediag.pipeline import examine
+from moediag.result.diagnosis import Diagnosis
+from moediag.result.verdicts import Confidence, Verdict
 from tests.unit import evidence_builder as build
 from tests.unit.evidence_builder import Job, Op
 

@@ -12,9 +12,9 @@ from moediag import protocol
 from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence.model import Evidence, ExitStatus, Group, HeldWeights, RankError
-from moediag.evidence.read import read_trial
+from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import ExpertRows
-from moediag.verdicts import Verdict
+from moediag.result.verdicts import Verdict
 from tests.unit.evidence_builder import (
     aborted_on_gloo,
     died,

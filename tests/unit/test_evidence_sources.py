@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from bench import jobs
-from moediag.evidence import loading, sources
-from moediag.evidence.model import ExitStatus
-from moediag.evidence.outputs import (
+from moediag.evidence import file_loading, sources
+from moediag.evidence.console_output import (
     by_rank,
     ends,
     gave_up_waiting,
     timeouts,
     torchrun_summary,
 )
+from moediag.evidence.model import ExitStatus
 from moediag.evidence.sources import Found, read
 
 SAMPLES = Path(__file__).parents[1] / "samples"
@@ -216,7 +216,7 @@ def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     folder = jobs.write(jobs.healthy(jobs.Layout(dp=4), 3), tmp_path / "d")
     put(folder, rank_9DOTlog=TRACEBACK, rank_8=b"\x80\x04]")
     alone = read([folder])
-    monkeypatch.setattr(loading, "_MUCH", 1)
+    monkeypatch.setattr(file_loading, "_MUCH", 1)
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     together = read([folder])
     assert _facts(alone) == _facts(together)

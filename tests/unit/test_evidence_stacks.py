@@ -16,7 +16,7 @@ from moediag.evidence.exits import (
     user_frame,
 )
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stack, Stall
-from moediag.evidence.stacks import (
+from moediag.evidence.rank_stacks import (
     parse_faulthandler,
     parse_pyspy,
     parse_pyspy_text,

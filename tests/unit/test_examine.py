@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from bench import jobs
-from moediag import cli, examine
+from moediag.cli import app
 from moediag.errors import EvidenceError, ExitCode
 from moediag.evidence.model import Evidence, RankEvidence
+from moediag.pipeline import examine
 from moediag.protocol import Trial
 from moediag.report.page import exit_code
-from moediag.verdicts import Confidence, Verdict
+from moediag.result.verdicts import Confidence, Verdict
 
 
 def make(folder: Path, purpose: str = "step") -> Path:
@@ -63,11 +64,11 @@ def test_what_other_tools_left_is_one_job(
         (tmp_path / "rank_0.log").write_text("step 1 loss 2.0\n")
         (tmp_path / "notes").write_text("ask Ann\n")
         paths = [tmp_path / "dumps", tmp_path / "rank_0.log", tmp_path / "notes"]
-    assert cli.main(["diagnose", "--json", *map(str, paths)]) == code
+    assert app.main(["diagnose", "--json", *map(str, paths)]) == code
     (trial,) = json.loads(capsys.readouterr().out)["trials"]
     assert trial["culprits"] == list(job.culprits) and trial["expected"] == ""
     assert fault == "log" or any("notes" in text for text in trial["not_seen"])
-    assert cli.main(["diagnose", *map(str, paths)]) == code
+    assert app.main(["diagnose", *map(str, paths)]) == code
     page = capsys.readouterr().out
     assert fault != "stuck" or f"CULPRIT  rank {job.culprits[0]}" in page
 
@@ -107,7 +108,7 @@ def test_a_broken_trial_file_is_named(tmp_path: Path, text: str) -> None:
 def test_exit_code_says_whether_a_failure_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:
-    from moediag.diagnosis.model import Diagnosis
+    from moediag.result.diagnosis import Diagnosis
 
     found = Diagnosis(Verdict(verdict), verdict, Confidence.HIGH, culprits=(1,))
     evidence = Evidence(2, {1: RankEvidence(1, versions={"torch": "2.13.0"})})

@@ -11,15 +11,16 @@ import pytest
 import torch
 from packaging.version import Version
 
-from moediag import cli
+from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
-from moediag.export import write
-from moediag.export.facts import asked, refused, unsupported
 from moediag.scenario import catalogue, load, plan
 from moediag.scenario.plan import Plan
-from moediag.worker import compare, data
-from moediag.worker import load as loading
-from moediag.worker.models import NotApplicable
+from moediag.upstream.export import write_file
+from moediag.upstream.export.export_facts import asked, refused, unsupported
+from moediag.worker import data
+from moediag.worker.measure import gradients
+from moediag.worker.models import checkpoint as loading
+from moediag.worker.models.tiny import NotApplicable
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.17.0", "accelerate": "1.15.0"}
 
@@ -29,7 +30,7 @@ def planned(name: str, ranks: int | None = None) -> Plan:
 
 
 def exported(name: str, variant: str = "unfixed", ranks: int | None = None) -> str:
-    return write.export(planned(name, ranks), variant, VERSIONS, f"{name}.py")
+    return write_file.export(planned(name, ranks), variant, VERSIONS, f"{name}.py")
 
 
 def variants() -> list[tuple[str, str]]:
@@ -81,7 +82,7 @@ def test_a_refusal_names_what_no_file_can_do(name: str, variant: str, reason: st
 
 def test_a_stack_without_transformers_is_refused() -> None:
     with pytest.raises(UsageError, match="a stack without transformers"):
-        write.export(planned("expert-starvation"), "unfixed", {"torch": "2.13.0"}, "x.py")
+        write_file.export(planned("expert-starvation"), "unfixed", {"torch": "2.13.0"}, "x.py")
 
 
 # ------------------------------------------------------------------------ one truth
@@ -107,7 +108,7 @@ def namespace(text: str, *names: str) -> dict[str, Any]:
 def test_the_batches_are_those_of_the_worker(batches: str) -> None:
     scenario = load.load(catalogue.find("expert-starvation"), [f"skew.batches={batches}"])
     made = plan.plan(scenario, 3, "cpu", variants=["unfixed"])
-    batch = namespace(write.export(made, "unfixed", VERSIONS, "x.py"), "batch")["batch"]
+    batch = namespace(write_file.export(made, "unfixed", VERSIONS, "x.py"), "batch")["batch"]
     trial = made.trials[0].trial
     for rank in range(3):
         assert torch.equal(batch(rank, 2, 1), data.batch(trial, rank, 2, 1))
@@ -115,7 +116,7 @@ def test_the_batches_are_those_of_the_worker(batches: str) -> None:
 
 def test_ranks_of_one_copy_share_a_batch() -> None:
     made = planned("ep-router-gradient", 4)
-    batch = namespace(write.export(made, "unfixed", VERSIONS, "x.py"), "batch")["batch"]
+    batch = namespace(write_file.export(made, "unfixed", VERSIONS, "x.py"), "batch")["batch"]
     (trial, *_) = [t.trial for t in made.trials if t.trial.variant == "unfixed"]
     for rank in range(4):
         assert torch.equal(batch(rank, 1, 0), data.batch(trial, rank, 1, 0))
@@ -123,7 +124,7 @@ def test_ranks_of_one_copy_share_a_batch() -> None:
 
 
 def test_tolerance_and_starved_experts_are_those_of_the_worker() -> None:
-    assert write.TOLERANCE == compare.TOLERANCE
+    assert write_file.TOLERANCE == gradients.TOLERANCE
     found = namespace(exported("expert-starvation-late"))
     assert found["STARVE"] == [{"expert": 3, "rank": 1, "layer": 1, "from_step": 3}]
     assert found["STEPS"] == 4
@@ -161,14 +162,14 @@ def test_a_release_is_asked_as_the_worker_asks_it(
 def test_python_that_is_written_is_read_back() -> None:
     value = {"a": [{"b": None, "c": "x\"'\\\n" * 9}, True], "d": {"e": 1.5, "f": "ü" * 90}}
     for shown in (value, {}, [], "x", {"short": [1]}):
-        assert ast.literal_eval(write.literal(shown)) == shown
+        assert ast.literal_eval(write_file.literal(shown)) == shown
 
 
 def test_a_description_cannot_end_the_docstring() -> None:
     made = planned("expert-starvation")
     text = 'ends """ here \\ and \\x'
     changed = Plan(made.scenario.model_copy(update={"description": text}), made.trials)
-    module = ast.parse(write.export(changed, "unfixed", VERSIONS, "x.py"))
+    module = ast.parse(write_file.export(changed, "unfixed", VERSIONS, "x.py"))
     assert "ends ''' here \\ and \\x" in (ast.get_docstring(module) or "")
 
 
@@ -178,12 +179,12 @@ def test_a_description_cannot_end_the_docstring() -> None:
 def test_the_command_writes_a_file_or_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["export", "expert-starvation", "--out", str(tmp_path / "x" / "s.py")]) == 0
+    assert app.main(["export", "expert-starvation", "--out", str(tmp_path / "x" / "s.py")]) == 0
     text = (tmp_path / "x" / "s.py").read_text()
     assert "torchrun --nproc-per-node 2 s.py" in text
     assert capsys.readouterr().out == ""
-    assert cli.main(["export", "expert-starvation", "--cpu", "4", "-v", "touch"]) == 0
+    assert app.main(["export", "expert-starvation", "--cpu", "4", "-v", "touch"]) == 0
     out = capsys.readouterr().out
     assert "RANKS = 4" in out and "def touching(" in out
-    assert cli.main(["export", "expert-starvation", "-v", "touhc"]) == ExitCode.USAGE
+    assert app.main(["export", "expert-starvation", "-v", "touhc"]) == ExitCode.USAGE
     assert "no such variant" in capsys.readouterr().err

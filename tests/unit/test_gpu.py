@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from moediag import cli, doctor, hardware
-from moediag import options as o
+from moediag import doctor, hardware
+from moediag.campaign.nightly.jobs import Asked
+from moediag.cli import app
+from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, UsageError
-from moediag.nightly.jobs import Asked
 from moediag.protocol import Trial
 from moediag.report import junit
-from moediag.report.model import read_result
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
-from moediag.scenario import catalogue, gpu, load, plan
-from moediag.stacks import probe, releases
+from moediag.result.run_result import read_result
+from moediag.scenario import catalogue, devices, load, plan
+from moediag.stacks import interpreter, releases
 from moediag.worker import gpu as rank_side
 
 DAY = datetime(2025, 6, 1, tzinfo=timezone.utc)
@@ -42,7 +43,7 @@ def have(monkeypatch: pytest.MonkeyPatch, gpus: int, torch_version: str = "2.13.
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("H200", "1", "1")] * gpus)
     monkeypatch.setattr(doctor, "driver_gpus", list)
-    monkeypatch.setattr(probe, "identity", lambda: {"torch": torch_version})
+    monkeypatch.setattr(interpreter, "identity", lambda: {"torch": torch_version})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
 
 
@@ -54,8 +55,8 @@ def have(monkeypatch: pytest.MonkeyPatch, gpus: int, torch_version: str = "2.13.
     [
         ("cpu", "gloo", "fork", False, set()),
         ("gpu", "nccl", "torchrun", False, WATCHED),
-        (gpu.SHARED, "gloo", "torchrun", True, set()),
-        (gpu.SHARED_NCCL, "nccl", "torchrun", True, WATCHED | {"NCCL_MULTI_RANK_GPU_ENABLE"}),
+        (devices.SHARED, "gloo", "torchrun", True, set()),
+        (devices.SHARED_NCCL, "nccl", "torchrun", True, WATCHED | {"NCCL_MULTI_RANK_GPU_ENABLE"}),
     ],
 )
 def test_each_device_has_its_backend_and_its_settings(
@@ -76,17 +77,17 @@ def test_torchs_watchdog_waits_longer_than_the_launch() -> None:
 
 
 def test_what_a_rank_is_told_survives_the_file(tmp_path: Path) -> None:
-    trial = planned(gpu.SHARED_NCCL).trials[0].trial
+    trial = planned(devices.SHARED_NCCL).trials[0].trial
     assert Trial.read(trial.write(tmp_path)) == trial
 
 
 @pytest.mark.parametrize(
     ("nccl", "device"),
     [
-        (None, gpu.SHARED),
-        ("2.29.7", gpu.SHARED),
-        ("2.30", gpu.SHARED_NCCL),
-        ("2.30.1", gpu.SHARED_NCCL),
+        (None, devices.SHARED),
+        ("2.29.7", devices.SHARED),
+        ("2.30", devices.SHARED_NCCL),
+        ("2.30.1", devices.SHARED_NCCL),
     ],
 )
 def test_nccl_shares_from_the_release_that_can(nccl: str | None, device: str) -> None:
@@ -101,7 +102,7 @@ def test_fewer_gpus_than_ranks_are_refused_and_the_way_out_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     have(monkeypatch, 1)
-    assert cli.main(["run", "expert-starvation", "--gpus", "4"]) == ExitCode.CANNOT_RUN_HERE
+    assert app.main(["run", "expert-starvation", "--gpus", "4"]) == ExitCode.CANNOT_RUN_HERE
     said = capsys.readouterr().err
     assert "4 GPUs are wanted here, 1 found" in said
     assert "--gpus 4 --share-gpu" in said and "--cpu 4" in said
@@ -119,7 +120,7 @@ def test_without_any_gpu_sharing_is_no_way_out(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("words", [["--cpu", "2"], []])
 def test_sharing_needs_gpus(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "expert-starvation", "--share-gpu", *words]) == ExitCode.USAGE
+    assert app.main(["run", "expert-starvation", "--share-gpu", *words]) == ExitCode.USAGE
     assert "Add --gpus N" in capsys.readouterr().err
     with pytest.raises(UsageError):
         o.shared("cpu", True, None)
@@ -147,9 +148,9 @@ def test_every_command_that_launches_shares_gpus(
     }.get(command, [])  # fmt: skip
     monkeypatch.setattr(releases, "releases", lambda *_, **__: LISTED)
     words = [command, *names, *more, "--share-gpu"]
-    assert cli.main([*words, "--cpu", "2"]) == ExitCode.USAGE
+    assert app.main([*words, "--cpu", "2"]) == ExitCode.USAGE
     assert "--share-gpu is about GPUs" in capsys.readouterr().err
-    assert cli.main([*words, "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
+    assert app.main([*words, "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
     assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
 
 
@@ -158,16 +159,16 @@ def test_every_command_that_launches_shares_gpus(
     [
         ("cpu", ["--cpu", "2"]),
         ("gpu", ["--gpus", "2"]),
-        (gpu.SHARED, ["--gpus", "2", "--share-gpu"]),
-        (gpu.SHARED_NCCL, ["--gpus", "2", "--share-gpu"]),
+        (devices.SHARED, ["--gpus", "2", "--share-gpu"]),
+        (devices.SHARED_NCCL, ["--gpus", "2", "--share-gpu"]),
     ],
 )
 def test_a_device_as_it_is_typed(device: str, words: list[str]) -> None:
-    assert gpu.options(device, 2) == words
+    assert devices.options(device, 2) == words
 
 
 def test_nights_on_a_shared_gpu_are_a_lane_of_their_own() -> None:
-    assert Asked(world_size=2, device=gpu.SHARED).lane == "shared-gpu-2"
+    assert Asked(world_size=2, device=devices.SHARED).lane == "shared-gpu-2"
 
 
 # ------------------------------------------------------------------------ on a rank
@@ -178,8 +179,8 @@ def test_nights_on_a_shared_gpu_are_a_lane_of_their_own() -> None:
     [
         ("cpu", 8, ["cpu"] * 4),
         ("gpu", 4, [f"cuda:{n}" for n in range(4)]),
-        (gpu.SHARED, 1, ["cuda:0"] * 4),
-        (gpu.SHARED_NCCL, 2, ["cuda:0", "cuda:1"] * 2),
+        (devices.SHARED, 1, ["cuda:0"] * 4),
+        (devices.SHARED_NCCL, 2, ["cuda:0", "cuda:1"] * 2),
     ],
 )
 def test_ranks_are_dealt_out(
@@ -215,7 +216,7 @@ def test_shared_gpus_are_told_and_accelerate_gets_one_that_exists(
     monkeypatch: pytest.MonkeyPatch, environ: None, tmp_path: Path
 ) -> None:
     have(monkeypatch, 1)
-    said = rank_side.settle(planned(gpu.SHARED).trials[0].trial, tmp_path)
+    said = rank_side.settle(planned(devices.SHARED).trials[0].trial, tmp_path)
     assert said == ["4 ranks share 1 GPU (--share-gpu), gloo on CUDA tensors"]
     assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cuda:0"
 

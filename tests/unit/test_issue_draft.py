@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from moediag import cli, doctor
+from moediag import doctor
+from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
-from moediag.issue import draft as drafting
-from moediag.issue import gather
-from moediag.issue.draft import Material, Program, draft, failing
-from moediag.issue.templates import TEMPLATES, upstream
 from moediag.report.markdown import LIMIT
-from moediag.report.model import Conclusion, FixJudgement, RunResult, TrialResult
+from moediag.result.run_result import Conclusion, FixJudgement, RunResult, TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.stacks.environment import Stack
+from moediag.upstream import draft as drafting
+from moediag.upstream import draft_evidence
+from moediag.upstream.draft import Material, Program, draft, failing
+from moediag.upstream.templates import TEMPLATES, upstream
 
 FAILED = TrialResult(
     variant="unfixed", role="unfixed", launcher="fork", backend="gloo", world_size=2,
@@ -142,7 +143,7 @@ def run_directory(folder: Path, result: RunResult = RESULT) -> Path:
 
 
 def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
-    found = gather.write(RESULT, run_directory(tmp_path / "run"))
+    found = draft_evidence.write(RESULT, run_directory(tmp_path / "run"))
     assert found is not None and found.project == "transformers"
     (code,) = re.findall(r"```python\n(.*?)\n```\n", found.text, re.DOTALL)
     ast.parse(code)
@@ -152,7 +153,7 @@ def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
 
 def test_the_system_is_the_one_where_it_ran(tmp_path: Path) -> None:
     """Another machine made this result, so nothing of this one is told."""
-    lines = gather.system(RESULT, FAILED)
+    lines = draft_evidence.system(RESULT, FAILED)
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
     assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"
     assert not any(str(doctor.machine()["kernel"]) in line for line in lines)
@@ -164,18 +165,18 @@ def test_the_system_is_asked_of_the_stack_that_failed_where_it_is_still_here(
     here = replace(RESULT, machine=doctor.machine())
     versions = {n: FAILED.stack[n] for n in ("torch", "transformers", "accelerate")}
     stack = Stack(Path(sys.executable), versions, "transformers-4.53.2-abc", 0.0, [])
-    monkeypatch.setattr(gather.environment, "ready", lambda _: stack)
-    lines = gather.system(here, FAILED)
+    monkeypatch.setattr(draft_evidence.environment, "ready", lambda _: stack)
+    lines = draft_evidence.system(here, FAILED)
     assert "- environment: transformers-4.53.2-abc, built by moediag" in lines
     assert any(line.startswith("- CPU: ") for line in lines)
     other = replace(stack, versions={**versions, "accelerate": "1.0"})  # moved on since
-    monkeypatch.setattr(gather.environment, "ready", lambda _: other)
-    assert "- accelerate: 1.8.1" in gather.system(here, FAILED)
+    monkeypatch.setattr(draft_evidence.environment, "ready", lambda _: other)
+    assert "- accelerate: 1.8.1" in draft_evidence.system(here, FAILED)
 
 
 def test_a_persons_folder_is_not_told(tmp_path: Path) -> None:
     at_home = replace(FAILED, cause=f"raised in {Path.home()}/secret-project/train.py")
-    found = gather.write(run_of(at_home), run_directory(tmp_path / "run"))
+    found = draft_evidence.write(run_of(at_home), run_directory(tmp_path / "run"))
     assert found is not None and "raised in ~/secret-project/train.py" in found.text
 
 
@@ -183,8 +184,8 @@ def test_a_file_that_does_not_fit_lies_beside_the_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, page = run_directory(tmp_path / "run"), tmp_path / "issue.md"
-    monkeypatch.setattr(gather, "export", lambda *_: "x = 1\n" * 20_000)
-    assert cli.main(["report", str(folder), "--markdown", str(page)]) == ExitCode.OK
+    monkeypatch.setattr(draft_evidence, "export", lambda *_: "x = 1\n" * 20_000)
+    assert app.main(["report", str(folder), "--markdown", str(page)]) == ExitCode.OK
     assert "`expert-starvation-unfixed.py` is attached" in page.read_text()
     assert (tmp_path / "expert-starvation-unfixed.py").read_text().startswith("x = 1\n")
 
@@ -197,7 +198,7 @@ def test_what_cannot_be_exported_is_told_with_the_command(tmp_path: Path) -> Non
     result = replace(
         run_of(shared, scenario="ep-resume"), overrides=("--set step.steps=3", "--share-gpu")
     )
-    found = gather.write(result, folder)
+    found = draft_evidence.write(result, folder)
     assert found is not None and found.program.text == ""
     assert "No file without moediag shows it: " in found.text and "resume" in found.text
     command = "moediag run ep-resume --variant unfixed --gpus 2 --share-gpu --set step.steps=3"
@@ -209,8 +210,8 @@ def test_a_watched_job_names_nobody_and_can_be_told_to_somebody(tmp_path: Path) 
     result = replace(
         run_of(watched, scenario="train.py"), overrides=("watch -- torchrun train.py",)
     )
-    assert gather.write(result, tmp_path) is None
-    found = gather.write(result, tmp_path, "pytorch")
+    assert draft_evidence.write(result, tmp_path) is None
+    found = draft_evidence.write(result, tmp_path, "pytorch")
     assert found is not None and "moediag watch -- torchrun train.py" in found.text
 
 
@@ -221,11 +222,11 @@ def test_the_report_command_writes_a_draft_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, page = run_directory(tmp_path / "run"), tmp_path / "page.md"
-    assert cli.main(["report", str(folder), "--markdown", str(page)]) == ExitCode.OK
+    assert app.main(["report", str(folder), "--markdown", str(page)]) == ExitCode.OK
     said = capsys.readouterr()
     assert "a draft for huggingface/transformers; nothing is filed" in said.err
     assert "### Who can help?" in page.read_text()
-    assert cli.main(["report", str(folder), "--markdown", "-", "--for", "pytorch"]) == ExitCode.OK
+    assert app.main(["report", str(folder), "--markdown", "-", "--for", "pytorch"]) == ExitCode.OK
     assert "### 🐛 Describe the bug" in capsys.readouterr().out
 
 
@@ -239,7 +240,7 @@ def test_tables_stay_where_there_is_nothing_to_report(
         ["report", str(clean), "--markdown", "-"],
         ["report", str(folder), str(clean), "--markdown", "-"],
     ):
-        assert cli.main(words) == ExitCode.OK
+        assert app.main(words) == ExitCode.OK
         assert "| trial | stack | verdict |" in capsys.readouterr().out
 
 
@@ -252,5 +253,5 @@ def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ([str(clean), "--markdown", "-", "--for", "pytorch"], "nothing failed in"),
         ([str(folder), str(clean), "--markdown", "-", "--for", "pytorch"], "about one run"),
     ):
-        assert cli.main(["report", *words]) == ExitCode.USAGE
+        assert app.main(["report", *words]) == ExitCode.USAGE
         assert says in capsys.readouterr().err

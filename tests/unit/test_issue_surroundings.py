@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from moediag import cli
-from moediag.issue import ask, surroundings
+from moediag.cli import app
 from moediag.stacks.environment import Stack
+from moediag.upstream import installed_packages, system_info
 
 
 def stack(python: Path, key: str = "transformers-4.53.2-abc") -> Stack:
@@ -21,17 +21,17 @@ def stack(python: Path, key: str = "transformers-4.53.2-abc") -> Stack:
 
 
 def test_versions_builds_and_machine_are_there() -> None:
-    text = "\n".join(surroundings.here().lines())
+    text = "\n".join(system_info.here().lines())
     for name in ("Python", "torch", "transformers", "accelerate", "OS", "kernel", "CPU", "memory",
                  "GPUs", "driver"):  # fmt: skip
         assert f"- {name}: " in text
     assert "py-spy" not in text
-    assert "- py-spy: " in "\n".join(surroundings.here(tools=True).lines())
+    assert "- py-spy: " in "\n".join(system_info.here(tools=True).lines())
 
 
 def test_torch_tells_how_it_was_built_without_being_imported() -> None:
     code = (
-        "import sys, json; from moediag.issue import ask; a = ask.answer()\n"
+        "import sys, json; from moediag.upstream import installed_packages; a = installed_packages.answer()\n"
         "assert not {'torch', 'transformers', 'accelerate'} & set(sys.modules)\n"
         "print(json.dumps(a))"
     )
@@ -49,8 +49,10 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "torch" / "version.py").write_text(text)
     spec = type("Spec", (), {"origin": str(tmp_path / "torch" / "__init__.py")})()
-    monkeypatch.setattr(ask.importlib.util, "find_spec", lambda _: spec)
-    found = surroundings.Surroundings({}, "3", {"torch": "2.11.0+cu130"}, ask.torch_build())
+    monkeypatch.setattr(installed_packages.importlib.util, "find_spec", lambda _: spec)
+    found = system_info.Surroundings(
+        {}, "3", {"torch": "2.11.0+cu130"}, installed_packages.torch_build()
+    )
     return next(line for line in found.lines() if line.startswith("- torch"))
 
 
@@ -66,7 +68,7 @@ def test_a_version_file_that_is_broken(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_variables_that_matter_are_told_and_secrets_are_not() -> None:
-    told = surroundings.variables({
+    told = system_info.variables({
         "NCCL_DEBUG": "INFO", "TORCH_NCCL_DESYNC_DEBUG": "1", "CUDA_VISIBLE_DEVICES": "0,1",
         "OMP_NUM_THREADS": "4", "PATH": "/x", "EDITOR": "vi", "HF_TOKEN": "hf_x",
         "TORCH_HUB_TOKEN": "sesame", "NCCL_SECRET": "sesame", "TORCH_AUTH": "sesame",
@@ -79,13 +81,13 @@ def test_variables_that_matter_are_told_and_secrets_are_not() -> None:
     assert told["TORCH_HUB_TOKEN"] == "(set, left out)"
     assert told["MOEDIAG_INDEX"] == "https://host/simple"
     assert not {"PATH", "EDITOR", "HF_TOKEN"} & set(told)
-    assert len(told["TORCH_LOGS"]) <= surroundings.MOST_VALUE + 1 and "\n" not in told["TORCH_LOGS"]
-    assert surroundings.variables({"PATH": "/x"}) == {}
+    assert len(told["TORCH_LOGS"]) <= system_info.MOST_VALUE + 1 and "\n" not in told["TORCH_LOGS"]
+    assert system_info.variables({"PATH": "/x"}) == {}
 
 
 def test_the_report_can_be_pasted_in_public(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "sesame-1234")
-    text = "\n".join(surroundings.here(tools=True).lines())
+    text = "\n".join(system_info.here(tools=True).lines())
     private = ["sesame-1234", str(Path.home()) + "/", socket.gethostname(), str(Path.cwd())]
     user = getpass.getuser()
     private += [] if user == "root" else [user]
@@ -96,15 +98,15 @@ def test_what_breaks_does_not_break_the_report(monkeypatch: pytest.MonkeyPatch) 
     def broken() -> int:
         raise RuntimeError("odd machine")
 
-    monkeypatch.setattr(surroundings.hardware, "cores", broken)
-    assert "- CPU: unknown (RuntimeError)" in surroundings.here().lines()
+    monkeypatch.setattr(system_info.hardware, "cores", broken)
+    assert "- CPU: unknown (RuntimeError)" in system_info.here().lines()
 
 
 def test_another_python_is_asked_and_may_refuse(tmp_path: Path) -> None:
-    found = surroundings.here(stack(Path(sys.executable)))
-    assert found.packages == ask.packages() and found.problem == ""
+    found = system_info.here(stack(Path(sys.executable)))
+    assert found.packages == installed_packages.packages() and found.problem == ""
     assert "- environment: transformers-4.53.2-abc, built by moediag" in found.lines()
-    refused = surroundings.here(stack(tmp_path / "gone"))
+    refused = system_info.here(stack(tmp_path / "gone"))
     assert refused.python == "3.12.1" and refused.packages == {"transformers": "4.53.2"}
     assert any(line.startswith("- not known: how torch was built") for line in refused.lines())
 
@@ -113,9 +115,9 @@ def test_another_python_is_asked_and_may_refuse(tmp_path: Path) -> None:
 
 
 def test_the_command_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["env"]) == 0
+    assert app.main(["env"]) == 0
     assert capsys.readouterr().out.startswith("### moediag environment\n\n- moediag: ")
-    assert cli.main(["env", "--json"]) == 0
+    assert app.main(["env", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["packages"]["torch"] and told["cores"] >= 1 and told["stack"] is None
 
@@ -124,7 +126,7 @@ def test_an_environment_that_is_not_built_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MOEDIAG_CACHE", str(tmp_path))
-    assert cli.main(["env", "--stack", "transformers=4.53.2"]) == 4
+    assert app.main(["env", "--stack", "transformers=4.53.2"]) == 4
     said = capsys.readouterr()
     assert said.out == "" and "no environment of transformers 4.53.2 is built" in said.err
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from moediag import protocol
-from moediag.worker import agent, entry
+from moediag.ranks import agent, entry
 
 WAIT = "import signal; print(1, flush=True); signal.pause()"
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAIT[15:]
@@ -98,8 +98,9 @@ def test_an_error_file_has_torch_elastics_shape() -> None:
 
 
 def test_the_files_both_sides_name_are_the_same() -> None:
-    from moediag.launch import launcher, supervise
-    from moediag.worker import host
+    from moediag.launch import launcher
+    from moediag.launch.follow import supervise
+    from moediag.ranks import host
 
     assert supervise.EVENTS_FILE == agent.EVENTS_FILE
     assert supervise.RELEASE_FILE == agent.RELEASE_FILE

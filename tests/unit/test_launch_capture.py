@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.launch import capture as module
-from moediag.launch.capture import capture, in_collective, reason
+from moediag.launch.capture import collect as module
+from moediag.launch.capture.collect import capture, in_collective, reason
 
 VICTIM = """
 import faulthandler, signal, sys

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moediag.launch import supervise, watchdog
-from moediag.launch.options import LaunchOptions
+from moediag.launch.follow import supervise, watchdog
+from moediag.launch.settings import LaunchOptions
 
 TEXT = (Path(__file__).parents[2] / "docs" / "launchers.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ import pytest
 
 from moediag.launch import hosts as module
 from moediag.launch.hosts import KEPT, Hosts
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 
 
 class FakeLauncher:

@@ -11,7 +11,7 @@ import pytest
 from moediag import doctor
 from moediag.errors import MachineError
 from moediag.launch.launcher import launcher, require_loopback
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 
 STACK = SimpleNamespace(python=Path("python"), pythonpath=[], key="k")
 

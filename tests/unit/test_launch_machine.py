@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.launch import dumps, machine
-from moediag.launch.capture import _Looker
+from moediag.launch.capture import dumps, machine
+from moediag.launch.capture.collect import _Looker
 from moediag.protocol import write_json
 
 SMI = """#!/bin/sh

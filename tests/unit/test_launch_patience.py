@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from moediag.evidence.model import Stall
-from moediag.launch.patience import Patience, work_of
-from moediag.launch.watchdog import RankSample, Watchdog
+from moediag.launch.follow.patience import Patience, work_of
+from moediag.launch.follow.watchdog import RankSample, Watchdog
 
 TURN = 0.2
 WAITS = RankSample(0, state="in-collective", progress=7, step=3, time=101.0)

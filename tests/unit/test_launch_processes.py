@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moediag.launch import ladder
+from moediag.launch import shutdown
 from moediag.launch.processes import ENV_LAUNCH, Family, catches, is_marked, read_stat
 
 WAIT = "import signal, sys; print('ready', flush=True); signal.pause()"
@@ -91,7 +91,7 @@ def test_an_orphan_in_another_session_is_found_and_ended(spawn: Spawner) -> None
     family = Family(parent.pid, spawn.token)
     parent.communicate(b"leave\n")
     assert set(family.alive()) == {orphan}
-    gone, stuck = ladder.end(family, (0.05, 0.05, 5.0))
+    gone, stuck = shutdown.end(family, (0.05, 0.05, 5.0))
     assert gone == {orphan: "SIGKILL"}
     assert stuck == []
     assert family.alive() == {}
@@ -99,7 +99,7 @@ def test_an_orphan_in_another_session_is_found_and_ended(spawn: Spawner) -> None
 
 def test_a_willing_process_goes_at_the_first_step(spawn: Spawner) -> None:
     process, _ = spawn(WAIT)
-    gone, stuck = ladder.end(Family(process.pid, spawn.token), (5.0, 5.0, 5.0))
+    gone, stuck = shutdown.end(Family(process.pid, spawn.token), (5.0, 5.0, 5.0))
     assert gone == {process.pid: "SIGINT"}
     assert stuck == []
 
@@ -109,7 +109,7 @@ def test_kept_and_unrelated_processes_are_left_alone(spawn: Spawner) -> None:
     ended, _ = spawn(WAIT)
     stranger, _ = Spawner.__call__(other := Spawner(), WAIT)
     try:
-        gone, _ = ladder.end(Family(ended.pid, spawn.token, keep=[kept.pid]), (5.0, 5.0, 5.0))
+        gone, _ = shutdown.end(Family(ended.pid, spawn.token, keep=[kept.pid]), (5.0, 5.0, 5.0))
         assert set(gone) == {ended.pid}
         assert kept.poll() is None
         assert stranger.poll() is None

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from moediag import cli
+from moediag.cli import app
 from moediag.errors import ExitCode
-from moediag.launch import signals, supervise
+from moediag.launch import signals
+from moediag.launch.follow import supervise
 from moediag.launch.launcher import Running
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 from moediag.protocol import Trial
 
 
@@ -107,6 +108,6 @@ def test_the_command_says_that_it_was_interrupted(
         os.kill(os.getpid(), sig)
 
     monkeypatch.setattr("moediag.scenario.catalogue.names", slow)
-    assert cli.main(["list"]) == ExitCode.INTERRUPTED
+    assert app.main(["list"]) == ExitCode.INTERRUPTED
     said = capsys.readouterr()
     assert said.err.strip() == "error: interrupted"

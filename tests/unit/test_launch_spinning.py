@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from moediag.evidence.stacks import on_the_device, parse_pystack
-from moediag.launch.capture import find_tool, on_device, python_frames
+from moediag.evidence.rank_stacks import on_the_device, parse_pystack
+from moediag.launch.capture.collect import find_tool, on_device, python_frames
 from tests.unit.cuda_stand_in import build
 
 VICTIM = """

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.evidence.model import Stall
-from moediag.launch.watchdog import RankSample, Watchdog, states
+from moediag.launch.follow.watchdog import RankSample, Watchdog, states
 
 WINDOW = 3.0
 STEP = 0.03

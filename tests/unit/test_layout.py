@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moediag.axes.layout import AXES, Layout
 from moediag.errors import LayoutError
-from moediag.layout import AXES, Layout
 
 layouts = st.dictionaries(st.sampled_from(AXES), st.integers(1, 4), max_size=4).map(Layout)
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.diagnosis import judge
 from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.loads import growth, load_tables
-from moediag.diagnosis.model import Diagnosis
+from moediag.diagnosis.numbers.load_cost import growth, load_tables
 from moediag.errors import ExitCode, ScenarioError
 from moediag.evidence.model import Evidence, RankEvidence
+from moediag.judgement import conclusion
 from moediag.protocol import LOAD_METHODS, LoadCostSpec, LoadTiming, Outcome, Trial
-from moediag.report.model import Conclusion, RunResult, Table, TrialResult
 from moediag.report.page import exit_code, page_of
+from moediag.result.diagnosis import Diagnosis
+from moediag.result.run_result import Conclusion, RunResult, Table, TrialResult
+from moediag.result.verdicts import Verdict
 from moediag.scenario import catalogue, sections
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
-from moediag.verdicts import Verdict
 
 MEASURING = """\
 schema_version: 1
@@ -132,7 +132,7 @@ class TestTheBytes:
                 "loads", "control", {}, "fork", "gloo", 2, verdict, "clean", verdict == "clean",
                 verdict, "high", cause="why",
             )  # fmt: skip
-            return RunResult("mine", "", "", {}, (row,), judge.conclusion([row]))
+            return RunResult("mine", "", "", {}, (row,), conclusion.conclusion([row]))
 
         assert run("clean").conclusion == Conclusion(reproduced=None)
         assert exit_code(run("clean")) == ExitCode.OK

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from moediag.bisect.timeline import ProbeRecord
-from moediag.bisect.verdicts import BAD, GOOD, Kind, ProbeVerdict, flaky, other, skip
-from moediag.matrix import page
-from moediag.matrix.cells import Cell, Matrix, Mode, by_key, of_probe, of_susceptibility
+from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, flaky, other, skip
+from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.matrix import table_page
+from moediag.campaign.matrix.cells import Cell, Matrix, Mode, by_key, of_probe, of_susceptibility
 from moediag.protocol import Susceptibility
-from moediag.report.layout import plain
+from moediag.report.text_layout import plain
 
 STARVED = "collective-mismatch:size reduce_scatter:one-rank"
 CRASH = "crash:TypeError:fsdp_utils.py fsdp2_prepare_model:several-ranks"
@@ -56,12 +56,12 @@ def test_the_declared_verdict_without_the_declared_pattern_is_another_failure() 
 
 def test_what_is_looked_for_is_said_once_or_by_scenario() -> None:
     one = table(cell(S, "1.0", Mode.REAL, "hang", True))
-    assert ("x", "the failure shows (hang)") in page.legend(one)
+    assert ("x", "the failure shows (hang)") in table_page.legend(one)
     names = {"a f": ("hang",), "b f": ("wrong-weights:not-sharded", "nonfinite")}
     cells = by_key([cell("a f", "1.0", Mode.REAL, "hang", True)])
     both = Matrix("lib", tuple(names), ("1.0",), cells, names)
     shown = "the failure shows (a hang, b wrong-weights:not-sharded or nonfinite)"
-    assert ("x", shown) in page.legend(both)
+    assert ("x", shown) in table_page.legend(both)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_both_stand_at_one_place_and_a_disagreement_is_named() -> None:
         ("1.1", "clean", "susceptible")
     ]
     assert found.missing == 1 + 3
-    text = "\n".join(plain(line) for line in page.lines(found, 100))
+    text = "\n".join(plain(line) for line in table_page.lines(found, 100))
     assert "1.1, starve mixtral: the run says clean, the prediction susceptible" in text
     assert "1.2, starve mixtral: could not be run: no wheel" in text
-    raw = page.to_json(found)
+    raw = table_page.to_json(found)
     assert raw["disagreements"][0]["real"] == "clean"
     assert len(raw["cells"]) == 7
 
@@ -139,7 +139,7 @@ def test_stretches_of_releases_that_have_it() -> None:
     ]
     found = table(*cells, versions=tuple(marks), listed=(*marks, "1.1.1", "1.4.1"))
     assert found.stretches(S) == [("1.1", "1.3"), ("2.0", "2.0")]
-    told = dict(page.found(found))
+    told = dict(table_page.found(found))
     assert told["mixtral"] == "1.1 to 1.3, 2.0 (1 release before it not tried)"
     assert told["olmoe"] == "nothing is known"
 
@@ -153,34 +153,34 @@ def test_a_run_counts_before_a_prediction() -> None:
 def test_a_table_wider_than_the_screen_comes_in_parts(width: int) -> None:
     subjects = tuple(f"starve family_{number}" for number in range(12))
     found = Matrix("lib", subjects, ("1.0",), {})
-    text = [plain(line) for line in page.lines(found, width)]
+    text = [plain(line) for line in table_page.lines(found, width)]
     assert max(map(len, text)) <= width
     assert sum(line.count("family_") for line in text if "nothing" not in line) == 12
     assert sum(line.startswith(" 1.0") for line in text) >= 12 * 11 // width
 
 
 def test_columns_are_named_by_what_differs() -> None:
-    assert page.heads(table()) == ["mixtral", "olmoe"]
+    assert table_page.heads(table()) == ["mixtral", "olmoe"]
     scenarios = Matrix("lib", ("a qwen3_moe", "b qwen3_moe"), (), {})
-    assert page.heads(scenarios) == ["a", "b"]
+    assert table_page.heads(scenarios) == ["a", "b"]
     both = Matrix("lib", ("a qwen3_moe", "b mixtral"), (), {})
-    assert page.heads(both) == ["a qwen3_moe", "b mixtral"]
+    assert table_page.heads(both) == ["a qwen3_moe", "b mixtral"]
 
 
 def test_a_page_keeps_the_other_matrices_on_it() -> None:
-    first = page.placed("# Title\n\nWords.\n", "lib a", "## a\nold\n")
+    first = table_page.placed("# Title\n\nWords.\n", "lib a", "## a\nold\n")
     assert first.startswith("# Title\n\nWords.\n")
-    both = page.placed(first, "lib b", "## b\n")
-    again = page.placed(both, "lib a", "## a\nnew\n")
+    both = table_page.placed(first, "lib b", "## b\n")
+    again = table_page.placed(both, "lib a", "## a\nnew\n")
     assert "old" not in again
     assert again.index("Words.") < again.index("new") < again.index("## b")
-    assert page.placed(again, "lib a", "## a\nnew\n") == again
-    assert page.placed(again, "lib b", "## b\n") == again
+    assert table_page.placed(again, "lib a", "## a\nnew\n") == again
+    assert table_page.placed(again, "lib b", "## b\n") == again
 
 
 def test_markdown_says_how_it_was_made_and_what_marks_mean() -> None:
     found = table(cell(S, "1.0", F, "susceptible", True))
-    text = page.markdown(found, ["`moediag matrix starve`"])
+    text = table_page.markdown(found, ["`moediag matrix starve`"])
     assert text.splitlines()[0] == "## starve by release of lib"
     assert "`moediag matrix starve`" in text
     assert "| 1.0 | (x) | ? |" in text

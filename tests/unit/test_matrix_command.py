@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from moediag import cli
-from moediag.bisect import question as bisecting
+from moediag.campaign.bisect import question as bisecting
+from moediag.campaign.matrix import question as asking
+from moediag.campaign.matrix import session
+from moediag.campaign.matrix import state as states
+from moediag.campaign.matrix.cells import Cell, Key, Mode
+from moediag.campaign.matrix.question import MatrixQuestion
+from moediag.cli import app
 from moediag.errors import ExitCode
-from moediag.matrix import question as asking
-from moediag.matrix import session
-from moediag.matrix import state as states
-from moediag.matrix.cells import Cell, Key, Mode
-from moediag.matrix.question import MatrixQuestion
 from moediag.stacks.releases import Release
 
 VERSIONS = [f"4.{minor}.{patch}" for minor in range(51, 58) for patch in range(3)]
@@ -77,7 +77,7 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli.main(["matrix", "expert-starvation", *arguments])
+        code = app.main(["matrix", "expert-starvation", *arguments])
         streams = capsys.readouterr()
         return code, streams.out, streams.err
 

@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
-from moediag.bisect import question as bisecting
-from moediag.bisect.question import Asked
+from moediag.campaign.bisect import question as bisecting
+from moediag.campaign.bisect.question import Asked
+from moediag.campaign.matrix import question as module
+from moediag.campaign.matrix.question import MatrixQuestion, Wanted, ask
+from moediag.campaign.matrix.work import Way
 from moediag.errors import MoediagError, NoSuchRelease, UsageError
-from moediag.matrix import question as module
-from moediag.matrix.question import MatrixQuestion, Wanted, ask
-from moediag.matrix.work import Way
 from moediag.scenario.sections import Family
 from moediag.stacks.releases import Release
 

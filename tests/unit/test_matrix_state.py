@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from moediag import journal
+from moediag.campaign import journal
+from moediag.campaign.matrix import state as states
+from moediag.campaign.matrix.cells import Cell, Mode
+from moediag.campaign.matrix.state import STATE_FILE, State, opened
 from moediag.errors import EvidenceError, UsageError
-from moediag.matrix import state as states
-from moediag.matrix.cells import Cell, Mode
-from moediag.matrix.state import STATE_FILE, State, opened
 
 HEADER: dict[str, Any] = {
     "package": "transformers", "Python": "3.11.7", "platform": "linux-x86_64", "torch": "2.13.0",

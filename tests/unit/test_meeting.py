@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore
 
 from moediag import protocol
-from moediag.inject import meeting
+from moediag.ranks.inject import job_token
 
 
 @pytest.fixture(autouse=True)
@@ -19,27 +19,27 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_that_ask_one_store_get_one_name() -> None:
     store = HashStore()
-    found = meeting.job(store)
+    found = job_token.job(store)
     assert found is not None
-    assert meeting.job(store) == found
+    assert job_token.job(store) == found
     assert found["python"] == sys.executable
     assert found["store"] is None  # no address that another process could go to
     assert found["node"] is None
-    other = meeting.job(HashStore())
+    other = job_token.job(HashStore())
     assert other is not None
     assert other["job"] != found["job"]
 
 
 def test_each_rendezvous_of_agents_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
-    first, second = (meeting.token(PrefixStore(f"round.{n}", store)) for n in range(2))
+    first, second = (job_token.token(PrefixStore(f"round.{n}", store)) for n in range(2))
     assert first != second
     monkeypatch.setenv(protocol.ENV_JOB, second)
     monkeypatch.setenv("GROUP_RANK", "3")
-    found = meeting.job(None)
+    found = job_token.job(None)
     assert found is not None
     assert (found["job"], found["node"]) == (second, 3)
 
 
 def test_without_a_store_nobody_tells() -> None:
-    assert meeting.job(None) is None
+    assert job_token.job(None) is None

@@ -10,21 +10,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from moediag import cli
+from moediag.campaign.nightly import artifacts, blame, drive, judged, tracks
+from moediag.campaign.nightly import jobs as planning
+from moediag.campaign.nightly import summary as pages
+from moediag.campaign.nightly.blame import Blame
+from moediag.campaign.nightly.changes import Change, compare
+from moediag.campaign.nightly.history import History
+from moediag.campaign.nightly.jobs import Asked, Planned
+from moediag.campaign.nightly.night import Night, from_json
+from moediag.campaign.nightly.summary import Summary
+from moediag.campaign.nightly.tracks import Track
+from moediag.cli import app
 from moediag.errors import ExitCode, Interrupted, NoEnvironments, UsageError
-from moediag.launch.options import LaunchOptions
-from moediag.nightly import artifacts, blame, drive, judged, tracks
-from moediag.nightly import jobs as planning
-from moediag.nightly import summary as pages
-from moediag.nightly.blame import Blame
-from moediag.nightly.compare import Change, compare
-from moediag.nightly.history import History
-from moediag.nightly.jobs import Asked, Planned
-from moediag.nightly.model import Night, from_json
-from moediag.nightly.summary import Summary
-from moediag.nightly.tracks import Track
-from moediag.report.model import RunResult, TrialResult, read_result
+from moediag.launch.settings import LaunchOptions
 from moediag.report.progress import Silent
+from moediag.result.run_result import RunResult, TrialResult, read_result
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.stacks.releases import Release
@@ -181,7 +181,7 @@ def nightly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Callable[[str], RunResult],
     minutes: float = 5.0,
 ) -> tuple[drive.Result, History]:  # fmt: skip
-    monkeypatch.setattr("moediag.run.run", lambda plan, *_: outcome(plan.scenario.name))
+    monkeypatch.setattr("moediag.pipeline.run.run", lambda plan, *_: outcome(plan.scenario.name))
     kept = History(tmp_path / "history")
     folder = tmp_path / f"out-{len(kept.nights)}"
     return (
@@ -239,7 +239,7 @@ def test_what_runs_when_the_time_is_up_is_ended_and_told_from_ctrl_c(
         stops.append(launch.stop.wait(60))
         raise Interrupted("x")
 
-    monkeypatch.setattr("moediag.run.run", until_stopped)
+    monkeypatch.setattr("moediag.pipeline.run.run", until_stopped)
     kept = History(tmp_path / "history")
     ran = drive.run(planned(MOVED), ASKED, [], kept, tmp_path / "o", 0.002, Silent())
     assert stops == [True]
@@ -414,11 +414,11 @@ def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (["--cpu", "2", "--gpus", "2"], "exclude each other"),
         (["--scenario", "nothing", "--track", "pinned"], "no scenario is called 'nothing'"),
     ):
-        assert cli.main(["nightly", "--history", str(tmp_path / "h"), *words]) == ExitCode.USAGE
+        assert app.main(["nightly", "--history", str(tmp_path / "h"), *words]) == ExitCode.USAGE
         assert says in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     line = ["nightly", "--history", str(tmp_path / "file"), "--track", "pinned"]
-    assert cli.main(line) == ExitCode.USAGE
+    assert app.main(line) == ExitCode.USAGE
     assert "--history" in capsys.readouterr().err
 
 

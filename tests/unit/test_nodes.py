@@ -13,14 +13,14 @@ import pytest
 
 from moediag import protocol
 from moediag.evidence.model import Stall
-from moediag.launch.nodes import mailbox, together
+from moediag.launch.follow.patience import Patience
+from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.nodes import other_nodes, shared_folder
 from moediag.launch.nodes.exchange import Exchange
-from moediag.launch.nodes.mailbox import Mailbox
+from moediag.launch.nodes.other_nodes import Together
 from moediag.launch.nodes.peers import LATE_NODES, Peers
-from moediag.launch.nodes.pulse import Pulse, Stood, of_json
-from moediag.launch.nodes.together import Together
-from moediag.launch.patience import Patience
-from moediag.launch.watchdog import RankSample, Watchdog
+from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.status import Pulse, Stood, of_json
 
 US, THEM = "a" * 16, "b" * 16
 JOB = "c" * 32
@@ -219,9 +219,9 @@ def test_what_a_node_gives_is_known_files_and_nothing_else(tmp_path: Path) -> No
 def test_what_is_too_much_is_left_out_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox, "MOST_BYTES", 6)
+    monkeypatch.setattr(shared_folder, "MOST_BYTES", 6)
     source = evidence(tmp_path / "attempt", 1)
-    assert mailbox.copied(source, tmp_path / "here") == ["rank-1.events.jsonl"]
+    assert shared_folder.copied(source, tmp_path / "here") == ["rank-1.events.jsonl"]
 
 
 def test_a_short_log_goes_with_its_older_half(
@@ -229,10 +229,10 @@ def test_a_short_log_goes_with_its_older_half(
 ) -> None:
     source = evidence(tmp_path / "attempt", 1)
     (source / protocol.older_events_file(1)).write_text("older")
-    mailbox.copied(source, tmp_path / "both")
+    shared_folder.copied(source, tmp_path / "both")
     assert (tmp_path / "both" / protocol.older_events_file(1)).exists()
-    monkeypatch.setattr(mailbox, "SHORT_LOG", 2)
-    mailbox.copied(source, tmp_path / "one")
+    monkeypatch.setattr(shared_folder, "SHORT_LOG", 2)
+    shared_folder.copied(source, tmp_path / "one")
     assert not (tmp_path / "one" / protocol.older_events_file(1)).exists()
 
 
@@ -256,10 +256,10 @@ def test_two_jobs_that_share_a_folder_do_not_meet(tmp_path: Path) -> None:
 def test_rubbish_in_the_folder_is_passed_over(tmp_path: Path) -> None:
     for name, text in (("e" * 16, "{"), ("f" * 16, "[]"), ("no key", "{}")):
         (tmp_path / JOB / name).mkdir(parents=True)
-        (tmp_path / JOB / name / mailbox.PULSE_FILE).write_text(text)
+        (tmp_path / JOB / name / shared_folder.PULSE_FILE).write_text(text)
     impostor = tmp_path / JOB / ("d" * 16)
     impostor.mkdir()
-    (impostor / mailbox.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
+    (impostor / shared_folder.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
     assert Mailbox(tmp_path, JOB, US).pulses() == []
 
 
@@ -294,7 +294,7 @@ class Node:
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
     monkeypatch.setattr(Exchange, "start", lambda _: None)
-    monkeypatch.setattr(together, "_ASK_AGAIN", -1.0)
+    monkeypatch.setattr(other_nodes, "_ASK_AGAIN", -1.0)
     nodes = Node(tmp_path, 0), Node(tmp_path, 1)
     for _ in range(2):
         for node in nodes:
@@ -358,9 +358,9 @@ def test_nobody_waits_for_a_node_that_fell_silent(
     two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, _ = two
-    clock = [together.time.monotonic()]
-    monkeypatch.setattr(together.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(together.time, "sleep", lambda s: None)
+    clock = [other_nodes.time.monotonic()]
+    monkeypatch.setattr(other_nodes.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(other_nodes.time, "sleep", lambda s: None)
     begun = clock[0]
 
     def tick() -> None:

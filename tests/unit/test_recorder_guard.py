@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from moediag.recorder import guard, guardwords
+from moediag.recorder import guard, guard_messages
 from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.log import EventLog
-from moediag.recorder.side import Absent, Board, Lost, Side, Told
+from moediag.recorder.side_channel import Absent, Board, Lost, Side, Told
 
 Member = Callable[[Side, Board], Any]
 
@@ -111,7 +111,7 @@ class TestSide:
         assert together([waits, tells]) == [notice, (None, notice, notice)]
 
     def test_who_has_gone_without_a_word_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("moediag.recorder.side._PATIENCE", 0.1)
+        monkeypatch.setattr("moediag.recorder.side_channel._PATIENCE", 0.1)
 
         def stays(side: Side, _: Board) -> Any:
             side.exchange([1, 2, 3])
@@ -133,12 +133,12 @@ def side(*left_out: int, module: str = "model.layers.1", dtype: str = "float32")
     return {"module": module, "whole": NAMES, "carries": carries, "op": "reduce_scatter"}
 
 
-def label() -> guardwords.Label:
-    return guardwords.Label("reduce_scatter", GROUP, 2)
+def label() -> guard_messages.Label:
+    return guard_messages.Label("reduce_scatter", GROUP, 2)
 
 
 def test_the_error_names_who_lacks_what() -> None:
-    text = guardwords.mismatch(label(), [side(), side(1), side()])
+    text = guard_messages.mismatch(label(), [side(), side(1), side()])
     assert text.splitlines()[:3] == [
         "ranks came to the reduce_scatter of model.layers.1 with different parameters, on ranks "
         "0..2 of dp_shard, step 2. It was stopped before it began.",
@@ -149,25 +149,25 @@ def test_the_error_names_who_lacks_what() -> None:
 
 
 def test_a_parameter_that_no_rank_brings_is_no_difference() -> None:
-    text = guardwords.mismatch(label(), [side(0), side(0, 2), side(0)])
+    text = guard_messages.mismatch(label(), [side(0), side(0, 2), side(0)])
     assert NAMES[2] in text
     assert NAMES[0] not in text
 
 
 def test_ranks_at_different_groups_are_said_to_be() -> None:
-    text = guardwords.mismatch(label(), [side(), side(module="model.layers.0"), side()])
+    text = guard_messages.mismatch(label(), [side(), side(module="model.layers.0"), side()])
     assert "different FSDP2 groups" in text
     assert "rank 1: reduce_scatter of model.layers.0" in text
     assert "unused_params" not in text, "that switch does not bring a group back"
 
 
 def test_another_dtype_is_said() -> None:
-    text = guardwords.mismatch(label(), [side(), side(), side(dtype="bfloat16")])
+    text = guard_messages.mismatch(label(), [side(), side(), side(dtype="bfloat16")])
     assert f"rank 2: 3 of 3 parameters; {NAMES[0]} has 512 elements of bfloat16" in text
 
 
 def test_the_absent_are_named_and_told_from_those_who_wait() -> None:
-    text = guardwords.absent(label(), side(), (1,), 300.0, "model.layers.2")
+    text = guard_messages.absent(label(), side(), (1,), 300.0, "model.layers.2")
     assert "rank 1 did not come to the reduce_scatter of model.layers.1 within 300 s" in text
     assert "ranks 0, 2 waited there" in text
     assert "all came to was that of model.layers.2" in text
@@ -178,7 +178,7 @@ def test_the_absent_are_named_and_told_from_those_who_wait() -> None:
     ("numbers", "text"), [([3], "rank 3"), ([1, 0], "ranks 0, 1"), ([0, 2, 3, 4], "ranks 0, 2..4")]
 )
 def test_ranks_are_counted_out(numbers: list[int], text: str) -> None:
-    assert guardwords.ranks(numbers) == text
+    assert guard_messages.ranks(numbers) == text
 
 
 # ------------------------------------------------------------------------ the guard in one process
@@ -236,9 +236,9 @@ def test_only_reductions_of_fsdp2_are_checked(recorder: Recorder) -> None:
 
 
 def test_the_module_of_a_group_is_what_its_names_share() -> None:
-    assert guardwords.common(["a.b.weight", "a.b.c.weight"]) == "a.b"
-    assert guardwords.common(["a.bc.weight", "a.bd.weight"]) == "a"
-    assert guardwords.common(["a.weight", "b.weight"]) == guardwords.common([]) == ""
+    assert guard_messages.common(["a.b.weight", "a.b.c.weight"]) == "a.b"
+    assert guard_messages.common(["a.bc.weight", "a.bd.weight"]) == "a"
+    assert guard_messages.common(["a.weight", "b.weight"]) == guard_messages.common([]) == ""
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 300), ("2.5", 2.5), ("-1", 300), ("x", 300)])

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from moediag.recorder import Recorder, install
-from moediag.recorder.experts import expert_counts
 from moediag.recorder.modules import clean
+from moediag.recorder.routing import expert_counts
 
 
 class Moe(nn.Module):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from moediag.regressions import with_regressions
-from moediag.report.model import TrialResult
+from moediag.judgement.regressions import with_regressions
+from moediag.result.run_result import TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan

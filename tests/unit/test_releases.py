@@ -13,8 +13,8 @@ import pytest
 
 from moediag.errors import NoSuchRelease, StackError
 from moediag.stacks import releases
+from moediag.stacks.index_pages import parse_html, parse_json, read_links
 from moediag.stacks.indexes import IndexConfig, read_config, redacted
-from moediag.stacks.pages import parse_html, parse_json, read_links
 
 JSON = "application/vnd.pypi.simple.v1+json"
 

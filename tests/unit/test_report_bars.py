@@ -11,8 +11,8 @@ import pytest
 
 from moediag.report import html
 from moediag.report.bars import WIDTH, error_bar, time_bar
-from moediag.report.model import TrialResult, read_result
 from moediag.report.page import FixRow, page_of
+from moediag.result.run_result import TrialResult, read_result
 
 EFFECTS = read_result(Path(__file__).parents[1] / "golden" / "results" / "hang.json")
 ROW = FixRow("a", "correct", "clean", "", False, "", ())

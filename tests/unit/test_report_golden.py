@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from moediag.report import html, jsonview, junit, markdown
-from moediag.report.model import RunResult, read_result
+from moediag.report import html, json_view, junit, markdown
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
+from moediag.result.run_result import RunResult, read_result
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SAMPLES = sorted((GOLDEN / "results").glob("*.json"))
@@ -42,7 +42,7 @@ def test_view_is_as_kept(sample: Path, view: str) -> None:
 def test_json_view_is_the_result_itself(sample: Path, tmp_path: Path) -> None:
     result = read_result(sample)
     copy = tmp_path / "result.json"
-    copy.write_text(jsonview.render(result), encoding="utf-8")
+    copy.write_text(json_view.render(result), encoding="utf-8")
     assert read_result(copy) == result
 
 

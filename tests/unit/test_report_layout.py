@@ -3,34 +3,37 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.report import layout
+from moediag.report import text_layout
 
 words = st.text(st.sampled_from("abcdefgh._/,0123"), min_size=1, max_size=60)
 
 
 @given(st.lists(words, max_size=20).map(" ".join), st.integers(10, 120))
 def test_wrapping_keeps_every_character_within_the_width(text: str, width: int) -> None:
-    lines = layout.wrap(text, width)
+    lines = text_layout.wrap(text, width)
     assert lines
     assert all(len(line) <= width for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
 def test_a_long_name_breaks_after_a_dot() -> None:
-    assert layout.wrap("model.layers.10.mlp.experts", 14) == ["model.layers.", "10.mlp.experts"]
+    assert text_layout.wrap("model.layers.10.mlp.experts", 14) == [
+        "model.layers.",
+        "10.mlp.experts",
+    ]
 
 
 def test_labels_hang() -> None:
-    lines = [layout.plain(line) for line in layout.labelled("CAUSE", "one two three", 20)]
+    lines = [text_layout.plain(line) for line in text_layout.labelled("CAUSE", "one two three", 20)]
     assert lines == [" CAUSE    one two", "          three"]
 
 
 def test_the_right_end_moves_below_when_it_does_not_fit() -> None:
     title = [((" a long title", "plain"),)]
-    assert [layout.plain(x) for x in layout.at_right(title, "hang", "bad", 20)] == [
+    assert [text_layout.plain(x) for x in text_layout.at_right(title, "hang", "bad", 20)] == [
         " a long title   hang"
     ]
-    assert [layout.plain(x) for x in layout.at_right(title, "hang", "bad", 17)] == [
+    assert [text_layout.plain(x) for x in text_layout.at_right(title, "hang", "bad", 17)] == [
         " a long title",
         "             hang",
     ]
@@ -38,5 +41,5 @@ def test_the_right_end_moves_below_when_it_does_not_fit() -> None:
 
 @given(st.lists(words, max_size=8), st.integers(20, 100))
 def test_flowing_pieces_stay_within_the_width(pieces: list[str], width: int) -> None:
-    for line in layout.flow([(piece, "plain") for piece in pieces], width):
-        assert len(layout.plain(line)) <= width
+    for line in text_layout.flow([(piece, "plain") for piece in pieces], width):
+        assert len(text_layout.plain(line)) <= width

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.report import names
+from moediag.result import wording
 
 
 def expand(text: str) -> list[str]:
@@ -26,17 +26,17 @@ def expand(text: str) -> list[str]:
 
 def test_projections_of_one_expert_become_one_line() -> None:
     expert = "model.layers.1.mlp.experts.3."
-    assert names.compact([expert + f"{p}_proj.weight" for p in ("gate", "up", "down")]) == [
+    assert wording.compact([expert + f"{p}_proj.weight" for p in ("gate", "up", "down")]) == [
         expert + "{gate,up,down}_proj.weight"
     ]
 
 
 def test_consecutive_numbers_become_a_range() -> None:
-    assert names.compact(f"layers.{n}.gate" for n in (0, 1, 2, 5)) == ["layers.{0..2,5}.gate"]
+    assert wording.compact(f"layers.{n}.gate" for n in (0, 1, 2, 5)) == ["layers.{0..2,5}.gate"]
 
 
 def test_names_without_anything_in_common_stay() -> None:
-    assert names.compact(["a.b", "c", "a.b"]) == ["a.b", "c"]
+    assert wording.compact(["a.b", "c", "a.b"]) == ["a.b", "c"]
 
 
 parts = st.sampled_from(["layers", "gate_proj", "up_proj", "weight", "0", "1", "2", "3", "07"])
@@ -44,24 +44,24 @@ parts = st.sampled_from(["layers", "gate_proj", "up_proj", "weight", "0", "1", "
 
 @given(st.lists(st.lists(parts, min_size=1, max_size=4).map(".".join), max_size=12))
 def test_expanding_gives_back_every_name_and_no_other(listed: list[str]) -> None:
-    expanded = [name for text in names.compact(listed) for name in expand(text)]
+    expanded = [name for text in wording.compact(listed) for name in expand(text)]
     assert sorted(expanded) == sorted(set(listed))
 
 
 def test_ranks_are_listed_with_their_runs() -> None:
-    assert names.ranks([]) == "none"
-    assert names.ranks([1]) == "rank 1"
-    assert names.ranks([7, 0, 2, 3, 4]) == "ranks 0, 2..4, 7"
+    assert wording.ranks([]) == "none"
+    assert wording.ranks([1]) == "rank 1"
+    assert wording.ranks([7, 0, 2, 3, 4]) == "ranks 0, 2..4, 7"
 
 
 def test_numbers() -> None:
-    assert names.plural(15696, "element") == "15,696 elements"
-    assert names.plural(1, "element") == "1 element"
-    assert [names.seconds(s) for s in (0.416, 1.44, 125)] == ["0.42 s", "1.4 s", "2 min 5 s"]
-    assert names.error_size(None) == "not compared"
-    assert [names.error_size(e) for e in (0.0, 0.0031, float("nan"))] == ["0", "3.1e-03", "nan"]
-    assert names.ratio(1.02, (0.99, 1.04)) == "1.02x [0.99-1.04]"
-    assert names.ratio(None) == ""
+    assert wording.plural(15696, "element") == "15,696 elements"
+    assert wording.plural(1, "element") == "1 element"
+    assert [wording.seconds(s) for s in (0.416, 1.44, 125)] == ["0.42 s", "1.4 s", "2 min 5 s"]
+    assert wording.error_size(None) == "not compared"
+    assert [wording.error_size(e) for e in (0.0, 0.0031, float("nan"))] == ["0", "3.1e-03", "nan"]
+    assert wording.ratio(1.02, (0.99, 1.04)) == "1.02x [0.99-1.04]"
+    assert wording.ratio(None) == ""
 
 
 def test_a_stack_leads_with_what_decides_and_drops_build_tags() -> None:
@@ -71,4 +71,4 @@ def test_a_stack_leads_with_what_decides_and_drops_build_tags() -> None:
         "transformers": "4.53.2",
         "accelerate": None,
     }
-    assert names.stack(versions) == ["transformers 4.53.2", "torch 2.13.0"]
+    assert wording.stack(versions) == ["transformers 4.53.2", "torch 2.13.0"]

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from moediag.errors import ExitCode
 from moediag.report import html, markdown
-from moediag.report.model import (
+from moediag.report.page import exit_code, page_of
+from moediag.report.terminal import as_text, render
+from moediag.result.run_result import (
     Conclusion,
     FirstDivergence,
     FixJudgement,
@@ -17,8 +19,6 @@ from moediag.report.model import (
     RunResult,
     TrialResult,
 )
-from moediag.report.page import exit_code, page_of
-from moediag.report.terminal import as_text, render
 
 MISMATCH = TrialResult(
     variant="unfixed",

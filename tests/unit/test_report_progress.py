@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from moediag.launch.options import Progress
+from moediag.launch.settings import Progress
 from moediag.report import views
-from moediag.report.model import RunResult, read_result
 from moediag.report.progress import Lines, Live, glance, outcome
+from moediag.result.run_result import RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 

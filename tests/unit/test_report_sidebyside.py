@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.report import repeats
-from moediag.report.model import Table, TrialResult
-from moediag.report.sidebyside import together
+from moediag.judgement import repeats
+from moediag.judgement.side_by_side import together
+from moediag.result.run_result import Table, TrialResult
 
 NUMBERS = Table("Numbers", ("rank", "value"), (("rank 0", 1.0), ("rank 1", 2.0)), note="of x")
 HELD = Table("Experts held by each rank, matched", ("rank", "after loading"), (("rank 0", "0-3"),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moediag.report.similar import families
+from moediag.report.similar_stacks import families
 
 FORWARD = ("wait (c10d.py:10)", "all_gather (c10d.py:20)", "unshard (fsdp.py:30)", "main (a.py:4)")
 

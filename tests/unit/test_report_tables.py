@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moediag.errors import EvidenceError
-from moediag.report import html, jsonview, junit, markdown, tables, views
-from moediag.report.layout import plain
-from moediag.report.model import Cell, RunResult, Table, TrialResult, read_result
+from moediag.report import html, json_view, junit, markdown, tables, views
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
+from moediag.report.text_layout import plain
+from moediag.result.run_result import Cell, RunResult, Table, TrialResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 OWNERS = Table(
@@ -184,7 +184,7 @@ def test_tables_survive_writing_and_reading(starvation: RunResult, tmp_path: Pat
     result = replace(with_tables(starvation, "unfixed", table, OWNERS), tables=(table,))
     result.write(tmp_path)
     assert read_result(tmp_path) == result
-    assert json.loads(jsonview.render(result))["tables"][0]["rows"][0] == [1, 1.5, None]
+    assert json.loads(json_view.render(result))["tables"][0]["rows"][0] == [1, 1.5, None]
 
 
 def test_a_result_from_before_there_were_tables_has_none(tmp_path: Path) -> None:

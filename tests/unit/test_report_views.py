@@ -10,8 +10,8 @@ import pytest
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
-from moediag.report import html, jsonview, junit, markdown, trace, views
-from moediag.report.model import FirstDivergence, RankSide, RunResult, read_result
+from moediag.report import html, json_view, junit, markdown, trace, views
+from moediag.result.run_result import FirstDivergence, RankSide, RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 NASTY = "<script>alert(1)</script> | `x` *y* \x00\x1b[31m & \"q\" 'p' </details> ```"
@@ -107,7 +107,7 @@ def test_junit_tells_a_broken_claim_from_one_not_judged(
 def test_json_has_no_number_that_json_lacks(starvation: RunResult) -> None:
     trial = replace(starvation.trials[0], gradient_error=float("nan"))
     raw = json.loads(
-        jsonview.render(replace(starvation, trials=(trial,))),
+        json_view.render(replace(starvation, trials=(trial,))),
         parse_constant=lambda name: pytest.fail(name),
     )
     assert raw["trials"][0]["gradient_error"] == "nan"

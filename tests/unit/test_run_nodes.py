@@ -15,12 +15,12 @@ import pytest
 from moediag import protocol
 from moediag.errors import NodeLost, UsageError
 from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch.follow.several_nodes import NodesSupervisor
+from moediag.launch.follow.watchdog import RankSample
 from moediag.launch.launcher import Running
-from moediag.launch.nodes.meeting import Meeting
-from moediag.launch.options import LaunchOptions
+from moediag.launch.nodes.rendezvous import Meeting
 from moediag.launch.record import LaunchRecord
-from moediag.launch.several import NodesSupervisor
-from moediag.launch.watchdog import RankSample
+from moediag.launch.settings import LaunchOptions
 
 
 def meetings(shared: Path, *plans: str, silence: float = 2.0) -> list[Meeting]:

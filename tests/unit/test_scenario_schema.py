@@ -14,13 +14,13 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import ScenarioError
+from moediag.result.verdicts import Role, Verdict
 from moediag.scenario import sections
 from moediag.scenario.catalogue import entries, find, folder, names
 from moediag.scenario.checks import known_fixes
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
 from moediag.scenario.schema import Expectation, json_schema
-from moediag.verdicts import Role, Verdict
 
 ROOT = Path(__file__).parent.parent.parent
 PAIRS = [
@@ -144,7 +144,7 @@ def test_the_listing_says_what_is_expected() -> None:
 
 
 def test_the_known_fixes_are_the_modules() -> None:
-    from moediag import fixes
+    from moediag.worker import fixes
 
     assert "zero-fill" in known_fixes()
     for name in known_fixes():

@@ -20,7 +20,8 @@ import pytest
 
 from moediag import stacks
 from moediag.errors import NoSuchRelease, StackError, UsageError
-from moediag.stacks import construct, environment, offline, overlay, store, uv
+from moediag.stacks import built as store
+from moediag.stacks import construct, environment, offline, overlay, uv
 from moediag.stacks.base import Part, current_base
 from moediag.stacks.resolve import Target
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moediag.errors import StackError
-from moediag.stacks import environment, installed
+from moediag.stacks import environment, in_place
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_first_builds_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_fits(wanted: dict[str, str], fits: bool) -> None:
     have = {"python": "3.12.3", "torch": "2.13.0+cu130"}
     if fits:
-        installed.check(wanted, have, "X")
+        in_place.check(wanted, have, "X")
     else:
         with pytest.raises(StackError):
-            installed.check(wanted, have, "X")
+            in_place.check(wanted, have, "X")

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from moediag import cli, sweep
+from moediag.campaign.sweep import session
+from moediag.campaign.sweep import summary as view
+from moediag.campaign.sweep.session import SweepOptions, plan_all, ranks_for
+from moediag.campaign.sweep.summary import Row, Sweep
+from moediag.cli import app
 from moediag.errors import ExitCode, Interrupted, LaunchError
-from moediag.report import sweep as view
-from moediag.report.layout import plain
-from moediag.report.model import RunResult, read_result
 from moediag.report.progress import Lines, Silent
-from moediag.report.sweep import Row, Sweep
+from moediag.report.text_layout import plain
+from moediag.result.run_result import RunResult, read_result
 from moediag.scenario import catalogue, load
-from moediag.sweep import SweepOptions, plan_all, ranks_for
 
 GOLDEN = read_result(Path(__file__).parent.parent / "golden" / "results" / "hang.json")
 NAMES = ["expert-starvation", "expert-starvation-hang", "expert-starvation-silent"]
@@ -43,11 +44,11 @@ def swept(
 ) -> Sweep:
     """A sweep of three scenarios whose runs end with ``outcomes``."""
     left = list(outcomes)
-    monkeypatch.setattr("moediag.run.run", lambda *_: left.pop(0)())
+    monkeypatch.setattr("moediag.pipeline.run.run", lambda *_: left.pop(0)())
     options = SweepOptions(world_size=2)
     planned = plan_all(options, NAMES)
     observer = Silent() if said is None else Lines(said.append)
-    return sweep.sweep(planned, options, folder, observer)
+    return session.sweep(planned, options, folder, observer)
 
 
 def test_the_catalogue_is_planned_and_releases_stay_together() -> None:
@@ -86,7 +87,7 @@ def test_one_broken_scenario_costs_its_own_row(
     )  # fmt: skip
     assert [row.status for row in found.rows] == ["as expected", "BUG", "as expected"]
     assert "a bug in moediag: ValueError: a mistake of ours" in found.rows[1].problem
-    assert "a mistake" in (tmp_path / found.rows[1].scenario / sweep.TRACEBACK_FILE).read_text()
+    assert "a mistake" in (tmp_path / found.rows[1].scenario / session.TRACEBACK_FILE).read_text()
     assert found.exit_code == ExitCode.BUG
     assert json.loads((tmp_path / view.SUMMARY_FILE).read_text())["exit_code"] == ExitCode.BUG
 
@@ -175,5 +176,5 @@ def test_the_summary_names_what_was_not_met() -> None:
 def test_what_all_does_not_go_with(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments) == ExitCode.USAGE
+    assert app.main(arguments) == ExitCode.USAGE
     assert says in capsys.readouterr().err

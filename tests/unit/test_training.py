@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from moediag import training
+from moediag.judgement import training_table
+from moediag.judgement.training_table import Curve, curve, side_by_side
 from moediag.protocol import Outcome, Trial, WrapperSpec
-from moediag.report.model import Seconds, TrialResult
+from moediag.result.run_result import Seconds, TrialResult
 from moediag.scenario.catalogue import find
 from moediag.scenario.load import load
 from moediag.scenario.plan import Plan, plan
-from moediag.training import Curve, curve, side_by_side
 
 NAN = float("nan")
 
@@ -106,7 +106,7 @@ class TestTables:
         for outcome in outcomes(1.0, 3.0).values():
             outcome.write(folder)
         trials = [result("unfixed"), result("as-released", verdict="crash")]
-        losses, _ = training.tables(planned, trials, tmp_path)
+        losses, _ = training_table.tables(planned, trials, tmp_path)
         assert losses.rows == ((1, 1.0, 2.0), (2, 2.0, 4.0))
         assert "as-released (crash)" in losses.note
 
@@ -115,11 +115,11 @@ class TestTables:
         (tmp_path / "unfixed").mkdir()
         for outcome in outcomes(1.0, 3.0).values():
             outcome.write(tmp_path / "unfixed")
-        assert training.tables(other, [result(other.trials[0].trial.variant)], tmp_path) == ()
+        assert training_table.tables(other, [result(other.trials[0].trial.variant)], tmp_path) == ()
 
     def test_the_kinds_are_those_that_the_worker_runs(self) -> None:
         pytest.importorskip("torch")
-        from moediag.worker import trainer
+        from moediag.worker.tasks import trainer
 
-        assert trainer.KINDS == training.KINDS
-        assert Trial("t", "s", "v", wrapper=WrapperSpec()).wrapper.kind not in training.KINDS
+        assert trainer.KINDS == training_table.KINDS
+        assert Trial("t", "s", "v", wrapper=WrapperSpec()).wrapper.kind not in training_table.KINDS

@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from moediag import cli, protocol, watch
-from moediag.diagnosis.whereabouts import whereabouts
+from moediag import protocol
+from moediag.cli import app
+from moediag.diagnosis.blame.whereabouts import whereabouts
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
-from moediag.launch.job import JobSupervisor, Then
-from moediag.launch.loads import last_loads
-from moediag.launch.options import LaunchOptions, Progress
+from moediag.launch.capture.token_counts import last_loads
+from moediag.launch.follow.watchdog import RankSample
+from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Family, oom_kills
-from moediag.launch.watchdog import RankSample
+from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
-from moediag.report import watching
-from moediag.report.model import TrialResult
-from moediag.verdicts import Verdict
+from moediag.pipeline import watch
+from moediag.report import watch_display
+from moediag.result.run_result import TrialResult
+from moediag.result.verdicts import Verdict
 
 
 def trial(verdict: str, size: int = 2) -> TrialResult:
@@ -64,9 +66,9 @@ def test_exit_codes(verdicts: Sequence[str], code: int, expected: int) -> None:
 
 def test_options_of_the_job_are_its_own() -> None:
     given = ["watch", "--debug", "--", "train.py", "--debug", "-h"]
-    assert cli._without_debug(given) == (["watch", "--", "train.py", "--debug", "-h"], True)
-    assert cli._without_debug(["run", "x", "--debug"]) == (["run", "x"], True)
-    assert cli._without_debug(["watch", "--", "x", "--debug"])[1] is False
+    assert app._without_debug(given) == (["watch", "--", "train.py", "--debug", "-h"], True)
+    assert app._without_debug(["run", "x", "--debug"]) == (["run", "x"], True)
+    assert app._without_debug(["watch", "--", "x", "--debug"])[1] is False
 
 
 class Ended:
@@ -167,7 +169,7 @@ def test_where_a_rank_stands(
 
 
 def test_speeds_and_who_is_behind() -> None:
-    pulse = watching.Pulse()
+    pulse = watch_display.Pulse()
     for second in range(5):
         progress = Progress(
             "running", {0: "running", 1: "in-collective"}, {0: second, 1: 2 * second},
@@ -175,7 +177,7 @@ def test_speeds_and_who_is_behind() -> None:
         )  # fmt: skip
         views = pulse.ranks(progress, {0: 2_000_000_000, 1: 3_000_000_000})
     assert [(v.speed, v.behind) for v in views] == [(1.0, 4), (2.0, 0)]
-    text = watching.summary(views, "running", watching.balance_of(progress))
+    text = watch_display.summary(views, "running", watch_display.balance_of(progress))
     assert text == (
         "2 ranks at steps 4 to 8, 1 steps/s, behind: rank 0, 2.0 to 3.0 GB, "
         "busiest expert 2.2x the mean (moe), rank 0 running, rank 1 in-collective"
@@ -183,7 +185,7 @@ def test_speeds_and_who_is_behind() -> None:
 
 
 def test_a_job_without_ranks_has_nothing_to_show() -> None:
-    assert watching.summary([], "running") == "no rank yet"
+    assert watch_display.summary([], "running") == "no rank yet"
 
 
 def test_the_last_tokens_per_expert_of_all_ranks(tmp_path: Path) -> None:
@@ -205,8 +207,10 @@ def test_the_kernel_counts_what_it_kills() -> None:
 def test_the_last_line_says_what_a_launcher_scrolled_away() -> None:
     hung = dataclasses.replace(trial("hang"), culprits=(1,))
     of = watch.of_job
-    assert watching.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"
-    assert watching.closing(of("train.py", [trial("crash"), hung]), "run") == (
+    assert (
+        watch_display.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"
+    )
+    assert watch_display.closing(of("train.py", [trial("crash"), hung]), "run") == (
         "moediag: hang, culprit rank 1; the page again: moediag report run"
     )
-    assert "culprit" not in watching.closing(of("train.py", [trial("hang")]), "run")
+    assert "culprit" not in watch_display.closing(of("train.py", [trial("hang")]), "run")

@@ -35,11 +35,11 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def test_the_catalogue_ships_as_it_is(names: dict[str, bytes]) -> None:
-    shipped = {n.rpartition("/")[2] for n in names if n.startswith("moediag/catalogue/")}
-    here = {path.name: path for path in (ROOT / "moediag" / "catalogue").glob("*.yaml")}
+    shipped = {n.rpartition("/")[2] for n in names if n.startswith("moediag/scenarios/")}
+    here = {path.name: path for path in (ROOT / "scenarios").glob("*.yaml")}
     assert shipped == set(here) and len(here) >= 7
     for name, path in here.items():
-        assert names[f"moediag/catalogue/{name}"] == path.read_bytes()
+        assert names[f"moediag/scenarios/{name}"] == path.read_bytes()
 
 
 def test_every_module_and_template_of_the_package_ships(names: dict[str, bytes]) -> None:
@@ -58,7 +58,7 @@ def test_the_licence_and_the_command_ship(names: dict[str, bytes]) -> None:
     metadata = names[f"{info}/METADATA"].decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.10" in metadata
-    assert b"moediag = moediag.cli:main" in names[f"{info}/entry_points.txt"]
+    assert b"moediag = moediag.cli.app:main" in names[f"{info}/entry_points.txt"]
 
 
 def test_nothing_else_ships(names: dict[str, bytes]) -> None:

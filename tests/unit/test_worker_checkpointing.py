@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from moediag.worker import checkpointing
-from moediag.worker.models import Anatomy, MoeBlock, NotApplicable
-from moediag.worker.rerouted import Rerouted, recomputing
+from moediag.worker.models.rerouted import Rerouted, recomputing
+from moediag.worker.models.tiny import Anatomy, MoeBlock, NotApplicable
+from moediag.worker.shard import activation_checkpointing
 
 EXPERTS, TOKENS, WIDTH = 4, 12, 6
 
@@ -56,7 +56,7 @@ def layer(block: str = "released") -> tuple[Layer, Anatomy]:
     experts = tuple((f"mlp.experts.{i}", e) for i, e in enumerate(built.mlp.experts))
     moe = MoeBlock("mlp", built.mlp, 0, experts)
     anatomy = Anatomy((("", built),), (moe,), EXPERTS)
-    checkpointing.rewritten(anatomy, block)
+    activation_checkpointing.rewritten(anatomy, block)
     return built, anatomy
 
 
@@ -82,7 +82,7 @@ def selective(save: str, **how: Any) -> Any:
 
     from torch.utils.checkpoint import create_selective_checkpoint_contexts as contexts
 
-    return partial(contexts, checkpointing.SAVED[save], **how)
+    return partial(contexts, activation_checkpointing.SAVED[save], **how)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_noise_is_the_same_again_where_the_random_state_is_kept() -> None:
 @pytest.mark.parametrize("change", ["count", "metadata", "permuted"])
 def test_a_router_outside_of_the_region_is_right(change: str) -> None:
     built, anatomy = layer()
-    checkpointing.router_outside(anatomy)
+    activation_checkpointing.router_outside(anatomy)
     with Rerouted(change, EXPERTS).installed():
         assert not wrong(gradients(built, region=False))  # it brings regions of its own
 
 
 def test_its_regions_are_recomputed() -> None:
     built, anatomy = layer()
-    checkpointing.router_outside(anatomy)
+    activation_checkpointing.router_outside(anatomy)
     seen: list[bool] = []
     for module in (built.self_attn, *built.mlp.experts, built.mlp.gate):
         module.register_forward_hook(lambda *_: seen.append(recomputing()))
@@ -185,23 +185,26 @@ def test_saving_the_matrix_products_does_not_help() -> None:
 @pytest.mark.parametrize("change", ["count", "metadata"])
 def test_a_tolerant_hook_fails_elsewhere_or_is_silently_wrong(change: str) -> None:
     with Rerouted(change, EXPERTS).installed():
-        with checkpointing.tolerant_unpack("scalar"), pytest.raises(RuntimeError) as raised:
+        with (
+            activation_checkpointing.tolerant_unpack("scalar"),
+            pytest.raises(RuntimeError) as raised,
+        ):
             gradients(layer()[0])
         assert not isinstance(raised.value, CheckpointError)
-        with checkpointing.tolerant_unpack("zeros") as tolerance:
+        with activation_checkpointing.tolerant_unpack("zeros") as tolerance:
             assert wrong(gradients(layer()[0]))
         assert tolerance.replaced > 0
 
 
 @pytest.mark.parametrize("substitute", ["scalar", "zeros"])
 def test_a_tolerant_hook_tolerates_nothing_where_nothing_changes(substitute: str) -> None:
-    with checkpointing.tolerant_unpack(substitute) as tolerance:
+    with activation_checkpointing.tolerant_unpack(substitute) as tolerance:
         assert not wrong(gradients(layer()[0]))
     assert tolerance.replaced == 0
     # And it cannot see what has the right shape.
     with (
         Rerouted("permuted", EXPERTS).installed(),
-        checkpointing.tolerant_unpack(substitute) as tolerance,
+        activation_checkpointing.tolerant_unpack(substitute) as tolerance,
     ):
         assert wrong(gradients(layer()[0]))
     assert tolerance.replaced == 0
@@ -211,4 +214,4 @@ def test_a_block_that_it_is_not_written_for() -> None:
     built, anatomy = layer()
     built.mlp.gate = nn.Identity()  # type: ignore[assignment]
     with pytest.raises(NotApplicable, match="not written for Block"):
-        checkpointing.router_outside(anatomy)
+        activation_checkpointing.router_outside(anatomy)

@@ -14,9 +14,9 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import compare  # noqa: E402
-from moediag.worker.models import Anatomy  # noqa: E402
-from moediag.worker.wrapped import Wrapped  # noqa: E402
+from moediag.worker.measure import gradients as compare  # noqa: E402
+from moediag.worker.models.tiny import Anatomy  # noqa: E402
+from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
 from tests.unit.sharded import numbered, placed, rank_of  # noqa: E402
 
 TRIAL = Trial("t", "s", "v", world_size=2)

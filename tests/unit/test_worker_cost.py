@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag import cost as control  # noqa: E402
+from moediag.judgement import step_time as control  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     CostSpec,
     ModelSpec,
@@ -22,9 +22,12 @@ from moediag.protocol import (  # noqa: E402
     StepSpec,
     Trial,
 )
-from moediag.worker import cost, data, models, reference  # noqa: E402
-from moediag.worker import step as training  # noqa: E402
-from moediag.worker.wrapped import Wrapped  # noqa: E402
+from moediag.worker import data  # noqa: E402
+from moediag.worker.measure import reference  # noqa: E402
+from moediag.worker.models import tiny  # noqa: E402
+from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
+from moediag.worker.tasks import cost  # noqa: E402
+from moediag.worker.tasks import step as training  # noqa: E402
 
 TINY = ModelSpec(layers=1, experts=4, vocab=64)
 CPU = torch.device("cpu")
@@ -43,9 +46,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def prepare(trial: Trial, device: Any) -> Wrapped:
         if trial.fix == "zero-fill":
-            raise models.NotApplicable("zero-fill acts on FSDP2")
-        model = models.build(trial.model, trial.step.seed)
-        wrapped = Wrapped(model, models.anatomy(model, trial.model), trial)
+            raise tiny.NotApplicable("zero-fill acts on FSDP2")
+        model = tiny.build(trial.model, trial.step.seed)
+        wrapped = Wrapped(model, tiny.anatomy(model, trial.model), trial)
         wrapped.make_optimizer()
         return wrapped
 
@@ -126,8 +129,8 @@ def test_a_step_equals_its_reference_and_another_batch_does_not(tmp_path: Path) 
     expected = reference.load(path)
     assert len(expected["gradients"]) == len(expected["losses"]) == subject.step.steps
     for skew, right in ((SkewSpec(), True), (SkewSpec(batches="one-token"), False)):
-        model = models.build(TINY, 0)
-        wrapped = Wrapped(model, models.anatomy(model, TINY), subject)
+        model = tiny.build(TINY, 0)
+        wrapped = Wrapped(model, tiny.anatomy(model, TINY), subject)
         wrapped.make_optimizer()
         for number in range(1, subject.step.steps + 1):
             total = 0.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from moediag.layout import AXES, Layout  # noqa: E402
+from moediag.axes.layout import AXES, Layout  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, Trial  # noqa: E402
 from moediag.worker import data  # noqa: E402
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from moediag.worker.host import Gate
+from moediag.ranks.host import Gate
 
 
 def passing(gate: Gate) -> tuple[int, int]:

@@ -12,10 +12,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from moediag.protocol import ModelSpec, StepSpec, Trial  # noqa: E402
-from moediag.worker import compare, data, models, reference  # noqa: E402
-from moediag.worker import step as training  # noqa: E402
-from moediag.worker.inputs import InputGradients  # noqa: E402
-from moediag.worker.wrapped import Wrapped  # noqa: E402
+from moediag.worker import data  # noqa: E402
+from moediag.worker.measure import gradients, reference  # noqa: E402
+from moediag.worker.measure.block_inputs import InputGradients  # noqa: E402
+from moediag.worker.models import tiny  # noqa: E402
+from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
+from moediag.worker.tasks import step as training  # noqa: E402
 
 MODEL = ModelSpec(experts=4, vocab=64)
 BLOCKS = {"model.layers.0.mlp", "model.layers.1.mlp"}
@@ -35,8 +37,8 @@ def trial(tmp_path: Any, **step: Any) -> Trial:
 
 def kept_on(subject: Trial, rank: int, spoil: Any = None) -> tuple[Wrapped, dict[str, Any]]:
     """What one rank keeps of one step; ``spoil(block)`` before it runs."""
-    model = models.build(MODEL, subject.step.seed)
-    anatomy = models.anatomy(model, MODEL)
+    model = tiny.build(MODEL, subject.step.seed)
+    anatomy = tiny.anatomy(model, MODEL)
     training.checkpoint(model, subject.step.checkpointing)
     wrapped = Wrapped(model, anatomy, subject)
     if spoil is not None:
@@ -71,11 +73,11 @@ def test_each_rank_finds_its_own_in_the_reference(tmp_path: Any, step: dict[str,
         assert set(found) == BLOCKS
         shape = (subject.step.accumulate, 1, 16, MODEL.hidden)
         assert {tuple(g.shape) for g in found.values()} == {shape}
-        errors = compare.inputs(wrapped, found, by_rank[rank])
+        errors = gradients.inputs(wrapped, found, by_rank[rank])
         assert set(errors) == BLOCKS
         assert not any(e.wrong for e in errors.values())
         assert all(e.scale > 0 for e in errors.values())
-        other = compare.inputs(wrapped, found, by_rank[1 - rank])
+        other = gradients.inputs(wrapped, found, by_rank[1 - rank])
         assert all(e.wrong for e in other.values()), "another rank's tokens"
 
 
@@ -91,7 +93,7 @@ def test_a_block_that_hands_a_wrong_gradient_down_is_found(tmp_path: Any) -> Non
     reference.run(subject)
     stored = reference.load(str(subject.reference_path))
     wrapped, found = kept_on(subject, 0, spoil=detached_router)
-    errors = compare.inputs(wrapped, found, stored["inputs"][0][0])
+    errors = gradients.inputs(wrapped, found, stored["inputs"][0][0])
     assert errors["model.layers.1.mlp"].wrong
     # The router's own gradient is that of its rank's batch all the same.
     gate = wrapped.model.get_parameter("model.layers.1.mlp.gate.weight").grad
@@ -99,10 +101,10 @@ def test_a_block_that_hands_a_wrong_gradient_down_is_found(tmp_path: Any) -> Non
 
 
 def test_what_needs_no_gradient_is_left_out(tmp_path: Any) -> None:
-    model = models.build(MODEL, 0)
+    model = tiny.build(MODEL, 0)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("layers.1" in name or "lm_head" in name)
-    wrapped = Wrapped(model, models.anatomy(model, MODEL), trial(tmp_path))
+    wrapped = Wrapped(model, tiny.anatomy(model, MODEL), trial(tmp_path))
     with InputGradients(wrapped.anatomy) as kept:
         wrapped.loss(data.batch(wrapped.trial, 0, 1, 0)).backward()
         assert set(kept.take()) == {"model.layers.1.mlp"}
@@ -115,8 +117,8 @@ def test_what_needs_no_gradient_is_left_out(tmp_path: Any) -> None:
 
 def test_bfloat16_gradients_are_kept_in_fp32(tmp_path: Any) -> None:
     spec = dataclasses.replace(MODEL, dtype="bfloat16")
-    model = models.build(spec, 0)
-    wrapped = Wrapped(model, models.anatomy(model, spec), trial(tmp_path))
+    model = tiny.build(spec, 0)
+    wrapped = Wrapped(model, tiny.anatomy(model, spec), trial(tmp_path))
     with InputGradients(wrapped.anatomy) as kept:
         wrapped.loss(data.batch(wrapped.trial, 0, 1, 0)).backward()
         assert {g.dtype for g in kept.take().values()} == {torch.float32}

@@ -16,11 +16,12 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import ep, fsdp2, load, models  # noqa: E402
-from moediag.worker import step as training  # noqa: E402
-from moediag.worker.models import Anatomy, NotApplicable  # noqa: E402
-from moediag.worker.wrap import _kind  # noqa: E402
-from moediag.worker.wrapped import Wrapped, ep_rank  # noqa: E402
+from moediag.worker.models import checkpoint, tiny  # noqa: E402
+from moediag.worker.models.tiny import Anatomy, NotApplicable  # noqa: E402
+from moediag.worker.shard import expert_parallel, fsdp2_internals  # noqa: E402
+from moediag.worker.shard.wrap import _kind  # noqa: E402
+from moediag.worker.shard.wrapped import Wrapped, ep_rank  # noqa: E402
+from moediag.worker.tasks import step as training  # noqa: E402
 from tests.unit.sharded import placed, rank_of  # noqa: E402
 
 # What DistributedConfig knows, by the release that brought it.
@@ -54,7 +55,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A release by its number: what its DistributedConfig knows, and what it calls itself."""
 
     def install(number: str) -> None:
-        monkeypatch.setattr(load, "version", lambda: f"{number}.0")
+        monkeypatch.setattr(checkpoint, "version", lambda: f"{number}.0")
         made = dataclasses.make_dataclass(
             "DistributedConfig", [(name, Any, None) for name in FIELDS.get(number, [])]
         )
@@ -98,7 +99,7 @@ def test_each_release_is_asked_in_its_own_words(
     release: Any, number: str, asked_for: Trial, spelt: dict[str, Any] | None
 ) -> None:
     release(number)
-    assert load.spelling(asked_for) == spelt
+    assert checkpoint.spelling(asked_for) == spelt
 
 
 @pytest.mark.parametrize(
@@ -122,23 +123,23 @@ def test_what_a_release_cannot_do_is_said(
 ) -> None:
     release(number)
     with pytest.raises(NotApplicable, match=why):
-        load.spelling(asked_for)
+        checkpoint.spelling(asked_for)
 
 
 def test_how_it_was_asked_is_a_note(release: Any) -> None:
     release("5.23")
     asked = "from_pretrained was asked by DistributedConfig(tp_size=4, ep_size=4)"
-    assert load.notes(trial(EP)) == [asked]
-    assert load.notes(trial(FSDP, "accelerate")) == []
+    assert checkpoint.notes(trial(EP)) == [asked]
+    assert checkpoint.notes(trial(FSDP, "accelerate")) == []
     built = dataclasses.replace(trial(EP), model=ModelSpec())
-    assert load.notes(built) == []
+    assert checkpoint.notes(built) == []
 
 
 def test_words_that_a_release_does_not_know(release: Any) -> None:
     release("5.13")
-    assert load._config({"tp_size": 4}).tp_size == 4
+    assert checkpoint._config({"tp_size": 4}).tp_size == 4
     with pytest.raises(NotApplicable, match=r"5\.13\.0 has no ep_size and no ep_plan"):
-        load._config({"tp_size": 4, "ep_size": 4, "ep_plan": {}})
+        checkpoint._config({"tp_size": 4, "ep_size": 4, "ep_plan": {}})
 
 
 # ------------------------------------------------------------------------ refusals
@@ -160,7 +161,7 @@ def test_a_refusal_by_the_library_is_not_applicable(release: Any) -> None:
         pytest.raises(
             NotApplicable, match=r"5\.23\.0 refuses .*\(fsdp_size=4, ep_size=3\): not so"
         ),
-        load._refusals(trial(EP), asked),
+        checkpoint._refusals(trial(EP), asked),
     ):
         refuse("not so")
 
@@ -178,7 +179,10 @@ def test_any_other_error_stays_one(
     module: str, asked: dict[str, Any] | None, wrapper: dict[str, Any]
 ) -> None:
     refuse = refusal(module)
-    with pytest.raises(ValueError, match="not so"), load._refusals(trial(EP, **wrapper), asked):
+    with (
+        pytest.raises(ValueError, match="not so"),
+        checkpoint._refusals(trial(EP, **wrapper), asked),
+    ):
         refuse("not so")
 
 
@@ -191,7 +195,7 @@ def test_any_other_error_stays_one(
 )
 def test_what_the_dtype_is_called(release: Any, number: str, word: str) -> None:
     release(number)
-    assert load._dtype_argument() == word
+    assert checkpoint._dtype_argument() == word
 
 
 def test_an_implementation_that_a_release_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,18 +205,18 @@ def test_an_implementation_that_a_release_lacks(monkeypatch: pytest.MonkeyPatch)
     package.moe = registered  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers.integrations", package)
     monkeypatch.setitem(sys.modules, "transformers.integrations.moe", registered)
-    assert [load.known(word) for word in (None, "eager", "grouped_mm")] == [
+    assert [checkpoint.known(word) for word in (None, "eager", "grouped_mm")] == [
         None, "eager", "grouped_mm",
     ]  # fmt: skip
     with pytest.raises(NotApplicable, match="no experts_implementation batched_mm"):
-        load.known("batched_mm")
+        checkpoint.known("batched_mm")
     monkeypatch.setitem(
         sys.modules, "transformers.integrations", ModuleType("transformers.integrations")
     )
     monkeypatch.delitem(sys.modules, "transformers.integrations.moe")
-    assert load.known(None) is None
+    assert checkpoint.known(None) is None
     with pytest.raises(NotApplicable, match="has no experts_implementation"):
-        load.known("grouped_mm")
+        checkpoint.known("grouped_mm")
     # Not only of what is loaded: a built model would ignore the word.
     built = Trial("t", "s", "v", model=ModelSpec(experts_implementation="grouped_mm"))
     with pytest.raises(NotApplicable, match="has no experts_implementation"):
@@ -229,10 +233,10 @@ def test_what_is_saved_is_loaded(tmp_path: Path, dtype: str) -> None:
         "t", "s", "v", world_size=1, layout={"dp_shard": 1}, model=spec, step=StepSpec(seed=3),
         reference_path=str(tmp_path / "r.pt"),
     )  # fmt: skip
-    saved = models.build(spec, 3)
-    load.save(saved, subject.checkpoint_path)
+    saved = tiny.build(spec, 3)
+    checkpoint.save(saved, subject.checkpoint_path)
     assert [p.name for p in tmp_path.iterdir()] == ["r.checkpoint"], "and nothing half"
-    loaded = load.from_checkpoint(subject, torch.device("cpu"))
+    loaded = checkpoint.from_checkpoint(subject, torch.device("cpu"))
     assert loaded.training
     truth = dict(saved.named_parameters())
     for name, parameter in loaded.named_parameters():
@@ -256,12 +260,12 @@ def test_a_wrapper_or_an_axis_that_nobody_shards_by(monkeypatch: pytest.MonkeyPa
         with pytest.raises(NotApplicable, match="has no mesh axis tp"):
             _kind(trial({"ep": 2, "tp": 2}, name))
     spelt = trial({"ep": 2, "tp": 2}, distributed_config={"tp_size": 2})
-    assert _kind(spelt) is ep.Transformers
+    assert _kind(spelt) is expert_parallel.Transformers
 
 
 def test_gloo_that_adds_where_fsdp2_wants_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fsdp2, "sums_for_means", lambda backend: backend == "gloo")
-    assert _kind(trial(EP)) is ep.Transformers, "no FSDP2 there"
+    monkeypatch.setattr(fsdp2_internals, "sums_for_means", lambda backend: backend == "gloo")
+    assert _kind(trial(EP)) is expert_parallel.Transformers, "no FSDP2 there"
     for asked in (trial(EP, **NATIVE), trial(EP, "fsdp2"), trial(FSDP, "accelerate")):
         with pytest.raises(NotApplicable, match=r"needs torch >= 2\.9"):
             _kind(asked)
@@ -275,7 +279,7 @@ def test_fully_shard_by_hand_leaves_no_room_for_sharded_weights() -> None:
     with rank_of(0, 2) as mesh:
         model.w = nn.Parameter(placed(torch.zeros(2, 2), mesh, Replicate()))
         with pytest.raises(NotApplicable, match="has sharded more than the experts"):
-            built(ep.ExpertsLeftOut, trial({"ep": 2}, "fsdp2"), model)
+            built(expert_parallel.ExpertsLeftOut, trial({"ep": 2}, "fsdp2"), model)
 
 
 @pytest.mark.parametrize(("sync", "calls"), [(True, []), (False, [False, True])])
@@ -289,12 +293,12 @@ def test_transformers_own_fsdp_accumulates_as_asked(sync: bool, calls: list[bool
     Sharded.seen = []
     step = StepSpec(accumulate=2, accumulate_sync=sync)
     subject = dataclasses.replace(trial(FSDP, **NATIVE), step=step)
-    made = built(ep.Transformers, subject, Sharded(2, 2))
+    made = built(expert_parallel.Transformers, subject, Sharded(2, 2))
     for last in (False, True):
         with made.accumulating(last):
             pass
     assert Sharded.seen == calls
-    plain = built(ep.Transformers, subject, nn.Linear(2, 2))
+    plain = built(expert_parallel.Transformers, subject, nn.Linear(2, 2))
     with plain.accumulating(last=False):
         pass
 

@@ -13,7 +13,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import ep, kernels, models, reference, skew  # noqa: E402
+from moediag.worker import kernels  # noqa: E402
+from moediag.worker.measure import reference  # noqa: E402
+from moediag.worker.models import skew, tiny  # noqa: E402
+from moediag.worker.shard import expert_parallel  # noqa: E402
 
 ROUTED = SkewSpec(routing="zero-token", batches="identical")
 
@@ -45,8 +48,8 @@ def test_a_token_meets_experts_of_both_halves_and_of_one() -> None:
 
 def test_the_model_routes_as_told_and_keeps_its_own_scores() -> None:
     spec = ModelSpec()
-    model = models.build(spec, seed=0)
-    anatomy = models.anatomy(model, spec)
+    model = tiny.build(spec, seed=0)
+    anatomy = tiny.anatomy(model, spec)
     bent = skew.RouterSkew(ROUTED, 8)
     seen = []
     for index, expert in enumerate(anatomy.blocks[0].experts):
@@ -85,7 +88,7 @@ def test_the_reference_measures_rounding_where_the_trial_rounds() -> None:
 def test_experts_that_are_left_out_are_cast_and_come_back() -> None:
     module = nn.Linear(4, 4)
     before = module.weight
-    ep.computing_in(torch.bfloat16, module)
+    expert_parallel.computing_in(torch.bfloat16, module)
     x = torch.randn(3, 4)
     y = module(x.bfloat16())
     assert y.dtype == torch.bfloat16
@@ -100,7 +103,7 @@ def test_experts_that_are_left_out_are_cast_and_come_back() -> None:
 
 def test_without_triton_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(models.NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
+    with pytest.raises(tiny.NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
         kernels.register()
 
 
@@ -108,7 +111,7 @@ def test_a_release_without_the_registry_is_not_applicable(monkeypatch: pytest.Mo
     """The development environment's transformers 4.53 has none."""
     monkeypatch.setattr(kernels, "load", lambda: None)
     monkeypatch.setitem(sys.modules, "moediag.worker.kernels.experts", ModuleType("experts"))
-    with pytest.raises(models.NotApplicable, match="no registry of experts functions"):
+    with pytest.raises(tiny.NotApplicable, match="no registry of experts functions"):
         kernels.register()
 
 

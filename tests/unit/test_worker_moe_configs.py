@@ -11,8 +11,8 @@ from transformers import MixtralConfig, Qwen3MoeConfig  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import MixtralForCausalLM  # noqa: E402
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM  # noqa: E402
 
-from moediag.worker import moe_configs  # noqa: E402
-from moediag.worker.moe_configs import Found  # noqa: E402
+from moediag.worker.models import moe_configs  # noqa: E402
+from moediag.worker.models.moe_configs import Found  # noqa: E402
 from moediag.worker.programs import router_logits_guard as guards  # noqa: E402
 
 QWEN = Found(Qwen3MoeConfig, Qwen3MoeForCausalLM, has_loss=True)

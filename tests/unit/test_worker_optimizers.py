@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from moediag.protocol import StepSpec  # noqa: E402
-from moediag.worker import clip, optimizers  # noqa: E402
-from moediag.worker.models import NotApplicable  # noqa: E402
-from moediag.worker.slices import PlainShards  # noqa: E402
+from moediag.worker import clipping, optimizers  # noqa: E402
+from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
 
@@ -95,7 +95,7 @@ class TestClip:
 
     @pytest.mark.parametrize("how", ["torch", "local", "per-mesh"])
     def test_plain_gradients_are_scaled_to_the_limit(self, plain, how):
-        norm = clip.clip(plain, 1.0, how, PlainShards())
+        norm = clipping.clip(plain, 1.0, how, PlainShards())
         assert norm == pytest.approx(15**0.5)
         after = torch.cat([plain["a"].grad, plain["b"].grad])
         assert float(after.norm()) == pytest.approx(1.0, rel=1e-5)
@@ -103,9 +103,9 @@ class TestClip:
 
     @pytest.mark.parametrize("how", ["torch", "local", "per-mesh"])
     def test_small_gradients_stay_as_they_are(self, plain, how):
-        clip.clip(plain, 100.0, how, PlainShards())
+        clipping.clip(plain, 100.0, how, PlainShards())
         assert torch.equal(plain["a"].grad, torch.full((3,), 2.0))
 
     def test_an_unknown_way_is_not_applicable(self, plain):
         with pytest.raises(NotApplicable, match="unknown clipping 'maybe'"):
-            clip.clip(plain, 1.0, "maybe", PlainShards())
+            clipping.clip(plain, 1.0, "maybe", PlainShards())

@@ -12,8 +12,8 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import ownership  # noqa: E402
-from moediag.worker.models import Anatomy, MoeBlock  # noqa: E402
+from moediag.worker.measure import ownership  # noqa: E402
+from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
 from tests.unit.sharded import fully_sharded, placed, rank_of  # noqa: E402
 
 EXPERTS = 4

@@ -10,22 +10,22 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
 
-from moediag.worker import place  # noqa: E402
-from moediag.worker.models import NotApplicable  # noqa: E402
+from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.shard import placement  # noqa: E402
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of  # noqa: E402
 
 
 def same(found: Any, parameter: Any) -> bool:
-    local = place.local(parameter)
+    local = placement.local(parameter)
     return found.shape == local.shape and torch.equal(found.float(), local)
 
 
 def test_a_plain_tensor_has_no_place() -> None:
     plain = torch.nn.Parameter(numbered(4, 2))
-    assert place.index(plain) is None
-    assert not place.distributed(plain)
-    assert place.local(plain).requires_grad is False
-    assert place.placement(plain) == ""
+    assert placement.index(plain) is None
+    assert not placement.distributed(plain)
+    assert placement.local(plain).requires_grad is False
+    assert placement.placement(plain) == ""
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -33,14 +33,14 @@ def test_a_plain_tensor_has_no_place() -> None:
 def test_a_shard_of_fsdp_is_where_fsdp_put_it(rank: int, shape: tuple[int, ...]) -> None:
     with rank_of(rank, 4) as mesh:
         parameter = fully_sharded(numbered(*shape), mesh)
-        assert same(place.index(parameter), parameter)
+        assert same(placement.index(parameter), parameter)
 
 
 def test_five_rows_over_four_ranks() -> None:
     held = []
     for rank in range(4):
         with rank_of(rank, 4) as mesh:
-            held.append(place.index(fully_sharded(numbered(5, 1), mesh)).reshape(-1).tolist())
+            held.append(placement.index(fully_sharded(numbered(5, 1), mesh)).reshape(-1).tolist())
     assert held == [[0, 1], [2, 3], [4], []]
 
 
@@ -55,7 +55,7 @@ def test_a_shard_of_a_shard_is_where_fsdp_put_it(
         outer, inner = (mesh[name] for name in mesh.mesh_dim_names)
         parameter = fully_sharded(placed(numbered(*shape), inner, Shard(dim)), outer)
         assert type(parameter.placements[0]).__name__ == ("_StridedShard", "Shard")[dim]
-        assert same(place.index(parameter), parameter)
+        assert same(placement.index(parameter), parameter)
 
 
 def test_the_ranks_of_a_strided_mesh_hold_everything_once() -> None:
@@ -64,7 +64,7 @@ def test_the_ranks_of_a_strided_mesh_hold_everything_once() -> None:
         with rank_of(rank, 2, 2) as mesh:
             outer, inner = (mesh[name] for name in mesh.mesh_dim_names)
             parameter = fully_sharded(placed(numbered(8, 1), inner, Shard(0)), outer)
-            found.append(place.index(parameter).reshape(-1).tolist())
+            found.append(placement.index(parameter).reshape(-1).tolist())
     assert found == [[0, 1], [4, 5], [2, 3], [6, 7]]
 
 
@@ -73,11 +73,11 @@ def test_a_copy_and_a_sum_are_whole_on_every_rank(rank: int) -> None:
     with rank_of(rank, 2, 2) as mesh:
         whole = numbered(4, 4)
         copy = placed(whole, mesh, Replicate(), Replicate())
-        assert torch.equal(place.index(copy), whole.long())
+        assert torch.equal(placement.index(copy), whole.long())
         part = DTensor.from_local(whole, mesh, [Partial(), Replicate()], run_check=False)
-        assert torch.equal(place.index(part), whole.long())
+        assert torch.equal(placement.index(part), whole.long())
         half = placed(whole, mesh, Replicate(), Shard(0))
-        assert same(place.index(half), half)
+        assert same(placement.index(half), half)
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -94,33 +94,33 @@ def test_a_torch_without_src_data_rank_cuts_the_same(
         cases = [placed(numbered(5, 6), mesh, *layout) for layout in layouts]
         outer, inner = (mesh[name] for name in mesh.mesh_dim_names)
         strided = fully_sharded(placed(numbered(8, 4), inner, Shard(0)), outer)
-        expected = [place.index(case) for case in cases]
+        expected = [placement.index(case) for case in cases]
         monkeypatch.setattr(tensor, "distribute_tensor", older)
         for case, whole in zip(cases, expected, strict=True):
-            assert torch.equal(place.index(case), whole)
+            assert torch.equal(placement.index(case), whole)
         with pytest.raises(NotApplicable, match="cannot tell where a strided shard lies"):
-            place.index(strided)
+            placement.index(strided)
 
 
 def test_placements_in_words() -> None:
     with rank_of(0, 2, 2) as mesh:
         outer, inner = mesh.mesh_dim_names
         both = placed(numbered(4, 4), mesh, Shard(0), Replicate())
-        assert place.placement(both) == f"Shard(0) on {outer}[2] x Replicate on {inner}[2]"
+        assert placement.placement(both) == f"Shard(0) on {outer}[2] x Replicate on {inner}[2]"
         strided = fully_sharded(placed(numbered(8, 4), mesh[inner], Shard(0)), mesh[outer])
         words = f"StridedShard(0) on {outer}[2] x Shard(0) on {inner}[2]"
-        assert place.placement(strided) == words
+        assert placement.placement(strided) == words
     with rank_of(0, 2, 1) as mesh:
         outer, _ = mesh.mesh_dim_names
         alone = placed(numbered(4, 4), mesh, Shard(0), Shard(1))
-        assert place.placement(alone) == f"Shard(0) on {outer}[2]", "one rank divides nothing"
+        assert placement.placement(alone) == f"Shard(0) on {outer}[2]", "one rank divides nothing"
 
 
 def test_a_plain_piece_is_the_one_of_its_place() -> None:
     whole = numbered(4, 6)
-    assert torch.equal(place.piece(whole, (2, 6), 1), whole[2:])
-    assert torch.equal(place.piece(whole, (4, 3), 0), whole[:, :3])
-    assert torch.equal(place.piece(whole, (4, 3), 1), whole[:, 3:])
+    assert torch.equal(placement.piece(whole, (2, 6), 1), whole[2:])
+    assert torch.equal(placement.piece(whole, (4, 3), 0), whole[:, :3])
+    assert torch.equal(placement.piece(whole, (4, 3), 1), whole[:, 3:])
     # Nobody's piece: another place, other shapes, no place at all.
     for shape, at in (((2, 6), 2), ((2, 3), 0), ((2, 6), None), ((6,), 0), ((8, 6), 0)):
-        assert place.piece(whole, shape, at) is whole
+        assert placement.piece(whole, shape, at) is whole

@@ -11,9 +11,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from moediag.protocol import ModelSpec, Outcome, StepReplicas, Trial  # noqa: E402
-from moediag.worker import models, replicas, slices  # noqa: E402
-from moediag.worker.slices import PlainShards  # noqa: E402
-from moediag.worker.wrapped import Wrapped  # noqa: E402
+from moediag.worker.measure import replicas  # noqa: E402
+from moediag.worker.models import tiny  # noqa: E402
+from moediag.worker.shard import declared_slices  # noqa: E402
+from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
+from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
 
@@ -77,10 +79,22 @@ class TestSlices:
     def test_each_sharded_dim_is_a_range_and_the_others_are_whole(self):
         from torch.distributed.tensor import Replicate, Shard
 
-        assert slices.describe("w", self.placed(Replicate(), Replicate()), PlainShards()) == ":"
-        assert slices.describe("w", self.placed(Replicate(), Shard(0)), PlainShards()) == "4:8,:,:"
-        assert slices.describe("w", self.placed(Shard(1), Shard(0)), PlainShards()) == "4:8,0:3,:"
-        assert slices.describe("w", self.placed(Shard(0), Shard(0)), PlainShards()) == "2:4,:,:"
+        assert (
+            declared_slices.describe("w", self.placed(Replicate(), Replicate()), PlainShards())
+            == ":"
+        )
+        assert (
+            declared_slices.describe("w", self.placed(Replicate(), Shard(0)), PlainShards())
+            == "4:8,:,:"
+        )
+        assert (
+            declared_slices.describe("w", self.placed(Shard(1), Shard(0)), PlainShards())
+            == "4:8,0:3,:"
+        )
+        assert (
+            declared_slices.describe("w", self.placed(Shard(0), Shard(0)), PlainShards())
+            == "2:4,:,:"
+        )
 
     def test_rows_that_no_placement_tells_are_counted_from_where_they_begin(self):
         """Four of eight experts lie on this rank's mesh: all of its rows, or half of them."""
@@ -88,18 +102,18 @@ class TestSlices:
 
         rows = PlainShards({"w": (4, 8)})
         whole = self.placed(Replicate(), Replicate(), shape=(4, 6))
-        assert slices.describe("w", whole, rows) == "4:8,:"
-        assert slices.describe("w", self.placed(Replicate(), Shard(0), shape=(4, 6)), rows) == (
-            "6:8,:"
-        )
-        assert slices.describe("other", whole, rows) == ":"
+        assert declared_slices.describe("w", whole, rows) == "4:8,:"
+        assert declared_slices.describe(
+            "w", self.placed(Replicate(), Shard(0), shape=(4, 6)), rows
+        ) == ("6:8,:")
+        assert declared_slices.describe("other", whole, rows) == ":"
 
     def test_an_uneven_or_empty_piece_is_told_as_it_is(self):
         from torch.distributed.tensor import Replicate, Shard
 
-        assert slices.describe("w", self.placed(Replicate(), Shard(0), shape=(5, 2)),
+        assert declared_slices.describe("w", self.placed(Replicate(), Shard(0), shape=(5, 2)),
                                PlainShards()) == "3:5,:"  # fmt: skip
-        assert slices.describe("w", self.placed(Replicate(), Shard(0), shape=(1, 2)),
+        assert declared_slices.describe("w", self.placed(Replicate(), Shard(0), shape=(1, 2)),
                                PlainShards()).startswith("0:0,")  # fmt: skip
 
     def test_fsdp_over_a_sharded_tensor_cuts_in_the_other_order(self):
@@ -108,21 +122,21 @@ class TestSlices:
         from torch.distributed.tensor.placement_types import _StridedShard
 
         tensor = self.placed(_StridedShard(0, split_factor=2), Shard(0), shape=(8, 8))
-        assert slices.describe("w", tensor, PlainShards()) == "4:6,:"
-        assert slices.holders(tensor, 4) == 1
+        assert declared_slices.describe("w", tensor, PlainShards()) == "4:6,:"
+        assert declared_slices.holders(tensor, 4) == 1
 
     def test_plain_tensors_are_whole_but_for_declared_rows(self):
         plain = PlainShards({"experts": (4, 8)})
         weight = torch.zeros(4, 6, 4)
-        assert slices.describe("experts", weight, plain) == "4:8,:,:"
-        assert slices.describe("norm", weight, plain) == ":"
+        assert declared_slices.describe("experts", weight, plain) == "4:8,:,:"
+        assert declared_slices.describe("norm", weight, plain) == ":"
 
     def test_how_many_ranks_share_a_slice(self):
         from torch.distributed.tensor import Replicate, Shard
 
-        assert slices.holders(torch.zeros(3), 4) == 4
-        assert slices.holders(self.placed(Replicate(), Shard(0)), 4) == 2
-        assert slices.holders(self.placed(Shard(0), Shard(1)), 4) == 1
+        assert declared_slices.holders(torch.zeros(3), 4) == 4
+        assert declared_slices.holders(self.placed(Replicate(), Shard(0)), 4) == 2
+        assert declared_slices.holders(self.placed(Shard(0), Shard(1)), 4) == 1
 
     def test_groups_along_an_axis(self):
         assert replicas._groups({"dp_shard": 2, "ep": 2}, "ep") == [[0, 1], [2, 3]]
@@ -135,8 +149,8 @@ class TestObserver:
         trial = Trial(
             "t", "s", "v", world_size=2, layout={"dp_shard": 2}, model=ModelSpec(layers=1)
         )
-        model = models.build(trial.model, 0)
-        made = Wrapped(model, models.anatomy(model, trial.model), trial)
+        model = tiny.build(trial.model, 0)
+        made = Wrapped(model, tiny.anatomy(model, trial.model), trial)
         made.make_optimizer()
         return made
 
@@ -192,10 +206,10 @@ class Experts(torch.nn.Module):
 class TestPlainExperts:
     def rows(self, held, ep_rank, layout):
         model = torch.nn.ModuleDict({"mlp": Experts(held)})
-        block = models.MoeBlock("mlp", model["mlp"], 0, ())
+        block = tiny.MoeBlock("mlp", model["mlp"], 0, ())
         trial = Trial("t", "s", "v", world_size=4, layout=layout, model=ModelSpec(experts=8))
         wrapped = SimpleNamespace(
-            model=model, anatomy=models.Anatomy((), (block,), 8), trial=trial, ep_rank=ep_rank
+            model=model, anatomy=tiny.Anatomy((), (block,), 8), trial=trial, ep_rank=ep_rank
         )
         with fake_rank(3, 4):
             return replicas.plain_experts(wrapped)

@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from moediag.protocol import ResumeSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import data, models, saving, states  # noqa: E402
-from moediag.worker.models import NotApplicable  # noqa: E402
-from moediag.worker.wrapped import Wrapped  # noqa: E402
+from moediag.worker import data  # noqa: E402
+from moediag.worker.measure import training_state  # noqa: E402
+from moediag.worker.models import tiny  # noqa: E402
+from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
+from moediag.worker.tasks import save_and_load  # noqa: E402
 
 TRIAL = Trial("t", "s", "v", world_size=1, layout={"dp_shard": 1})
 
@@ -21,8 +24,8 @@ TRIAL = Trial("t", "s", "v", world_size=1, layout={"dp_shard": 1})
 def trained() -> Wrapped:
     """One process, after one step."""
     torch.set_num_threads(1)
-    model = models.build(TRIAL.model, 0)
-    wrapped = Wrapped(model, models.anatomy(model, TRIAL.model), TRIAL)
+    model = tiny.build(TRIAL.model, 0)
+    wrapped = Wrapped(model, tiny.anatomy(model, TRIAL.model), TRIAL)
     wrapped.make_optimizer()
     wrapped.loss(data.batch(TRIAL, 0, 1, 0)).backward()
     wrapped.step()
@@ -30,25 +33,25 @@ def trained() -> Wrapped:
 
 
 def test_a_state_is_a_copy_and_equals_itself(trained: Wrapped) -> None:
-    before = states.of(trained)
-    found = states.difference(before, states.of(trained))
+    before = training_state.of(trained)
+    found = training_state.difference(before, training_state.of(trained))
     parameters = len(list(trained.model.parameters()))
     assert (found.weights, found.optimizer, found.settings) == ({}, {}, [])
     assert found.compared == 4 * parameters  # each with step, exp_avg and exp_avg_sq
     with torch.no_grad():
         next(trained.model.parameters()).add_(0.5)
-    assert list(states.difference(before, states.of(trained)).weights.values()) == [
+    assert list(training_state.difference(before, training_state.of(trained)).weights.values()) == [
         pytest.approx(0.5)
     ]
 
 
 def test_the_optimizer_and_its_settings_are_part_of_it(trained: Wrapped) -> None:
-    before = states.of(trained)
+    before = training_state.of(trained)
     weight = dict(trained.model.named_parameters())["lm_head.weight"]
     trained.optimizer.state[weight]["exp_avg"].add_(0.25)
     del trained.optimizer.state[weight]["exp_avg_sq"]
     trained.optimizer.param_groups[0]["lr"] = 0.5
-    found = states.difference(before, states.of(trained))
+    found = training_state.difference(before, training_state.of(trained))
     assert found.weights == {}
     assert found.optimizer == {
         "lm_head.weight exp_avg": pytest.approx(0.25),
@@ -59,32 +62,32 @@ def test_the_optimizer_and_its_settings_are_part_of_it(trained: Wrapped) -> None
 
 def test_a_nan_that_came_back_is_no_difference_and_a_new_one_is() -> None:
     nan, one = (torch.tensor([value, 2.0]) for value in (float("nan"), 1.0))
-    empty = states.State({}, {}, [])
+    empty = training_state.State({}, {}, [])
     with_nan, without = (dataclasses.replace(empty, weights={"w": t}) for t in (nan, one))
-    assert states.difference(with_nan, with_nan).weights == {}
-    (size,) = states.difference(without, with_nan).weights.values()
+    assert training_state.difference(with_nan, with_nan).weights == {}
+    (size,) = training_state.difference(without, with_nan).weights.values()
     assert size is not None
     assert size != size
 
 
 def test_another_shape_is_a_difference_without_a_size() -> None:
-    one, other = (states.State({"w": torch.zeros(n)}, {}, []) for n in (2, 3))
-    assert states.difference(one, other).weights == {"w": None}
+    one, other = (training_state.State({"w": torch.zeros(n)}, {}, []) for n in (2, 3))
+    assert training_state.difference(one, other).weights == {"w": None}
 
 
 class TestWays:
     def test_save_state_needs_an_accelerator(self, trained: Wrapped) -> None:
         with pytest.raises(NotApplicable, match="of kind fsdp2"):
-            saving.way_of(ResumeSpec(through="accelerate")).check(trained)
-        saving.way_of(ResumeSpec(through="dcp")).check(trained)
+            save_and_load.way_of(ResumeSpec(through="accelerate")).check(trained)
+        save_and_load.way_of(ResumeSpec(through="dcp")).check(trained)
 
     def test_an_unknown_way_is_refused(self) -> None:
         with pytest.raises(NotApplicable, match="'floppy'"):
-            saving.way_of(ResumeSpec(through="floppy"))
+            save_and_load.way_of(ResumeSpec(through="floppy"))
 
     def test_a_saved_model_is_loaded_from_the_folder_of_the_save(self, tmp_path) -> None:
         trial = dataclasses.replace(TRIAL, wrapper=WrapperSpec(), reference_path="/elsewhere.pt")
-        source = saving.way_of(ResumeSpec(through="save-pretrained")).source(trial, tmp_path)
+        source = save_and_load.way_of(ResumeSpec(through="save-pretrained")).source(trial, tmp_path)
         assert source.model.source == "checkpoint"
         assert source.checkpoint_path.parent == tmp_path
-        assert saving.way_of(ResumeSpec()).source(trial, tmp_path) == trial
+        assert save_and_load.way_of(ResumeSpec()).source(trial, tmp_path) == trial

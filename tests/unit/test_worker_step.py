@@ -9,11 +9,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag import fixes  # noqa: E402
 from moediag.protocol import ModelSpec, SkewSpec, Starve, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import compare, data, models, reference  # noqa: E402
-from moediag.worker.skew import RouterSkew  # noqa: E402
-from moediag.worker.wrapped import Wrapped, clean_fqn  # noqa: E402
+from moediag.worker import (  # noqa: E402
+    data,
+    fixes,
+)
+from moediag.worker.measure import gradients as compare  # noqa: E402
+from moediag.worker.measure import reference  # noqa: E402
+from moediag.worker.models import tiny  # noqa: E402
+from moediag.worker.models.skew import RouterSkew  # noqa: E402
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn  # noqa: E402
 
 STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])
 
@@ -60,15 +65,15 @@ class TestData:
 
 
 class TestModels:
-    @pytest.mark.parametrize("family", sorted(models.FAMILIES))
+    @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
     def test_a_family_is_built_with_its_layers_and_experts_or_says_why_not(self, family):
         spec = ModelSpec(family=family)
         try:
-            model = models.build(spec, seed=0)
-        except models.NotApplicable as reason:
+            model = tiny.build(spec, seed=0)
+        except tiny.NotApplicable as reason:
             assert family in str(reason)
             return
-        anatomy = models.anatomy(model, spec)
+        anatomy = tiny.anatomy(model, spec)
         assert len(anatomy.layers) == spec.layers
         assert [block.layer for block in anatomy.blocks] == [0, 1]
         names = dict(model.named_modules())
@@ -76,14 +81,14 @@ class TestModels:
         assert anatomy.fused or all(len(b.experts) == spec.experts for b in anatomy.blocks)
 
     def test_the_same_seed_gives_the_same_weights_and_another_seed_others(self):
-        first, same, other = (models.build(ModelSpec(), seed) for seed in (5, 5, 6))
+        first, same, other = (tiny.build(ModelSpec(), seed) for seed in (5, 5, 6))
         weight = "model.layers.0.mlp.gate.weight"
         assert torch.equal(first.state_dict()[weight], same.state_dict()[weight])
         assert not torch.equal(first.state_dict()[weight], other.state_dict()[weight])
 
     def test_the_reference_of_a_bf16_trial_starts_from_the_rounded_weights(self):
         spec = ModelSpec(dtype="bfloat16")
-        rounded, reference_model = models.build(spec, 0), models.build(spec, 0, dtype="float32")
+        rounded, reference_model = tiny.build(spec, 0), tiny.build(spec, 0, dtype="float32")
         weight = "model.layers.0.mlp.gate.weight"
         expected = rounded.state_dict()[weight].float()
         assert torch.equal(reference_model.state_dict()[weight], expected)
@@ -91,8 +96,8 @@ class TestModels:
 
 class TestSkew:
     def counts(self, skew: SkewSpec, rank: int = 0, step: int = 1):
-        model = models.build(ModelSpec(), 0)
-        anatomy = models.anatomy(model, ModelSpec())
+        model = tiny.build(ModelSpec(), 0)
+        anatomy = tiny.anatomy(model, ModelSpec())
         seen = []
         for _, layer in anatomy.layers:
             gate = layer.mlp
@@ -131,8 +136,8 @@ class TestSkew:
 
     def test_it_knows_whether_a_router_could_be_bent(self):
         """From step 2 on the expert starves: before that nothing was to be bent."""
-        model = models.build(ModelSpec(), 0)
-        anatomy = models.anatomy(model, ModelSpec())
+        model = tiny.build(ModelSpec(), 0)
+        anatomy = tiny.anatomy(model, ModelSpec())
         bent = RouterSkew(SkewSpec(starve=[Starve(expert=3, from_step=2)]), 8)
         (_, layer), *_ = anatomy.layers
         enter = bent._entering(0)
@@ -148,8 +153,8 @@ class TestSkew:
         assert not bent.missed
 
     def test_real_scores_are_returned_and_carry_the_gradient(self):
-        model = models.build(ModelSpec(), 0)
-        anatomy = models.anatomy(model, ModelSpec())
+        model = tiny.build(ModelSpec(), 0)
+        anatomy = tiny.anatomy(model, ModelSpec())
         bent = RouterSkew(SkewSpec(starve=[Starve(expert=3)]), 8)
         scores = torch.rand(5, 8, requires_grad=True)
         with bent.installed(anatomy):
@@ -165,8 +170,8 @@ class TestFixes:
     """Each in-model fix on a starved expert: every parameter gets a gradient, and the right one."""
 
     def gradients(self, fix: str | None) -> dict:
-        model = models.build(ModelSpec(), 0)
-        anatomy = models.anatomy(model, ModelSpec())
+        model = tiny.build(ModelSpec(), 0)
+        anatomy = tiny.anatomy(model, ModelSpec())
         if fix:
             module = fixes.load(fix)
             for when in ("before_wrap", "after_wrap"):
@@ -191,13 +196,13 @@ class TestFixes:
 
     @pytest.mark.parametrize("fix", ["set-reduce-scatter-unused-params", "zero-fill"])
     def test_a_fix_of_fsdp2_says_that_it_needs_fsdp2(self, fix):
-        with pytest.raises(models.NotApplicable, match="FSDP2"):
+        with pytest.raises(tiny.NotApplicable, match="FSDP2"):
             self.gradients(fix)
 
     def test_iterate_all_leaves_the_order_of_experts_the_same_on_every_rank(self):
         called = []
-        model = models.build(ModelSpec(), 0)
-        anatomy = models.anatomy(model, ModelSpec())
+        model = tiny.build(ModelSpec(), 0)
+        anatomy = tiny.anatomy(model, ModelSpec())
         fixes.load("iterate-all").after_wrap(model, anatomy, WrapperSpec())
         for index, (_, expert) in enumerate(anatomy.blocks[1].experts):
             expert.register_forward_pre_hook(lambda m, a, i=index: called.append(i))
@@ -220,7 +225,7 @@ class TestReferenceAndComparison:
 
         monkeypatch.setattr(Wrapped, "loss", with_dropout)
         path = tmp_path / "reference.pt"
-        with pytest.raises(models.NotApplicable, match="qwen3_moe draws random numbers"):
+        with pytest.raises(tiny.NotApplicable, match="qwen3_moe draws random numbers"):
             reference.run(trial(reference_path=str(path)))
         assert not path.exists()
 
@@ -228,15 +233,15 @@ class TestReferenceAndComparison:
         # As a router that samples its experts: its top-k does not see the experts' scores.
         monkeypatch.setattr(RouterSkew, "_bent", lambda self, original: original)
         path = tmp_path / "reference.pt"
-        with pytest.raises(models.NotApplicable, match="does not choose experts by a top-k"):
+        with pytest.raises(tiny.NotApplicable, match="does not choose experts by a top-k"):
             reference.run(trial(reference_path=str(path), skew=STARVED))
         reference.run(trial(reference_path=str(path)))
         assert path.exists(), "a healthy routing needs no bending"
 
     def test_it_averages_over_the_ranks(self, expected):
         subject, stored = expected
-        model = models.build(ModelSpec(), 0)
-        wrapped = Wrapped(model, models.anatomy(model, ModelSpec()), subject)
+        model = tiny.build(ModelSpec(), 0)
+        wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)
         for rank in range(2):
             tokens = data.batch(trial(), rank, 1, 0)
             (wrapped.loss(tokens) / 2).backward()
@@ -255,8 +260,8 @@ class TestReferenceAndComparison:
     )
     def test_a_spoilt_gradient_is_wrong_and_the_others_are_not(self, expected, spoil, missing):
         subject, stored = expected
-        model = models.build(ModelSpec(), 0)
-        wrapped = Wrapped(model, models.anatomy(model, ModelSpec()), subject)
+        model = tiny.build(ModelSpec(), 0)
+        wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)
         for name, parameter in model.named_parameters():
             parameter.grad = stored["gradients"][0][name].clone()
         victim = "model.layers.1.mlp.experts.3.up_proj.weight"

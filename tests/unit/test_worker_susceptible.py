@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 if not transformers.__version__.startswith("4.53."):
     pytest.skip("needs transformers 4.53", allow_module_level=True)
 
-from moediag.matrix.cells import of_susceptibility  # noqa: E402
+from moediag.campaign.matrix.cells import of_susceptibility  # noqa: E402
 from moediag.protocol import (  # noqa: E402
     SUSCEPTIBILITY,
     ModelSpec,
@@ -24,7 +24,8 @@ from moediag.protocol import (  # noqa: E402
     Susceptibility,
     Trial,
 )
-from moediag.worker import rank, susceptible  # noqa: E402
+from moediag.worker import rank  # noqa: E402
+from moediag.worker.tasks import susceptibility  # noqa: E402
 
 DIVERGENT = SkewSpec([Starve(3, rank=1, layer=1)])
 MISSING = [f"model.layers.1.mlp.experts.3.{n}_proj.weight" for n in ("gate", "up", "down")]
@@ -46,7 +47,7 @@ def shows(found: Susceptibility) -> bool | None:
 
 
 def test_a_starved_expert_is_predicted_with_its_parameters() -> None:
-    found = susceptible.run(trial())
+    found = susceptibility.run(trial())
     ((first, second),) = found.missing
     assert (sorted(set(second) - set(first)), set(first) - set(second)) == (sorted(MISSING), set())
     cell = of_susceptibility("s f", "4.53.2", found, 0.1, "", "")
@@ -65,18 +66,18 @@ def test_a_starved_expert_is_predicted_with_its_parameters() -> None:
     ids=["everywhere", "swapped", "one-token", "identical"],
 )
 def test_only_what_differs_between_ranks_counts(skew: SkewSpec, expected: bool) -> None:
-    assert shows(susceptible.run(trial(skew))) is expected
+    assert shows(susceptibility.run(trial(skew))) is expected
 
 
 @pytest.mark.parametrize("family", ["olmoe", "llama4"])
 def test_a_family_that_runs_every_expert_is_not_susceptible(family: str) -> None:
-    assert shows(susceptible.run(trial(family=family))) is False
+    assert shows(susceptibility.run(trial(family=family))) is False
 
 
 def test_a_skew_that_begins_later_is_seen_in_its_step() -> None:
     late = SkewSpec([dataclasses.replace(DIVERGENT.starve[0], from_step=2)])
-    assert shows(susceptible.run(trial(late))) is False
-    found = susceptible.run(trial(late, steps=2))
+    assert shows(susceptibility.run(trial(late))) is False
+    found = susceptibility.run(trial(late, steps=2))
     assert shows(found) is True
     assert "step 2" in of_susceptibility("s f", "1.0", found, 0.1, "", "").text
 

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from moediag.protocol import PROGRAMS, ModelSpec, ProgramSpec, StepSpec, Trial, program_options
-from moediag.worker.models import NotApplicable
+from moediag.worker.models.tiny import NotApplicable
 from moediag.worker.programs import tp_router as program
-from moediag.worker.tp_router import look_alike, plans, titan_cpu
-from moediag.worker.tp_router.plans import Cell
+from moediag.worker.programs.router_block import look_alike, plans, titan_cpu
+from moediag.worker.programs.router_block.plans import Cell
 
 
 def trial(**options: object) -> Trial:

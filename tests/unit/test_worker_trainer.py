@@ -10,10 +10,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
-from moediag.worker import arguments, data, models, on_cpu, reference  # noqa: E402
-from moediag.worker.models import NotApplicable  # noqa: E402
-from moediag.worker.pretrain import pretrain  # noqa: E402
-from moediag.worker.trainer import Watched  # noqa: E402
+from moediag.worker import data  # noqa: E402
+from moediag.worker.measure import reference  # noqa: E402
+from moediag.worker.models import tiny  # noqa: E402
+from moediag.worker.models.pretrain import pretrain  # noqa: E402
+from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.shard import accelerate_on_cpu  # noqa: E402
+from moediag.worker.tasks import trainer_arguments  # noqa: E402
+from moediag.worker.tasks.trainer import Watched  # noqa: E402
 
 TRAINER = WrapperSpec(kind="trainer")
 
@@ -31,7 +35,7 @@ def trial(**changes) -> Trial:
 class TestRows:
     def test_a_sequential_sampler_deals_every_rank_its_batches_in_order(self):
         asked = trial(step=StepSpec(steps=2, batch=2, accumulate=2, seq_len=8))
-        rows = arguments.rows(asked, shared=1)
+        rows = trainer_arguments.rows(asked, shared=1)
         assert len(rows) == 2 * 2 * 2 * 2
         batches = [rows[i : i + 2] for i in range(0, len(rows), 2)]
         for position, batch in enumerate(batches):  # accelerate gives batch i to rank i % 2
@@ -40,36 +44,39 @@ class TestRows:
             assert [row["input_ids"] for row in batch] == expected.tolist()
 
     def test_the_first_token_is_nobodys_prediction(self):
-        row = arguments.rows(trial(), shared=1)[0]
+        row = trainer_arguments.rows(trial(), shared=1)[0]
         assert row["labels"][0] == -100
         assert row["labels"][1:] == row["input_ids"][1:]
         assert set(row["attention_mask"]) == {1}
 
     def test_ranks_that_share_a_batch_have_one_row(self):
         shared = trial(layout={"ep": 2}, skew=SkewSpec(batches="per-replica"))
-        assert len(arguments.rows(shared, shared=2)) == shared.step.steps
-        assert len(arguments.rows(shared, shared=1)) == 2 * shared.step.steps
+        assert len(trainer_arguments.rows(shared, shared=2)) == shared.step.steps
+        assert len(trainer_arguments.rows(shared, shared=1)) == 2 * shared.step.steps
 
     def test_ranks_that_share_a_batch_cannot_have_different_ones(self):
         with pytest.raises(NotApplicable, match="gives each 2 ranks one batch"):
-            arguments.rows(trial(layout={"ep": 2}), shared=2)
+            trainer_arguments.rows(trial(layout={"ep": 2}), shared=2)
 
 
 class TestArguments:
     def test_no_clipping_is_a_limit_of_zero_which_a_trainer_takes_for_none(self):
-        assert arguments.training(trial(step=StepSpec(clip=None)), "L", "f")["max_grad_norm"] == 0
-        assert arguments.training(trial(), "L", "f")["max_grad_norm"] == 1.0
+        assert (
+            trainer_arguments.training(trial(step=StepSpec(clip=None)), "L", "f")["max_grad_norm"]
+            == 0
+        )
+        assert trainer_arguments.training(trial(), "L", "f")["max_grad_norm"] == 1.0
 
     def test_fsdp_is_asked_for_where_accelerate_shards_and_nowhere_else(self):
         ram = dataclasses.replace(TRAINER, cpu_ram_efficient_loading=True)
-        config = arguments.training(trial(wrapper=ram), "Layer", "f")["fsdp_config"]
+        config = trainer_arguments.training(trial(wrapper=ram), "Layer", "f")["fsdp_config"]
         assert config["cpu_ram_efficient_loading"] is True
         assert config["transformer_layer_cls_to_wrap"] == "Layer"
         native = trial(wrapper=dataclasses.replace(TRAINER, native_fsdp=True))
         ddp = dataclasses.replace(TRAINER, fsdp_plugin=False)
         alone = trial(wrapper=ddp, layout={"dp_replicate": 2})
-        assert "fsdp" not in arguments.training(native, "L", "f")
-        assert "fsdp" not in arguments.training(alone, "L", "f")
+        assert "fsdp" not in trainer_arguments.training(native, "L", "f")
+        assert "fsdp" not in trainer_arguments.training(alone, "L", "f")
 
     @pytest.mark.parametrize(
         ("layout", "plugin"),
@@ -79,12 +86,12 @@ class TestArguments:
     def test_a_layout_that_would_not_be_what_runs_is_refused(self, layout, plugin):
         wrapper = dataclasses.replace(TRAINER, fsdp_plugin=plugin)
         with pytest.raises(NotApplicable, match="no other layout"):
-            arguments.sharding(trial(world_size=4, layout=layout, wrapper=wrapper), "L")
+            trainer_arguments.sharding(trial(world_size=4, layout=layout, wrapper=wrapper), "L")
 
     def test_ignored_modules_cannot_be_given(self):
         wrapper = dataclasses.replace(TRAINER, ignore_experts=True)
         with pytest.raises(NotApplicable, match="no ignored modules"):
-            arguments.sharding(trial(wrapper=wrapper), "L")
+            trainer_arguments.sharding(trial(wrapper=wrapper), "L")
 
 
 class TestWatched:
@@ -118,7 +125,7 @@ class TestPretrain:
                   model=ModelSpec(source="checkpoint", pretrain=20))  # fmt: skip
 
     def test_the_trials_batches_are_known_by_heart(self):
-        model = models.build(self.ASKED.model, 0)
+        model = tiny.build(self.ASKED.model, 0)
         tokens = data.batch(self.ASKED, 0, 1, 0)
 
         def loss() -> float:
@@ -134,8 +141,8 @@ class TestPretrain:
         asked = dataclasses.replace(self.ASKED, reference_path=str(tmp_path / "reference.pt"))
         reference.run(asked)
         found = reference.load(str(tmp_path / "reference.pt"))
-        saved = type(models.build(asked.model, 0)).from_pretrained(asked.checkpoint_path)
-        fresh = dict(models.build(asked.model, 0).named_parameters())
+        saved = type(tiny.build(asked.model, 0)).from_pretrained(asked.checkpoint_path)
+        fresh = dict(tiny.build(asked.model, 0).named_parameters())
         assert found["losses"][0] < 3.0
         for name, parameter in saved.named_parameters():
             assert torch.equal(parameter, found["weights"][name]), name
@@ -146,7 +153,7 @@ class TestOnCpu:
     def test_what_was_patched_is_as_before_and_nothing_is_told_without_need(self):
         state = pytest.importorskip("accelerate.state")
         made, told = state.AcceleratorState.__init__, []
-        with on_cpu.as_on_gpus(told.append):
+        with accelerate_on_cpu.as_on_gpus(told.append):
             assert state.AcceleratorState.__init__ is not made
         assert state.AcceleratorState.__init__ is made
         assert told == []

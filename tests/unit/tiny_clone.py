@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from moediag.bisect import commits
-from moediag.bisect.clone import Clone
-from moediag.bisect.git_bisect import code, judge_checkout
-from moediag.bisect.progress import Lines
+from moediag.campaign.bisect.commits import commits
+from moediag.campaign.bisect.commits.clone import Clone
+from moediag.campaign.bisect.commits.git_bisect import code, judge_checkout
+from moediag.campaign.bisect.progress import Lines
 from moediag.stacks.releases import Release
 from tests.unit.bisect_fakes import Fake, question
 

@@ -12,8 +12,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from moediag.families import FAMILIES
 from moediag.protocol import ModelSpec
-from moediag.worker import kernels, models
+from moediag.worker import kernels
 from moediag.worker.kernels import experts
+from moediag.worker.models import tiny
 
 calls = 0
 
@@ -25,7 +26,7 @@ def counted(*arguments: Any) -> torch.Tensor:
 
 
 def trained(family: str, kernel: str) -> tuple[torch.Tensor, dict[str, Any]]:
-    model: Any = models.build(ModelSpec(family=family), 0, experts=kernel)
+    model: Any = tiny.build(ModelSpec(family=family), 0, experts=kernel)
     tokens = torch.arange(24).view(1, 24)
     mask = torch.ones_like(tokens)
     logits = model(input_ids=tokens, attention_mask=mask).logits.float()

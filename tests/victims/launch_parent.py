@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from moediag.errors import MoediagError
 from moediag.launch.launcher import launcher
-from moediag.launch.options import LaunchOptions
+from moediag.launch.settings import LaunchOptions
 from moediag.protocol import Trial
 
 

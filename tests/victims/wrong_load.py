@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from moediag.worker import load_methods, rank
-from moediag.worker.load_methods import Job
+from moediag.worker import rank
+from moediag.worker.tasks import load_methods
+from moediag.worker.tasks.load_methods import Job
 
 
 def warm(families: list[str]) -> None:

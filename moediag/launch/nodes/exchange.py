@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moediag.launch.nodes.mailbox import Mailbox
-from moediag.launch.nodes.pulse import Pulse
+from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.status import Pulse
 
 PERIOD = 0.5  # seconds between two pulses of a job on a few nodes
 _PER_NODE = 0.05  # seconds more for each: everybody reads everybody

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from moediag.worker.kernels import interpreted
-from moediag.worker.kernels.groups import Groups
+from moediag.worker.kernels.tiles import Groups
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

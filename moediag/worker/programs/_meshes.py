@@ -10,9 +10,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Outcome, Trial
-from moediag.worker import dispatch, models, reference, step
-from moediag.worker.models import Anatomy, NotApplicable
-from moediag.worker.wrapped import Wrapped, clean_fqn
+from moediag.worker.measure import reference
+from moediag.worker.models import tiny
+from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.shard import dispatch
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn
+from moediag.worker.tasks import step
 
 Wrap = Callable[[nn.Module, Anatomy, Trial], Wrapped]
 
@@ -22,8 +25,8 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device, wrap: Wrap
     experts are told by ``wrapped.plain_shards``, and which each local row is by ``held``."""
     with recorder.paused() if recorder is not None else contextlib.nullcontext():
         expected = reference.compute(trial, moved=True)
-    model = models.build(trial.model, trial.step.seed, experts="eager").to(device)
-    anatomy = models.anatomy(model, trial.model)
+    model = tiny.build(trial.model, trial.step.seed, experts="eager").to(device)
+    anatomy = tiny.anatomy(model, trial.model)
     experts = " and ".join(n for n, _ in anatomy.blocks[0].module.experts.named_parameters())
     wrapped = wrap(model, anatomy, trial)
     wrapped.make_optimizer()

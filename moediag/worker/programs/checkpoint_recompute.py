@@ -13,26 +13,30 @@ import torch
 import torch.distributed as dist
 
 from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import checkpointing, compare, data, load, models, replicas
-from moediag.worker.rerouted import NOTES, Rerouted
-from moediag.worker.right import Right, Told
-from moediag.worker.step import finish
+from moediag.worker import data
+from moediag.worker.measure import gradients as compare
+from moediag.worker.measure import replicas
+from moediag.worker.measure.program_reference import Right, Told
+from moediag.worker.models import checkpoint, tiny
+from moediag.worker.models.rerouted import NOTES, Rerouted
+from moediag.worker.shard import activation_checkpointing
+from moediag.worker.shard.wrap import wrap
+from moediag.worker.tasks.step import finish
 from moediag.worker.versions import versions
-from moediag.worker.wrap import wrap
 
 
 def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
     """All steps of the trial. Raises NotApplicable, and what a backward raises."""
     assert trial.program is not None
     options = trial.program.options
-    asked = load.known(trial.model.experts_implementation)
-    model = models.build(trial.model, trial.step.seed, experts=asked).to(device)
-    anatomy = models.anatomy(model, trial.model)
+    asked = checkpoint.known(trial.model.experts_implementation)
+    model = tiny.build(trial.model, trial.step.seed, experts=asked).to(device)
+    anatomy = tiny.anatomy(model, trial.model)
     if options["router"] == "outside":
-        checkpointing.router_outside(anatomy)
+        activation_checkpointing.router_outside(anatomy)
     else:
-        checkpointing.rewritten(anatomy, options["block"])
-        checkpointing.enable(model, trial.step.checkpointing, options)
+        activation_checkpointing.rewritten(anatomy, options["block"])
+        activation_checkpointing.enable(model, trial.step.checkpointing, options)
     # Only noise is part of the forward.
     drawn = Rerouted("noise" if options["change"] == "noise" else "none", anatomy.experts)
     right = Right(trial, drawn.installed, lambda of, step: draw_anew(trial, of, step))
@@ -47,7 +51,9 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     with contextlib.ExitStack() as active:
         tolerance = None
         if options["unpack"] != "strict":
-            tolerance = active.enter_context(checkpointing.tolerant_unpack(options["unpack"]))
+            tolerance = active.enter_context(
+                activation_checkpointing.tolerant_unpack(options["unpack"])
+            )
         for number in range(1, trial.step.steps + 1):
             if recorder is not None:
                 recorder.step(number)

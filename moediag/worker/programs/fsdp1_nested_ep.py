@@ -18,10 +18,10 @@ from torch.distributed.fsdp import _init_utils, _wrap_utils
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from moediag.protocol import Outcome, Trial
-from moediag.worker import dispatch
 from moediag.worker.programs import _meshes
-from moediag.worker.wrap import FSDP1
-from moediag.worker.wrapped import Select
+from moediag.worker.shard import dispatch
+from moediag.worker.shard.wrap import FSDP1
+from moediag.worker.shard.wrapped import Select
 
 REMOVED = (
     "the two checks of FSDP1 against nesting were removed, as in the report: an FSDP module among "

@@ -13,11 +13,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from moediag.protocol import Outcome, Trial
-from moediag.worker import clip, dispatch, fsdp2, place
-from moediag.worker.models import NotApplicable
+from moediag.worker import clipping as clip
+from moediag.worker.models.tiny import NotApplicable
 from moediag.worker.programs import _meshes
-from moediag.worker.slices import PlainShards
-from moediag.worker.wrapped import Wrapped, clean_fqn
+from moediag.worker.shard import dispatch, fsdp2_internals, placement
+from moediag.worker.shard.declared_slices import PlainShards
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 
 
 def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
@@ -32,7 +33,7 @@ class TwoMeshes(Wrapped):
     def wrap(self, model: nn.Module) -> nn.Module:
         assert self.trial.program is not None
         self.options = self.trial.program.options
-        if fsdp2.sums_for_means(self.trial.backend):
+        if fsdp2_internals.sums_for_means(self.trial.backend):
             raise NotApplicable("FSDP2 on gloo needs torch >= 2.9")
         device = "cuda" if self.trial.on_gpu else "cpu"
         both = _meshes.mesh(self.trial)
@@ -134,7 +135,7 @@ class TwoMeshes(Wrapped):
         if self.options["divide"] == "gradients":
             for _, parameter in _meshes.expert_parameters(self):
                 if parameter.grad is not None:
-                    place.local(parameter.grad).div_(self.ep)
+                    placement.local(parameter.grad).div_(self.ep)
 
     # -- what each rank holds ----------------------------------------------------------
 
@@ -142,7 +143,7 @@ class TwoMeshes(Wrapped):
         held: Dict[str, List[int]] = {}
         for name, parameter in model.named_parameters():
             fqn = clean_fqn(name)
-            where = place.index(parameter)
+            where = placement.index(parameter)
             if fqn in self.plain_shards.rows and where is not None:
                 own = where.reshape(where.shape[0], -1)[:, 0] // parameter[0].numel()
                 held[fqn] = [self.plain_shards.rows[fqn][0] + int(row) for row in own]

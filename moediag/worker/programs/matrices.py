@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import compare, fsdp2, place
-from moediag.worker.models import NotApplicable
-from moediag.worker.slices import PlainShards
+from moediag.worker.measure import gradients as compare
+from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.shard import fsdp2_internals, placement
+from moediag.worker.shard.declared_slices import PlainShards
 from moediag.worker.versions import versions
 
 FEATURES, WIDTH, SAMPLES = 12, 16, 6
@@ -63,7 +64,7 @@ def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    if fsdp2.sums_for_means(trial.backend):
+    if fsdp2_internals.sums_for_means(trial.backend):
         raise NotApplicable("FSDP2 on gloo needs torch >= 2.9: before, it adds where it averages")
     mesh = init_device_mesh(device.type, (trial.world_size,), mesh_dim_names=("dp_shard",))
     model = Matrices(trial.step.seed).to(device)
@@ -101,7 +102,7 @@ def compare_gradients(
     tolerance = compare.Tolerance(rtol, tolerance.atol)
     found = {}
     for fqn, parameter in model.named_parameters():
-        local = None if parameter.grad is None else place.local(parameter.grad)
+        local = None if parameter.grad is None else placement.local(parameter.grad)
         part = _part(parameter, expected[fqn])
         found[fqn] = tolerance.judge(local, part, float(expected[fqn].abs().max()))
     return found
@@ -121,12 +122,12 @@ def compare_weights(
     for fqn, parameter in model.named_parameters():
         tolerance = compare.Tolerance(0.0, allowed)
         part = _part(parameter, expected[fqn])
-        found[fqn] = tolerance.judge(place.local(parameter), part, moved[fqn])
+        found[fqn] = tolerance.judge(placement.local(parameter), part, moved[fqn])
     return found
 
 
 def _part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
-    where = place.index(parameter)
+    where = placement.index(parameter)
     return whole if where is None else whole.reshape(-1)[where]
 
 
@@ -138,7 +139,7 @@ def unwatched(recorder: Any) -> ContextManager[Any]:
 
 @dataclass
 class Held:
-    """What :class:`moediag.worker.replicas.Observer` looks at."""
+    """What :class:`moediag.worker.measure.replicas.Observer` looks at."""
 
     model: nn.Module
     optimizer: Any

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import Outcome, Trial
-from moediag.worker import replicas
+from moediag.worker.measure import replicas
 from moediag.worker.programs import matrices
-from moediag.worker.slices import PlainShards
+from moediag.worker.shard.declared_slices import PlainShards
 
 NAMES = ("loss", "kl", "entropy")
 MISSING = "kl"

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import GradientError, Outcome, OutcomeTable, Trial
-from moediag.worker import compare, moe_configs
-from moediag.worker.moe_configs import Found
+from moediag.worker.measure import gradients as compare
+from moediag.worker.models import moe_configs
+from moediag.worker.models.moe_configs import Found
 from moediag.worker.versions import versions
 
 THREE = ("num_experts", "num_local_experts", "n_routed_experts")

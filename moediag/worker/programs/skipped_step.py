@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import Applied, GradientError, Outcome, Trial
-from moediag.worker import clip, replicas
-from moediag.worker.models import NotApplicable
+from moediag.worker import clipping
+from moediag.worker.measure import replicas
+from moediag.worker.models.tiny import NotApplicable
 from moediag.worker.programs import matrices
-from moediag.worker.slices import PlainShards
+from moediag.worker.shard.declared_slices import PlainShards
 
 DECISION = "optimizer step"
 TOOK = "took optimizer.step()"
@@ -126,7 +127,7 @@ def _norm(model: nn.Module, whose: str) -> float:
     rank's shards alone."""
     if whose == "own-shards":
         grads = [p.grad for p in model.parameters() if p.grad is not None]
-        return float(clip.local_norm(grads))
+        return float(clipping.local_norm(grads))
     norm: Any = nn.utils.clip_grad_norm_(model.parameters(), math.inf)
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 

@@ -17,13 +17,16 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import compare, data, models, ownership, replicas
-from moediag.worker.models import NotApplicable
-from moediag.worker.right import Right, Told
-from moediag.worker.step import finish
+from moediag.worker import data
+from moediag.worker.measure import gradients as compare
+from moediag.worker.measure import ownership, replicas
+from moediag.worker.measure.program_reference import Right, Told
+from moediag.worker.models import tiny
+from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.shard.wrap import wrap
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn
+from moediag.worker.tasks.step import finish
 from moediag.worker.versions import versions
-from moediag.worker.wrap import wrap
-from moediag.worker.wrapped import Wrapped, clean_fqn
 
 ZEROED = "memory that nobody loaded is zeroed, so that the run repeats: to_empty leaves it as it is"
 OWN_LOOP = "weights come by a loop of broadcasts over named_parameters, as frameworks write it"
@@ -49,7 +52,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         model.to_empty(device=device)
     if options["retie"] == "before-sharding":
         model.tie_weights()
-    wrapped = wrap(model, models.anatomy(model, trial.model), trial)
+    wrapped = wrap(model, tiny.anatomy(model, trial.model), trial)
     model.to_empty(device=device)
     wrapped.device = device
     _initialise(model, whole)
@@ -107,7 +110,7 @@ def _fqn(model: nn.Module, module: Any) -> str:
 
 def _on_meta(trial: Trial) -> nn.Module:
     with torch.device("meta"):
-        return models.build(trial.model, trial.step.seed)
+        return tiny.build(trial.model, trial.step.seed)
 
 
 def _initialise(model: nn.Module, whole: nn.Module) -> None:

@@ -17,12 +17,14 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import compare, optimizers, place, replicas
-from moediag.worker.models import Anatomy, NotApplicable
-from moediag.worker.tp_router import look_alike, titan, titan_cpu
-from moediag.worker.tp_router.plans import FIXES, Cell
+from moediag.worker import optimizers
+from moediag.worker.measure import gradients, replicas
+from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.programs.router_block import look_alike, titan, titan_cpu
+from moediag.worker.programs.router_block.plans import FIXES, Cell
+from moediag.worker.shard import placement
+from moediag.worker.shard.wrapped import Wrapped
 from moediag.worker.versions import versions
-from moediag.worker.wrapped import Wrapped
 
 BLOCK = "layers.0.moe"
 _BLOCKS = {"look-alike": look_alike, "torchtitan": titan}
@@ -89,7 +91,7 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         found.losses.append(loss)
         found.reference_losses.append(true_loss)
         broken = _drop_broken(model)
-        found.gradients[str(number)] = compare.compare(wrapped, _gradients(reference))
+        found.gradients[str(number)] = gradients.compare(wrapped, _gradients(reference))
         found.inputs[str(number)] = {BLOCK: _judged(mine, expected[:, part], expected)}
         observer.before_clip()
         if broken:
@@ -170,7 +172,7 @@ def _reduce(model: nn.Module, how: str) -> None:
         return
     for name, parameter in model.named_parameters():
         if "router.gate" in name:
-            gradient = place.local(parameter.grad)  # shares its memory
+            gradient = placement.local(parameter.grad)  # shares its memory
             dist.all_reduce(gradient)
             if how == "mean":
                 gradient /= dist.get_world_size()
@@ -181,11 +183,11 @@ def _drop_broken(model: nn.Module) -> List[str]:
     broken = []
     for name, parameter in model.named_parameters():
         gradient: Any = parameter.grad
-        if gradient is None or not place.distributed(gradient):
+        if gradient is None or not placement.distributed(gradient):
             continue
-        has = place.local(gradient).shape
+        has = placement.local(gradient).shape
         if any(p.is_shard() for p in gradient.placements):
-            should = place.local(parameter).shape
+            should = placement.local(parameter).shape
         else:
             should = parameter.shape  # a copy, or a part of a sum: as large as the whole
         if has != should:
@@ -203,5 +205,5 @@ def _gradients(model: nn.Module) -> Dict[str, Any]:
 
 
 def _judged(mine: torch.Tensor, part: torch.Tensor, whole: torch.Tensor) -> GradientError:
-    tolerance = compare.Tolerance.of("float32", [whole])
+    tolerance = gradients.Tolerance.of("float32", [whole])
     return tolerance.judge(mine, part.cpu(), float(whole.abs().max()))

@@ -1,0 +1,112 @@
+"""An adapter for ``git bisect run``: the verdict on what is checked out, as an exit code.
+
+git asks for one commit at a time, each in a process of its own. What must outlive it (the failure
+that is looked for, verdicts) is in a state file in git's own folder for the working tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.commits.clone import ABBREVIATED, Clone, overlay_folder
+from moediag.campaign.bisect.commits.commits import tops_of
+from moediag.campaign.bisect.drive import resumable
+from moediag.campaign.bisect.follow import Follow
+from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict
+from moediag.campaign.bisect.prober import Prober, Setting
+from moediag.campaign.bisect.progress import Watcher
+from moediag.campaign.bisect.question import Question
+from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.bisect.state import STATE_FILE, State
+from moediag.errors import ExitCode, MoediagError, StackError, UsageError
+
+GOOD, BAD, SKIP, ABORT = 0, 1, 125, 128  # what git bisect run reads from an exit code
+FOLDER = "moediag-bisect"
+
+MakeProber = Callable[[Question, Path], Prober]
+
+
+class NotShown(MoediagError):
+    """The bad release does not show the failure, so no commit can be compared with it."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+def code(verdict: ProbeVerdict) -> int:
+    """Another failure, a flaky one and whatever could not be tried move no bound of git's."""
+    return {Kind.BAD: BAD, Kind.GOOD: GOOD}.get(verdict.kind, SKIP)
+
+
+def judge_checkout(
+    question: Question,
+    clone: Clone,
+    out: Path | None,
+    command: Sequence[str],
+    make: MakeProber,
+    watcher: Watcher,
+) -> ProbeVerdict:
+    """Of the working tree of ``clone``, laid over the environment of the bad release, or of the
+    good one where that decides nothing. ``out``: where the state and the runs are kept.
+
+    Raises NotShown, and UsageError for a package that cannot be laid over.
+    """
+    folder = (out or clone.own_file(FOLDER) / question.scenario.name).absolute()
+    known = {r.version: r for r in question.releases}
+    versions = [v for v in (question.bad, question.good) if v]
+    requests = tuple(question.request(known[v]) for v in versions)
+    with _opened(folder, question, command) as state:
+        prober = make(question, folder)
+        with resumable(state, prober):
+            target = _target(question, state, prober, watcher)
+            tops = tops_of(question.package, requests[0])
+            commit = clone.head
+            # What is not committed is another thing every time.
+            name = f"commit {commit[:ABBREVIATED]}" + (" as changed" if clone.changed else "")
+            follow = Follow(state, prober, watcher, target)
+            attempt = 1
+            while clone.changed and state.known(name, attempt):
+                attempt += 1
+
+            @contextlib.contextmanager
+            def laid_out() -> Iterator[Setting]:
+                parts = {t: p for t in tops if (p := clone.present(t)) is not None}
+                if not parts:
+                    raise StackError(f"{name} has no {tops[0]}")
+                place = folder / "import"
+                try:
+                    yield Setting(name, requests, overlay_folder(place, parts))
+                finally:
+                    shutil.rmtree(place, ignore_errors=True)
+
+            return follow.probe(name, laid_out, attempt)
+
+
+def _opened(folder: Path, question: Question, command: Sequence[str]) -> State:
+    header = question.header(command)
+    try:
+        if (folder / STATE_FILE).exists():
+            return states.resume(folder, header)
+        return states.create(folder, header)
+    except UsageError as error:
+        raise UsageError(
+            error.message, f"For another bisect remove {folder}, or give another --out."
+        ) from error
+
+
+def _target(question: Question, state: State, prober: Prober, watcher: Watcher) -> Target:
+    """The failure as the bad release shows it, installed as it was released; learned once."""
+    if state.stored.target is None:
+        watcher.probing(question.bad, 1)
+        found = prober.learn(question.bad)
+        watcher.finished(found.record)
+        if found.target is None:
+            raise NotShown(f"{question.package} {question.bad}: {found.problem}")
+        state.learned(found.target)
+        watcher.learned(found.target)
+    target = state.stored.target
+    assert target is not None
+    return target

@@ -1,0 +1,75 @@
+"""Probes after the releases are known: commits, corners, sets of packages.
+
+Each is a machine of its own (:mod:`moediag.campaign.bisect.search.machine`), asked one question at
+a time. A finished probe is written to the state file before anything else happens, and is never
+repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+from moediag.campaign.bisect.probe_verdict import ProbeVerdict, skip
+from moediag.campaign.bisect.prober import Prober, Setting
+from moediag.campaign.bisect.progress import Watcher
+from moediag.campaign.bisect.search.machine import Machine
+from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.bisect.state import State
+from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.errors import NoEnvironments, StackError
+
+Q = TypeVar("Q", bound=Hashable)
+A = TypeVar("A")
+Ready = Callable[[], contextlib.AbstractContextManager[Setting]]
+
+
+class Follow:
+    """``made``: how many probes its machines have needed so far, those of earlier runs included."""
+
+    def __init__(self, state: State, prober: Prober, watcher: Watcher, target: Target) -> None:
+        self.state = state
+        self.prober = prober
+        self.watcher = watcher
+        self.target = target
+        self._needed: set[tuple[str, int]] = set()
+
+    @property
+    def made(self) -> int:
+        return len(self._needed)
+
+    def probe(self, name: str, setting: Ready, attempt: int = 1) -> ProbeVerdict:
+        """Of what is called ``name``; ``setting`` is only made ready where it is not known yet,
+        and where that raises StackError the verdict is SKIP."""
+        self._needed.add((name, attempt))
+        record = self.state.known(name, attempt)
+        if record is None:
+            self.watcher.probing(name, attempt)
+            record = self._made(name, setting, attempt)
+            self.state.finished_extra(record)
+            self.watcher.finished(record)
+        return record.verdict
+
+    def prepare(self, settings: Sequence[Setting]) -> None:
+        """Begins to build the environments of those that are not known yet."""
+        self.prober.prepare_on([s for s in settings if self.state.known(s.name) is None])
+
+    def _made(self, name: str, setting: Ready, attempt: int) -> ProbeRecord:
+        try:
+            with setting() as ready:
+                return self.prober.probe_on(ready, attempt, self.target)
+        except NoEnvironments:
+            raise
+        except StackError as error:
+            return ProbeRecord(name, skip(error.message), attempt)
+
+
+def settle(machine: Machine[Q, A], probe: Callable[[Q], ProbeVerdict], most: int) -> A | None:
+    """The machine's answer; None where it needs more than ``most`` probes now."""
+    for _ in range(most):
+        if machine.answer is not None:
+            return machine.answer
+        (question,) = machine.next(1)
+        machine.told(question, probe(question))
+    return machine.answer

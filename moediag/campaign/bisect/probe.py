@@ -1,0 +1,300 @@
+"""A probe of one release: its environment, the scenario's trials on it, and what they say.
+
+The trials are run as in every run (:mod:`moediag.pipeline.run`); a probe's folder is a run
+directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, skip
+from moediag.campaign.bisect.prober import Learned, Setting
+from moediag.campaign.bisect.question import Question
+from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
+from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.prebuild import Ahead
+from moediag.errors import (
+    ExitCode,
+    Interrupted,
+    LaunchError,
+    MoediagError,
+    NoEnvironments,
+    StackError,
+)
+from moediag.hardware import cores
+from moediag.launch.hosts import Hosts
+from moediag.launch.settings import LaunchOptions
+from moediag.pipeline import run as runner
+from moediag.report.progress import Silent, glance
+from moediag.result.run_result import RunResult, TrialResult
+from moediag.scenario.plan import LAUNCHERS
+from moediag.stacks import environment
+from moediag.stacks.environment import Stack
+
+if TYPE_CHECKING:
+    from moediag.campaign.bisect.progress import Watcher
+    from moediag.launch.settings import Progress
+
+Building = Callable[[str, "float | None"], None]
+PROBES = "probes"  # folder of the probes' run directories, in the bisect's
+SURE = 0.95  # how sure a clean release must be
+_LONGEST = 300  # letters of a reason
+
+
+class TooRare(MoediagError):
+    """The failure shows so seldom that no number of trials would do."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class Releases:
+    """The real prober. ``folder``: of the bisect; ``hosts``: where others share them. Use
+    :meth:`close` in the end."""
+
+    def __init__(
+        self,
+        question: Question,
+        folder: Path,
+        watcher: Watcher,
+        launch: LaunchOptions,
+        hosts: Hosts | None = None,
+    ) -> None:
+        self.question = question
+        self.folder = folder
+        self.watcher = watcher
+        self.stopping = threading.Event()
+        self.launch = dataclasses.replace(launch, stop=self.stopping)
+        self.ahead = Ahead()
+        scenario = question.scenario
+        families = {scenario.merged(name).model.family for name in scenario.variants}
+        warm = dataclasses.replace(self.launch, families=tuple(sorted(families)))
+        self.hosts = hosts or Hosts(folder, warm)
+        # Importing takes a core; with two of them the probe at work needs the other.
+        self._early = 1 if cores() < 4 else 2
+        self._releases = {r.version: r for r in question.releases}
+
+    def learn(self, version: str) -> Learned:
+        question = self.question
+        declared = question.scenario.variants[question.variant].repeats
+        trials = max(question.asked.calibrate, declared)
+        ran = self._release(version, 1, trials)
+        if ran.reason:
+            return Learned(ran.record(skip(ran.reason)), None, ran.reason)
+        try:
+            target = learn(
+                ran.trials,
+                question.variant,
+                question.declared,
+                question.asked.match,
+                question.pattern,
+            )
+        except CannotLearn as error:
+            nothing = Target(question.variant, (), (), Match.EXACT)
+            verdict = judge(ran.trials, nothing, SURE)
+            return Learned(ran.record(verdict), None, _problem(error, question, ran))
+        try:
+            target.rate.repeats(SURE)
+        except ValueError as error:
+            raise TooRare(
+                f"{question.variant} on {question.package} {version}: {error}",
+                "Make it show more often (--set), or measure it with more trials (--calibrate).",
+            ) from error
+        return Learned(ran.record(judge(ran.trials, target, SURE)), target)
+
+    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+        ran = self._release(version, attempt, target.rate.repeats(SURE))
+        return ran.record(skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE))
+
+    def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
+        begun = time.monotonic()
+        told: list[ProbeRecord] = []
+        for request in setting.requests:
+            ran = _Ran(setting.name, "", attempt, self.question.variant, begun)
+            self._run(ran, request, target.rate.repeats(SURE), setting.source)
+            verdict = skip(ran.reason) if ran.reason else judge(ran.trials, target, SURE)
+            told.append(ran.record(verdict))
+            if told[-1].verdict.kind != Kind.SKIP:
+                return told[-1]
+        # The first environment is the one that was meant.
+        return dataclasses.replace(told[0], seconds=time.monotonic() - begun)
+
+    def prepare(self, versions: Sequence[str]) -> None:
+        for place, version in enumerate(versions):
+            with contextlib.suppress(MoediagError):  # the probe meets it again and says so
+                request = self.question.request(self._releases[version])
+                stack = environment.ready(request)
+                if stack is None:
+                    self.ahead.build(version, request)
+                elif place < self._early and self._fork:
+                    self.hosts.begin(stack)
+
+    def prepare_on(self, settings: Sequence[Setting]) -> None:
+        for setting in settings:
+            with contextlib.suppress(MoediagError):
+                if environment.ready(setting.requests[0]) is None:
+                    self.ahead.build(setting.name, setting.requests[0])
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def close(self) -> None:
+        self.ahead.close()
+        self.hosts.close()
+        self.stopping.clear()  # whom it was for is gone; what follows may probe again
+
+    @property
+    def _fork(self) -> bool:
+        chosen = self.question.asked.launcher
+        return (LAUNCHERS[self.question.asked.device] if chosen == "auto" else chosen) == "fork"
+
+    # -- one release -----------------------------------------------------------------------
+
+    def _release(self, version: str, attempt: int, trials: int) -> _Ran:
+        release = self._releases[version]
+        uploaded = release.uploaded.isoformat(timespec="seconds") if release.uploaded else ""
+        ran = _Ran(version, uploaded, attempt, self.question.variant, time.monotonic())
+        try:
+            request = self.question.request(release)
+        except NoEnvironments:
+            raise
+        except StackError as error:
+            ran.reason = _flat(error.message)
+            return ran
+        return self._run(ran, request, trials)
+
+    def _run(
+        self, ran: _Ran, request: Mapping[str, str], trials: int, source: Path | None = None
+    ) -> _Ran:
+        observer = _Observer(self.watcher, ran.name, self.stopping)
+
+        def ensure(request: Mapping[str, str], progress: Building) -> Stack:
+            stack = environment.ensure(request, progress)
+            return overlay(stack, source, ran.name, self.question.package) if source else stack
+
+        try:
+            planned = self.question.plan(request, trials)
+            # Here and not only in the run: what is built ahead must not import beside it.
+            environment.ensure(planned.scenario.stack, observer.building)
+            self.ahead.end(ran.name)
+            folder = new_folder(self.folder / PROBES, ran.name.replace(" ", "-"))
+            ran.evidence = str(folder.relative_to(self.folder))
+            options = runner.RunOptions(folder, self.launch, self.hosts.launcher, ensure)
+            ran.result = runner.run(planned, options, observer)
+        except NoEnvironments:
+            raise
+        except (StackError, LaunchError) as error:
+            ran.reason = _flat(error.message)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted during the probe of {ran.name}") from None
+        finally:
+            self.ahead.end(ran.name)
+        return ran
+
+
+def overlay(stack: Stack, source: Path, name: str, package: str) -> Stack:
+    """``stack`` with ``source`` before everything that is installed. ``name``: of what lies there;
+    no other stack may have its key, by which processes that imported it are found again."""
+    had = stack.versions.get(package)
+    return dataclasses.replace(
+        stack,
+        key=f"{stack.key}-{name.replace(' ', '-')}",
+        versions={**stack.versions, package: f"{name}, on {had}" if had else name},
+        pythonpath=[source, *stack.pythonpath],
+        notes=(*stack.notes, f"{package} is {name}, not what is installed ({had or 'nothing'})"),
+    )
+
+
+class _Ran:
+    """What a run left. ``reason``: why it could not be run, else ""."""
+
+    def __init__(self, name: str, uploaded: str, attempt: int, variant: str, began: float) -> None:
+        self.name = name
+        self.uploaded = uploaded
+        self.attempt = attempt
+        self.variant = variant
+        self.began = began
+        self.evidence = ""
+        self.reason = ""
+        self.result: RunResult | None = None
+
+    @property
+    def trials(self) -> tuple[TrialResult, ...]:
+        return self.result.trials if self.result else ()
+
+    def record(self, verdict: ProbeVerdict) -> ProbeRecord:
+        shown = [t.signature for t in self.trials if t.variant == self.variant]
+        return ProbeRecord(
+            version=self.name,
+            verdict=dataclasses.replace(verdict, text=_flat(verdict.text)),
+            attempt=self.attempt,
+            uploaded=self.uploaded,
+            signature="; ".join(dict.fromkeys(shown)),
+            seconds=time.monotonic() - self.began,
+            evidence=self.evidence,
+        )
+
+
+class _Observer(Silent):
+    """Passes on in one line what a run is doing, and ends it when it is to stop."""
+
+    def __init__(self, watcher: Watcher, version: str, stopping: threading.Event) -> None:
+        self.watcher = watcher
+        self.version = version
+        self.stopping = stopping
+        self.trial = ""
+
+    def building(self, text: str, fraction: float | None) -> None:  # noqa: ARG002
+        if self.stopping.is_set():
+            raise KeyboardInterrupt
+        self.watcher.doing(self.version, text)
+
+    def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
+        self.building(text, fraction)
+
+    def trial_started(self, name: str) -> None:
+        self.trial = name
+        self.watcher.doing(self.version, f"{name}: launching")
+
+    def trial_progress(self, name: str, progress: Progress) -> None:
+        self.watcher.doing(self.version, f"{name}: {glance(progress)}")
+
+
+def new_folder(base: Path, version: str) -> Path:
+    """A new folder: what an interrupted probe left stays as it is."""
+    number = 1
+    while True:
+        folder = base / (version if number == 1 else f"{version}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def _problem(error: CannotLearn, question: Question, ran: _Ran) -> str:
+    """What showed instead; where companions are not those that the scenario names, which."""
+    had = next((t.stack for t in ran.trials if t.stack), {})
+    drifted = {
+        name: version
+        for name, version in question.pins.items()
+        if name in had and had[name] != version and name not in question.asked.hold
+    }
+    if not drifted:
+        return f"{error.message}. {error.help_text}"
+    there = ", ".join(f"{name} {had[name]}" for name in drifted)
+    named = " ".join(f"--hold {name}={version}" for name, version in drifted.items())
+    return f"{error.message}. It ran with {there}; as the scenario has it: {named}"
+
+
+def _flat(text: str) -> str:
+    """One line, so that it fits a table."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1] + "…"

@@ -1,0 +1,117 @@
+"""What a probe of one release can say, and when several say the same.
+
+Only BAD (the failure looked for, by its signature) and GOOD (ran to its end, and what must hold
+held) move a bound of the search. Everything else is named in the answer and moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moediag.result.verdicts import StrEnum
+
+
+class Kind(StrEnum):
+    BAD = "bad"
+    GOOD = "good"
+    OTHER = "other"
+    SKIP = "skip"
+    FLAKY = "flaky"
+
+    @property
+    def letter(self) -> str:
+        return self.value[0].upper()
+
+
+DECIDED = frozenset({Kind.BAD, Kind.GOOD})
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeVerdict:
+    """``text``: the signature of an OTHER, the reason of a SKIP, what a FLAKY did. ``rate``: of a
+    FLAKY, the share of its deciding trials that showed the failure, 0 to 1. ``trials``: how many
+    trials decided it; for a GOOD, those that were clean."""
+
+    kind: Kind
+    text: str = ""
+    rate: float | None = None
+    trials: int = 1
+
+    @property
+    def decided(self) -> bool:
+        return self.kind in DECIDED
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields at their default are left out."""
+        raw: dict[str, Any] = {"kind": str(self.kind)}
+        if self.text:
+            raw["text"] = self.text
+        if self.rate is not None:
+            raw["rate"] = round(self.rate, 6)
+        if self.trials != 1:
+            raw["trials"] = self.trials
+        return raw
+
+    @classmethod
+    def from_json(cls, raw: Any) -> ProbeVerdict:
+        """Raises ValueError for anything that :meth:`to_json` does not write."""
+        if not isinstance(raw, dict):
+            raise ValueError("a verdict must be an object")
+        kind, text, rate, trials = (raw.get(k) for k in ("kind", "text", "rate", "trials"))
+        rate_fits = rate is None or (isinstance(rate, int | float) and 0 <= rate <= 1)
+        trials_fit = trials is None or (isinstance(trials, int) and trials >= 0)
+        if not isinstance(text, str | None) or not rate_fits or not trials_fit:
+            raise ValueError(f"no verdict of a probe: {raw}")
+        return cls(Kind(kind), text or "", rate, 1 if trials is None else trials)
+
+
+BAD = ProbeVerdict(Kind.BAD)
+GOOD = ProbeVerdict(Kind.GOOD)
+
+
+def other(signature: str) -> ProbeVerdict:
+    return ProbeVerdict(Kind.OTHER, signature)
+
+
+def skip(reason: str) -> ProbeVerdict:
+    return ProbeVerdict(Kind.SKIP, reason)
+
+
+def flaky(bad: int, good: int) -> ProbeVerdict:
+    """Of ``bad + good`` trials that ran to a decision, ``bad`` showed the failure."""
+    trials = bad + good
+    text = f"shows in {bad} of {trials} trials"
+    return ProbeVerdict(Kind.FLAKY, text, bad / trials, trials)
+
+
+def describe(verdict: ProbeVerdict) -> str:
+    """In words, with its text."""
+    words = {Kind.OTHER: "another failure", Kind.SKIP: "skipped", Kind.FLAKY: "flaky"}
+    word = words.get(verdict.kind, str(verdict.kind))
+    return f"{word} ({verdict.text})" if verdict.text else word
+
+
+def merged(attempts: Sequence[ProbeVerdict], steady: bool) -> ProbeVerdict:
+    """One verdict of several probes of the same release, in the order they were made.
+
+    A failure that shows at times (``steady`` false) is there once it has been seen; one that
+    always shows is FLAKY where probes disagree. Probes that decided nothing are no evidence.
+    Raises ValueError without attempts.
+    """
+    if not attempts:
+        raise ValueError("no attempt to merge")
+    bad = [v for v in attempts if v.kind == Kind.BAD]
+    good = [v for v in attempts if v.kind == Kind.GOOD]
+    shaky = [v for v in attempts if v.kind == Kind.FLAKY]
+    if bad and (not steady or not (good or shaky)):
+        return ProbeVerdict(Kind.BAD, bad[0].text, trials=sum(v.trials for v in bad))
+    if good and not bad and not shaky:
+        return ProbeVerdict(Kind.GOOD, trials=sum(v.trials for v in good))
+    if bad or shaky:
+        shown = sum(v.trials for v in bad)
+        shown += sum(round((v.rate or 0.0) * v.trials) for v in shaky)
+        clean = sum(v.trials for v in (*good, *shaky, *bad)) - shown
+        return flaky(shown, clean) if shown + clean else shaky[0]
+    return attempts[-1]

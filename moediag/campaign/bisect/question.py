@@ -1,0 +1,271 @@
+"""What is asked: which scenario and variant, over which releases of which package, held how."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from packaging.utils import canonicalize_name
+
+import moediag
+from moediag.campaign.bisect.candidates import as_of, searched, spelled
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.search.search import Options
+from moediag.campaign.bisect.signature_match import Match
+from moediag.campaign.bisect.stored import Header
+from moediag.errors import UsageError
+from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
+from moediag.scenario.schema import Scenario, Variant
+from moediag.scenario.source import nearest as like
+from moediag.stacks import releases as index
+from moediag.stacks.base import current_base
+from moediag.stacks.environment import cache_root
+from moediag.stacks.releases import Release
+
+PATIENCE = 6  # undecided releases between bad and good after which no more are tried
+LIBRARIES = ("transformers", "accelerate")  # uv resolves them as of a date by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The command line. ``name``: of the scenario, as typed; ``bad``: "" for the scenario's own
+    release; ``good``: "" for none; ``oldest``: "" for :data:`candidates.REACH`; ``variant``: ""
+    for the first unfixed one; ``calibrate``: trials of the bad end."""
+
+    name: str = ""
+    package: str = "transformers"
+    bad: str = ""
+    good: str = ""
+    oldest: str = ""
+    window: bool = False
+    pre: bool = False
+    yanked: bool = False
+    hold: Mapping[str, str] = field(default_factory=dict)
+    python: str = ""
+    match: Match = Match.EXACT
+    variant: str = ""
+    world_size: int | None = None
+    device: str = "cpu"
+    launcher: str = "auto"
+    timeout: float | None = None
+    calibrate: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``scenario``: reduced to ``variant`` and its controls, without versions; ``pins``: what the
+    scenario names beside the package; ``releases``: those that are searched, oldest first;
+    ``good``: None where it is to be found."""
+
+    scenario: Scenario
+    variant: str
+    package: str
+    pins: Mapping[str, str]
+    releases: tuple[Release, ...]
+    bad: str
+    good: str | None
+    python: str
+    asked: Asked
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return tuple(r.version for r in self.releases)
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        return tuple(name for name in self.scenario.variants if name != self.variant)
+
+    @property
+    def backend(self) -> str:
+        return BACKENDS[self.asked.device]
+
+    @property
+    def world_size(self) -> int:
+        return self.asked.world_size or self.scenario.world.default
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The verdicts that the variant's expectation allows."""
+        return self.scenario.variants[self.variant].expect.verdicts(self.backend)
+
+    @property
+    def pattern(self) -> str | None:
+        return self.scenario.variants[self.variant].expect.pattern
+
+    def request(self, release: Release) -> dict[str, str]:
+        """The environment of a probe of ``release``, for stacks.environment.
+
+        When transformers is searched its companions are those of the release's own day. Another
+        package is searched with what the scenario names beside it: the failure is one of those
+        releases. ``--hold`` overrules both.
+        """
+        hold = dict(self.asked.hold)
+        wanted = {self.package: release.version, **hold}
+        if self.asked.python:
+            wanted["python"] = self.asked.python
+        for name, version in self.pins.items():
+            if name in wanted or name == "python":
+                continue
+            if self.package != "transformers" or name == "torch":
+                wanted[name] = version
+            elif name not in LIBRARIES:
+                wanted[name] = as_of(name, release.uploaded, self.python) or version
+        return wanted
+
+    def plan(self, request: Mapping[str, str], trials: int) -> Plan:
+        """The trials of a probe of the environment of ``request``: the variant ``trials`` times,
+        each control once."""
+        own = self.scenario.variants[self.variant]
+        variants = {
+            **self.scenario.variants,
+            self.variant: own.model_copy(update={"repeats": trials}),
+        }
+        asked = self.asked
+        probed = self.scenario.model_copy(update={"stack": dict(request), "variants": variants})
+        whole = plan(
+            probed,
+            self.world_size,
+            asked.device,
+            launcher=asked.launcher,
+            timeout=asked.timeout,
+        )
+        return dataclasses.replace(whole, trials=tuple(map(self._noting, whole.trials)))
+
+    def _noting(self, planned: PlannedTrial) -> PlannedTrial:
+        """The variant's trials note which functions they run, for what changed in them."""
+        if planned.trial.variant != self.variant:
+            return planned
+        return dataclasses.replace(planned, trial=dataclasses.replace(planned.trial, executed=True))
+
+    def options(self, versions: Sequence[str], rate: Rate) -> Options:
+        """Of a search over ``versions``."""
+        place = {version: number for number, version in enumerate(versions)}
+        return Options(
+            bad=place[self.bad],
+            good=None if self.good is None else place[self.good],
+            window=self.asked.window,
+            patience=PATIENCE,
+            rate=rate,
+        )
+
+    def header(self, command: Sequence[str]) -> Header:
+        asked = self.asked
+        # Nothing of the index: a release more must not keep anyone from resuming.
+        told = self.scenario.to_yaml()
+        return Header(
+            scenario=self.scenario.name,
+            digest=hashlib.sha256(told.encode()).hexdigest()[:16],
+            package=self.package,
+            python=self.python,
+            platform=f"{sys.platform}-{platform.machine()}",
+            match=asked.match,
+            releases=self.versions,
+            options={
+                "bad end": self.bad,
+                "good end": self.good,
+                "oldest": asked.oldest or None,
+                "window": asked.window,
+                "pre-releases": asked.pre,
+                "yanked": asked.yanked,
+                "variant": self.variant,
+                "hold": dict(sorted(asked.hold.items())),
+                "pins": dict(sorted(self.pins.items())),
+                "torch": current_base(cache_root()).torch,
+                "ranks": self.world_size,
+                "device": asked.device,
+                "launcher": asked.launcher,
+                "timeout": asked.timeout,
+                "trials of the bad end": asked.calibrate,
+            },
+            command=tuple(command),
+            moediag_version=moediag.__version__,
+        )
+
+    def over(self, versions: Sequence[str]) -> Question:
+        """The same over the releases that an earlier run searched."""
+        known = {r.version: r for r in index.releases(self.package)}
+        kept = tuple(known.get(version, Release(version)) for version in versions)
+        return dataclasses.replace(self, releases=kept)
+
+
+def ask(scenario: Scenario, asked: Asked) -> Question:
+    """The question of a command line. Asks the index. Raises UsageError, NoSuchRelease and what
+    :mod:`moediag.stacks.releases` raises."""
+    package = str(canonicalize_name(asked.package))
+    hold = {str(canonicalize_name(name)): version for name, version in asked.hold.items()}
+    if package in hold or package == "python":
+        raise UsageError(f"--hold {package}: it is the package that is searched")
+    if "python" in hold:
+        raise UsageError("--hold python: use --python", "For example: --python 3.11")
+    variant = _variant(scenario, asked.variant)
+    merged = scenario.merged(variant)
+    pins = {str(canonicalize_name(n)): v for n, v in merged.stack.items()}
+    base = current_base(cache_root())
+    python = asked.python or pins.get("python") or base.python
+    bad = asked.bad or pins.pop(package, "") or (base.torch or "" if package == "torch" else "")
+    pins.pop(package, None)
+    if not bad:
+        raise UsageError(
+            f"{scenario.name} names no release of {package}, so where is it bad?",
+            "Give a release that has the failure with --bad.",
+        )
+    listed = index.releases(package)
+    bad, good = spelled(package, bad, listed), None
+    if asked.good:
+        good = spelled(package, asked.good, listed)
+        if good == bad:
+            raise UsageError(f"--good {good} and --bad {bad} are the same release")
+    chosen = searched(package, listed, bad, good, asked.oldest, asked.pre, asked.yanked)
+    reduced = _reduced(scenario, variant)
+    question = Question(
+        reduced,
+        variant,
+        package,
+        pins,
+        tuple(chosen),
+        bad,
+        good,
+        python,
+        dataclasses.replace(asked, hold=hold),
+    )
+    question.plan(question.request(chosen[0]), 1)  # what cannot be planned is said now
+    return question
+
+
+def _variant(scenario: Scenario, name: str) -> str:
+    unfixed = [n for n, v in scenario.variants.items() if v.role == "unfixed"]
+    if not unfixed:
+        raise UsageError(
+            f"{scenario.name} only measures: there is no failure to look for",
+            "`moediag list` shows the scenarios.",
+        )
+    if name and name not in unfixed:
+        raise UsageError(
+            f"--variant {name}: no unfixed variant of {scenario.name}{like(name, unfixed)}",
+            f"It has: {', '.join(unfixed)}.",
+        )
+    return name or unfixed[0]
+
+
+def _reduced(scenario: Scenario, variant: str) -> Scenario:
+    """``variant`` and the controls that prove something about it: on the scenario's own stack,
+    with its model. Another family's control may fail where that family has a bug of its own."""
+    family = scenario.merged(variant).model.family
+    controls = {n: v for n, v in scenario.variants.items() if v.role == "control" and not v.stack}
+    close = {n: v for n, v in controls.items() if scenario.merged(n).model.family == family}
+    chosen = close or controls
+    if not chosen:
+        raise UsageError(
+            f"{scenario.name} has no control on its own stack: clean would prove nothing",
+            "Add a variant with `role: control` and without `stack`.",
+        )
+    kept: dict[str, Variant] = {
+        variant: scenario.variants[variant].model_copy(update={"stack": {}}),
+        **chosen,
+    }
+    reduced = scenario.model_copy(update={"variants": kept, "stack": {}, "cost": None})
+    return reduced.with_overrides(scenario.overrides)

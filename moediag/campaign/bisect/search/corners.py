@@ -1,0 +1,230 @@
+"""Which of the things that changed is to blame? Two axes, and a set of packages. Pure.
+
+A good and a bad state differ in the package and in a companion (the accelerate of that day).
+Trying the two mixed corners says whether one of them alone is enough. Between two resolved
+environments more packages differ: delta debugging (Zeller's ddmin) reduces them to a set that is
+still enough and from which nothing can be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moediag.campaign.bisect.probe_verdict import DECIDED, Kind, ProbeVerdict
+from moediag.campaign.bisect.search.machine import Ask, Machine
+from moediag.result.verdicts import StrEnum
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Corner:
+    """Which of the two states the package and the companion are in; ``new`` is the far end."""
+
+    package_new: bool
+    companion_new: bool
+
+
+OLD = Corner(False, False)
+NEW = Corner(True, True)
+PACKAGE_ONLY = Corner(True, False)
+COMPANION_ONLY = Corner(False, True)
+
+
+class Blame(StrEnum):
+    PACKAGE = "package alone"
+    COMPANION = "companion alone"
+    EITHER = "either"
+    TOGETHER = "only together"
+    UNDECIDED = "undecided"
+    NO_CHANGE = "no change"  # the two ends do not differ, or one of them was not decided
+
+
+@dataclass(frozen=True, slots=True)
+class AxesAnswer:
+    """``turns``: what the new end is (BAD: it broke; GOOD: it was repaired), None without a
+    change. ``verdicts``: of every corner that was needed."""
+
+    blame: Blame
+    turns: Kind | None
+    verdicts: tuple[tuple[Corner, ProbeVerdict], ...]
+
+    def words(self, package: str, companion: str) -> str:
+        """E.g. ``transformers alone``, ``only transformers and accelerate together``."""
+        seen = dict(self.verdicts)
+        if self.blame == Blame.PACKAGE:
+            return f"{package} alone"
+        if self.blame == Blame.COMPANION:
+            return f"{companion} alone"
+        if self.blame == Blame.EITHER:
+            return f"either of {package} and {companion}"
+        if self.blame == Blame.TOGETHER:
+            return f"only {package} and {companion} together"
+        if self.blame == Blame.NO_CHANGE:
+            return f"no change between the two ends ({_short(seen[OLD])}, {_short(seen[NEW])})"
+        parts = []
+        for corner, name, held in (
+            (PACKAGE_ONLY, package, companion),
+            (COMPANION_ONLY, companion, package),
+        ):
+            verdict = seen[corner]
+            if not verdict.decided:
+                parts.append(f"new {name} with old {held} decided nothing ({_short(verdict)})")
+            else:
+                enough = "is enough" if verdict.kind == self.turns else "is not enough"
+                parts.append(f"{name} alone {enough}")
+        return "; ".join(parts)
+
+
+class Corners(Machine[Corner, AxesAnswer]):
+    """The four corners: both ends, then the two mixed ones. ``answer`` says who is to blame; for
+    ``only together`` the boundary of each axis is a search of its own, the other held new."""
+
+    def _check(self, question: Corner) -> None:
+        if not isinstance(question, Corner):
+            raise ValueError(f"{question!r} is no corner")
+
+    def _decide(self, ask: Ask[Corner]) -> AxesAnswer:
+        old, new = ask(OLD, 0.5), ask(NEW, 0.5)
+        ends = ((OLD, old), (NEW, new))
+        if {old.kind, new.kind} != DECIDED:
+            return AxesAnswer(Blame.NO_CHANGE, None, ends)
+        package, companion = ask(PACKAGE_ONLY, 0.5), ask(COMPANION_ONLY, 0.5)
+        verdicts = (*ends, (PACKAGE_ONLY, package), (COMPANION_ONLY, companion))
+        if not (package.decided and companion.decided):
+            return AxesAnswer(Blame.UNDECIDED, new.kind, verdicts)
+        names = {
+            (True, False): Blame.PACKAGE,
+            (False, True): Blame.COMPANION,
+            (True, True): Blame.EITHER,
+            (False, False): Blame.TOGETHER,
+        }
+        turned = (package.kind == new.kind, companion.kind == new.kind)
+        return AxesAnswer(names[turned], new.kind, verdicts)
+
+
+# ------------------------------------------------------------------------ many packages
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One package that differs between two environments; None: it is not installed there."""
+
+    name: str
+    old: str | None
+    new: str | None
+
+
+def changes(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:
+    """What differs between two resolutions (``name==version`` each), by name.
+
+    Raises ValueError for a line of another form.
+    """
+    before, after = _pins(old), _pins(new)
+    names = sorted(before.keys() | after.keys())
+    return tuple(
+        Change(name, before.get(name), after.get(name))
+        for name in names
+        if before.get(name) != after.get(name)
+    )
+
+
+def applied(old: Sequence[str], chosen: Sequence[Change]) -> tuple[str, ...]:
+    """The resolution ``old`` with the chosen changes made, sorted by name."""
+    pins: dict[str, str | None] = dict(_pins(old))
+    for change in chosen:
+        pins[change.name] = change.new
+    return tuple(f"{name}=={version}" for name, version in sorted(pins.items()) if version)
+
+
+@dataclass(frozen=True, slots=True)
+class GuiltyAnswer:
+    """``guilty``: indexes of changes that together are enough. ``minimal``: leaving out any one
+    of them was tried and repairs it; ``unsure``: those whose leaving out decided nothing.
+    ``problem``: why there is no answer, "" where there is one."""
+
+    guilty: tuple[int, ...]
+    minimal: bool
+    unsure: tuple[int, ...] = ()
+    problem: str = ""
+
+
+class Reduction(Machine[frozenset[int], GuiltyAnswer]):
+    """ddmin over ``count`` changes. A question is the set of changes that are made (the rest stays
+    old): BAD keeps the search inside it. Sets that decide nothing (a resolution that cannot be
+    installed, another failure) move nothing. Put the likeliest changes first."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        if count < 0:
+            raise ValueError(f"{count} changes")
+        self.count = count
+
+    def _check(self, question: frozenset[int]) -> None:
+        if not all(0 <= index < self.count for index in question):
+            raise ValueError(f"{sorted(question)} of {self.count} changes")
+
+    def _decide(self, ask: Ask[frozenset[int]]) -> GuiltyAnswer:
+        everything = list(range(self.count))
+        none = ask(frozenset(), 0.05)
+        if none.kind != Kind.GOOD:
+            problem = f"with no change made: {_short(none)}, not good"
+            return GuiltyAnswer((), False, problem=problem)
+        every = ask(frozenset(everything), 0.95)
+        if every.kind != Kind.BAD:
+            return GuiltyAnswer(
+                (), False, problem=f"with every change made: {_short(every)}, not bad"
+            )
+        guilty = self._minimised(everything, ask)
+        if len(guilty) == 1:  # nothing left out of it is the unchanged environment, which is good
+            return GuiltyAnswer(tuple(guilty), True)
+        left_out = {i: ask(frozenset(guilty) - {i}, 0.1) for i in guilty}
+        unsure = tuple(i for i, v in left_out.items() if not v.decided)
+        return GuiltyAnswer(tuple(guilty), not unsure, unsure)
+
+    @staticmethod
+    def _minimised(everything: list[int], ask: Ask[frozenset[int]]) -> list[int]:
+        current, parts = everything, 2
+        while len(current) > 1:
+            pieces = _split(current, parts)
+            smaller = next(
+                (p for p in pieces if ask(frozenset(p), 1 / parts).kind == Kind.BAD), None
+            )
+            if smaller is not None:
+                current, parts = smaller, 2
+                continue
+            # With two pieces the complements are the pieces themselves.
+            for piece in pieces if parts > 2 else []:
+                rest = [i for i in current if i not in piece]
+                if ask(frozenset(rest), 0.3).kind == Kind.BAD:
+                    current, parts = rest, max(parts - 1, 2)
+                    break
+            else:
+                if parts >= len(current):
+                    break
+                parts = min(len(current), 2 * parts)
+        return current
+
+
+def _split(items: list[int], parts: int) -> list[list[int]]:
+    """Into ``parts`` pieces whose lengths differ by one at most; parts <= len(items)."""
+    size, larger = divmod(len(items), parts)
+    pieces, start = [], 0
+    for number in range(parts):
+        stop = start + size + (number < larger)
+        pieces.append(items[start:stop])
+        start = stop
+    return pieces
+
+
+def _pins(resolution: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for line in resolution:
+        name, separator, version = line.partition("==")
+        if not (name and separator and version):
+            raise ValueError(f"{line!r} is not name==version")
+        found[name.strip()] = version.strip()
+    return found
+
+
+def _short(verdict: ProbeVerdict) -> str:
+    return f"{verdict.kind} ({verdict.text})" if verdict.text else str(verdict.kind)

@@ -1,0 +1,112 @@
+"""How often must a failure not show before a release is called good?
+
+A failure that shows in a share p of its trials is missed by k trials with chance (1 - p)^k. p is
+not known but was measured, and from few trials, so the chance is averaged over every p that the
+measurement allows (uniform prior, so p ~ Beta(shown + 1, trials - shown + 1)), which has the closed
+form below. Nine failures in ten are taken to show always, until one trial does not show it: else
+three of three would ask for repeats of every release. That prior is an assumption, not a
+measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, flaky, skip
+
+STEADY_PRIOR = 0.9  # share of failures that are taken to show in every trial
+MOST_REPEATS = 200  # beyond that a failure is too rare to be bisected
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Measured at the bad end: ``shown`` of ``trials`` showed the failure. Raises ValueError
+    unless 1 <= shown <= trials."""
+
+    shown: int = 1
+    trials: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shown <= self.trials:
+            raise ValueError(f"shown {self.shown} of {self.trials}: at least one of them must")
+
+    @property
+    def steady(self) -> bool:
+        """It showed in every trial."""
+        return self.shown == self.trials
+
+    def missed(self, clean: int) -> float:
+        """Chance, 0 to 1, that ``clean`` trials of a release that has the failure all miss it."""
+        if clean < 0:
+            raise ValueError(f"{clean} clean trials")
+        hidden = self.trials - self.shown
+        log = sum(math.log(hidden + 1 + i) - math.log(self.trials + 2 + i) for i in range(clean))
+        uneven = math.exp(log)
+        if not self.steady:
+            return uneven
+        if clean == 0:
+            return 1.0
+        # All trials showed it: likely either way, certain where it always shows.
+        doubt = (1 - STEADY_PRIOR) / (self.trials + 1)
+        return uneven * doubt / (STEADY_PRIOR + doubt)
+
+    def repeats(self, sure: float = 0.95) -> int:
+        """Clean trials that make a good release good with at least ``sure``.
+
+        Raises ValueError where that takes more than MOST_REPEATS, or ``sure`` is not in 0..1.
+        """
+        _share(sure)
+        for count in range(1, MOST_REPEATS + 1):
+            if self.missed(count) <= 1 - sure:
+                return count
+        raise ValueError(
+            f"a failure that shows in {self.shown} of {self.trials} trials needs more than "
+            f"{MOST_REPEATS} repeats to be {sure:.0%} sure"
+        )
+
+
+def repeats_at(rate: float, sure: float = 0.95) -> int:
+    """The same for a rate that is known: the smallest k with (1 - rate)^k <= 1 - sure.
+
+    Raises ValueError unless 0 < rate <= 1 and 0 < sure < 1.
+    """
+    _share(sure)
+    if not 0 < rate <= 1:
+        raise ValueError(f"rate {rate}: above 0, at most 1")
+    if rate == 1:
+        return 1
+    return max(1, math.ceil(math.log(1 - sure) / math.log(1 - rate) - 1e-9))
+
+
+def combined(trials: Sequence[ProbeVerdict], rate: Rate, sure: float = 0.95) -> ProbeVerdict:
+    """The verdict of a probe from those of its trials.
+
+    BAD when the failure showed (at least once, where it shows at times); GOOD when enough trials
+    were clean and none showed it; FLAKY when a failure that always shows did so in some only. With
+    too few clean trials: the first OTHER, else the first SKIP, else a SKIP that says how few.
+    Trials that decided nothing never count for or against. Raises ValueError without trials.
+    """
+    if not trials:
+        raise ValueError("a probe without trials")
+    bad = sum(v.trials for v in trials if v.kind == Kind.BAD)
+    good = sum(v.trials for v in trials if v.kind == Kind.GOOD)
+    if bad and good and rate.steady:
+        return flaky(bad, good)
+    if bad:
+        text = next(v.text for v in trials if v.kind == Kind.BAD)
+        return ProbeVerdict(Kind.BAD, text, trials=bad)
+    needed = rate.repeats(sure)
+    if good >= needed:
+        return ProbeVerdict(Kind.GOOD, trials=good)
+    for kind in (Kind.FLAKY, Kind.OTHER, Kind.SKIP):
+        for verdict in trials:
+            if verdict.kind == kind:
+                return verdict
+    return skip(f"clean in {good} trials, {needed} are needed")
+
+
+def _share(sure: float) -> None:
+    if not 0 < sure < 1:
+        raise ValueError(f"sure {sure}: between 0 and 1")

@@ -1,0 +1,280 @@
+"""A bisect from its question to its files, and what one would take before it begins."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import moediag
+from moediag import doctor
+from moediag.campaign.bisect import answer_page
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.afterwards import afterwards
+from moediag.campaign.bisect.beyond import Beyond
+from moediag.campaign.bisect.commits.clone import Clone
+from moediag.campaign.bisect.drive import drive, resumable
+from moediag.campaign.bisect.follow import Follow
+from moediag.campaign.bisect.prober import Prober
+from moediag.campaign.bisect.progress import Watcher
+from moediag.campaign.bisect.question import Question
+from moediag.campaign.bisect.search.answer import Answer, Status
+from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.search.search import Search, most_probes
+from moediag.campaign.bisect.state import State
+from moediag.errors import MoediagError, UsageError
+from moediag.pipeline import run as runner
+from moediag.protocol import write_json
+from moediag.result.run_result import RESULT_FILE
+from moediag.scenario import devices
+from moediag.stacks import environment
+from moediag.stacks.base import current_base
+
+REPORT_FILE = "report.md"
+RUNS = Path("moediag-runs")  # where earlier bisects are looked for
+# Without any measurement: a probe is mostly imports, and on two cores they took 10 to 20 s.
+GUESS = 15.0
+
+MakeProber = Callable[[Question, Path], Prober]
+
+
+def run(
+    question: Question,
+    out: Path | None,
+    resume: bool,
+    command: Sequence[str],
+    make: MakeProber,
+    watcher: Watcher,
+    jobs: int = 1,
+    clone: Clone | None = None,
+) -> tuple[answer_page.Report, Path]:
+    """The report, and the folder that holds it as ``result.json`` and ``report.md`` beside the
+    state file and the probes' run directories. ``clone``: where to look for the commit.
+
+    Raises UsageError for a folder that cannot be used or belongs to another bisect, Interrupted
+    after Ctrl-C, and MoediagError where nothing can be probed.
+    """
+    with _opened(question, out, resume, command) as state:
+        folder = state.path.parent
+        asked = question.over(state.stored.header.releases)
+        prober = make(asked, folder)
+        search = drive(asked, state, prober, watcher, jobs)
+        beyond: dict[str, Beyond] = {}
+        if state.stored.target is not None:
+            follow = Follow(state, prober, watcher, state.stored.target)
+            with resumable(state, prober):
+                beyond = dict(afterwards(asked, search, follow, clone, folder))
+        report = _report(asked, state, search, beyond)
+        write_json(folder / RESULT_FILE, answer_page.to_json(report))
+        (folder / REPORT_FILE).write_text(answer_page.markdown(report), encoding="utf-8")
+    return report, folder
+
+
+def _opened(question: Question, out: Path | None, resume: bool, command: Sequence[str]) -> State:
+    header = question.header(command)
+    if not resume:
+        return states.create(runner.run_folder(out, f"bisect-{question.scenario.name}"), header)
+    if out is None:
+        raise UsageError(
+            "--resume needs the folder of the bisect",
+            "Give it with --out; an interrupted bisect prints the whole command.",
+        )
+    return states.resume(out.resolve(), header)
+
+
+def clean(report: answer_page.Report) -> bool:
+    """It answers what was asked: each boundary lies between a bad and a good release, or the
+    failure goes on to the last release there is, or to the first that has what it takes; and
+    commits were found where a clone was given."""
+    commits = [one.commits for one in report.beyond.values() if one.commits is not None]
+    return _clean(report.answer) and all(one.answered for one in commits)
+
+
+def _clean(answer: Answer) -> bool:
+    if answer.status == Status.FOUND:
+        return True
+    ends = [b.good is not None or b.to_the_end or b.since_it_exists for b in answer.boundaries]
+    return answer.status == Status.OPEN and all(ends)
+
+
+# ------------------------------------------------------------------------ the report
+
+
+def _report(
+    question: Question, state: State, search: Search, beyond: Mapping[str, Beyond]
+) -> answer_page.Report:
+    answer, target = search.answer, state.stored.target
+    assert answer is not None
+    header = state.stored.header
+    return answer_page.Report(
+        package=question.package,
+        scenario=question.scenario.name,
+        answer=answer,
+        releases=header.releases,
+        verdicts=search.verdicts,
+        probes=state.probes,
+        signatures=target.signatures if target else (),
+        match=str(header.match),
+        reproduce=tuple(_reproduce(question, answer, header.releases)),
+        environment=_environment(question),
+        beyond=beyond,
+        extras=state.stored.extras,
+    )
+
+
+def _reproduce(question: Question, answer: Answer, releases: Sequence[str]) -> list[str]:
+    """A command for each release at a boundary; the bad end where there is none."""
+    wanted = {answer.end} if not answer.boundaries else set()
+    for boundary in answer.boundaries:
+        wanted |= {boundary.bad} | ({boundary.good} if boundary.good is not None else set())
+    known = {r.version: r for r in question.releases}
+    lines = []
+    for place in sorted(wanted):
+        with contextlib.suppress(MoediagError):
+            lines.append(_command(question, question.request(known[releases[place]])))
+    return lines
+
+
+def _command(question: Question, request: dict[str, str]) -> str:
+    """What a probe ran, as a command."""
+    asked = question.asked
+    words = ["moediag", "run", asked.name or question.scenario.name]
+    for variant in (question.variant, *question.controls):
+        words += ["--variant", variant]
+    words += devices.options(asked.device, question.world_size)
+    for package, version in request.items():
+        words += ["--stack", f"{package}={version}"]
+    for override in question.scenario.overrides:  # "--set FIELD=VALUE"
+        words += override.split(" ", 1)
+    return shlex.join(words)
+
+
+def _environment(question: Question) -> dict[str, str]:
+    machine = doctor.machine()
+    torch = current_base(environment.cache_root()).torch
+    held = {**question.asked.hold}
+    facts: dict[str, Any] = {
+        "moediag": moediag.__version__,
+        "python": question.python,
+        "torch": held.get("torch", torch) if question.package != "torch" else "as searched",
+        "held": ", ".join(f"{n} {v}" for n, v in held.items() if n != "torch"),
+        "ranks": f"{question.world_size} on {question.backend}",
+        "os": machine["os"],
+        "arch": machine["arch"],
+        "cores": machine["cores"],
+        "gpus": ", ".join(machine["gpus"]),
+    }
+    return {name: str(value) for name, value in facts.items() if value}
+
+
+# ------------------------------------------------------------------------ before it begins
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """``probes``: at most, in a clean history; ``built``: environments that are there; ``mean``:
+    seconds a probe, ``measured`` in so many probes of earlier bisects here (0: a guess)."""
+
+    question: Question
+    probes: int
+    built: int
+    mean: float
+    measured: int
+
+    @property
+    def seconds(self) -> float:
+        return self.probes * self.mean
+
+    def to_json(self) -> dict[str, Any]:
+        q = self.question
+        return {
+            "scenario": q.scenario.name,
+            "variant": q.variant,
+            "controls": list(q.controls),
+            "declared": list(q.declared),
+            "package": q.package,
+            "releases": list(q.versions),
+            "bad": q.bad,
+            "good": q.good,
+            "window": q.asked.window,
+            "match": str(q.asked.match),
+            "hold": dict(q.asked.hold),
+            "probes_at_most": self.probes,
+            "environments_built": self.built,
+            "seconds_per_probe": round(self.mean, 1),
+            "measured_probes": self.measured,
+            "seconds_at_most": round(self.seconds, 1),
+        }
+
+    def lines(self) -> list[str]:
+        from moediag.result import wording
+
+        q = self.question
+        asked = q.asked
+        what = "the first bad release" + (" and the first good one after it" * asked.window)
+        if q.good and q.versions.index(q.good) > q.versions.index(q.bad) and not asked.window:
+            what = "the first good release"
+        ends = f"bad {q.bad}, good {q.good or 'to be found, in growing steps'}"
+        held = ", ".join(f"{n} {v}" for n, v in asked.hold.items())
+        day = (
+            "companions of each release's own day"
+            if q.package == "transformers"
+            else ("with " + ", ".join(f"{n} {v}" for n, v in q.pins.items()))
+        )
+        basis = (
+            f"mean of {wording.plural(self.measured, 'probe')} made here"
+            if self.measured
+            else "a guess: no bisect was made here yet"
+        )
+        return [
+            f"{q.scenario.name}: {what} of {q.package}",
+            f"releases   {len(q.versions)}, {q.versions[0]} to {q.versions[-1]} ({ends})",
+            f"each probe {q.variant}, expected {' or '.join(q.declared)}; controls "
+            f"{', '.join(q.controls)}; {q.world_size} ranks on {q.backend}",
+            f"versions   {'; '.join(filter(None, (day, held and f'held: {held}')))}",
+            f"failure    learned from {wording.plural(asked.calibrate, 'trial')} on {q.bad}, "
+            f"compared {asked.match}",
+            f"probes     at most {self.probes} if it is one stretch; {self.built} of "
+            f"{len(q.versions)} environments are built",
+            "           and 2 at each boundary where companions changed too",
+            f"time       at most {wording.seconds(self.seconds)}: "
+            f"{self.mean:.0f} s a probe, {basis}",
+        ]
+
+
+def forecast(question: Question) -> Forecast:
+    """Starts no process and builds nothing; the index was asked for the question."""
+    options = question.options(question.versions, Rate())
+    built = 0
+    for release in question.releases:
+        with contextlib.suppress(MoediagError):
+            built += environment.ready(question.request(release)) is not None
+    known = _earlier(question)
+    mean = statistics.fmean(known) if known else GUESS
+    return Forecast(question, most_probes(len(question.versions), options), built, mean, len(known))
+
+
+def _earlier(question: Question) -> list[float]:
+    """Seconds of probes that launched something, of bisects on this platform in ``moediag-runs``;
+    those of this scenario where there are any."""
+    own: list[float] = []
+    others: list[float] = []
+    wanted = question.header(())
+    for path in sorted(RUNS.glob(f"*/{states.STATE_FILE}")):
+        try:
+            stored = states.read(path)
+        except MoediagError:
+            continue
+        there = stored.header
+        same = ("platform", "python")
+        if any(getattr(there, name) != getattr(wanted, name) for name in same):
+            continue
+        if there.options.get("device") != question.asked.device:
+            continue
+        spent = [p.seconds for p in stored.probes if p.seconds is not None and p.evidence]
+        (own if there.scenario == wanted.scenario else others).extend(spent)
+    return own or others

@@ -1,0 +1,116 @@
+"""A finished probe, and all releases that were probed on one line. Pure.
+
+``4.52 G  4.53 B … 4.57 B │ 5.0 G``: the letters are the verdicts (Good, Bad, Other failure,
+Skipped, Flaky), the bar is a change of the major version, the dots leave out releases that say the
+same. A minor version stands for its releases where all that were probed agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import Version
+
+from moediag.campaign.bisect.probe_verdict import ProbeVerdict
+
+_SHOWN = 3  # as many neighbours that say the same are all shown
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRecord:
+    """A finished probe. ``uploaded``: of the release, ISO date or ""; ``signature``: what its
+    unfixed trial showed; ``seconds``: wall clock, environment included; ``evidence``: its run
+    directory, relative to the bisect's."""
+
+    version: str
+    verdict: ProbeVerdict
+    attempt: int = 1
+    uploaded: str = ""
+    signature: str = ""
+    seconds: float | None = None
+    evidence: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "attempt": self.attempt,
+            "verdict": self.verdict.to_json(),
+            "uploaded": self.uploaded,
+            "signature": self.signature,
+            "seconds": None if self.seconds is None else round(self.seconds, 3),
+            "evidence": self.evidence,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> ProbeRecord:
+        """Raises ValueError or KeyError for what :meth:`to_json` does not write."""
+        attempt, seconds = raw.get("attempt", 1), raw.get("seconds")
+        texts = [raw["version"], *(raw.get(k, "") for k in ("uploaded", "signature", "evidence"))]
+        if not isinstance(attempt, int) or attempt < 1:
+            raise ValueError(f"attempt {attempt!r}: a number from 1")
+        if not isinstance(seconds, int | float | None):
+            raise ValueError(f"seconds {seconds!r}: a number")
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("version, uploaded, signature and evidence are texts")
+        version, uploaded, signature, evidence = texts
+        verdict = ProbeVerdict.from_json(raw["verdict"])
+        return cls(version, verdict, attempt, uploaded, signature, seconds, evidence)
+
+
+# ------------------------------------------------------------------------ one line
+
+
+def timeline(releases: Sequence[str], verdicts: Mapping[int, ProbeVerdict]) -> str:
+    """``releases`` oldest first; ``verdicts`` of those that were probed, by index. "" without."""
+    entries = _entries(releases, verdicts)
+    line, previous = "", None
+    for start, end in _runs(entries):
+        run = entries[start:end]
+        hidden = len(run) > _SHOWN and _major(run[0]) == _major(run[-1])
+        for number, entry in enumerate([run[0], run[-1]] if hidden else run):
+            if previous is not None:
+                turn = _major(previous) != _major(entry)
+                line += " │ " if turn else " … " if hidden and number else "  "
+            line += f"{entry[0]} {entry[1]}"
+            previous = entry
+    return line
+
+
+_Entry = tuple[str, str]  # label, letter
+
+
+def _entries(releases: Sequence[str], verdicts: Mapping[int, ProbeVerdict]) -> list[_Entry]:
+    minors: dict[tuple[int, int, int], list[int]] = {}
+    for index in sorted(verdicts):
+        minors.setdefault(_minor(releases[index]), []).append(index)
+    found: list[_Entry] = []
+    for minor, members in minors.items():
+        letters = {verdicts[i].kind.letter for i in members}
+        if len(letters) == 1:
+            label = f"{minor[0]}!" * bool(minor[0]) + f"{minor[1]}.{minor[2]}"
+            found.append((label, letters.pop()))
+        else:
+            found += [(releases[i], verdicts[i].kind.letter) for i in members]
+    return found
+
+
+def _minor(version: str) -> tuple[int, int, int]:
+    parsed = Version(version)
+    return parsed.epoch, parsed.major, parsed.minor
+
+
+def _major(entry: _Entry) -> tuple[int, int]:
+    return _minor(entry[0])[:2]
+
+
+def _runs(entries: Sequence[_Entry]) -> list[tuple[int, int]]:
+    """[start, end) of neighbours with one letter and one major version."""
+    starts = [
+        i
+        for i, entry in enumerate(entries)
+        if not i or entry[1] != entries[i - 1][1] or _major(entry) != _major(entries[i - 1])
+    ]
+    return list(itertools.pairwise([*starts, len(entries)]))

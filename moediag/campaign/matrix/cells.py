@@ -1,0 +1,230 @@
+"""A cell of the table, and the table: what each release showed of each subject. Pure.
+
+A *subject* is a scenario with one model family. Its cell on a release is *real* (a run of the
+unfixed variant and its controls, as a bisect probes) or *fast* (the one-process prediction), and
+both may stand at one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from packaging.version import Version
+
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.protocol import Susceptibility
+from moediag.result import wording
+from moediag.result.verdicts import StrEnum, Verdict
+
+
+class Mode(StrEnum):
+    REAL = "real"
+    FAST = "fast"
+
+
+# Words of a cell's verdict beside those of moediag.result.verdicts.Verdict.
+COULD_NOT_RUN = "could-not-run"
+FLAKY = "flaky"
+SUSCEPTIBLE = "susceptible"
+NOT_SUSCEPTIBLE = "not-susceptible"
+
+Key = tuple[str, str, Mode]  # subject, version, mode
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """``verdict``: of the unfixed variant, or one of the words above; ``shows``: the failure that
+    the scenario declares does (False: clean beside a clean control; fast: ranks agree), None where
+    that cannot be said; ``text``: the signature of a failure, else why; ``evidence``: its folder,
+    relative to the matrix's; ``digest``: of the scenario as it ran."""
+
+    subject: str
+    version: str
+    mode: Mode
+    verdict: str
+    shows: bool | None = None
+    text: str = ""
+    seconds: float | None = None
+    evidence: str = ""
+    digest: str = ""
+
+    @property
+    def key(self) -> Key:
+        return self.subject, self.version, self.mode
+
+    @property
+    def status(self) -> str | None:
+        """What a neighbour is compared by; None where nothing was found out."""
+        if self.shows is not None:
+            return str(self.shows)
+        undecided = (COULD_NOT_RUN, str(Verdict.INCONCLUSIVE), FLAKY)
+        return None if self.verdict in undecided else self.verdict
+
+    @property
+    def mark(self) -> str:
+        """As short as a table needs it; a fast one in brackets; "" where the release lacks it."""
+        if self.verdict == Verdict.NOT_APPLICABLE:
+            return ""
+        short = {True: "x", False: "."}
+        word = self.verdict if self.shows is None else short[self.shows]
+        word = {COULD_NOT_RUN: "!", str(Verdict.INCONCLUSIVE): "~"}.get(word, word)
+        return f"({word})" if self.mode == Mode.FAST else word
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "mode": str(self.mode)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Cell:
+        """Raises ValueError or KeyError for what :meth:`to_json` does not write."""
+        texts = {
+            name: raw.get(name, "")
+            for name in ("subject", "version", "verdict", "text", "evidence", "digest")
+        }
+        shows, seconds = raw.get("shows"), raw.get("seconds")
+        if not all(isinstance(text, str) for text in texts.values()) or not texts["subject"]:
+            raise ValueError("subject, version, verdict, text, evidence and digest are texts")
+        if not isinstance(shows, bool | None) or not isinstance(seconds, int | float | None):
+            raise ValueError("shows is true, false or null, seconds a number")
+        Version(texts["version"])
+        return cls(**texts, mode=Mode(raw["mode"]), shows=shows, seconds=seconds)
+
+
+# ------------------------------------------------------------------------ where cells come from
+
+
+def of_probe(
+    subject: str, record: ProbeRecord, digest: str = "", pattern: str | None = None
+) -> Cell:
+    """A real cell from the probe of a release. ``pattern``: a part that the signature of the
+    declared failure has; the same verdict without it is another failure."""
+    verdict, shows = _judged(record)
+    text = record.verdict.text or (record.signature if shows else "")
+    if shows and pattern is not None and pattern not in text.split(":"):
+        shows = None
+    return Cell(
+        subject, record.version, Mode.REAL, verdict, shows, text, record.seconds, record.evidence,
+        digest,
+    )  # fmt: skip
+
+
+def _judged(record: ProbeRecord) -> tuple[str, bool | None]:
+    kind, shown = record.verdict.kind, record.signature.split("; ")[0].split(":")[0]
+    if kind == Kind.BAD:
+        return record.verdict.text.split(":")[0] or shown, True
+    if kind == Kind.GOOD:
+        return str(Verdict.CLEAN), False
+    if kind == Kind.OTHER:
+        return record.verdict.text.split(":")[0], None
+    if kind == Kind.FLAKY:
+        return FLAKY, None
+    if shown == Verdict.NOT_APPLICABLE:
+        return shown, None
+    # Ranks ran, or nothing did: an import that failed says no more than a missing environment.
+    ran = bool(shown) and not (
+        shown == Verdict.CRASH and "cannot be imported" in record.verdict.text
+    )
+    return (str(Verdict.INCONCLUSIVE) if ran else COULD_NOT_RUN), None
+
+
+def of_susceptibility(
+    subject: str, version: str, found: Susceptibility, seconds: float, evidence: str, digest: str
+) -> Cell:
+    """A fast cell: ranks that leave other parameters without a gradient would disagree."""
+    verdict, shows, text = _predicted(found)
+    return Cell(subject, version, Mode.FAST, verdict, shows, text, seconds, evidence, digest)
+
+
+def _predicted(found: Susceptibility) -> tuple[str, bool | None, str]:
+    if found.applicable is not None:
+        return str(Verdict.NOT_APPLICABLE), None, found.applicable
+    for number, by_rank in enumerate(found.missing, 1):
+        sets = [frozenset(missing) for missing in by_rank]
+        everywhere = frozenset.intersection(*sets)
+        if any(missing != everywhere for missing in sets):
+            ranks = [
+                f"rank {rank} {', '.join(wording.compact(n for n in by_rank[rank] if n in own))}"
+                for rank, own in enumerate(missing - everywhere for missing in sets)
+                if own
+            ]
+            return SUSCEPTIBLE, True, f"step {number}, without a gradient: {'; '.join(ranks)}"
+    if not found.finite:
+        return str(Verdict.NONFINITE), None, "a loss is not finite"
+    return NOT_SUSCEPTIBLE, False, ""
+
+
+# ------------------------------------------------------------------------ the table
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """``subjects`` and ``versions`` are its columns and rows, in order; ``looked_for``: by subject
+    the verdicts that its scenario declares; ``cells`` by key; ``listed``: every release that was
+    there to be asked, oldest first."""
+
+    package: str
+    subjects: tuple[str, ...]
+    versions: tuple[str, ...]
+    cells: Mapping[Key, Cell]
+    looked_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    listed: tuple[str, ...] = ()
+
+    def at(self, subject: str, version: str) -> list[Cell]:
+        """Real before fast."""
+        keys = ((subject, version, mode) for mode in (Mode.REAL, Mode.FAST))
+        return [self.cells[key] for key in keys if key in self.cells]
+
+    def mark(self, subject: str, version: str) -> str:
+        """``x``, ``(.)``, ``x (x)``; ``?`` where nothing was run."""
+        found = self.at(subject, version)
+        if not found:
+            return "?"
+        marks = [cell.mark for cell in found if cell.mark]
+        return " ".join(marks) + (" !=" if disagree(found) else "")
+
+    @property
+    def missing(self) -> int:
+        """Places without any cell."""
+        return sum(not self.at(s, v) for s in self.subjects for v in self.versions)
+
+    def disagreements(self) -> list[tuple[Cell, Cell]]:
+        """(real, fast) where they contradict each other."""
+        places = (self.at(s, v) for s in self.subjects for v in self.versions)
+        return [(found[0], found[1]) for found in places if disagree(found)]
+
+    def unsettled(self) -> list[Cell]:
+        """Cells that found nothing out, and failures other than the one looked for."""
+        order = [c for s in self.subjects for v in self.versions for c in self.at(s, v)]
+        return [c for c in order if c.shows is None and c.verdict != Verdict.NOT_APPLICABLE]
+
+    def stretches(self, subject: str) -> list[tuple[str, str]]:
+        """(first, last) of each run of rows in which the failure shows, real before fast; rows that
+        say nothing break no run."""
+        found: list[tuple[str, str]] = []
+        inside = False
+        for version in self.versions:
+            told = [c for c in self.at(subject, version) if c.status is not None]
+            if not told:
+                continue
+            if told[0].shows:
+                found.append((found.pop()[0] if inside else version, version))
+            inside = told[0].shows is True
+        return found
+
+
+def disagree(found: Sequence[Cell]) -> bool:
+    """Both say something, and not the same: shows, clean, not applicable, or another failure."""
+    if len(found) < 2 or any(cell.status is None for cell in found):
+        return False
+    return found[0].status != found[1].status
+
+
+def ordered(versions: Iterable[str]) -> tuple[str, ...]:
+    """Oldest first, each once."""
+    return tuple(sorted(set(versions), key=Version))
+
+
+def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
+    return {cell.key: cell for cell in cells}

@@ -1,0 +1,74 @@
+"""A fast cell: would ranks disagree? One process in the release's environment, no rank launched."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from moediag.campaign.matrix.cells import COULD_NOT_RUN, Cell, Mode, of_susceptibility
+from moediag.campaign.matrix.question import Subject
+from moediag.errors import LaunchError, NoEnvironments, StackError
+from moediag.launch.hosts import Hosts
+from moediag.launch.settings import LaunchOptions
+from moediag.pipeline.run import last_line
+from moediag.protocol import SUSCEPTIBILITY, Susceptibility, Trial, output_file
+from moediag.scenario.plan import plan
+from moediag.stacks import environment
+from moediag.stacks.releases import Release
+from moediag.stacks.resolve import Progress
+
+NAME = "susceptibility"
+
+
+def predict(
+    subject: Subject,
+    release: Release,
+    folder: Path,
+    hosts: Hosts,
+    launch: LaunchOptions,
+    building: Progress,
+) -> Cell:
+    """``folder``: new, for what the process leaves; the cell names it from its parent's parent's
+    parent. A release that cannot be tried is a cell, not an error; raises NoEnvironments where none
+    can, Interrupted and KeyboardInterrupt."""
+    began = time.monotonic()
+    evidence = str(Path(*folder.parts[-3:]))
+    try:
+        stack = environment.ensure(subject.question.request(release), building)
+        with hosts.launcher("fork", stack, folder, launch) as host:
+            host.run(_trial(subject), folder / NAME)
+        found = Susceptibility.read(folder / NAME)
+    except NoEnvironments:
+        raise
+    except (StackError, LaunchError) as error:
+        return _nothing(subject, release, began, error.message)
+    except (OSError, ValueError):
+        log = folder / NAME / output_file(0)
+        return _nothing(subject, release, began, last_line(log) or "the process left no answer",
+                        evidence)  # fmt: skip
+    spent = round(time.monotonic() - began, 3)
+    return of_susceptibility(subject.key, release.version, found, spent, evidence, subject.digest)
+
+
+def _trial(subject: Subject) -> Trial:
+    """The unfixed variant's, in one process."""
+    question = subject.question
+    asked = question.asked
+    planned = plan(
+        question.scenario, question.world_size, asked.device, [question.variant], "fork",
+        timeout=asked.timeout,
+    ).trials[0]  # fmt: skip
+    return dataclasses.replace(
+        planned.trial, name=NAME, purpose=SUSCEPTIBILITY, fix=None, record=False
+    )
+
+
+def _nothing(
+    subject: Subject, release: Release, began: float, why: str, evidence: str = ""
+) -> Cell:
+    spent = round(time.monotonic() - began, 3)
+    return Cell(
+        subject.key, release.version, Mode.FAST, COULD_NOT_RUN, None, " ".join(why.split()),
+        spent, evidence, subject.digest,
+    )  # fmt: skip

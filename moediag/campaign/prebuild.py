@@ -1,0 +1,107 @@
+"""Environments that a search will probably want next, built while it still probes.
+
+Each is built by a process of its own at low priority (a thread could not be ended on Ctrl-C while
+uv works), which ends with this one, however that ends: it notices the end of the pipe to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+
+MOST = 2  # at once
+NICE = 10
+_PATIENCE = 10.0  # seconds between asking a builder to end and ending it
+
+
+class Ahead:
+    """The builders at work, by name."""
+
+    def __init__(self) -> None:
+        self._builders: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock = threading.Lock()
+
+    def build(self, name: str, request: Mapping[str, str]) -> None:
+        """Begins to build ``request``, unless ``name`` was begun before or :data:`MOST` are at
+        work. Nothing is said about how it ends."""
+        with self._lock:
+            busy = [n for n, b in self._builders.items() if b.poll() is None]
+            if name in self._builders or len(busy) >= MOST:
+                return
+            self._builders[name] = subprocess.Popen(
+                [sys.executable, "-m", "moediag.campaign.prebuild", json.dumps(dict(request))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for us; we end it
+            )
+
+    def working(self) -> list[str]:
+        with self._lock:
+            return [name for name, builder in self._builders.items() if builder.poll() is None]
+
+    def end(self, name: str) -> None:
+        """Ends the builder of ``name``, if it is still at work."""
+        with self._lock:
+            builder = self._builders.get(name)
+        if builder is not None:
+            _end([builder])
+
+    def close(self) -> None:
+        """Ends all of them."""
+        with self._lock:
+            builders = list(self._builders.values())
+        _end(builders)
+
+
+def _end(builders: list[subprocess.Popen[bytes]]) -> None:
+    for builder in builders:
+        if builder.poll() is None:
+            builder.terminate()
+    for builder in builders:
+        try:
+            builder.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(builder.pid, signal.SIGKILL)
+            builder.wait()
+        if builder.stdin is not None:
+            builder.stdin.close()
+
+
+# ------------------------------------------------------------------------ the builder
+
+
+def main(text: str) -> int:
+    """Builds the environment; a new one is imported once, because its first import compiles it."""
+    from moediag.errors import MoediagError
+    from moediag.launch import signals
+    from moediag.stacks.environment import ensure, ready
+    from moediag.stacks.first_import import import_once
+
+    threading.Thread(target=_ends_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    try:
+        with signals.as_interrupts(for_good=True):
+            request = json.loads(text)
+            if ready(request) is None:
+                import_once(ensure(request))
+    except (MoediagError, KeyboardInterrupt):
+        return 1  # whoever needs it finds out by itself
+    return 0
+
+
+def _ends_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,256 @@
+"""The `moediag` command: one function per command that parses, calls and chooses the exit code.
+
+Nothing heavy is imported here: `moediag --help` must not wait for libraries that it does not
+use, so each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import moediag
+from moediag.cli import bisect, export, matrix, nightly, report, run, stacks, watch
+from moediag.cli import options as o
+from moediag.errors import ExitCode, MachineError, MoediagError
+from moediag.launch import signals
+from moediag.report import stdout
+
+HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
+
+A failure is a scenario; running it says which rank diverged, where, why, and which fix is right.
+
+Exit codes: 0 every expectation met, 1 an expectation broken (diagnose, watch: a failure found), 2
+wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
+"""
+
+GIT_ABORTS = 128  # added to an error's exit code under --git-bisect
+_MAKE_ROOM = (
+    "Make room (`moediag stacks clean`, old folders in moediag-runs), or use --out on another disk."
+)
+
+app = typer.Typer(
+    help=HELP,
+    epilog="Example: moediag run expert-starvation --cpu 2",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: no import of rich, the same text everywhere
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(stacks.app, name="stacks")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: o.Debug = False,  # noqa: ARG001 - main takes it out, wherever it stands
+) -> None:
+    if version:
+        stdout.line(moediag.__version__)
+    elif context.invoked_subcommand is None:
+        stdout.line(context.get_help())
+        raise typer.Exit(ExitCode.USAGE)
+
+
+app.command(
+    epilog="Example: moediag run expert-starvation --cpu 4 --set model.family=mixtral",
+)(run.run)
+
+
+app.command(
+    epilog="Example: moediag bisect expert-starvation --window --cpu 2",
+)(bisect.bisect)
+
+
+app.command(
+    epilog="Example: moediag matrix expert-starvation --family all --fast --cpu 2",
+)(matrix.matrix)
+
+
+app.command(
+    epilog="Example: moediag nightly --cpu 2 --track pinned --track newest --minutes 30",
+)(nightly.nightly)
+
+
+app.command(
+    epilog="Example: moediag export expert-starvation --variant unfixed --out starvation.py",
+)(export.export)
+
+
+@app.command(name="list", epilog="Example: moediag list --json")
+def list_(as_json: o.Json = False) -> None:
+    """The scenarios of the catalogue."""
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+
+    found = [loading.load(catalogue.find(name)) for name in catalogue.names()]
+    if as_json:
+        _print_json({"scenarios": [{"name": s.name, "title": s.title} for s in found]})
+        return
+    width = max((len(s.name) for s in found), default=0)
+    for scenario in found:
+        stdout.line(f"{scenario.name:{width}}  {scenario.title}")
+
+
+@app.command(epilog="Example: moediag show expert-starvation")
+def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
+    """A scenario in full, every default filled in."""
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+
+    scenario = loading.load(catalogue.find(name), set_)
+    if as_json:
+        _print_json(scenario.model_dump(mode="json"))
+    else:
+        stdout.line(scenario.to_yaml().rstrip("\n"))
+
+
+@app.command(epilog="Example: moediag schema > scenario.schema.json")
+def schema() -> None:
+    """The JSON Schema of scenario files, for editors."""
+    from moediag.scenario.schema import json_schema
+
+    _print_json(json_schema())
+
+
+app.command(
+    epilog="Example: moediag watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
+    context_settings={"allow_interspersed_args": False},
+)(watch.watch)
+
+
+@app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")
+def diagnose(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH…", help="Runs, dumps, stacks, logs.")
+    ],
+    html: o.Html = None,
+    trace: o.Trace = None,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+) -> None:
+    """Diagnose a run or a trial, or what other tools left of a job.
+
+    Flight Recorder dumps, py-spy and pystack output, torchrun's error files and logs are recognised
+    by their content and read together as one job. --html and --trace are written beside the page;
+    to stdout (-) they stand in its place.
+    """
+    chosen = o.views(as_json, html=html, trace=trace)
+    from moediag.pipeline.examine import examine
+    from moediag.report import json_view, page, terminal, views
+
+    found = examine(paths)
+    for written in views.write([found.result], chosen, found.traced):
+        typer.echo(f"wrote {written}", err=True)
+    if as_json:
+        stdout.write(json_view.render(found.result))
+    elif Path("-") not in chosen.values():
+        terminal.render(found.result, views.output(no_color))
+    raise typer.Exit(page.exit_code(found.result))
+
+
+app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")(
+    report.report
+)
+
+
+@app.command(epilog="Example: moediag doctor")
+def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
+    """Can this machine do it, and if not, what to type."""
+    from moediag import doctor as examiner
+    from moediag.report import doctor_view, views
+
+    checks = examiner.checks()
+    if as_json:
+        _print_json({"checks": [dataclasses.asdict(check) for check in checks]})
+    else:
+        doctor_view.render(checks, views.output(no_color))
+    failed = any(check.status == "fail" for check in checks)
+    raise typer.Exit(ExitCode.CANNOT_RUN_HERE if failed else ExitCode.OK)
+
+
+app.command(epilog="Example: moediag env --stack transformers=4.53.2")(report.env)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    given, debug = _without_debug(given)
+    code = _run(given, debug, arguments is None)
+    # To git bisect run any code from 1 to 124 says "bad"; what is no verdict must stop it.
+    errors = (ExitCode.USAGE, ExitCode.INCONCLUSIVE, ExitCode.CANNOT_RUN_HERE, ExitCode.BUG)
+    return code + GIT_ABORTS if "--git-bisect" in given and code in errors else code
+
+
+def _run(given: list[str], debug: bool, for_good: bool) -> int:
+    """The only place that catches errors."""
+    try:
+        with signals.as_interrupts(for_good=for_good):
+            app(args=given, prog_name="moediag", obj=tuple(given))
+    except SystemExit as end:
+        code = _code(end)
+        if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+            typer.echo("error: interrupted", err=True)
+        return code
+    except KeyboardInterrupt:
+        typer.echo("error: interrupted", err=True)
+        return ExitCode.INTERRUPTED
+    except MoediagError as error:
+        _explain(error, debug)
+        return error.exit_code
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f": {error.filename}" if error.filename else ""
+            full = MachineError(f"the disk is full{where}", _MAKE_ROOM)
+            _explain(full, debug)
+            return full.exit_code
+        _apologise(error, debug)
+        return ExitCode.BUG
+    return ExitCode.OK
+
+
+def _without_debug(given: list[str]) -> tuple[list[str], bool]:
+    """--debug may stand anywhere, except in a command that follows ``--``."""
+    end = given.index("--") if "--" in given else len(given)
+    ours = [argument for argument in given[:end] if argument != "--debug"]
+    return [*ours, *given[end:]], len(ours) < end
+
+
+def _explain(error: MoediagError, debug: bool) -> None:
+    if debug:
+        _traceback()
+    typer.echo(f"error: {error.message}", err=True)
+    if error.help_text:
+        typer.echo(error.help_text, err=True)
+
+
+def _apologise(error: Exception, debug: bool) -> None:
+    if debug:
+        _traceback()
+    typer.echo(f"error: a bug in moediag: {type(error).__name__}: {error}", err=True)
+    more = "" if debug else " and what the same command prints with --debug"
+    typer.echo(f"Please report it, with the output of `moediag env`{more}.", err=True)
+
+
+def _traceback() -> None:
+    import traceback
+
+    traceback.print_exc(file=sys.stderr)
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None:
+        return ExitCode.OK
+    return end.code if isinstance(end.code, int) else ExitCode.USAGE
+
+
+def _print_json(value: Any) -> None:
+    stdout.line(json.dumps(value, indent=1, ensure_ascii=False))

@@ -1,0 +1,183 @@
+"""`moediag bisect`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.cli import options as o
+from moediag.errors import ExitCode
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.campaign.bisect.answer_page import Report
+    from moediag.campaign.bisect.commits.clone import Clone
+    from moediag.campaign.bisect.question import Question
+
+
+class MatchKind(str, Enum):
+    exact = "exact"
+    same_class = "class"
+    any = "any"
+
+
+def bisect(
+    context: typer.Context,
+    name: o.Name,
+    package: Annotated[
+        str, typer.Option(metavar="NAME", help="Its releases are searched.")
+    ] = "transformers",
+    bad: Annotated[
+        str, typer.Option(metavar="V", help="A bad release.  [default: the scenario's]")
+    ] = "",
+    good: Annotated[
+        str, typer.Option(metavar="V", help="A good one, older or newer.  [default: found]")
+    ] = "",
+    window: Annotated[
+        bool, typer.Option("--window", help="First bad and, after it, first good again.")
+    ] = False,
+    oldest: Annotated[
+        str,
+        typer.Option(metavar="V", help="Search back to here.  [default: two years before --bad]"),
+    ] = "",
+    pre: Annotated[bool, typer.Option("--pre", help="Pre-releases too.")] = False,
+    yanked: Annotated[bool, typer.Option("--yanked", help="Withdrawn releases too.")] = False,
+    hold: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PACKAGE=VERSION",
+            help="Keep this companion on one release; repeatable. Else those of each release's "
+            "own day.",
+        ),
+    ] = [],  # noqa: B006
+    python: Annotated[
+        str, typer.Option(metavar="X.Y", help="Another interpreter, for old releases.")
+    ] = "",
+    match: Annotated[
+        MatchKind, typer.Option(help="How much of the failure's signature must agree.")
+    ] = MatchKind.exact,
+    variant: Annotated[
+        str, typer.Option("--variant", "-v", metavar="NAME", help="Another unfixed variant.")
+    ] = "",
+    calibrate: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Trials of the bad end: how often does it show?"),
+    ] = 3,
+    repo: Annotated[
+        Path | None,
+        typer.Option("--repo", metavar="PATH", help="A clone of its source: name the commit, too."),
+    ] = None,
+    git_bisect: Annotated[
+        bool,
+        typer.Option(
+            "--git-bisect",
+            help="For `git bisect run`: judge what is checked out here (0 good, 1 bad, 125 "
+            "neither, from 128 on: stop).",
+        ),
+    ] = False,
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
+    set_: o.SetPairs = [],  # noqa: B006
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    timeout: o.Timeout = None,
+    quiescence: o.Quiescence = 3.0,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", min=1, metavar="N", help="Probes at once; same answer."),
+    ] = 1,
+    out: o.Out = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the bisect in --out DIR.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be probed and how long.")
+    ] = False,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Find the release that broke it, and with --window the one that repaired it.
+
+    Each probe runs the unfixed variant and its controls on one release. Only the failure that the
+    bad end shows makes a release bad, only a clean run beside a clean control makes it good; what
+    fails otherwise moves no bound.
+    """
+    world_size, device = o.where(gpus, cpu, share_gpu)
+    held = o.pairs(hold, "--hold")
+
+    from moediag.campaign.bisect import answer_page, question, session
+    from moediag.campaign.bisect.probe import Releases
+    from moediag.campaign.bisect.progress import watching
+    from moediag.campaign.bisect.signature_match import Match
+    from moediag.launch.settings import LaunchOptions
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+
+    scenario = loading.load(catalogue.find(name), set_)
+    asked = question.Asked(
+        name=name, package=package, bad=bad, good=good, oldest=oldest, window=window,
+        pre=pre, yanked=yanked,
+        hold=held, python=python, match=Match(match.value), variant=variant,
+        world_size=world_size, device=device, launcher=launcher.value, timeout=timeout,
+        calibrate=calibrate,
+    )  # fmt: skip
+    what = question.ask(scenario, asked)
+    if dry_run:
+        forecast = session.forecast(what)
+        if as_json:
+            stdout.line(json.dumps(forecast.to_json(), indent=1))
+        else:
+            for line in forecast.lines():
+                stdout.line(line)
+        return
+    o.require_gpus(device, what.world_size * jobs, held.get("torch"))
+    clone = _clone(repo, what) if repo and not git_bisect else None
+    command = ("moediag", *(context.obj or ()))
+    launch = LaunchOptions(quiescence=quiescence)
+    with watching(no_color) as watcher:
+        make = functools.partial(Releases, watcher=watcher, launch=launch)
+        if git_bisect:
+            from moediag.campaign.bisect.commits import git_bisect as adapter
+            from moediag.campaign.bisect.commits.clone import Clone
+
+            here = Clone(repo or Path.cwd())
+            verdict = adapter.judge_checkout(what, here, out, command, make, watcher)
+            raise typer.Exit(adapter.code(verdict))
+        report, folder = session.run(what, out, resume, command, make, watcher, jobs, clone)
+    if as_json:
+        stdout.line(json.dumps(answer_page.to_json(report), indent=1, ensure_ascii=False))
+    else:
+        _show(report, folder)
+    raise typer.Exit(ExitCode.OK if session.clean(report) else ExitCode.INCONCLUSIVE)
+
+
+def _clone(repo: Path, what: Question) -> Clone:
+    """Refused now and not after an hour of probes."""
+    from moediag.campaign.bisect.commits.clone import Clone
+
+    found = Clone(repo)
+    found.tagged(what.package, what.bad)
+    return found
+
+
+def _show(report: Report, folder: Path) -> None:
+    from moediag.campaign.bisect import answer_page, session
+    from moediag.campaign.bisect.timeline import timeline
+    from moediag.report import views
+
+    stdout.line(timeline(report.releases, report.verdicts))
+    stdout.line()
+    for sentence in answer_page.sentences(report.package, report.releases, report.answer):
+        stdout.line(sentence)
+    for one in report.beyond.values():
+        for line in one.lines():
+            stdout.line(line)
+    further = f" and {len(report.extras)} further ones" if report.extras else ""
+    stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes{further}.")
+    stdout.line(f"To paste: {views.short(folder) / session.REPORT_FILE}")

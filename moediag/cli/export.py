@@ -1,0 +1,54 @@
+"""`moediag export`: parse, call, exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moediag.cli import options as o
+from moediag.report import stdout
+
+
+def export(
+    name: o.Name,
+    variant: Annotated[
+        str, typer.Option("--variant", "-v", metavar="NAME", help="[default: the first unfixed]")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="[default: stdout]")
+    ] = None,
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    stack: o.StackPairs = [],  # noqa: B006
+    set_: o.SetPairs = [],  # noqa: B006
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Write a variant as one Python file that torchrun runs without moediag.
+
+    To attach to an upstream issue: it names the library versions, builds the model, bends the
+    routing, takes the steps and holds every gradient against a single process.
+    """
+    world_size, device = o.world(gpus, cpu)
+    stack_overrides = o.pairs(stack, "--stack")
+
+    from moediag.report.views import put
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+    from moediag.scenario import plan as planning
+    from moediag.upstream.export.pinned_versions import versions_of
+    from moediag.upstream.export.write_file import export as write
+
+    scenario = loading.load(catalogue.find(name), set_)
+    wanted = variant or next(n for n, v in scenario.variants.items() if v is scenario.unfixed)
+    plan = planning.plan(
+        scenario, world_size, device, variants=[wanted], stack_overrides=stack_overrides
+    )
+    file_name = out.name if out else f"{scenario.name}-{wanted}.py"
+    text = write(plan, wanted, versions_of(plan.trials[0].stack), file_name)
+    if out is None:
+        stdout.write(text)
+    else:
+        put(out, text, "--out")
+        typer.echo(f"wrote {out}", err=True)

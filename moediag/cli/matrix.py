@@ -1,0 +1,142 @@
+"""`moediag matrix`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.cli import options as o
+from moediag.errors import ExitCode, UsageError
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.campaign.matrix.cells import Matrix
+
+
+def matrix(
+    context: typer.Context,
+    scenarios: Annotated[
+        list[str], typer.Argument(metavar="NAME|FILE.yaml…", help="Scenarios, a column each.")
+    ],
+    family: Annotated[
+        list[str],
+        typer.Option(
+            "--family",
+            metavar="F",
+            help="A column for this model family; repeatable; `all` for each.  "
+            "[default: the scenario's]",
+        ),
+    ] = [],  # noqa: B006
+    package: Annotated[
+        str, typer.Option(metavar="NAME", help="Its releases are the rows.")
+    ] = "transformers",
+    releases: Annotated[
+        str, typer.Option(metavar="V,V,…", help="These, in place of the newest patches.")
+    ] = "",
+    oldest: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="V",
+            help="The newest patch of each minor from here on.  "
+            "[default: transformers 4.51, others two years]",
+        ),
+    ] = "",
+    newest: Annotated[
+        str, typer.Option("--to", metavar="V", help="Up to here.  [default: the newest]")
+    ] = "",
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Predict in one process, launch no ranks; starvation only."),
+    ] = False,
+    confirm: Annotated[
+        bool,
+        typer.Option("--confirm", help="Predict everywhere; run where it changes, and beside."),
+    ] = False,
+    hold: Annotated[
+        list[str],
+        typer.Option(
+            metavar="PACKAGE=VERSION",
+            help="Keep this companion on one release; repeatable. Else those of each release's "
+            "own day.",
+        ),
+    ] = [],  # noqa: B006
+    python: Annotated[
+        str, typer.Option(metavar="X.Y", help="Another interpreter, for old releases.")
+    ] = "",
+    variant: Annotated[
+        str, typer.Option("--variant", "-v", metavar="NAME", help="Another unfixed variant.")
+    ] = "",
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
+    set_: o.SetPairs = [],  # noqa: B006
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    timeout: o.Timeout = None,
+    quiescence: o.Quiescence = 3.0,
+    out: o.Out = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on in --out DIR; also with more columns or releases."),
+    ] = False,
+    as_json: o.Json = False,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write it there; other matrices on the page stay."),
+    ] = None,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Scenarios, or families of one, by release: which release has which failure.
+
+    Each cell is a run of the unfixed variant and its controls, as `moediag bisect` probes.
+    """
+    world_size, device = o.where(gpus, cpu, share_gpu)
+    if fast and confirm:
+        raise UsageError("--confirm predicts too: leave --fast away")
+
+    from moediag.campaign.bisect.question import Asked
+    from moediag.campaign.matrix import question, session, table_page
+    from moediag.campaign.matrix.progress import watching
+    from moediag.campaign.matrix.work import Way
+    from moediag.launch.settings import LaunchOptions
+
+    wanted = question.Wanted(
+        names=tuple(scenarios), overrides=tuple(set_), families=tuple(family), package=package,
+        releases=tuple(filter(None, map(str.strip, releases.split(",")))),
+        oldest=oldest, newest=newest,
+        way=Way.CONFIRM if confirm else Way.FAST if fast else Way.REAL,
+        asked=Asked(
+            hold=o.pairs(hold, "--hold"), python=python, variant=variant, world_size=world_size,
+            device=device, launcher=launcher.value, timeout=timeout, calibrate=1,
+        ),
+    )  # fmt: skip
+    if markdown is not None:
+        session.check_page(markdown)
+    asked = question.ask(wanted)
+    o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
+    command = ("moediag", *(context.obj or ()))
+    with watching(no_color) as progress:
+        make = functools.partial(session.Cells, launch=LaunchOptions(quiescence=quiescence))
+        found, folder = session.run(asked, out, resume, command, progress, make)
+    if markdown is not None:
+        session.write_page(markdown, found, command)
+    if as_json:
+        stdout.line(json.dumps(table_page.to_json(found), indent=1, ensure_ascii=False))
+    else:
+        _show(found, folder, no_color)
+    raise typer.Exit(ExitCode.INCONCLUSIVE if session.doubtful(found) else ExitCode.OK)
+
+
+def _show(found: Matrix, folder: Path, no_color: bool) -> None:
+    from moediag.campaign.matrix import table_page
+    from moediag.report import terminal, views
+
+    console = views.output(no_color)
+    for line in table_page.lines(found, console.width):
+        terminal.show(line, console)
+    stdout.line(f" To paste: {views.short(folder) / 'matrix.md'}")

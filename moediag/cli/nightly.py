@@ -1,0 +1,172 @@
+"""`moediag nightly`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moediag.cli import options as o
+from moediag.errors import UsageError
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.campaign.nightly.blame import Blame
+    from moediag.campaign.nightly.changes import Compared
+    from moediag.campaign.nightly.jobs import Asked, Planned
+    from moediag.campaign.nightly.summary import Summary
+    from moediag.result.run_result import RunResult
+
+
+def nightly(
+    scenario: Annotated[
+        list[str],
+        typer.Option("--scenario", metavar="NAME", help="Only this one; repeat for several."),
+    ] = [],  # noqa: B006
+    track: Annotated[
+        list[str],
+        typer.Option(
+            "--track",
+            metavar="TRACK",
+            help="pinned, newest, pre, or PACKAGE=newest, PACKAGE=pre; repeatable.  [default: the "
+            "first three, for transformers, accelerate and torch]",
+        ),
+    ] = [],  # noqa: B006
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, metavar="M", help="Bound on the runs together.")
+    ] = 60.0,
+    bisect_minutes: Annotated[
+        float,
+        typer.Option(
+            "--bisect-minutes", min=0.0, metavar="M",
+            help="Bound on the bisects of new failures together, after the runs; 0: none.",
+        ),
+    ] = 20.0,
+    history: Annotated[
+        Path, typer.Option("--history", metavar="DIR", help="Where nights are kept.")
+    ] = Path("moediag-history"),
+    nights: Annotated[
+        int, typer.Option("--nights", min=2, metavar="N", help="Nights that make it flaky.")
+    ] = 7,
+    out: o.Out = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="[default: junit.xml in --out]")
+    ] = None,
+    summary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="[default: summary.md in --out]")
+    ] = None,
+    annotate: Annotated[
+        bool, typer.Option("--annotate", help="Print new failures as GitHub annotations.")
+    ] = False,
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    timeout: o.Timeout = None,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:  # fmt: skip
+    """Run the catalogue on pinned and on new releases, and say what changed since the last nights.
+
+    One package is moved at a time. A new failure is bisected between the last good night's release
+    and tonight's, and written down as a draft issue; nothing is filed. Exit code 1 only for what is
+    new.
+    """
+    world_size, device = o.where(gpus, cpu, share_gpu)
+    if annotate and as_json:
+        raise UsageError("--annotate and --json exclude each other", "--json has them as well.")
+
+    from moediag.campaign.nightly import drive, jobs, tracks
+    from moediag.campaign.nightly import summary as pages
+    from moediag.campaign.nightly.changes import Change, compare
+    from moediag.campaign.nightly.history import History
+    from moediag.pipeline import run as runner
+    from moediag.report import terminal, views
+    from moediag.stacks.base import current_base
+    from moediag.stacks.environment import cache_root
+
+    wanted = tracks.parse(track)
+    o.require_gpus(device, world_size or 1)
+    base = current_base(cache_root())
+    asked = jobs.Asked(
+        tuple(scenario), world_size, device, launcher.value, timeout, (base.torch or "")
+    )
+    kept = History(history)
+    notes: list[str] = []
+    planned = jobs.plan_all(list(tracks.resolved(wanted, base.python, notes.append)), asked)
+    folder = runner.run_folder(out, "nightly")
+    with views.progress(no_color) as observer:
+        ran = drive.run(planned, asked, notes, kept, folder, minutes, observer)
+    compared = compare(ran.night, kept.nights, nights)
+    blames = _blames(compared, planned, asked, folder, bisect_minutes, no_color)
+    found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable))
+    _write(found, ran.results, folder, junit, summary)
+    if as_json:
+        stdout.line(json.dumps(_json(found), indent=1, ensure_ascii=False))
+    else:
+        console = views.output(no_color)
+        where = str(views.short(folder))
+        for line in pages.lines(found, where, min(console.width, terminal.WIDEST)):
+            terminal.show(line, console)
+        for command in pages.workflow_commands(found) if annotate else ():
+            stdout.line(command)
+    raise typer.Exit(drive.exit_code(ran.night, len(found.of(Change.NEW))))
+
+
+def _blames(
+    compared: tuple[Compared, ...], planned: list[Planned], asked: Asked, folder: Path,
+    minutes: float, no_color: bool,
+) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
+    """What a bisect said of each new failure, until the time is up."""
+    from moediag.campaign.bisect.progress import watching
+    from moediag.campaign.nightly.blame import blame
+    from moediag.campaign.nightly.changes import Change
+    from moediag.campaign.nightly.clock import Clock
+    from moediag.launch.settings import LaunchOptions
+
+    names = {one.scenario: one.name for one in planned}
+    found: dict[tuple[str, str, str], Blame] = {}
+    with Clock(minutes * 60) as clock:
+        for number, one in enumerate(c for c in compared if c.change == Change.NEW):
+            where = folder / "bisect" / str(number + 1)
+            name = names[one.entry.scenario]
+            with watching(no_color) as watcher:
+                found[one.entry.key] = blame(
+                    one, name, asked, where, clock.left, watcher, LaunchOptions()
+                )
+    return found
+
+
+def _write(
+    found: Summary, results: Mapping[str, RunResult], folder: Path, junit: Path | None,
+    summary: Path | None,
+) -> None:  # fmt: skip
+    from moediag.campaign.nightly import artifacts
+    from moediag.campaign.nightly import summary as pages
+    from moediag.report.views import put
+
+    put(junit or folder / "junit.xml", artifacts.junit(found), "--junit")
+    put(summary or folder / "summary.md", pages.markdown(found), "--summary")
+    for name, text in artifacts.drafts(found, results, folder).items():
+        put(folder / artifacts.FOLDER / name, text, "--out")
+
+
+def _json(found: Summary) -> dict[str, Any]:
+    compared = [
+        {
+            "change": str(one.change),
+            **dataclasses.asdict(one.entry),
+            "since": one.since.night if one.since else None,
+            "last_good": one.last_good.night if one.last_good else None,
+            "blame": dataclasses.asdict(blame)
+            if (blame := found.blames.get(one.entry.key))
+            else None,
+        }
+        for one in found.compared
+    ]
+    return {"night": found.night.to_json(), "compared": compared}

@@ -1,0 +1,82 @@
+"""`moediag report` and `moediag env`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import moediag
+from moediag.cli import options as o
+from moediag.errors import UsageError
+from moediag.report import stdout
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")],
+    html: o.Html = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A draft bug report; of several runs, or none, tables."),
+    ] = None,
+    for_: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="PROJECT",
+            help="Whose template the draft follows: transformers, accelerate, pytorch, torchtitan; "
+            "or tables.  [default: whose bug the scenario says it is]",
+        ),
+    ] = "",
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="For CI.")] = None,
+    trace: o.Trace = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Show finished runs again, or write them to files.
+
+    --markdown of one run that failed is a draft bug report with a file that shows it; nothing is
+    filed.
+    """
+    from moediag.report import terminal, views
+
+    if for_ and markdown is None:
+        raise UsageError(f"--for {for_} is about --markdown", "Add --markdown FILE.")
+    loaded = [views.load(path) for path in runs]
+    chosen = o.views(html=html, markdown=markdown, junit=junit, trace=trace)
+    results = [result for result, _ in loaded]
+    made: dict[str, str] = {}
+    if markdown is not None:
+        from moediag.upstream import draft_evidence
+
+        draft = draft_evidence.of_runs(loaded, for_)
+        if draft is not None:
+            made["markdown"] = draft.text
+            beside = draft.attachment
+            if beside is not None and markdown != Path("-"):
+                views.put(markdown.with_name(beside.name), beside.text, "--markdown")
+                typer.echo(f"wrote {markdown.with_name(beside.name)}, to attach", err=True)
+            typer.echo(f"a draft for {draft.repository}; nothing is filed", err=True)
+    for written in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
+        typer.echo(f"wrote {written}", err=True)
+    if not chosen:
+        for result, folder in loaded:
+            terminal.render(result, views.output(no_color), views.short(folder))
+
+
+def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
+    """What to paste into a bug report: machine, versions, builds, variables.
+
+    Of the Python that runs moediag, or with --stack of an environment that is built. Values of
+    variables that sound like secrets are left out.
+    """
+    from moediag import doctor as examiner
+    from moediag.upstream import system_info
+
+    found = system_info.here(system_info.built(o.pairs(stack, "--stack")), tools=True)
+    if as_json:
+        told = {"moediag": moediag.__version__, **examiner.machine(), **found.to_json()}
+        stdout.line(json.dumps(told, indent=1, ensure_ascii=False))
+    else:
+        stdout.line("\n".join(["### moediag environment", "", *found.lines()]))

@@ -1,0 +1,131 @@
+"""`moediag run`: parse, call, exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from moediag.cli import options as o
+from moediag.errors import UsageError
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.campaign.sweep.session import SweepOptions
+
+
+def run(
+    name: o.NameOrNone = None,
+    every: o.All = False,
+    variant: o.Variants = [],  # noqa: B006 - typer copies defaults
+    gpus: o.Gpus = None,
+    cpu: o.Cpu = None,
+    share_gpu: o.ShareGpu = False,
+    stack: o.StackPairs = [],  # noqa: B006
+    set_: o.SetPairs = [],  # noqa: B006
+    launcher: o.LauncherOption = o.LauncherKind.auto,
+    nnodes: o.Nnodes = 1,
+    rdzv_endpoint: o.Rendezvous = None,
+    node_rank: o.NodeRank = None,
+    shared: o.Shared = None,
+    silence: o.Silence = 20.0,
+    repeat: o.Repeat = 1,
+    timeout: o.Timeout = None,
+    quiescence: o.Quiescence = 3.0,
+    out: o.Out = None,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001 - main takes it out, wherever it stands
+) -> None:
+    """Run a scenario and judge each variant of it.
+
+    Without --cpu or --gpus: on the CPU, with the number of ranks that the scenario names.
+    The unfixed code, each fix and each control runs on real ranks; its collectives and its
+    gradients are held against a single-process reference.
+    """
+    world_size, device = o.where(gpus, cpu, share_gpu)
+    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every)
+    stack_overrides = o.pairs(stack, "--stack")
+    _one_or_all(name, every, variant, set_)
+
+    from moediag.launch.settings import LaunchOptions
+
+    launch = LaunchOptions(
+        quiescence=quiescence, silence=silence, nnodes=nnodes, rdzv_endpoint=rdzv_endpoint,
+        node_rank=node_rank, shared=shared,
+    )  # fmt: skip
+    if name is None:
+        from moediag.campaign.sweep.session import SweepOptions
+
+        options = SweepOptions(
+            world_size, device, o.launcher_for(launcher, nnodes), repeat, timeout,
+            stack_overrides, launch,
+        )  # fmt: skip
+        raise typer.Exit(_all(options, out, as_json, no_color))
+
+    from moediag.pipeline import run as runner
+    from moediag.report import json_view, page, terminal, views
+    from moediag.scenario import catalogue
+    from moediag.scenario import load as loading
+    from moediag.scenario import plan as planning
+
+    scenario = loading.load(catalogue.find(name), set_)
+    plan = planning.plan(
+        scenario,
+        world_size or scenario.world.default,
+        device,
+        variants=variant,
+        launcher=o.launcher_for(launcher, nnodes),
+        repeat=repeat,
+        timeout=timeout,
+        stack_overrides=stack_overrides,
+    )
+    ranks = world_size or scenario.world.default
+    o.require_gpus(device, ranks // nnodes, plan.scenario.stack.get("torch"))
+    folder = runner.run_folder(out, scenario.name)
+    with views.progress(no_color) as observer:
+        result = runner.run(plan, runner.RunOptions(folder, launch), observer)
+    if as_json:
+        stdout.write(json_view.render(result))
+    else:
+        terminal.render(result, views.output(no_color), views.short(folder))
+    raise typer.Exit(page.exit_code(result))
+
+
+def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[str]) -> None:
+    """Raises UsageError for what --all does not go with."""
+    if every and name is not None:
+        raise UsageError(f"--all runs the whole catalogue, and {name} was named as well")
+    if not every and name is None:
+        raise UsageError(
+            "no scenario was named", "`moediag list` shows them; --all runs every one of them."
+        )
+    for option, given in (("--variant", variant), ("--set", set_)):
+        if every and given:
+            raise UsageError(
+                f"{option} {given[0]} is about one scenario, --all runs every one",
+                "Name the scenario: moediag run NAME.",
+            )
+
+
+def _all(options: SweepOptions, out: Path | None, as_json: bool, no_color: bool) -> int:
+    """Returns the exit code."""
+    import json
+
+    from moediag.campaign.sweep import session
+    from moediag.campaign.sweep import summary as view
+    from moediag.pipeline import run as runner
+    from moediag.report import views
+
+    ranks = (options.world_size or 1) // options.launch.nnodes
+    o.require_gpus(options.device, ranks, options.stack.get("torch"))
+    planned = session.plan_all(options)
+    folder = runner.run_folder(out, "all")
+    with views.progress(no_color) as observer:
+        found = session.sweep(planned, options, folder, observer)
+    if as_json:
+        stdout.line(json.dumps(found.to_json(), indent=1))
+    else:
+        view.render(found, views.output(no_color), str(views.short(folder)))
+    return found.exit_code

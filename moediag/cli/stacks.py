@@ -1,0 +1,156 @@
+"""`moediag stacks`: environments of other library versions, also for machines without a network."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.cli import options as o
+from moediag.errors import UsageError
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.stacks.built import EnvironmentInfo
+
+app = typer.Typer(
+    help="Environments of other library versions: list, build, clean.",
+    epilog="Example: moediag stacks build transformers=4.53.2",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+
+@app.command(name="list", epilog="Example: moediag stacks list --json")
+def list_(as_json: o.Json = False) -> None:
+    """What is built here: size and last use."""
+    from moediag.stacks.built import list_environments
+
+    found = list_environments()
+    if as_json:
+        rows = [dataclasses.asdict(info) for info in found]
+        stdout.line(json.dumps({"environments": rows}, indent=1, default=str))
+        return
+    if not found:
+        typer.echo("nothing is built yet; `moediag run` builds what a scenario needs", err=True)
+    now = datetime.now(timezone.utc)
+    for info in found:
+        stdout.line(_line(info, now))
+
+
+@app.command(epilog="Example: moediag stacks build --python-version 3.12 --out bundle")
+def build(
+    packages: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PACKAGE=VERSION…", help="One stack. Without: every stack of the catalogue."
+        ),
+    ] = None,
+    python_version: Annotated[
+        str | None,
+        typer.Option(metavar="X.Y", help="Python of the other machine, with --out."),
+    ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option(metavar="ARCH", help="x86_64 or aarch64 of the other machine, with --out."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Make a folder that installs without a network."),
+    ] = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Build environments now, or bundle them for a machine without a network."""
+    if out is None and (python_version or platform):
+        raise UsageError(
+            "--python-version and --platform describe another machine",
+            "Add --out DIR for the folder to carry there.",
+        )
+    wanted = [o.pairs(packages, "stacks build")] if packages else _catalogue()
+
+    from moediag.report import views
+
+    if out is not None:
+        import sys
+
+        from moediag.stacks.offline import make_bundle
+
+        version = python_version or f"{sys.version_info[0]}.{sys.version_info[1]}"
+        with views.progress(no_color) as observer:
+            bundle = make_bundle(
+                wanted,
+                version,
+                out,
+                functools.partial(observer.stack, "bundle"),
+                platform,
+            )
+        stdout.line(f"{bundle.folder}  {len(bundle.wheels)} wheels  {_bytes(bundle.size)}")
+        return
+
+    from moediag.stacks.environment import ensure
+
+    for request in wanted:
+        label = _label(request)
+        with views.progress(no_color) as observer:
+            stack = ensure(request, functools.partial(observer.stack, label))
+        stdout.line(f"{stack.key}  {label}  {stack.seconds:.1f} s  {stack.python}")
+
+
+@app.command(epilog="Example: moediag stacks clean --older-than 30")
+def clean(
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY…", help="As `stacks list` shows them.")
+    ] = None,
+    older_than: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0, help="Not used for so long.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+) -> None:
+    """Remove environments; one in use is kept."""
+    from moediag.stacks.built import clean as remove
+
+    for removed in remove(tuple(keys or ()), older_than, everything):
+        what = f"kept: {removed.reason}" if removed.reason else f"freed {_bytes(removed.freed)}"
+        stdout.line(f"{removed.key}  {what}")
+
+
+def _catalogue() -> list[dict[str, str]]:
+    """Every stack that some trial of the catalogue asks for, each once."""
+    from moediag.scenario import catalogue
+    from moediag.scenario.load import load
+    from moediag.scenario.plan import plan
+
+    found: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    for name in catalogue.names():
+        for planned in plan(load(catalogue.find(name)), 2, "cpu").trials:
+            found.setdefault(tuple(sorted(planned.stack.items())), dict(planned.stack))
+    return [request for request in found.values() if request]
+
+
+def _line(info: EnvironmentInfo, now: datetime) -> str:
+    shown = ("transformers", "accelerate", "torch", "python")
+    versions = ", ".join(f"{name} {info.versions[name]}" for name in shown if name in info.versions)
+    days = (now - info.last_used).days
+    used = "today" if days < 1 else f"{days} d ago"
+    state = " in use" * info.in_use + " broken" * info.broken
+    return f"{info.key}  {_bytes(info.size):>8}  used {used:9}  {info.kind}  {versions}{state}"
+
+
+def _label(request: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in request.items())
+
+
+def _bytes(size: float) -> str:
+    """Decimal units, as `df -H` and disks have them."""
+    units: Sequence[str] = ("B", "kB", "MB", "GB")
+    for unit in units:
+        if size < 1000 or unit == units[-1]:
+            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError

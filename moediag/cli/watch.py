@@ -1,0 +1,109 @@
+"""`moediag watch`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.cli import options as o
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from moediag.result.run_result import TrialResult
+
+
+def watch(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD…", help="The command as it is typed without us.")
+    ],
+    on_hang: Annotated[
+        str,
+        typer.Option(
+            metavar="report|abort|continue|COMMAND",
+            help="After the page of a stall or a death: leave the job alone, end it, watch on, or "
+            "run this in a shell and leave the job alone.",
+        ),
+    ] = "report",
+    quiescence: o.Quiescence = 3.0,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            metavar="S",
+            help="Seconds that ranks may wait for one that does nothing; four times that for one "
+            "that computes.",
+        ),
+    ] = 30.0,
+    shared: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A folder that all nodes of the job reach: their watchers meet there.",
+        ),
+    ] = None,
+    silence: Annotated[
+        float,
+        typer.Option(
+            min=2.0, metavar="S", help="Seconds without a word after which a node is silent."
+        ),
+    ] = 20.0,
+    guard: Annotated[
+        bool,
+        typer.Option("--guard", help="Before each reduction of FSDP2: same parameters everywhere?"),
+    ] = False,
+    every: Annotated[
+        float, typer.Option(min=1.0, metavar="S", help="Seconds between two lines in a log.")
+    ] = 60.0,
+    log_mb: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Megabytes that each rank's log may take.")
+    ] = 8,
+    out: o.Out = None,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001 - main takes it out
+) -> None:
+    """Watch any training command: who hangs, who died, where, and why.
+
+    The script is not changed; a recorder gets into every rank through PYTHONPATH. The exit code is
+    the job's own, 1 where a failure was found.
+    """
+    from moediag.launch.watched import JobOptions
+    from moediag.pipeline import watch as watcher
+    from moediag.report import json_view, terminal, views, watch_display
+    from moediag.report.finding import FAILURES
+
+    job = JobOptions(guard=guard, segment_bytes=log_mb * 1024 * 1024 // 2)
+    options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
+    launch = dataclasses.replace(
+        options.launch, quiescence=quiescence, patience=patience, silence=silence
+    )
+    name = watcher.title(command)
+
+    with watch_display.view(no_color, every, to_stderr=as_json) as view:
+        options = dataclasses.replace(
+            options, launch=launch, stdout=view.job_stdout, stderr=view.job_stderr
+        )
+
+        def tell(found: TrialResult, folder: Path) -> None:
+            if as_json:
+                return
+            if not found.world_size:
+                view.line("; ".join(("nothing was recorded", *found.not_seen)))
+            elif found.verdict in FAILURES or found.verdict == "inconclusive":
+                with view.aside():
+                    terminal.render(
+                        watcher.of_job(name, [found]), views.output(no_color), views.short(folder)
+                    )
+            else:
+                view.line(f"{found.verdict}: {found.cause}")
+
+        done = watcher.watch(command, options, tell, view.progress)
+    if as_json:
+        stdout.write(json_view.render(done.result))
+    else:
+        print(watch_display.closing(done.result, views.short(done.folder)), file=sys.stderr)  # noqa: T201
+    raise typer.Exit(done.exit_code)

@@ -1,0 +1,232 @@
+"""Which ranks diverged: decided by what they did, then by their number, else not at all.
+
+In this order, the first that decides counts:
+
+1. they ended, raised or stand elsewhere while others wait for their call;
+2. they left out parameters of the same FSDP group that others carry;
+3. an expert that got no token there owns what the others carry and they do not;
+4. they are outside a strict majority that agrees (for splits: the one rank in all bad pairs);
+5. they depart from what all ranks did at the same place of the step before;
+6. they are outside the only largest group of ranks that agree;
+7. in a job of somebody else: they depart from what the whole job does after
+   the same calls (:mod:`habit`).
+
+Otherwise nobody is named. A majority that does wrong by 1-3 is named all the same, and the
+contradiction is noted: three ranks that starve an expert are not victims of the one that does not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moediag.diagnosis.schedules import matching
+from moediag.diagnosis.schedules.align import Schedule
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
+from moediag.diagnosis.schedules.usual_order import Departure
+from moediag.evidence.model import Collective
+
+Parameters = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """``basis``: gone, left-out, skipped, majority, history, plurality, habit or none.
+    ``missing``: by rank, the parameters it lacks and others carry. ``contradicted``: evidence and
+    majority disagree. ``departures``: where culprits first did what this job usually does not."""
+
+    culprits: tuple[int, ...] = ()
+    basis: str = "none"
+    missing: Mapping[int, Parameters] = field(default_factory=dict)
+    starved: tuple[Starved, ...] = ()
+    contradicted: bool = False
+    departures: tuple[Departure, ...] = ()
+
+
+def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> Blame:
+    """``schedule``: of the divergence's group, for what ranks did before."""
+    calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
+    if divergence.kind == "missing":
+        return _missing_call(divergence, calls, tokens)
+    if divergence.kind == "order":
+        return _order(divergence)
+    if divergence.kind == "splits":
+        return _pairs(divergence)
+    if any(call.op in ("send", "recv") for call in calls.values()):
+        return Blame()
+    found = _left_out(calls, tokens) or _skipped(divergence, calls, tokens)
+    if found is None:
+        return _by_number(divergence, calls, schedule)
+    right, _ = _majority(divergence.kind, calls)
+    return Blame(
+        culprits=found.culprits,
+        basis=found.basis,
+        missing=found.missing,
+        starved=found.starved,
+        contradicted=right is not None and bool(set(found.culprits) & right),
+    )
+
+
+# ------------------------------------------------------------------------ by what they did
+
+
+def _left_out(calls: Mapping[int, Collective], tokens: Tokens) -> Blame | None:
+    """Ranks whose call carries fewer parameters of one and the same FSDP group."""
+    known = {rank: c for rank, c in calls.items() if c.parameters is not None}
+    if len(known) < 2 or len({c.op for c in calls.values()}) > 1:
+        return None
+    carried = {rank: set(c.parameters or ()) for rank, c in known.items()}
+    whole = {rank: carried[rank] | set(c.parameters_missing) for rank, c in known.items()}
+    some = next(iter(whole.values()))
+    if any(not (some & other) for other in whole.values()):
+        return None  # different FSDP groups: that is a skipped call, not a shorter one
+    anywhere = dict.fromkeys(fqn for c in known.values() for fqn in c.parameters or ())
+    missing = {
+        rank: tuple(fqn for fqn in _in_order(c, anywhere) if fqn not in carried[rank])
+        for rank, c in known.items()
+    }
+    missing = {rank: fqns for rank, fqns in missing.items() if fqns}
+    if not missing:
+        return None
+    starved = tuple(
+        s
+        for rank, fqns in missing.items()
+        for s in tokens.starved(rank, calls[rank].step, fqns, calls)
+    )
+    return Blame(tuple(sorted(missing)), "left-out", missing, starved)
+
+
+def _in_order(call: Collective, anywhere: Mapping[str, None]) -> list[str]:
+    """``anywhere`` in the order of the FSDP group as this rank knows it."""
+    own = [fqn for fqn in call.parameters_missing if fqn in anywhere]
+    listed = set(own)
+    return own + [fqn for fqn in anywhere if fqn not in listed]
+
+
+def _skipped(
+    divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens
+) -> Blame | None:
+    """Ranks that routed nothing to the expert whose call the others are in."""
+    starved: list[Starved] = []
+    missing: dict[int, Parameters] = {}
+    for rank, call in calls.items():
+        others = [c for r, c in calls.items() if r != rank and c.parameters]
+        theirs = tuple(dict.fromkeys(fqn for c in others for fqn in c.parameters or ()))
+        lacking = tuple(fqn for fqn in theirs if fqn not in set(call.parameters or ()))
+        found = tokens.starved(rank, call.step, lacking, calls)
+        if found:
+            starved += found
+            experts = {(s.layer, s.expert) for s in found}
+            missing[rank] = tuple(f for f in lacking if set(experts_of([f])) & experts)
+    if not starved:
+        return None
+    if divergence.silent:
+        # It went on, so what other ranks starve in the same block went wrong in the same way.
+        step = min(call.step for call in calls.values())
+        for layer in {s.layer for s in starved}:
+            starved += [s for s in tokens.all_starved(step, layer, calls) if s not in starved]
+    culprits = tuple(sorted({s.rank for s in starved}))
+    return Blame(culprits, "skipped", missing, tuple(sorted(starved, key=lambda s: s.rank)))
+
+
+def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
+    """The ranks that are gone; unless most of them ended in peace and a few call once more."""
+    gone = divergence.absent
+    peaceful = divergence.inferred or set(gone) == set(divergence.ended)
+    if peaceful and len(gone) > len(calls):
+        return Blame(tuple(sorted(calls)), "majority")
+    starved = tuple(
+        s
+        for rank in gone
+        for call in calls.values()
+        for s in tokens.starved(rank, call.step, call.parameters or (), {*calls, rank})
+    )
+    missing = {s.rank: next(iter(calls.values())).parameters or () for s in starved}
+    return Blame(tuple(sorted(gone)), "gone", missing, tuple(dict.fromkeys(starved)))
+
+
+# ------------------------------------------------------------------------ by their number
+
+
+def _majority(kind: str, calls: Mapping[int, Collective]) -> tuple[frozenset[int] | None, bool]:
+    """(the ranks that agree, whether they are more than half). Ranks about which the thing is
+    not known agree with everybody. (None, False) when two groups are equally large."""
+    look = matching.view(kind)
+    values: dict[int, Any] = {rank: look(call) for rank, call in calls.items()}
+    if len({v for v in values.values() if v is not None}) < 2:
+        # The whole agrees, the parts do not (an uneven share).
+        values = {rank: matching.key(call) for rank, call in calls.items()}
+    sizes = Counter(value for value in values.values() if value is not None).most_common(2)
+    if len(sizes) > 1 and sizes[0][1] == sizes[1][1]:
+        return None, False
+    best, size = sizes[0]
+    if size < 2:
+        return None, False
+    agreeing = frozenset(rank for rank, value in values.items() if value in (best, None))
+    return agreeing, 2 * size > sum(value is not None for value in values.values())
+
+
+def _by_number(
+    divergence: Divergence, calls: Mapping[int, Collective], schedule: Schedule | None
+) -> Blame:
+    agreeing, strict = _majority(divergence.kind, calls)
+    outside = tuple(sorted(set(calls) - (agreeing or set())))
+    if agreeing is not None and strict:
+        return Blame(outside, "majority")
+    if schedule is not None and (departed := _departed(divergence, calls, schedule)):
+        return Blame(departed, "history")
+    return Blame(outside, "plurality") if agreeing is not None else Blame()
+
+
+def _departed(
+    divergence: Divergence, calls: Mapping[int, Collective], schedule: Schedule
+) -> tuple[int, ...]:
+    """Ranks that do something else than all did in the step before, when this step was equal to
+    it on this group up to here. Weak: a step may lawfully differ from the one before."""
+    rank, call = next(iter(calls.items()))
+    here = divergence.position
+    now = _back(schedule, rank, here, call.step)
+    before = schedule.at(rank, here - len(now) - 1)
+    if before is None or any(c.step != call.step for c in calls.values()):
+        return ()
+    past = _back(schedule, rank, here - len(now), before.step)
+    if len(past) <= len(now) or past[: len(now)] != now:
+        return ()
+    standard = past[len(now)]
+    departed = tuple(r for r, c in sorted(calls.items()) if matching.key(c) != standard)
+    return departed if len(departed) < len(calls) else ()
+
+
+def _back(schedule: Schedule, rank: int, end: int, step: int) -> list[tuple[Any, ...]]:
+    """Keys of the calls of ``step`` before position ``end``, oldest first."""
+    keys = []
+    for position in range(end - 1, -1, -1):
+        call = schedule.at(rank, position)
+        if call is None or call.step != step:
+            break
+        keys.append(matching.key(call))
+    return keys[::-1]
+
+
+def _pairs(divergence: Divergence) -> Blame:
+    """The rank that is in every pair that does not match, when there is one such rank only."""
+    in_all = [rank for rank in divergence.calls if all(rank in pair for pair in divergence.pairs)]
+    return Blame((in_all[0],), "majority") if len(in_all) == 1 else Blame()
+
+
+def _order(divergence: Divergence) -> Blame:
+    """Only ranks that take part in all that the circle waits for chose an order; most of them
+    decide. A send concerns its two ends, not their whole group."""
+    voters = set(divergence.events)
+    for ((_, ends), _), group in zip(
+        sorted(set(divergence.events.values())), divergence.groups, strict=True
+    ):
+        voters &= set(ends or group.ranks)
+    votes = Counter(divergence.events[rank] for rank in voters).most_common(2)
+    if not votes or 2 * votes[0][1] <= len(voters):
+        return Blame()
+    outside = tuple(sorted(r for r in voters if divergence.events[r] != votes[0][0]))
+    return Blame(outside, "majority") if outside else Blame()

@@ -1,0 +1,111 @@
+"""What the optimizer left behind, against one process: weights that moved in a step that should
+change nothing, a learning rate or a count of updates that is off.
+
+Ranks agree, and the gradients of the step may be right: neither replicas nor gradients show it
+before the next step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moediag.diagnosis.numbers.gradients import number
+from moediag.diagnosis.words.cause import listed
+from moediag.evidence.model import Evidence
+from moediag.protocol import Applied
+from moediag.result.wording import error_size, plural, ranks
+
+WEIGHTS, RATE, UPDATES = "weights after the step", "learning rate", "updates"
+NAMES = (WEIGHTS, RATE, UPDATES)
+_RATE = 1e-6  # relative
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedFacts:
+    """The first ``step`` (from 1) after which something is off, None where nothing is; ``what``:
+    one of the three names above. ``wrong``: FQNs; ``worst`` with its ``error`` and the ``moved``
+    of the reference; ``ranks`` where it is; ``actual`` and ``right``: of a number."""
+
+    step: int | None = None
+    what: str = ""
+    wrong: tuple[str, ...] = ()
+    compared: int = 0
+    worst: str = ""
+    error: float = 0.0
+    moved: float = 0.0
+    ranks: tuple[int, ...] = ()
+    actual: float = 0.0
+    right: float = 0.0
+
+
+def applied_facts(evidence: Evidence) -> AppliedFacts:
+    by_step: dict[int, dict[int, Applied]] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        for text, applied in (seen.outcome.applied if seen.outcome is not None else {}).items():
+            by_step.setdefault(int(text), {})[rank] = applied
+    for step in sorted(by_step):
+        found = _of_step(step, by_step[step])
+        if found is not None:
+            return found
+    compared = {fqn for of in by_step.values() for a in of.values() for fqn in a.weights}
+    return AppliedFacts(compared=len(compared))
+
+
+def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
+    wrong: dict[str, None] = {}
+    where: list[int] = []
+    worst, error, moved = "", -1.0, 0.0
+    for rank, applied in of_ranks.items():
+        for fqn, weight in applied.weights.items():
+            if not weight.wrong:
+                continue
+            wrong[fqn] = None
+            where.append(rank)
+            size = number(weight.max_abs)
+            if math.isnan(size) or size > error:
+                worst, error, moved = fqn, size, number(weight.scale)
+    if wrong:
+        compared = len({fqn for a in of_ranks.values() for fqn in a.weights})
+        found = tuple(sorted(set(where)))
+        return AppliedFacts(step, WEIGHTS, tuple(wrong), compared, worst, error, moved, found)
+    for what, actual, right in (
+        (UPDATES, "updates", "reference_updates"),
+        (RATE, "rate", "reference_rate"),
+    ):
+        off = {
+            rank: (getattr(a, actual), getattr(a, right))
+            for rank, a in of_ranks.items()
+            if _off(getattr(a, actual), getattr(a, right))
+        }
+        if off:
+            is_now, should = next(iter(off.values()))
+            return AppliedFacts(step, what, ranks=tuple(off), actual=is_now, right=should)
+    return None
+
+
+def _off(actual: float | None, right: float | None) -> bool:
+    if actual is None or right is None:
+        return False
+    return abs(actual - right) > _RATE * max(abs(actual), abs(right))
+
+
+def sentence(facts: AppliedFacts) -> str:
+    """ "" where nothing is off."""
+    if facts.step is None:
+        return ""
+    after = f"After step {facts.step}"
+    where = ranks(facts.ranks)
+    if facts.what != WEIGHTS:
+        noun = "the optimizer's count of updates" if facts.what == UPDATES else "the learning rate"
+        return (
+            f"{after} {noun} is {facts.actual:.6g} on {where} and should be {facts.right:.6g} "
+            "(single process)."
+        )
+    return (
+        f"{after} the weights of {len(facts.wrong)} of {plural(facts.compared, 'parameter')} "
+        f"are not those of a single process ({listed(facts.wrong)}, on {where}); largest "
+        f"difference {error_size(facts.error)} in {facts.worst}, which training should have moved "
+        f"by {error_size(facts.moved)} until then."
+    )

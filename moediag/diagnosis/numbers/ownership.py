@@ -1,0 +1,296 @@
+"""Who holds whose experts: all ranks' rows put together and held against the checkpoint.
+
+Together the ranks must hold every expert of every layer, each equally often, and each where
+sharding says it is. Which pieces are there instead tells the mechanism that lost the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moediag.diagnosis.numbers.expert_holders import (
+    AT_REST,
+    BY_RANK_0,
+    by_parameter,
+    moments_of,
+    numbers,
+)
+from moediag.evidence.model import Evidence, HeldWeights
+from moediag.protocol import ExpertRows
+from moediag.result.wording import compact, plural, ranks
+
+# moment -> how a sentence begins
+WHEN = {"loaded": "After loading", "prepared": "After sharding", "resumed": "After resuming"}
+RESHARDED = "one-slice-sharded-again"
+DIAGONAL = "piece-of-own-slice"
+COPIED = "one-slice-everywhere"
+NOT_LOADED = "not-loaded"
+MISPLACED = "misplaced"
+LOST = (RESHARDED, DIAGONAL, COPIED, NOT_LOADED, MISPLACED)
+OFF = "not-sharded"
+NOT_LEFT_OUT = "not-left-out"
+OTHER_WEIGHTS = "other-weights"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipFacts:
+    """``pattern``: one of this module's names, "" when nothing is wrong. ``parameters``: FQNs of
+    the expert parameters (or others) that are wrong; ``ranks``: where. ``held``: of the first of
+    them, rank -> experts of its rows. ``seen``: whether anything was compared at all; ``experts``:
+    how many a layer has; ``axis``: size of the ep axis that was asked for."""
+
+    pattern: str = ""
+    text: str = ""
+    when: str = ""
+    parameters: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    held: Mapping[int, tuple[int, ...]] | None = None
+    seen: bool = False
+    experts: int = 0
+    axis: int = 1
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.pattern)
+
+
+def ownership_facts(evidence: Evidence) -> OwnershipFacts:
+    """Of the last moment that every rank told about."""
+    moments = moments_of(evidence)
+    when = _last_common(moments, evidence.world_size)
+    if when is None:
+        return OwnershipFacts()
+    now = moments[when]
+    some = next(iter(now.values()))
+    seen = OwnershipFacts(when=when, seen=True, experts=some.whole, axis=some.asked)
+    off = _off(evidence, seen)
+    if off is not None:
+        return off
+    wrong = {
+        fqn: by_rank for fqn, by_rank in by_parameter(now).items() if not _right(by_rank, some)
+    }
+    if wrong:
+        return _lost(wrong, moments, when, some)
+    return _not_left_out(moments, seen) or _others(now, seen)
+
+
+def _last_common(moments: Mapping[str, Mapping[int, HeldWeights]], world: int) -> str | None:
+    whole = [when for when in AT_REST if len(moments.get(when, {})) >= world > 0]
+    return whole[-1] if whole else None
+
+
+def _right(by_rank: Mapping[int, ExpertRows], some: HeldWeights) -> bool:
+    """Every expert equally often, and every row the expert that sharding says it is."""
+    counts = dict.fromkeys(range(some.whole), 0)
+    for rows in by_rank.values():
+        if _strange(rows):
+            return False
+        for expert in rows.held:
+            counts[expert] = counts.get(expert, 0) + 1
+    times = set(counts.values())
+    return len(counts) == some.whole and len(times) <= 1 and 0 not in times
+
+
+def _strange(rows: ExpertRows) -> bool:
+    """Some row is no expert's, or another's than sharding says."""
+    pairs = zip(rows.declared, rows.held, strict=True)
+    return any(held < 0 or (declared >= 0 and declared != held) for declared, held in pairs)
+
+
+# ------------------------------------------------------------------------ what is wrong
+
+
+def _lost(
+    wrong: Mapping[str, Mapping[int, ExpertRows]],
+    moments: Mapping[str, Mapping[int, HeldWeights]],
+    when: str,
+    some: HeldWeights,
+) -> OwnershipFacts:
+    fqn, by_rank = next(iter(wrong.items()))
+    held = {rank: tuple(rows.held) for rank, rows in by_rank.items()}
+    slices = _slices(fqn, held, moments, when, some)
+    pattern, who = _pattern(held, slices, some.whole)
+    absent = sorted(set(range(some.whole)) - {e for rows in held.values() for e in rows})
+    text = f"{WHEN[when]} the {some.whole} experts of a layer are not all where they belong: "
+    text += "; ".join(f"{names} {'holds' if one else 'hold'} {numbers(rows)}"
+                      for names, one, rows in _together(held))  # fmt: skip
+    text += f", and {_none_has(absent)}" if absent else ""
+    text += f" ({plural(len(wrong), 'expert parameter')}). {_mechanism(pattern, who, slices)}"
+    total = {rows.rows for rows in by_rank.values()}
+    if total != {some.whole} and pattern in (RESHARDED, DIAGONAL):
+        text += f" The whole parameter has {max(total)} rows now, for {some.whole} experts."
+    where = set(held)
+    if pattern in (NOT_LOADED, MISPLACED):  # nothing that a library did to all ranks
+        strange = {r for rows in wrong.values() for r, own in rows.items() if _strange(own)}
+        where = strange or where
+    return OwnershipFacts(
+        pattern=pattern,
+        text=text,
+        when=when,
+        parameters=tuple(wrong),
+        ranks=tuple(sorted(where)),
+        held=held,
+        seen=True,
+        experts=some.whole,
+        axis=some.asked,
+    )
+
+
+def _slices(
+    fqn: str,
+    held: Mapping[int, tuple[int, ...]],
+    moments: Mapping[str, Mapping[int, HeldWeights]],
+    when: str,
+    some: HeldWeights,
+) -> dict[int, tuple[int, ...]]:
+    """rank -> the experts it had when the model came out of loading; by its place on the axis
+    where that was not so, or was not seen."""
+    loaded = moments.get("loaded", {}) if when != "loaded" else {}
+    each = some.whole // max(some.asked, 1)
+    slices = {}
+    for rank in held:
+        at = (rank % max(some.asked, 1)) * each
+        slices[rank] = tuple(range(at, at + each))
+        before = [r for r in loaded[rank].experts if r.fqn == fqn] if rank in loaded else []
+        if before and before[0].held and min(before[0].held) >= 0:
+            slices[rank] = tuple(before[0].held)
+    return slices
+
+
+def _pattern(
+    held: Mapping[int, tuple[int, ...]], slices: Mapping[int, tuple[int, ...]], whole: int
+) -> tuple[str, int | None]:
+    """The pattern, and the rank whose experts are meant, where it is one's. A slice of all
+    ``whole`` experts explains no loss: what was taken for the whole parameter was it."""
+    everything = sorted(e for rows in held.values() for e in rows)
+    if all(expert < 0 for expert in everything):
+        return NOT_LOADED, None
+    for rank, own in slices.items():
+        if len(set(own)) == whole:
+            continue
+        if len(held) > 1 and all(sorted(rows) == sorted(own) for rows in held.values()):
+            return COPIED, rank
+        if everything == sorted(own):
+            return RESHARDED, rank
+    if all(_piece(rows, slices[rank], whole) for rank, rows in held.items()):
+        return DIAGONAL, None
+    return (NOT_LOADED if min(everything) < 0 else MISPLACED), None
+
+
+def _piece(rows: Sequence[int], own: Sequence[int], whole: int) -> bool:
+    return len(rows) < len(own) < whole and set(rows) < set(own)
+
+
+def _mechanism(pattern: str, who: int | None, slices: Mapping[int, tuple[int, ...]]) -> str:
+    own = f"rank {who}'s slice ({numbers(slices[who])})" if who is not None else ""
+    return {
+        RESHARDED: f"That is {own}, taken for the whole parameter and sharded again over all "
+        "ranks; the other ranks' experts were overwritten.",
+        DIAGONAL: "Each rank took its own slice for the whole parameter and kept one piece of it; "
+        "the rest of every slice is gone.",
+        COPIED: f"That is {own} on every rank: as plain tensors of one name they were taken for "
+        "copies of each other, and one rank's was kept.",
+        NOT_LOADED: "Rows that are no expert of the checkpoint were never loaded.",
+        MISPLACED: "The rows are experts of the checkpoint, but not those that their place says.",
+    }[pattern]
+
+
+def _none_has(absent: Sequence[int]) -> str:
+    one = len(absent) == 1
+    return f"{'expert' if one else 'experts'} {numbers(absent)} {'is' if one else 'are'} on no rank"
+
+
+def _off(evidence: Evidence, seen: OwnershipFacts) -> OwnershipFacts | None:
+    """Expert parallelism was asked for, and a rank computes with all experts of a layer."""
+    if seen.axis <= 1:
+        return None
+    share = -(-seen.experts // seen.axis)  # of an uneven division the larger part
+    used = {
+        rank: most
+        for rank, one in sorted(evidence.ranks.items())
+        if one.experts_used and (most := max(one.experts_used.values())) > share
+    }
+    if not used:
+        return None
+    most = max(used.values())
+    return OwnershipFacts(
+        pattern=OFF,
+        text=f"Expert parallelism over {seen.axis} ranks was asked for, and "
+        f"{'none' if most >= seen.experts else 'less'} took place: "
+        f"{ranks(used)} {'computes' if len(used) == 1 else 'compute'} with {most} of "
+        f"{seen.experts} experts of a layer, not with {share}. Nothing reports it: the result is "
+        "that of a run without expert parallelism, in the memory of one.",
+        when=seen.when,
+        parameters=tuple(evidence.ranks[min(used)].experts_used),
+        ranks=tuple(used),
+        seen=True,
+        experts=seen.experts,
+        axis=seen.axis,
+    )
+
+
+def _not_left_out(
+    moments: Mapping[str, Mapping[int, HeldWeights]], seen: OwnershipFacts
+) -> OwnershipFacts | None:
+    """The experts were to be left alone, and lie in another way than they were loaded."""
+    before = moments.get("loaded") or moments.get(BY_RANK_0) or {}
+    moved: dict[str, tuple[str, str]] = {}
+    where = []
+    for rank, weights in moments[seen.when].items():
+        was = {rows.fqn: rows.placement for rows in before[rank].experts} if rank in before else {}
+        if not weights.left_out:
+            continue
+        changed = {
+            rows.fqn: (was[rows.fqn], rows.placement)
+            for rows in weights.experts
+            if rows.fqn in was and was[rows.fqn] != rows.placement
+        }
+        moved.update(changed)
+        where += [rank] if changed else []
+    if not moved:
+        return None
+    old, new = next(iter(moved.values()))
+    return OwnershipFacts(
+        pattern=NOT_LEFT_OUT,
+        text=f"{plural(len(moved), 'expert parameter')} that sharding was told to leave alone "
+        f"(ignored_modules) {'was' if len(moved) == 1 else 'were'} sharded all the same: {old} "
+        f"after loading, {new} after sharding. Nothing reports it.",
+        when=seen.when,
+        parameters=tuple(moved),
+        ranks=tuple(where),
+        seen=True,
+        experts=seen.experts,
+        axis=seen.axis,
+    )
+
+
+def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFacts:
+    unequal: dict[str, list[int]] = {}
+    for rank, weights in now.items():
+        for fqn in weights.unequal:
+            unequal.setdefault(fqn, []).append(rank)
+    if not unequal:
+        return seen
+    where = tuple(sorted({rank for who in unequal.values() for rank in who}))
+    names = compact(unequal)
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return OwnershipFacts(
+        pattern=OTHER_WEIGHTS,
+        text=f"{WHEN[seen.when]} {plural(len(unequal), 'parameter')} on {ranks(where)} "
+        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {some}.",
+        when=seen.when,
+        parameters=tuple(unequal),
+        ranks=where,
+        seen=True,
+        experts=seen.experts,
+        axis=seen.axis,
+    )
+
+
+def _together(held: Mapping[int, tuple[int, ...]]) -> list[tuple[str, bool, tuple[int, ...]]]:
+    """Ranks that hold the same, said once."""
+    same: dict[tuple[int, ...], list[int]] = {}
+    for rank, rows in held.items():
+        same.setdefault(rows, []).append(rank)
+    return [(ranks(who), len(who) == 1, rows) for rows, who in same.items()]

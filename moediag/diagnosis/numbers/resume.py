@@ -1,0 +1,231 @@
+"""Did training go on after the save as if nothing had happened? And if not, what got lost.
+
+Two things are compared: the state right after loading with that at the save, bit by bit, and the
+steps after the save with those of a run in one go. The second says nothing where two straight runs
+differ already; the first needs no such control.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moediag.diagnosis.numbers.expert_holders import numbers
+from moediag.diagnosis.numbers.lost_in_resume import by, by_parameter, listed, most, what_is_lost
+from moediag.evidence.model import Evidence
+from moediag.protocol import ResumeOutcome, StateDifference
+from moediag.result.run_result import Cell, Table
+from moediag.result.verdicts import Confidence, Verdict
+from moediag.result.wording import error_size, plural
+
+OUTSIDE = "outside-the-state"
+_STATE = ("weights", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFacts:
+    """``verdict``: None without a resume trial. ``pattern``: OUTSIDE or one of ``unsaved``, ""
+    when nothing drifted. ``tables``: what a person may check it by."""
+
+    verdict: Verdict | None = None
+    confidence: Confidence = Confidence.HIGH
+    text: str = ""
+    pattern: str = ""
+    tables: tuple[Table, ...] = ()
+
+
+def resume_facts(evidence: Evidence) -> ResumeFacts:
+    """Only where every rank reached its end: a rank without numbers may be the one that drifted."""
+    found = {
+        rank: seen.outcome.resume
+        for rank, seen in sorted(evidence.ranks.items())
+        if seen.outcome is not None and seen.outcome.resume is not None
+    }
+    if not found or len(found) < evidence.world_size:
+        return ResumeFacts()
+    noise = max(map(_noise, found.values()))
+    drift = {rank: _Drift.of(outcome) for rank, outcome in found.items()}
+    pattern, cause = what_is_lost(found)
+    drifted = any(d.some for d in drift.values())
+    tables = (_steps(found), _ends(found), *_experts(found))
+    some = next(iter(found.values()))
+    if pattern:
+        steps = _told(drift, some) if not noise else _no_control(noise)
+        sure = Confidence.MEDIUM if noise else Confidence.HIGH
+        return ResumeFacts(Verdict.RESUME_DRIFT, sure, f"{cause} {steps}", pattern, tables)
+    if noise:
+        text = f"Loading gave back every tensor bit by bit. {_no_control(noise)}"
+        return ResumeFacts(Verdict.INCONCLUSIVE, Confidence.LOW, text, tables=tables)
+    if drifted:
+        text = "Every tensor of model and optimizer came back bit by bit, and the steps differ all "
+        text += f"the same: what they depend on besides was not saved. {_told(drift, some)}"
+        return ResumeFacts(Verdict.RESUME_DRIFT, Confidence.HIGH, text, OUTSIDE, tables)
+    return ResumeFacts(Verdict.CLEAN, Confidence.HIGH, _clean(some), tables=tables)
+
+
+# ------------------------------------------------------------------------ how far
+
+
+@dataclass(frozen=True, slots=True)
+class _Drift:
+    """Largest differences of the steps after the save on one rank, and of the state at the end."""
+
+    loss: float
+    norm: float
+    weights: float
+    optimizer: float
+
+    @classmethod
+    def of(cls, outcome: ResumeOutcome) -> _Drift:
+        straight, resumed, after = outcome.straight, outcome.resumed, outcome.after
+        return cls(
+            _apart(straight.losses[after:], resumed.losses),
+            _apart(straight.norms[after:], resumed.norms),
+            most(outcome.at_end.weights.values()),
+            most(outcome.at_end.optimizer.values()),
+        )
+
+    @property
+    def some(self) -> bool:
+        return any((self.loss, self.norm, self.weights, self.optimizer))
+
+
+def _apart(one: Sequence[float | None], other: Sequence[float | None]) -> float:
+    """0 where all are equal; infinite where one has what the other lacks, or a nan."""
+    if len(one) != len(other):
+        return math.inf
+    return most(_gap(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _gap(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None:
+        return 0.0 if a is b else None
+    return abs(float(a) - float(b))
+
+
+def _noise(outcome: ResumeOutcome) -> float:
+    """What two straight runs differ by."""
+    straight, again = outcome.straight, outcome.again
+    return max(
+        _apart(straight.losses, again.losses),
+        _apart(straight.norms, again.norms),
+        _state(outcome.control),
+    )
+
+
+def _state(difference: StateDifference) -> float:
+    return max(most(difference.weights.values()), most(difference.optimizer.values()))
+
+
+# ------------------------------------------------------------------------ words and tables
+
+
+def _span(outcome: ResumeOutcome) -> str:
+    first, last = outcome.after + 1, len(outcome.straight.losses)
+    if first >= last:
+        return f"step {last}"
+    return f"steps {first} {'and' if last == first + 1 else 'to'} {last}"
+
+
+def _told(drift: Mapping[int, _Drift], outcome: ResumeOutcome) -> str:
+    span = _span(outcome)
+    text = span[:1].upper() + span[1:]
+    one = span.startswith("step ")
+    if not any(d.some for d in drift.values()):
+        return f"{text} {'is' if one else 'are'} those of the run in one go all the same."
+    loss, norm, weights = (
+        error_size(max(getattr(d, name) for d in drift.values()))
+        for name in ("loss", "norm", "weights")
+    )
+    return (
+        f"{text} then {'differs' if one else 'differ'} from the run in one go: the loss by up to "
+        f"{loss}, the gradient norm by {norm}, the weights at the end by {weights}; two runs in "
+        "one go differ by 0."
+    )
+
+
+def _no_control(noise: float) -> str:
+    text = f"Two runs in one go differ {by(noise)} themselves, so the steps after the save prove "
+    return f"{text}nothing."
+
+
+def _clean(outcome: ResumeOutcome) -> str:
+    text = f"After saving and loading, {plural(outcome.at_load.compared, 'tensor')} of model and "
+    text += f"optimizer are as at the save on every rank, and {_span(outcome)} exactly those of "
+    text += "the run in one go (loss, gradient norm, weights, optimizer: difference 0)."
+    return text
+
+
+def _steps(found: Mapping[int, ResumeOutcome]) -> Table:
+    """Only steps after the save: those before carry no information."""
+    rows: list[tuple[Cell, ...]] = []
+    some = next(iter(found.values()))
+    total = len(some.straight.losses)
+    for step in range(some.after, total):
+        for rank, one in found.items():
+            here = step - one.after
+            rows.append(
+                (
+                    step + 1,
+                    rank,
+                    *_side_by_side(one.straight.losses, one.resumed.losses, step, here),
+                    *_side_by_side(one.straight.norms, one.resumed.norms, step, here),
+                )
+            )
+    return Table(
+        title=f"{total} steps against {some.after} + {total - some.after}",
+        columns=(
+            "step", "rank", "loss", "loss resumed", "difference",
+            "norm", "norm resumed", "difference",
+        ),
+        rows=tuple(rows),
+        note="Norm: of the rank's own part of the gradient.",
+    )  # fmt: skip
+
+
+def _ends(found: Mapping[int, ResumeOutcome]) -> Table:
+    """Where the resumed run ended, and beside it what two runs in one go differ by."""
+    rows = []
+    for rank, one in found.items():
+        ends = (one.at_load, one.at_end)
+        states = [most(getattr(end, name).values()) for end in ends for name in _STATE]
+        rows.append((rank, *states, _noise(one)))
+    return Table(
+        title="Largest differences of the state, and of two runs in one go",
+        columns=(
+            "rank", "weights loaded", "optimizer loaded", "weights at the end",
+            "optimizer at the end", "two runs in one go",
+        ),
+        rows=tuple(rows),
+        note="Loaded: from the state at the save; at the end: from the run in one go.",
+    )  # fmt: skip
+
+
+def _side_by_side(
+    straight: Sequence[float | None], resumed: Sequence[float | None], step: int, here: int
+) -> tuple[float | None, float | None, float | None]:
+    one = straight[step] if step < len(straight) else None
+    other = resumed[here] if here < len(resumed) else None
+    return one, other, _gap(one, other) if one is not None and other is not None else None
+
+
+def _experts(found: Mapping[int, ResumeOutcome]) -> tuple[Table, ...]:
+    """One row per rank where all expert parameters agree, else one per rank and parameter; no
+    table without such parameters."""
+    alike: dict[str, list[str]] = {}
+    cells: dict[str, list[tuple[Cell, ...]]] = {}
+    for fqn, rows in by_parameter(found).items():
+        cells[fqn] = [
+            (rank, numbers(row.declared), numbers(row.held), row.placement)
+            for rank, row in rows.items()
+        ]
+        alike.setdefault(repr(cells[fqn]), []).append(fqn)
+    if not alike:
+        return ()
+    table = Table(
+        title="Experts of each rank at the save and after loading, by their bytes",
+        columns=("parameter", "rank", "at the save", "after loading", "placement"),
+        rows=tuple((listed(names), *row) for names in alike.values() for row in cells[names[0]]),
+    )
+    return (table,)

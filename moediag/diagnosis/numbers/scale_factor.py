@@ -1,0 +1,262 @@
+"""A gradient that is k times the reference: a sum that nobody divides, or that is divided twice.
+
+The loss is right and so is every direction, so loss curves show nothing, and an optimizer that
+normalises its step (AdamW) moves the weights as it should: only k itself tells, and the mesh axis
+that has its size says who forgot to divide.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from moediag.diagnosis.numbers import by_part, norms
+from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
+from moediag.diagnosis.numbers.gradients import number
+from moediag.evidence.model import Evidence
+from moediag.protocol import GradientError, Outcome
+from moediag.result.run_result import Cell, Table
+from moediag.result.wording import error_size
+
+PATTERN = "constant-factor"  # its part of a signature
+# dtype -> how far tensors may be from k times the reference, and k of one from k of another
+NEAR = {"float32": 1e-3, "bfloat16": 5e-2}
+# Of how far the weights have moved: an optimizer's epsilon is not scaled.
+HIDDEN = 2e-2
+LEAST = 4  # elements of one tensor: fewer are a multiple of anything
+WORLD = "all ranks"
+_EXPERT_AXES = ("ep", "etp")
+_KINDS = (EXPERTS, ROUTER, REST, INPUT)
+_WORDS = {
+    EXPERTS: "the experts",
+    ROUTER: "the router",
+    REST: "all other parameters",
+    INPUT: "the inputs of the MoE blocks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What has the size k (``inverse``: 1/k): ``axes``, or WORLD; ``same``: others that have it."""
+
+    number: int
+    axes: str
+    inverse: bool = False
+    same: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """The wrong gradients of one part of the model are ``factor`` times the reference on every
+    rank. ``off``: largest relative distance from that, of any tensor on any rank; ``size``: None
+    where nothing on the mesh has it; ``moved``: how many times as far as the reference's the
+    weights have moved after step ``after``, None where that was not measured."""
+
+    kind: str
+    factor: float
+    off: float
+    size: Size | None = None
+    moved: float | None = None
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FactorFacts:
+    """``found``: by part of the model, experts first. ``complete``: they explain every wrong
+    gradient there is."""
+
+    found: tuple[Factor, ...] = ()
+    complete: bool = False
+    table: Table | None = None
+
+
+def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
+    """Of the first step with a wrong gradient, None when there is none (then of step 1, for the
+    table that stands beside those of other variants)."""
+    by_kind = _by_kind(evidence, step or 1)
+    outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
+    near = NEAR[norms.dtype(outcomes)]
+    layout = evidence.layout or {WORLD: evidence.world_size}
+    found: list[Factor] = []
+    wrong = 0
+    for kind in _KINDS:
+        errors = [error for error in by_kind.get(kind, ()) if error.wrong]
+        wrong += bool(errors)
+        one = _constant(kind, errors, near)
+        if one is not None:
+            size = size_of(one.factor, kind, layout, _placements(errors), near)
+            moved = _moved(outcomes).get(kind)
+            found.append(replace(one, size=size, moved=moved, after=_after(outcomes)))
+    complete = 0 < len(found) == wrong
+    compared = any(outcome.updates for outcome in outcomes.values())
+    table = _table(by_kind, found, outcomes) if found or compared else None
+    return FactorFacts(tuple(found), complete, table)
+
+
+def _by_kind(evidence: Evidence, step: int) -> Mapping[str, list[GradientError]]:
+    found: dict[str, list[GradientError]] = {}
+    for what, _, error in by_part.errors(evidence, step):
+        found.setdefault(what, []).append(error)
+    return found
+
+
+def _constant(kind: str, errors: Sequence[GradientError], near: float) -> Factor | None:
+    """None where some gradient is missing, nothing like the reference, or another multiple of it
+    than the others."""
+    times = [e.times for e in errors if e.times is not None]
+    if len(times) < len(errors) or all(t.numel < LEAST for t in times):
+        return None
+    k = median(t.factor for t in times)
+    if abs(k) < near:  # zeros are no multiple, they are missing
+        return None
+    off = max(max(abs(t.factor / k - 1), t.residual) for t in times)
+    return Factor(kind, k, off) if off <= near else None
+
+
+# ------------------------------------------------------------------------ the mesh
+
+
+def _placements(errors: Sequence[GradientError]) -> str:
+    return " ".join({error.placement for error in errors})
+
+
+def size_of(
+    factor: float, kind: str, layout: Mapping[str, int], placements: str, near: float = 1e-3
+) -> Size | None:
+    """The axis, or product of axes, of size ``factor`` or 1/``factor``. Of several, the one with
+    fewer axes; then one that the parameters do not lie on, for its reduction is not their
+    wrapper's; then, for experts, the one that divides experts."""
+    whole = {axis: n for axis, n in layout.items() if n > 1}
+    inverse = abs(factor) < 1
+    wanted = 1 / factor if inverse else factor
+    counts = range(1, len(whole) + 1)
+    products = (axes for count in counts for axes in itertools.combinations(whole, count))
+    fits = [a for a in products if abs(math.prod(whole[x] for x in a) / wanted - 1) <= near]
+    if not fits:
+        return None
+
+    def rank(axes: tuple[str, ...]) -> tuple[int, int, int]:
+        lies = sum(f" on {axis}[" in placements for axis in axes)
+        foreign = sum(axis not in _EXPERT_AXES for axis in axes) if kind == EXPERTS else 0
+        return len(axes), lies, foreign
+
+    fits.sort(key=rank)
+    names = [_named(axes, whole) for axes in fits if len(axes) == len(fits[0])]
+    return Size(round(wanted), names[0], inverse, tuple(names[1:]))
+
+
+def _named(axes: tuple[str, ...], whole: Mapping[str, int]) -> str:
+    return WORLD if len(axes) == len(whole) else " x ".join(axes)
+
+
+# ------------------------------------------------------------------------ how far weights moved
+
+
+def _after(outcomes: Mapping[int, Outcome]) -> int:
+    """The last step after which they were compared; 0 for none."""
+    return max((int(step) for o in outcomes.values() for step in o.updates), default=0)
+
+
+def _moved(outcomes: Mapping[int, Outcome]) -> Mapping[str, float]:
+    """By part: the median over its parameters and ranks."""
+    found: dict[str, list[float]] = {}
+    for outcome in outcomes.values():
+        for fqn, times in outcome.updates.get(str(_after(outcomes)), {}).items():
+            found.setdefault(by_part.kind(fqn), []).append(times.factor)
+    return {kind: median(values) for kind, values in found.items()}
+
+
+# ------------------------------------------------------------------------ in words
+
+
+def sentences(facts: FactorFacts) -> str:
+    """ "" without one."""
+    together: dict[tuple[str, Size | None], list[Factor]] = {}
+    for one in facts.found:
+        together.setdefault((_digits(one.factor), one.size), []).append(one)
+    return " ".join(text for alike in together.values() for text in _sentences(alike))
+
+
+def _sentences(alike: Sequence[Factor]) -> Iterator[str]:
+    first = alike[0]
+    whose = [_WORDS[one.kind] for one in alike]
+    listed = ", ".join(whose[:-1]) + " and " + whose[-1] if len(whose) > 1 else whose[0]
+    off = max(one.off for one in alike)
+    text = f"The gradients of {listed} are {_digits(first.factor)} times the reference on every "
+    text += f"rank (to {error_size(off)})"
+    yield f"{text}; {_meaning(first.size)}."
+    hidden = [one for one in alike if one.moved is not None and abs(one.moved - 1) <= HIDDEN]
+    if hidden and len(hidden) == sum(one.moved is not None for one in alike):
+        steps = "step" if first.after == 1 else "steps"
+        yield (
+            f"After {first.after} {steps} their weights have moved {_digits(hidden[0].moved or 0)} "
+            "times as far as the reference's: the optimizer hides a constant factor, and so the "
+            "loss curve does."
+        )
+
+
+def _meaning(size: Size | None) -> str:
+    if size is None:
+        return "no axis of the mesh, or product of axes, has that size"
+    verb = "have" if size.same[1:] else "has"
+    same = f" ({' and '.join(size.same)} {verb} the same)" if size.same else ""
+    if size.axes == WORLD:
+        what = f"{size.number} is the number of ranks{same}"
+    else:
+        what = f"{size.number} is the size of {size.axes}{same}"
+    if size.inverse:
+        return f"{what}: they are divided by it once too often"
+    return f"{what}: they are summed over {size.axes} and never divided by it"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
+
+
+# ------------------------------------------------------------------------ as a table
+
+TITLE = (
+    "Multiples of the single-process reference (1 is right): gradients by part of the model, how "
+    "far weights have moved, last loss"
+)
+_COLUMNS = ("experts", "router", "others", "inputs", "experts moved", "others moved", "loss")
+
+
+def _table(
+    by_kind: Mapping[str, list[GradientError]],
+    found: Sequence[Factor],
+    outcomes: Mapping[int, Outcome],
+) -> Table:
+    """One row: it stands below those of other variants. Rounded to what fp32 repeats elsewhere."""
+    constant = {one.kind: one.factor for one in found}
+    row: list[Cell] = [_of_kind(by_kind.get(kind, ()), constant.get(kind)) for kind in _KINDS]
+    moved = _moved(outcomes)
+    row += [None if kind not in moved else round(moved[kind], 3) for kind in (EXPERTS, REST)]
+    row.append(_of_loss(list(outcomes.values())))
+    return Table(TITLE, _COLUMNS, (tuple(row),))
+
+
+def _of_kind(errors: Sequence[GradientError], constant: float | None) -> Cell:
+    """The factor; where wrong ones have none in common, from the smallest to the largest."""
+    if constant is not None:
+        return round(constant, 3)
+    wrong = any(error.wrong for error in errors)
+    factors = [e.times.factor for e in errors if e.times is not None and (e.wrong or not wrong)]
+    if not factors:
+        return None
+    if not wrong:
+        return round(median(factors), 3)
+    return f"{_digits(min(factors))} to {_digits(max(factors))}"
+
+
+def _of_loss(outcomes: Sequence[Outcome]) -> Cell:
+    """The mean over ranks that have equally many tokens each."""
+    last = min((min(len(o.losses), len(o.reference_losses)) for o in outcomes), default=0)
+    if not last:
+        return None
+    mean = sum(number(o.losses[last - 1]) for o in outcomes) / len(outcomes)
+    true = number(outcomes[0].reference_losses[last - 1])
+    return round(mean / true, 5) if true else None

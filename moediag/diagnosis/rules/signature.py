@@ -1,0 +1,65 @@
+"""A short text that is equal for the same failure and different for another one.
+
+``verdict : what happened : axis : phase : why : pattern of ranks``, each part without anything that
+changes between repeats, world sizes, releases of a library or sizes of a model: no rank numbers, no
+element counts, no line numbers, no layer or expert numbers. Empty parts are left out.
+
+- what happened: the kind of the first divergence and the operations on its sides; for a crash the
+  exception's type (or the signal) with the user's file and function; for replicas what of them
+  differs first;
+- why: ``starved-expert``, ``left-out-parameters``, what ranks decided differently or nothing;
+- pattern: ``one-rank``, ``several-ranks`` (both where "all" of two are "some" of four) or
+  ``no-rank``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from moediag.diagnosis.blame.culprits import Blame
+from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.result.verdicts import Verdict
+
+
+def signature(
+    verdict: Verdict,
+    divergence: Divergence | None,
+    blame: Blame,
+    failure: Failure | None,
+    culprits: Sequence[int],
+    pattern: str = "",
+    decision: str = "",
+) -> str:
+    """``divergence`` and ``failure``: those that explain the verdict, else None; ``pattern``: the
+    word for what is wrong where neither does; ``decision``: what ranks decided differently before
+    the divergence."""
+    parts = [str(verdict)]
+    if pattern:
+        parts.append(pattern)
+    elif failure is not None:
+        parts += [failure.name, _function(failure.where)]
+    elif divergence is not None:
+        operations = sorted({c.op for c in divergence.calls.values() if c is not None})
+        parts += [f"{divergence.kind} {'|'.join(operations)}", divergence.group.axis or ""]
+        phases = {c.phase for c in divergence.calls.values() if c is not None} - {"other"}
+        parts += ["|".join(sorted(phases)), _why(blame) or decision]
+    elif verdict in (Verdict.HANG, Verdict.WRONG_GRADIENTS, Verdict.COLLECTIVE_MISMATCH):
+        parts.append("no divergence seen")
+    if verdict not in (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE):
+        parts.append(
+            ("no-rank", "one-rank")[len(culprits)] if len(culprits) < 2 else "several-ranks"
+        )
+    return ":".join(part for part in parts if part)
+
+
+def _why(blame: Blame) -> str:
+    if blame.starved:
+        return "starved-expert"
+    return "left-out-parameters" if blame.basis == "left-out" else ""
+
+
+def _function(where: str) -> str:
+    """``modeling.py:120 forward`` -> ``modeling.py forward``: lines move between releases."""
+    return re.sub(r":\d+ ", " ", where)

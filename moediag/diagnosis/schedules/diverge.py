@@ -1,0 +1,214 @@
+"""The first divergence of a trial: the earliest place where the ranks disagree.
+
+Each group gives at most one candidate where calls that meet do not fit together; the replay
+(:mod:`order`) gives those where a call is missing and those where ranks wait in a circle. The
+first is the one that no other precedes on any rank; of several that are independent, the earliest
+by the clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.schedules import matching
+from moediag.diagnosis.schedules.align import Aligned, Channel, Schedule
+from moediag.diagnosis.schedules.device_frontier import standing
+from moediag.diagnosis.schedules.replay import Event, Replay, circle
+from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """``kind``: one of compare.KINDS, ``missing`` (a rank made no call where others wait) or
+    ``order`` (ranks wait for each other in calls of different groups). ``calls``: each rank's
+    side, None where it made no call; ranks about which nothing is known are left out.
+
+    For ``missing``, ``absent`` are the ranks that ended or stand elsewhere, ``ended`` those of
+    them that reached their own end in peace. For ``splits``, ``pairs`` are (sender, receiver).
+    For ``order``, ``events`` is what each rank waits at and ``groups`` those of the circle.
+    ``inferred``: nobody saw the absent ranks elsewhere, their dumps only show nothing open.
+    """
+
+    kind: str
+    group: Group
+    position: int
+    calls: Mapping[int, Collective | None]
+    absent: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    events: Mapping[int, Event] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    inferred: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """The same bytes travel, so no library can notice."""
+        return self.kind == "parameters"
+
+    @property
+    def time(self) -> float:
+        return min((c.time for c in self.calls.values() if c is not None), default=math.inf)
+
+
+def first_divergence(
+    aligned: Aligned, run: Replay, evidence: Evidence, failed: Iterable[Failure]
+) -> Divergence | None:
+    """None when nothing diverges, as far as the logs reach."""
+    candidates = [d for s in aligned.schedules.values() if (d := _mismatch(s)) is not None]
+    whole = (c for c in aligned.channels if c.whole)
+    candidates += [d for c in whole if (d := _channel_mismatch(c)) is not None]
+    candidates += _missing(aligned, run, evidence, {f.rank: f for f in failed})
+    if not candidates:
+        candidates += _order(run)
+    known = evidence.foreign or evidence.devices_known
+    if not candidates and known and evidence.stall is not None:
+        # Everything was issued and nothing completes: an order that only the device runs in.
+        candidates += _order(standing(aligned, evidence).waiting())
+    return _first(candidates)
+
+
+def _first(candidates: list[Divergence]) -> Divergence | None:
+    earliest: dict[int, float] = {}
+    for candidate in candidates:
+        for rank, call in candidate.calls.items():
+            index = math.inf if call is None else call.index
+            earliest[rank] = min(earliest.get(rank, math.inf), index)
+    minimal = [
+        candidate
+        for candidate in candidates
+        if all(
+            (math.inf if call is None else call.index) <= earliest[rank]
+            for rank, call in candidate.calls.items()
+        )
+    ]
+    return min(
+        minimal or candidates, key=lambda d: (d.time, d.position, d.group.name), default=None
+    )
+
+
+# ------------------------------------------------------------------------ calls that do not fit
+
+
+def _mismatch(schedule: Schedule) -> Divergence | None:
+    """The first position where the calls of the ranks that made one do not fit together."""
+    ranks = list(schedule.calls)
+    if len(ranks) < 2:
+        return None
+    low = min(schedule.starts.values())
+    high = max(schedule.end(rank) for rank in ranks)
+    rows = []
+    for rank in ranks:
+        before, after = schedule.starts[rank] - low, high - schedule.end(rank)
+        keys = [None if c is None else matching.key(c) for c in schedule.calls[rank]]
+        rows.append([None] * before + keys + [None] * after)
+    order = schedule.group.ranks
+    for offset, column in enumerate(zip(*rows, strict=True)):
+        some = column[0]
+        alike = some is not None and column.count(some) == len(column)
+        # Equal splits need not pair, so all-to-all is always looked at.
+        if alike and not (some[0] == "all_to_all" and (some[-1] or some[-2])):
+            continue
+        calls = {
+            rank: call for rank in ranks if (call := schedule.at(rank, low + offset)) is not None
+        }
+        if len(calls) < 2:
+            continue
+        kind = matching.differs(calls, order)
+        if kind is not None:
+            pairs = tuple(matching.mismatched_pairs(calls, order)) if kind == "splits" else ()
+            return Divergence(kind, schedule.group, low + offset, calls, pairs=pairs)
+    return None
+
+
+def _channel_mismatch(channel: Channel) -> Divergence | None:
+    for send, receive in zip(channel.sends, channel.receives, strict=False):
+        kind = None
+        if matching.wire_numel(send) != matching.wire_numel(receive):
+            kind = "size"
+        elif send.dtype and receive.dtype and send.dtype != receive.dtype:
+            kind = "dtype"
+        if kind is not None:
+            calls = {channel.sender: send, channel.receiver: receive}
+            return Divergence(kind, channel.group, send.position, calls)
+    return None
+
+
+# ------------------------------------------------------------------------ calls never made
+
+
+def _missing(
+    aligned: Aligned, run: Replay, evidence: Evidence, failed: Mapping[int, Failure]
+) -> list[Divergence]:
+    """Collectives in which ranks wait for one that ended or stands elsewhere. One that waits
+    itself, or that was ended with the others, was merely behind."""
+    found = []
+    for event, absent in run.absent.items():
+        gone = tuple(
+            rank
+            for rank in absent
+            if rank not in run.waits and _gone(evidence.ranks[rank], failed.get(rank), evidence)
+        )
+        if not gone:
+            continue
+        key, position = event
+        calls: dict[int, Collective | None] = dict.fromkeys(gone)
+        schedule = aligned.schedules.get(key)
+        if schedule is None:  # point-to-point
+            calls |= {rank: run.calls[rank] for rank, at in run.waits.items() if at == event}
+            if len(calls) == len(gone):
+                continue  # who waited there waits at an earlier call as well
+            position = next(c.position for c in calls.values() if c is not None)
+        else:
+            there = ((rank, schedule.at(rank, position)) for rank in schedule.calls)
+            calls |= {rank: call for rank, call in there if call is not None}
+        ended = tuple(rank for rank in gone if _ended(evidence.ranks[rank], failed.get(rank)))
+        group = run.groups[event]
+        found.append(
+            Divergence("missing", group, position, calls, gone, ended, inferred=evidence.foreign)
+        )
+    return found
+
+
+def _gone(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> bool:
+    """The rank will certainly make no further call, and not because others failed."""
+    if failure is not None:
+        return not failure.consequence
+    elsewhere = evidence.stall.elsewhere if evidence.stall is not None else ()
+    return _ended(seen, failure) or seen.rank in elsewhere
+
+
+def _ended(seen: RankEvidence, failure: Failure | None) -> bool:
+    by_itself = seen.exit is not None and seen.exit.code == 0 and not seen.exit.by_us
+    return failure is None and (seen.finished or by_itself)
+
+
+# ------------------------------------------------------------------------ waiting in a circle
+
+
+def _order(run: Replay) -> list[Divergence]:
+    ring = circle(run)
+    if not ring:
+        return []
+    events = {run.waits[rank] for rank in ring}
+    waiting = {rank: event for rank, event in run.waits.items() if event in events}
+    counts = {event: sum(at == event for at in waiting.values()) for event in events}
+    main = max(events, key=lambda event: (counts[event], -min(_at(waiting, event))))
+    calls = {rank: run.calls[rank] for rank in sorted(waiting)}
+    position = run.calls[min(_at(waiting, main))].position
+    return [
+        Divergence(
+            "order",
+            run.groups[main],
+            position,
+            calls,
+            events=waiting,
+            groups=tuple(run.groups[event] for event in sorted(events)),
+        )
+    ]
+
+
+def _at(waiting: Mapping[int, Event], event: Event) -> list[int]:
+    return [rank for rank, at in waiting.items() if at == event]

@@ -1,0 +1,188 @@
+"""Who waits for whom, and which ranks wait in a circle.
+
+The schedules are run again, in thought: a rank stops at a collective until all members of its
+group arrived. An operation that its rank did not wait for (asynchronous) or that is known to have
+completed stops nobody. What remains stopped at the end is stopped in truth: by a rank that never
+came, or by another that waits in its turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moediag.diagnosis.schedules.align import Aligned, Channel, Key, own_calls
+from moediag.evidence.model import Collective, Evidence, Group
+
+Event = tuple[Key, int]
+
+
+@dataclass(slots=True)
+class Replay:
+    """``waits``: rank -> what it stops at; ``absent``: the ranks that never arrive there;
+    ``calls``: rank -> its own call; ``groups``: the group of each of these events."""
+
+    waits: dict[int, Event] = field(default_factory=dict)
+    absent: dict[Event, tuple[int, ...]] = field(default_factory=dict)
+    calls: dict[int, Collective] = field(default_factory=dict)
+    groups: dict[Event, Group] = field(default_factory=dict)
+
+    def add(
+        self, rank: int, event: Event, call: Collective, absent: tuple[int, ...], group: Group
+    ) -> None:
+        self.waits[rank], self.calls[rank] = event, call
+        self.absent[event], self.groups[event] = absent, group
+
+
+def replay(aligned: Aligned, evidence: Evidence) -> Replay:
+    """Linear in the number of calls."""
+    run = _Run(aligned, evidence)
+    run.to_the_end()
+    result = Replay()
+    for rank in run.queues:
+        stop = run.stop(rank)
+        if stop is not None:
+            event, call = stop
+            group = aligned.schedules[event[0]].group
+            result.add(rank, event, call, run.missing(event), group)
+    for channel in aligned.channels:
+        if channel.whole:
+            _pending(channel, evidence, result)
+        else:
+            _pending_end(channel, evidence, result)
+    return result
+
+
+def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
+    """A rank whose last call of all is a receive that nobody sent, or a send nobody receives. In
+    foreign evidence it need not be the last: the program may run ahead of the device."""
+    sent, received = len(channel.sends), len(channel.receives)
+    if sent == received:
+        return
+    longer = channel.sends if sent > received else channel.receives
+    waiter, peer = channel.sender, channel.receiver
+    if received > sent:
+        waiter, peer = peer, waiter
+    call = longer[min(sent, received)]
+    if call.completed:
+        return
+    if evidence.foreign:
+        if waiter in result.waits and result.calls[waiter].index < call.index:
+            return
+    else:
+        last = evidence.ranks[waiter].collectives[-1]
+        if waiter in result.waits or call.asynchronous or last.index != call.index:
+            return
+    _add_pending(channel, waiter, peer, call, min(sent, received), result)
+
+
+def _pending_end(channel: Channel, evidence: Evidence, result: Replay) -> None:
+    """Of a channel whose beginning is lost nothing can be counted. But a call that did not complete
+    waits for its peer, and a peer without any open call is elsewhere."""
+    for waiter, peer, calls in (
+        (channel.receiver, channel.sender, channel.receives),
+        (channel.sender, channel.receiver, channel.sends),
+    ):
+        open_ = next((call for call in calls if not call.completed), None)
+        if open_ is None or any(not c.completed for c in evidence.ranks[peer].collectives):
+            continue
+        if waiter not in result.waits or open_.index < result.calls[waiter].index:
+            _add_pending(channel, waiter, peer, open_, open_.index, result)
+
+
+def _add_pending(
+    channel: Channel, waiter: int, peer: int, call: Collective, place: int, result: Replay
+) -> None:
+    event = ((f"{channel.group.name} point-to-point", (channel.sender, channel.receiver)), place)
+    result.add(waiter, event, call, (peer,), channel.group)
+
+
+class _Run:
+    def __init__(self, aligned: Aligned, evidence: Evidence) -> None:
+        self.aligned = aligned
+        self.expected: dict[Event, int] = {}
+        self.arrived: dict[Event, int] = {}
+        self.who: dict[Event, list[int]] = {}
+        self.sleeping: dict[Event, list[int]] = {}
+        self.at: dict[int, int] = {}
+        self.queues: dict[int, list[tuple[Event, Collective]]] = {
+            rank: [
+                (event, call)
+                for call in own_calls(seen)
+                if (event := aligned.event(rank, call)) is not None
+            ]
+            for rank, seen in evidence.ranks.items()
+        }
+        for key, schedule in aligned.schedules.items():
+            self._expect(key, schedule.starts, {r: len(c) for r, c in schedule.calls.items()})
+        for key, schedule in aligned.schedules.items():
+            for rank, calls in schedule.calls.items():
+                # A hole in the log: the rank was there, we only do not see it.
+                for offset, call in enumerate(calls):
+                    if call is None:
+                        self._arrive((key, schedule.starts[rank] + offset), rank)
+
+    def _expect(self, key: Key, starts: dict[int, int], lengths: dict[int, int]) -> None:
+        """A collective waits for every member whose schedule is known from before it on."""
+        last = max((starts[r] + lengths[r] for r in starts), default=0)
+        first = min(starts.values(), default=0)
+        begins = sorted(starts.values())
+        known = 0
+        for position in range(first, last):
+            while known < len(begins) and begins[known] <= position:
+                known += 1
+            self.expected[key, position] = known
+
+    def _arrive(self, event: Event, rank: int) -> bool:
+        """True when everybody is there now."""
+        self.who.setdefault(event, []).append(rank)
+        count = self.arrived[event] = self.arrived.get(event, 0) + 1
+        return count >= self.expected.get(event, 0)
+
+    def to_the_end(self) -> None:
+        ready = list(self.queues)
+        for rank in ready:
+            self.at[rank] = 0
+        while ready:
+            rank = ready.pop()
+            queue, at = self.queues[rank], self.at[rank]
+            while at < len(queue):
+                event, call = queue[at]
+                at += 1
+                if self._arrive(event, rank):
+                    ready += self.sleeping.pop(event, ())
+                elif not (call.asynchronous or call.completed):
+                    self.sleeping.setdefault(event, []).append(rank)
+                    break
+            self.at[rank] = at
+
+    def missing(self, event: Event) -> tuple[int, ...]:
+        """Members of the group that did not arrive, as far as they are known."""
+        key, position = event
+        schedule, there = self.aligned.schedules[key], set(self.who.get(event, ()))
+        return tuple(r for r, s in schedule.starts.items() if s <= position and r not in there)
+
+    def stop(self, rank: int) -> tuple[Event, Collective] | None:
+        """Where the rank stopped; one that ran to the end of its log waits, if for anything, for
+        the earliest of its asynchronous calls that cannot complete."""
+        queue, at = self.queues[rank], self.at[rank]
+        if at and rank in self.sleeping.get(queue[at - 1][0], ()):
+            return queue[at - 1]
+        for event, call in queue:
+            if not call.completed and self.arrived.get(event, 0) < self.expected.get(event, 0):
+                return event, call
+        return None
+
+
+def circle(run: Replay) -> tuple[int, ...]:
+    """Ranks that wait for each other in a circle, in order of waiting; empty when there is none."""
+    for first in run.waits:
+        path: list[int] = []
+        rank: int | None = first
+        while rank is not None and rank not in path:
+            path.append(rank)
+            event = run.waits.get(rank)
+            absent = run.absent.get(event, ()) if event is not None else ()
+            rank = next((r for r in absent if r in run.waits and run.waits[r] != event), None)
+        if rank is not None:
+            return tuple(path[path.index(rank) :])
+    return ()

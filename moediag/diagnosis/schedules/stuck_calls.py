@@ -1,0 +1,142 @@
+"""Where a job stands still although its schedules agree: the calls that everybody who was seen has
+issued and that do not complete.
+
+Then no code is known to be wrong. What can still be told: that such a call has members of which
+nothing was seen, or that it completed (or began) on most members' devices and not on a few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moediag.diagnosis.schedules.align import Aligned, was_recorded
+from moediag.diagnosis.schedules.device_frontier import standing
+from moediag.diagnosis.schedules.replay import Event
+from moediag.diagnosis.schedules.usual_order import departed
+from moediag.evidence.model import Collective, Evidence, Frame, Group, Stack
+from moediag.evidence.rank_stacks import in_collective, that_counts
+
+_MACHINERY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/torch/")
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """``basis``: device (suspects lag behind in a call that all made), habit (they came to a call
+    in another way than usual, and other members were not seen), unseen (nothing was seen of them),
+    stack (their code stands elsewhere), none. ``call`` on ``group``: what stands still; ``ahead``:
+    its other members; ``unseen``: all members of such calls of whom nothing is known."""
+
+    basis: str = "none"
+    suspects: tuple[int, ...] = ()
+    call: Collective | None = None
+    group: Group | None = None
+    ahead: tuple[int, ...] = ()
+    where: tuple[str, str] = ("", "")  # where the suspects stand, and the others
+    unseen: tuple[int, ...] = ()
+
+
+def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
+    """None when nothing stands still, or stacks alone show ranks outside of communication."""
+    if not any(seen.collectives for seen in evidence.ranks.values()):
+        apart = evidence.stall is not None and evidence.stall.elsewhere
+        return None if apart else _by_stack(evidence)
+    stands = standing(aligned, evidence)
+    roots = stands.roots()
+    if not roots:
+        return None
+    behind = {event: ranks for event in roots if (ranks := _lagging(aligned, event))}
+    if behind:
+        return _of("device", behind, roots, aligned)
+    gone = {event: ranks for event in roots if (ranks := _unseen(aligned, evidence, event))}
+    odd = departed(
+        {r: call for r, at in stands.at.items() for event, call in at.items() if event in gone},
+        evidence,
+        alone=True,
+    )
+    if odd:
+        return _of("habit", {e: odd for e in gone if any(e in stands.at[r] for r in odd)}, roots,
+                   aligned)  # fmt: skip
+    if gone:
+        sole = sum(map(was_recorded, evidence.ranks.values())) == evidence.world_size - 1
+        return _of("unseen", gone, roots, aligned, named=sole)
+    event = min(roots, key=lambda e: (roots[e].time, e[1]))
+    return Frontier(call=roots[event], group=aligned.schedules[event[0]].group)
+
+
+def _of(
+    basis: str,
+    found: Mapping[Event, tuple[int, ...]],
+    roots: Mapping[Event, Collective],
+    aligned: Aligned,
+    named: bool = True,
+) -> Frontier:
+    """Of those that are suspect at every place; without ``named`` nobody is: where several left
+    nothing, most of them were merely not collected."""
+    event = min(found, key=lambda e: (roots[e].time, e[1]))
+    group = aligned.schedules[event[0]].group
+    suspects = tuple(sorted(set.intersection(*map(set, found.values()))))
+    unseen = tuple(sorted(set().union(*found.values()))) if basis == "unseen" else ()
+    ahead = tuple(sorted(set(group.ranks) - set(found[event])))
+    return Frontier(basis, suspects if named else (), roots[event], group, ahead, unseen=unseen)
+
+
+def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
+    members = aligned.schedules[event[0]].group.ranks
+    gone = tuple(
+        rank
+        for rank in members
+        if rank not in evidence.ranks or not was_recorded(evidence.ranks[rank])
+    )
+    return gone if 2 * len(gone) <= len(members) else ()
+
+
+def _lagging(aligned: Aligned, event: Event) -> tuple[int, ...]:
+    """Those on whose device the call is less far than on the others'."""
+    schedule, position = aligned.schedules[event[0]], event[1]
+    levels = {
+        rank: 2 if call.completed else 1 if call.started else 0
+        for rank in schedule.starts
+        if (call := schedule.at(rank, position)) is not None
+    }
+    low, high = min(levels.values(), default=2), max(levels.values(), default=2)
+    behind = tuple(sorted(rank for rank, level in levels.items() if level == low))
+    # Not begun where all before it completed is plain; not completed is so for a few only.
+    few = 2 * len(behind) < len(levels) or (low, high) == (0, 1)
+    return behind if low < high and few else ()
+
+
+# ------------------------------------------------------------------------ stacks alone
+
+
+def _by_stack(evidence: Evidence) -> Frontier | None:
+    """Where all stand in communication and one side of them is clearly larger."""
+    stands: dict[int, str] = {}
+    for rank, seen in evidence.ranks.items():
+        stack = that_counts(seen.stacks)
+        if stack is not None and in_collective(stack):
+            stands[rank] = _stand(stack)
+    if len(stands) < 3:
+        return None
+    most, size = Counter(stands.values()).most_common(1)[0]
+    others = tuple(sorted(rank for rank, text in stands.items() if text != most))
+    if not others or 2 * size <= len(stands) or len({stands[rank] for rank in others}) > 1:
+        return Frontier()
+    ahead = tuple(sorted(rank for rank, text in stands.items() if text == most))
+    return Frontier("stack", others, ahead=ahead, where=(stands[others[0]], most))
+
+
+def _stand(stack: Stack) -> str:
+    """``all_reduce, called by step (train.py:12)``."""
+    python = [frame for frame in stack.frames if not frame.native]
+    inside = [f for f in python if "distributed_c10d" in f.file or "torch/distributed/" in f.file]
+    own = next((f for f in python if not any(p in f.file for p in _MACHINERY)), None)
+    operation = inside[-1].function if inside else ""
+    return ", called by ".join(text for text in (operation, _at(own)) if text)
+
+
+def _at(frame: Frame | None) -> str:
+    if frame is None:
+        return ""
+    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"

@@ -1,0 +1,361 @@
+"""The sentence that a person needs, in the names of their own model.
+
+Every function gives plain sentences from facts that were found; what is not known is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from moediag.diagnosis.blame.culprits import Blame
+from moediag.diagnosis.blame.whereabouts import program_line
+from moediag.diagnosis.numbers.gradients import GradientFacts
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.schedules.matching import wire_numel
+from moediag.diagnosis.schedules.starvation import Starved, layer_name
+from moediag.evidence.model import Collective, Evidence
+from moediag.result.wording import compact, error_size, plural, ranks
+
+T = TypeVar("T")
+
+_FEW = 3  # parameter patterns, experts or ranks listed before "and N more"
+
+
+def of_divergence(
+    divergence: Divergence, blame: Blame, backend: str, died: bool, guarded: bool = False
+) -> str:
+    """Why the ranks' schedules parted, and what follows from it on this backend, or would have
+    followed without the guard."""
+    calls = {rank: c for rank, c in divergence.calls.items() if c is not None}
+    if divergence.kind == "missing":
+        text = _missing(divergence, calls, blame)
+    elif divergence.kind == "order":
+        text = _order(divergence, calls, blame)
+    elif divergence.kind == "splits":
+        text = _splits(divergence, calls)
+    elif blame.basis == "left-out":
+        text = _left_out(calls, blame)
+    elif blame.basis == "skipped":
+        text = _skipped(calls, blame)
+    else:
+        text = _sides(divergence, calls, blame)
+    step = min((c.step for c in calls.values()), default=0)
+    if step > 1:
+        text = f"In step {step}: {text[:1].lower() + text[1:]}"
+    if blame.contradicted:
+        text += " Most ranks do the same; what they leave out is wrong all the same."
+    return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
+
+
+def _left_out(calls: Mapping[int, Collective], blame: Blame) -> str:
+    some = calls[blame.culprits[0]]
+    by_fsdp = any(c.parameters_missing for c in calls.values()) and some.op == "reduce_scatter"
+    if blame.starved:
+        several = len({(s.rank, s.layer, s.expert) for s in blame.starved}) > 1
+        text = (
+            f"{starvation(blame.starved)}, so {'their' if several else 'its'} parameters have no "
+        )
+        text += "gradient there and "
+        left = "FSDP2 leaves them out of the reduction"
+        return _sentence(
+            text + (left if by_fsdp else f"{some.op} goes without them") + _share(calls, blame)
+        )
+    pieces = [
+        f"{ranks([rank])} leaves {len(fqns)} of {plural(_whole(calls, rank), 'parameter')} out of "
+        f"its {some.op}: {listed(fqns)}"
+        for rank, fqns in _first_few(sorted(blame.missing.items()))
+    ]
+    if by_fsdp:
+        pieces.append(
+            "they have no gradient there, and FSDP2 reduces only parameters that have one"
+        )
+    return _sentence("; ".join(pieces))
+
+
+def _share(calls: Mapping[int, Collective], blame: Blame) -> str:
+    """``: 3 of 41 parameters, 1,536 elements``, where one rank stands against the others."""
+    if len(blame.culprits) != 1:
+        return ""
+    rank = blame.culprits[0]
+    most = max(wire_numel(c) for c in calls.values())
+    shorter = most - wire_numel(calls[rank])
+    text = f": {len(blame.missing[rank])} of {plural(_whole(calls, rank), 'parameter')}"
+    return text + (f", {plural(shorter, 'element')} fewer" if shorter > 0 else "")
+
+
+def _whole(calls: Mapping[int, Collective], rank: int) -> int:
+    call = calls[rank]
+    return max(
+        len(call.parameters or ()) + len(call.parameters_missing),
+        max(len(c.parameters or ()) for c in calls.values()),
+    )
+
+
+def _skipped(calls: Mapping[int, Collective], blame: Blame) -> str:
+    text = f"{starvation(blame.starved)}, so {ranks(blame.culprits)} "
+    text += "skips that expert" if len(blame.starved) == 1 else "each skip their own"
+    return _sentence(
+        f"{text} and {'goes' if len(blame.culprits) == 1 else 'go'} on: {_what(calls)}"
+    )
+
+
+def _sides(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
+    differ = {
+        "op": "different operations meet",
+        "size": "sizes differ",
+        "dtype": "dtypes differ",
+        "reduce": "reductions differ",
+        "root": "roots differ",
+        "parameters": "different parameters meet in one operation",
+    }[divergence.kind]
+    return _sentence(f"{differ} on {divergence.group.label}: {_what(calls)}") + _basis(blame)
+
+
+def _basis(blame: Blame) -> str:
+    return {
+        "history": f" In the step before, all ranks did here what {ranks(blame.culprits)} now "
+        "does not.",
+        "habit": _parted(blame),
+        "none": " Nothing that was seen tells which of them is wrong.",
+    }.get(blame.basis, "")
+
+
+def _parted(blame: Blame) -> str:
+    """Where culprits left the habit of the job."""
+    pieces: dict[tuple[str, str], list[int]] = {}
+    for one in blame.departures:
+        pieces.setdefault((describe(one.usual), describe(one.call)), []).append(one.rank)
+    return "".join(
+        f" Elsewhere in this job the same calls are followed by {usual}, where {ranks(who)} made "
+        f"{call}."
+        for (usual, call), who in _first_few(pieces.items())
+    )
+
+
+def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
+    waiting = ranks(calls)
+    verb = "waits" if len(calls) == 1 else "wait"
+    what = describe(next(iter(calls.values())))
+    here = f"{waiting} {verb} in {what} on {divergence.group.label}"
+    if blame.basis == "majority":
+        without = "did not come to" if divergence.inferred else "ended without"
+        return _sentence(
+            f"{here}, which {ranks(divergence.absent)} {without} and nobody else calls"
+        )
+    gone = ranks(divergence.absent)
+    if set(divergence.absent) == set(divergence.ended):
+        return _sentence(f"{here}, but {gone} reached the end without that call")
+    return _sentence(f"{here}, but {gone} never came to that call")
+
+
+def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
+    return (
+        _sentence(f"ranks wait for each other in a circle: {_what(calls, with_group=divergence)}")
+        + " They disagree about which of these comes first."
+        + ("" if blame.culprits else " Nothing that was seen tells whose order is wrong.")
+        + _parted(blame)
+    )
+
+
+def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
+    order = divergence.group.ranks
+    if not divergence.pairs:
+        sent = sum(c.numel_in for c in calls.values())
+        wanted = sum(c.numel_out for c in calls.values())
+        return (
+            f"In an all-to-all on {divergence.group.label} all ranks together send "
+            f"{plural(sent, 'element')} and expect {wanted:,}. Which rank is wrong is not recorded."
+        )
+    pieces = [
+        f"rank {i} sends rank {j} {_part(calls[i].splits_in, order.index(j))}, "
+        f"but rank {j} expects {_part(calls[j].splits_out, order.index(i))} from it"
+        for i, j in _first_few(divergence.pairs)
+    ]
+    return _sentence("; ".join(pieces))
+
+
+def _part(splits: tuple[int, ...] | None, at: int) -> str:
+    return plural(splits[at], "row") if splits and at < len(splits) else "an equal share"
+
+
+def _consequence(
+    divergence: Divergence,
+    calls: Mapping[int, Collective],
+    backend: str,
+    died: bool,
+    guarded: bool,
+) -> str:
+    ops = {c.op for c in calls.values()}
+    if divergence.kind == "parameters":
+        sizes = {wire_numel(c) for c in calls.values()}
+        count = f" ({sizes.pop():,} elements each)" if len(sizes) == 1 else ""
+        mixed = "parameters are mixed"
+        if ops == {"reduce_scatter"} or ops == {"all_reduce"}:
+            mixed = "gradients of different parameters are summed into each other"
+        elif ops == {"all_gather"}:
+            mixed = "shards of different parameters are put together as one weight"
+        if guarded and ops <= {"reduce_scatter", "all_reduce"}:
+            return f"The sizes agree{count}, so without the guard nothing would report an error."
+        return f"The sizes agree{count}, so nothing reports an error here: {mixed}."
+    if backend == "gloo" and died and divergence.kind in ("size", "op", "splits"):
+        return "On NCCL the same run hangs; gloo aborts."
+    return ""
+
+
+def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
+    """Where ranks came to a stop after a divergence that went unnoticed at first."""
+    last = {
+        rank: evidence.ranks[rank].collectives[-1]
+        for rank in stopped
+        if rank in evidence.ranks and evidence.ranks[rank].collectives
+    }
+    if len({describe(call) for call in last.values()}) < 2:
+        return " From there on the ranks are out of step."
+    return f" From there on the ranks are out of step, and stopped where {_what(last)}."
+
+
+def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: str) -> str:
+    """In a job of somebody else: the lines that made the calls of the culprits, or of all where
+    nobody is named, unless ``told`` names them already; where those are a library's, also the
+    lines of the program that ranks came from."""
+    if not evidence.watched:
+        return ""
+    calls = {r: c for r, c in divergence.calls.items() if c is not None}
+    chosen = {r: c for r, c in calls.items() if r in blame.culprits} or calls
+    return _made_at(chosen, told) + _came_from(chosen, evidence, told)
+
+
+def _made_at(chosen: Mapping[int, Collective], told: str) -> str:
+    lines: dict[str, list[int]] = {}
+    for rank, call in sorted(chosen.items()):
+        if call.site and call.site not in told:
+            lines.setdefault(call.site, []).append(rank)
+    pieces = [
+        f" {ranks(who).capitalize()} made {'that call' if len(who) == 1 else 'those calls'} at "
+        f"{site}."
+        for site, who in _first_few(lines.items())
+    ]
+    return "".join(pieces)
+
+
+def _came_from(chosen: Mapping[int, Collective], evidence: Evidence, told: str) -> str:
+    """By the stacks of ranks that still wait in the call."""
+    waiting = evidence.stall.waiting if evidence.stall is not None else ()
+    lines: dict[str, list[int]] = {}
+    for rank, call in sorted(chosen.items()):
+        line = program_line(evidence.ranks[rank])
+        if rank in waiting and line and line != call.site and line not in told:
+            lines.setdefault(line, []).append(rank)
+    return "".join(
+        f" {ranks(who).capitalize()} came there from {line}."
+        for line, who in _first_few(lines.items())
+    )
+
+
+# ------------------------------------------------------------------------ pieces
+
+
+def starvation(starved: Sequence[Starved]) -> str:
+    """``on rank 1 expert 3 of layer 1 received 0 tokens (rank 0: 7)``, for each rank and block."""
+    together: dict[tuple[int, str], list[Starved]] = {}
+    for one in starved:
+        together.setdefault((one.rank, one.layer), []).append(one)
+    pieces = []
+    for (rank, layer), those in _first_few(list(together.items())):
+        numbers = ", ".join(str(n) for n in sorted({s.expert for s in those}))
+        noun = "expert" if len(those) == 1 else "experts"
+        pieces.append(f"on rank {rank} {noun} {numbers} of {layer_name(layer)} received 0 tokens "
+                      f"({_elsewhere(those)})")  # fmt: skip
+    text = "; ".join(pieces)
+    more = len(together) - _FEW
+    return f"{text}; and so on for {plural(more, 'more block')}" if more > 0 else text
+
+
+def _elsewhere(starved: Sequence[Starved]) -> str:
+    """What the other ranks sent: rank by rank where that is short, else the range."""
+    if len(starved) == 1 and len(starved[0].others) <= _FEW:
+        return ", ".join(f"rank {rank}: {tokens:,}" for rank, tokens in starved[0].others)
+    numbers = [tokens for one in starved for _, tokens in one.others]
+    ends = {min(numbers), max(numbers)}
+    who = {rank for one in starved for rank, _ in one.others}
+    where = ranks(who) if len(who) == 1 else "other ranks"
+    return f"{where}: " + " to ".join(f"{n:,}" for n in sorted(ends))
+
+
+def describe(call: Collective) -> str:
+    """``all_gather of model.layers.0.mlp.experts.3.{gate,up}_proj.weight (1,536 elements)``."""
+    of = ""
+    if call.parameters and (not call.module or len(compact(call.parameters)) == 1):
+        of = f" of {listed(call.parameters)}"
+    elif call.module:
+        of = f" of {call.module}"
+    elif call.site:
+        of = f" at {call.site}"
+    details = [] if call.op == "barrier" else [plural(wire_numel(call), "element")]
+    details += [call.dtype] if call.dtype else []
+    details += [call.reduce] if call.reduce and call.op in ("all_reduce", "reduce") else []
+    return f"{call.op}{of}" + (f" ({', '.join(details)})" if details else "")
+
+
+def listed(fqns: Iterable[str]) -> str:
+    patterns = compact(fqns)
+    if len(patterns) <= _FEW:
+        return ", ".join(patterns)
+    return f"{', '.join(patterns[:_FEW])} and {len(patterns) - _FEW} more"
+
+
+def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None) -> str:
+    """``rank 0 is in all_gather of …, ranks 1, 2 are in reduce_scatter of …``."""
+    sides: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        text = describe(call)
+        if with_group is not None:
+            text += f" on {_label(call.group, with_group)}"
+        sides.setdefault(text, []).append(rank)
+    pieces = [
+        f"{ranks(members)} {'is' if len(members) == 1 else 'are'} in {text}"
+        for text, members in sides.items()
+    ]
+    more = len(pieces) - _FEW
+    rest = f"; and {plural(more, 'more side')}" if more > 0 else ""
+    return "; ".join(_first_few(pieces)) + rest
+
+
+def _label(name: str, divergence: Divergence) -> str:
+    """Of one of several groups, which may have the same ranks and no description."""
+    labels = {group.name: group.label for group in divergence.groups}
+    label = labels.get(name, name)
+    alike = sum(other == label for other in labels.values()) > 1
+    return f"{label} (group {name!r})" if alike else label
+
+
+_SAME_LOSS = 1e-5  # relative
+
+
+def of_gradients(facts: GradientFacts) -> str:
+    """``18 of 69 parameters have wrong gradients in step 1, worst …``."""
+    verb = (
+        "parameter has a wrong gradient"
+        if len(facts.wrong) == 1
+        else "parameters have wrong gradients"
+    )
+    text = (
+        f"in step {facts.step}, {len(facts.wrong)} of {facts.compared} {verb} against the reference"
+    )
+    if facts.missing:
+        text += f" ({len(facts.missing)} have none on some rank)"
+    if facts.worst is not None:
+        text += f"; largest error {error_size(facts.error)} in {facts.worst}"
+    text = _sentence(text)
+    if facts.loss_error is not None and facts.loss_error < _SAME_LOSS:
+        text += " The loss of that step is right to five digits: it does not show this."
+    return text
+
+
+def _first_few(items: Iterable[T]) -> list[T]:
+    return list(items)[:_FEW]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."

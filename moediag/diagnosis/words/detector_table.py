@@ -1,0 +1,87 @@
+"""What each detector saw of one step, side by side: which of them alone would have let it pass.
+
+A fix is often checked with one of them only. Replicas that agree may agree on a wrong gradient, a
+router that learns right may hand a wrong gradient down, and the loss of the first step is exact
+whatever the backward does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moediag.diagnosis.numbers import by_part
+from moediag.diagnosis.numbers.by_part import Part
+from moediag.diagnosis.numbers.gradients import GradientFacts
+from moediag.diagnosis.numbers.replicas import GRADIENTS, ReplicaFacts
+from moediag.evidence.model import Evidence
+from moediag.result.run_result import Cell, Table
+
+LOSS, REPLICAS, ROUTER, INPUT, OTHERS = "loss", "replicas", "router", "input", "others"
+# A loss that a person would notice, relative to the reference's.
+_LOSS = 1e-5
+_NOTE = (
+    "Errors of the first step: of the loss; of gradients that replicas should have alike, as "
+    "shares of their norm; of the gradients of the router, of the block's input and of all others, "
+    "as shares of the largest reference value. 0: within the tolerance."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One detector of the first step. ``error``: relative, infinite where a gradient is missing on
+    some rank only; ``wrong``: beyond the tolerance."""
+
+    detector: str
+    error: float
+    wrong: bool
+
+
+def seen(evidence: Evidence, numbers: GradientFacts, replicas: ReplicaFacts) -> tuple[Seen, ...]:
+    """All five, in the order of the table; empty where no input of a block was compared, which the
+    table is about, or where the trial ran a whole model."""
+    outcomes = [s.outcome for s in evidence.ranks.values() if s.outcome is not None]
+    if not evidence.program or not any(o.inputs for o in outcomes):
+        return ()
+    found = by_part.parts(evidence, 1)
+    loss = numbers.loss_error if numbers.step in (None, 1) else None
+    apart = [d for d in replicas.found if d.what == GRADIENTS and d.step == 1]
+    size = max((math.inf if d.size is None else d.size for d in apart), default=0.0)
+    return (
+        Seen(LOSS, loss or 0.0, (loss or 0.0) > _LOSS),
+        Seen(REPLICAS, size, bool(apart)),
+        _of_parts(ROUTER, [p for p in found if p.kind == by_part.ROUTER]),
+        _of_parts(INPUT, [p for p in found if p.kind == by_part.INPUT]),
+        _of_parts(OTHERS, [p for p in found if p.kind in (by_part.EXPERTS, by_part.REST)]),
+    )
+
+
+def _of_parts(detector: str, of_kind: Sequence[Part]) -> Seen:
+    wrong = [p for p in of_kind if p.wrong]
+    errors = [p.error / p.scale if p.scale else math.inf for p in wrong]
+    worst = math.nan if any(map(math.isnan, errors)) else max(errors, default=0.0)
+    return Seen(detector, worst, bool(wrong))
+
+
+def table(found: Sequence[Seen]) -> Table | None:
+    """One row; the run puts those of its variants below each other."""
+    if not found:
+        return None
+    who = [s.detector for s in found if s.wrong]
+    row: tuple[Cell, ...] = (
+        *(_short(s) for s in found),
+        "wrong" if who else "right",
+        ", ".join(who) or "-",
+    )
+    return Table(
+        title="What each detector sees in step 1",
+        columns=(*(s.detector for s in found), "judged", "seen by"),
+        rows=(row,),
+        note=_NOTE,
+    )
+
+
+def _short(seen: Seen) -> Cell:
+    """Two digits: more would differ between machines and mean nothing."""
+    return float(f"{seen.error:.2g}") if seen.wrong else 0.0

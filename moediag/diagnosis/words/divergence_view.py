@@ -1,0 +1,81 @@
+"""The parts of a diagnosis that are only looked at: both sides of the divergence, the stacks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+
+from moediag.diagnosis.blame.culprits import Blame
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.schedules.matching import wire_numel
+from moediag.evidence.model import Collective, Evidence, Frame
+from moediag.evidence.rank_stacks import that_counts
+from moediag.result.run_result import FirstDivergence, RankSide
+
+NO_CALL = "none"  # op of a rank that made no call
+_FRAMES = 12
+_OWN = "/moediag/recorder/"  # wrappers around the user's calls; they say nothing about them
+# Decorators and loggers of torch between the frames that mean something.
+_PLUMBING = (
+    "c10d_logger.py",
+    "utils/_contextlib.py",
+    "_dynamo/eval_frame.py",
+    "torch/_compile.py",
+    "torch/_ops.py",
+    "_fully_shard/_fsdp_common.py",
+)
+_ENTRY = "/moediag/ranks/entry.py"  # outward of it is the launcher
+
+
+def first_divergence(divergence: Divergence, blame: Blame) -> FirstDivergence:
+    """As result.json has it. ``phase`` and ``module`` are those that most sides name."""
+    calls = [call for call in divergence.calls.values() if call is not None]
+    sides = {
+        str(rank): _side(call, blame.missing.get(rank, ()))
+        for rank, call in sorted(divergence.calls.items())
+    }
+    phases = [call.phase for call in calls if call.phase != "other"]
+    return FirstDivergence(
+        index=divergence.position,
+        axis=divergence.group.label,
+        phase=_most(phases) or "other",
+        module=_most(call.module for call in calls if call.module),
+        ranks=sides,
+    )
+
+
+def _side(call: Collective | None, missing: tuple[str, ...]) -> RankSide:
+    if call is None:
+        return RankSide(NO_CALL, 0, "", missing)
+    return RankSide(call.op, wire_numel(call), call.dtype, missing)
+
+
+def _most(texts: Iterable[str]) -> str:
+    counted = Counter(texts).most_common(1)
+    return counted[0][0] if counted else ""
+
+
+def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
+    """For each rank with stacks, the frames of the thread that counts, innermost first, as
+    ``function (file.py:12)``: a thread inside a collective, else the main thread. The best
+    source is the first of the rank's: readers list them in that order."""
+    shown = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        stack = that_counts(seen.stacks)
+        if stack is not None:
+            frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), stack.frames)
+            telling = [f for f in frames if _tells(f)]
+            shown[rank] = tuple(frame_text(frame) for frame in telling[:_FRAMES])
+    return shown
+
+
+def _tells(frame: Frame) -> bool:
+    """A GPU's driver spins in frames without names, a dozen of them."""
+    nameless = frame.native and frame.function.startswith(("0x", "?"))
+    return not (nameless or _OWN in frame.file or frame.file.endswith(_PLUMBING))
+
+
+def frame_text(frame: Frame) -> str:
+    file = frame.file.rpartition("/")[2]
+    return f"{frame.function} ({file}:{frame.line})" if frame.line else f"{frame.function} ({file})"

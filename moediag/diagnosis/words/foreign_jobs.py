@@ -1,0 +1,93 @@
+"""Sentences about jobs that moediag did not run: what stands still, what the records amount to, and
+what to collect next time where they do not tell enough."""
+
+from __future__ import annotations
+
+from moediag.diagnosis.schedules.align import lost_prefix, was_recorded
+from moediag.diagnosis.schedules.stuck_calls import Frontier
+from moediag.diagnosis.words import cause
+from moediag.evidence.model import Evidence
+from moediag.result.wording import plural, ranks
+
+
+def of_frontier(found: Frontier, evidence: Evidence) -> str:
+    """Where it stands still, and what that says about the suspects."""
+    if found.basis == "stack":
+        here, there = found.where
+        return (
+            f"Most ranks wait in {there}; {_subject(found.suspects, 'stands', 'stand')} in {here}. "
+            "Only stacks were seen, no schedule."
+        )
+    if found.call is None or found.group is None:
+        return "All ranks wait in communication, and only their stacks were seen."
+    call, group = found.call, found.group
+    what = f"{cause.describe(call)} on {group.label} (call {call.position} of that group)"
+    if found.basis == "unseen":
+        text = f"Every rank that was seen has issued {what} and it does not complete. "
+        text += f"Of {ranks(found.unseen)}, who must take part, nothing was found: gone, or not "
+        text += "collected."
+        return text if found.suspects else f"{text} More ranks left nothing, so this names nobody."
+    if found.basis == "habit":
+        return (
+            f"{_subject(found.suspects, 'stands', 'stand')} in {what}, where other members were "
+            "not seen; elsewhere in this job the same calls are followed by another one."
+        ).capitalize()
+    if found.basis == "device":
+        text = f"The schedules agree and nobody is missing, but {what} "
+        if not found.suspects:
+            return text + "does not complete, and it is not the same ranks everywhere that lag."
+        done = "completed" if _completed(found, evidence) else "began"
+        return text + (
+            f"{done} on {ranks(found.ahead)} and not on {ranks(found.suspects)}: no mismatch of "
+            "code, but a device or a link that stands still."
+        )
+    return (
+        f"All ranks issued {what}, the schedules agree and nobody is missing, but it does not "
+        "complete: no mismatch of code; a device, the network, or a call that is not recorded."
+    )
+
+
+def of_records(evidence: Evidence) -> tuple[str, bool]:
+    """(what the records of a job without any open call amount to, whether that is the whole)."""
+    recorded = {rank: seen for rank, seen in evidence.ranks.items() if was_recorded(seen)}
+    calls = sum(len(seen.collectives) for seen in recorded.values())
+    text = (
+        f"{plural(calls, 'recorded call')} of {ranks(recorded)} fit together and all completed; "
+        "nothing was measured."
+    )
+    whole = len(recorded) == evidence.world_size and not any(map(lost_prefix, recorded.values()))
+    return text, whole
+
+
+def to_collect(evidence: Evidence) -> str:
+    """What would have told more; "" where nothing would."""
+    seen = evidence.ranks.values()
+    wanted = []
+    dumped = [s for s in seen if was_recorded(s)]
+    if len(dumped) < evidence.world_size:
+        wanted.append(
+            "a Flight Recorder dump of every rank (TORCH_FR_BUFFER_SIZE=20000, "
+            "TORCH_NCCL_DUMP_ON_TIMEOUT=1)"
+        )
+    elif any(map(lost_prefix, dumped)):
+        wanted.append("more calls in each dump (TORCH_FR_BUFFER_SIZE=20000)")
+    elif not any(c.site for s in dumped for c in s.collectives):
+        wanted.append("dumps with stack traces (pickle, not JSON)")
+    if not all(s.stacks for s in seen):
+        wanted.append("`py-spy dump` of every rank while it hangs")
+    return f" Next time collect {' and '.join(wanted)}." if wanted else ""
+
+
+def _completed(found: Frontier, evidence: Evidence) -> bool:
+    call = found.call
+    return call is not None and any(
+        c.completed
+        for rank in found.ahead
+        if rank in evidence.ranks
+        for c in evidence.ranks[rank].collectives
+        if (c.group, c.position) == (call.group, call.position)
+    )
+
+
+def _subject(who: tuple[int, ...], one: str, many: str) -> str:
+    return f"{ranks(who)} {one if len(who) == 1 else many}"

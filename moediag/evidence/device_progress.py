@@ -1,0 +1,139 @@
+"""How far the device of a rank is, by torch's Flight Recorder, told of the calls in our own log.
+
+Our recorder writes a call down before it is issued and knows its parameters, its module and its
+line; on an accelerator it learns late, or never, what became of it. torch's recorder of NCCL has
+the events around each kernel: issued, begun, completed. Both keep the calls of a group in their
+order, so the n-th is the n-th, and operation and sizes say whether that is so. Where they do not
+fit nothing is told, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from moediag import protocol
+from moediag.evidence import file_loading
+from moediag.evidence.flight_dump import COMPLETED, STARTED, Dump, Kind
+from moediag.evidence.model import COMPLETED_THERE, ISSUED, STARTED_THERE, Collective
+
+_P2P = ("send", "recv")
+_ROOTED = ("gather", "scatter", "broadcast", "reduce", "all_to_all", "barrier")  # sizes may differ
+_SKEW = 3  # calls by which the ends of both records may differ
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """``calls``: the rank's, with what the device did; ``library``: version of the communication
+    library, "" where the dump does not say."""
+
+    calls: tuple[Collective, ...]
+    library: str = ""
+    not_seen: tuple[str, ...] = ()
+
+
+def read(folder: Path, rank: int) -> tuple[Dump | None, tuple[str, ...]]:
+    """The rank's dump: the one that was asked for at the stall, else the one that NCCL's watchdog
+    wrote by itself; and what could not be read."""
+    lost = []
+    for name in (protocol.flight_file(rank), protocol.watchdog_dump(rank)):
+        path = folder / name
+        if not path.is_file():
+            continue
+        loaded = file_loading.load(path)
+        if loaded.dump is not None and len(loaded.dump.kind):
+            return loaded.dump, ()
+        if loaded.dump is None:
+            lost.append(f"rank {rank}: {name} ({loaded.refused or 'no Flight Recorder dump'})")
+    return None, tuple(lost)
+
+
+def told(calls: Sequence[Collective], dump: Dump, rank: int) -> Told:
+    """``calls`` of one rank, with ``completed``, ``started`` and ``on_device`` as ``dump`` has it.
+    What either side knows to have completed has completed. gloo has no device, and its recorder
+    does not tell a call that completed from one that failed."""
+    if dump.backend in ("", "gloo"):
+        return Told(tuple(calls))
+    rows: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for row, number in enumerate(dump.kind):
+        kind = dump.kinds[number]
+        rows[kind.group, kind.op in _P2P].append(row)
+    own: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for place, call in enumerate(calls):
+        own[call.group, call.op in _P2P].append(place)
+    result = list(calls)
+    lost = []
+    for key, places in own.items():
+        if key not in rows:
+            continue
+        pairs = _pairs([calls[p] for p in places], rows[key], dump)
+        if pairs is None:
+            what = "sends and receives" if key[1] else "collectives"
+            lost.append(
+                f"rank {rank}: how far its device is in the {what} of group {key[0]} (torch's "
+                "Flight Recorder has other calls than moediag's)"
+            )
+            continue
+        later = False
+        for at, row in reversed(pairs):
+            state = dump.state[row]
+            # The calls of one group run one after the other.
+            later = later or (state == COMPLETED and not key[1])
+            result[places[at]] = _with(result[places[at]], COMPLETED if later else state)
+    return Told(tuple(result), dump.library, tuple(lost))
+
+
+def _with(call: Collective, state: int) -> Collective:
+    completed = call.completed or state == COMPLETED
+    started = call.started or completed or state >= STARTED
+    where = COMPLETED_THERE if completed else STARTED_THERE if started else ISSUED
+    return replace(call, completed=completed, started=started, on_device=where)
+
+
+def _pairs(
+    calls: Sequence[Collective], rows: Sequence[int], dump: Dump
+) -> list[tuple[int, int]] | None:
+    """(index into ``calls``, row) of the same call; None where the two do not fit together."""
+    kinds = [dump.kinds[dump.kind[row]] for row in rows]
+    by_end = len(rows) - len(calls)
+    shifts = [0] if not dump.wrapped and calls[0].index == calls[0].position == 0 else []
+    if not dump.wrapped and calls[0].op not in _P2P:
+        shifts.append(calls[0].position - dump.position[rows[0]])
+    shifts += [by_end, *(by_end + n * sign for n in range(1, _SKEW + 1) for sign in (1, -1))]
+    for shift in dict.fromkeys(shifts):
+        both = [i for i in range(len(calls)) if 0 <= i + shift < len(rows)]
+        if both and all(_alike(calls[i], kinds[i + shift]) for i in both):
+            return [(i, rows[i + shift]) for i in both]
+    return _batched(calls, rows, kinds)
+
+
+def _batched(
+    calls: Sequence[Collective], rows: Sequence[int], kinds: Sequence[Kind]
+) -> list[tuple[int, int]] | None:
+    """From the end, where torch counts collectives that were issued together as one."""
+    pairs = []
+    at = len(calls) - 1
+    for row, kind in zip(reversed(rows), reversed(kinds), strict=True):
+        total, first = 0, at
+        while first >= 0 and total < kind.numel_in:
+            total += calls[first].numel_in
+            first -= 1
+        first = min(first, at - 1)  # a barrier carries nothing
+        if at < 0:
+            break
+        alone = at - first == 1
+        fits = _alike(calls[at], kind) if alone else total == kind.numel_in
+        if not fits:
+            return None
+        pairs += [(i, row) for i in range(at, first, -1)]
+        at = first
+    return pairs[::-1] or None
+
+
+def _alike(call: Collective, kind: Kind) -> bool:
+    if call.op != kind.op:
+        return False
+    same = call.numel_in == kind.numel_in or call.numel_out == kind.numel_out
+    return same or call.op in _ROOTED

@@ -1,0 +1,366 @@
+"""One dump of PyTorch's Flight Recorder (format 2.x, pickle or JSON) as columns of numbers.
+
+A dump is a ring of the last calls of one process. Whatever differs between torch releases and
+backends ends here: names of operations, how completion is told, operations that were issued
+together. Columns, because 1,024 ranks leave two million calls; they become objects only where the
+diagnosis looks (:mod:`moediag.evidence.flight_recorder`).
+
+Learned from torch's ``FlightRecorder.hpp`` and from real dumps (torch 2.13, gloo):
+
+- gloo's ``state`` stays ``scheduled``; a completed call is ``retired``. On NCCL a call that is
+  retired but not completed has timed out.
+- gloo's reduce-scatter is recorded as the all-reduce that it uses; its send and recv are not
+  recorded at all; ``pg_config`` is empty.
+- What was issued as one batch shares ``collective_seq_id`` (or ``p2p_seq_id``), and only the
+  entry ``coalesced`` that closes the batch is ever completed.
+- Older releases count a batch of sends and receives as a collective too. How many of these there
+  are differs between ranks, so they are taken out again.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from moediag.evidence.flight_names import plain_dtype, plain_op, plain_text, user_site
+
+SCHEDULED, STARTED, COMPLETED = 0, 1, 2
+MAX_ENTRIES = 1_000_000
+_MAX_SHAPES = 20_000_000  # tensors in a whole dump
+_MAX_FRAMES = 200
+_MAX_MEMBERS = 3_000_000  # of all groups together
+
+_STATES = {"completed": COMPLETED, "started": STARTED}
+_NAME = re.compile(r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d+)(?:->|<-)(?P<b>\d+))?$")
+
+
+class NoDump(ValueError):
+    """The data is no Flight Recorder dump; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What many calls have in common. ``group``: this process's own name of the group; ``peer``:
+    of send and recv, counted within the group; ``site``: "file.py:12 function"."""
+
+    group: str
+    op: str
+    numel_in: int
+    numel_out: int
+    dtype: str
+    site: str = ""
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGroup:
+    """A group as its process knows it; no ``ranks``: not known."""
+
+    desc: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Dump:
+    """One row for each call (a batch of collectives is one), oldest first.
+
+    ``index``: count of all records of the process; ``position``: count within the group from 0,
+    collectives and point-to-point calls each for themselves; ``state``: SCHEDULED, STARTED or
+    COMPLETED; ``created``: nanoseconds of the wall clock. ``places``: groups in which a send or
+    receive tells this process's own place. ``batched``: groups whose positions were corrected for
+    batches of sends and receives. ``unreadable``: entries that could not be understood.
+    """
+
+    version: str = ""
+    library: str = ""
+    backend: str = ""
+    groups: dict[str, OwnGroup] = field(default_factory=dict)
+    kinds: list[Kind] = field(default_factory=list)
+    kind: array[int] = field(default_factory=lambda: array("l"))
+    index: array[int] = field(default_factory=lambda: array("q"))
+    position: array[int] = field(default_factory=lambda: array("q"))
+    state: bytearray = field(default_factory=bytearray)
+    created: array[int] = field(default_factory=lambda: array("q"))
+    places: dict[str, int] = field(default_factory=dict)
+    batched: set[str] = field(default_factory=set)
+    unreadable: int = 0
+    open_only: bool = False  # completed calls were left out
+    recording: bool = True  # False: the dump was taken without its calls
+
+    @property
+    def wrapped(self) -> bool:
+        """The ring came round: what was before its first row is not known."""
+        return bool(self.index) and self.index[0] > 0
+
+
+def is_dump(raw: Any) -> bool:
+    """Whether plain data looks like a dump."""
+    return (
+        isinstance(raw, dict)
+        and ("entries" in raw or "pg_config" in raw)
+        and isinstance(raw.get("entries", []), list)
+        and isinstance(raw.get("pg_config", {}), dict)
+        and ("pg_config" in raw or _is_entry(next(iter(raw["entries"]), None)))
+    )
+
+
+def _is_entry(raw: Any) -> bool:
+    return isinstance(raw, dict) and "profiling_name" in raw
+
+
+def read(raw: Any) -> Dump:
+    """Raises NoDump; entries that make no sense are counted, never fatal."""
+    if not is_dump(raw):
+        raise NoDump("it has neither entries nor pg_config")
+    version = plain_text(raw.get("version"))[:40]
+    if version and version.partition(".")[0] not in ("1", "2"):
+        raise NoDump(f"it is of format {version}, 2.x is read")
+    entries = raw.get("entries", [])
+    if len(entries) > MAX_ENTRIES:
+        raise NoDump(f"it has {len(entries):,} entries, at most {MAX_ENTRIES:,} are read")
+    dump = Dump(version, library=plain_text(raw.get("comm_lib_version"))[:40])
+    dump.recording = "entries" in raw or not _counted(raw.get("pg_status"))
+    members = 0
+    for name, config in raw.get("pg_config", {}).items():
+        if isinstance(config, Mapping):
+            own = plain_text(config.get("name", name)) or plain_text(name)
+            ranks = _ranks(config.get("ranks"))
+            members += len(ranks)
+            if members > _MAX_MEMBERS:
+                raise NoDump("it lists more members of groups than any job has")
+            if own or ranks:  # gloo of torch 2.11-2.13 writes one group without a name
+                dump.groups[own] = OwnGroup(_desc(config.get("desc")), ranks)
+    reader = _Reader(dump)
+    for entry in entries:
+        try:
+            reader.entry(entry)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as bad:
+            if isinstance(bad, NoDump):
+                raise
+            dump.unreadable += 1
+    return dump
+
+
+def _counted(status: Any) -> bool:
+    """Whether ``pg_status`` tells of calls."""
+    each = status.values() if isinstance(status, Mapping) else ()
+    return any(
+        plain_text(s.get("last_enqueued_collective")) not in ("", "-1", "0")
+        for s in each
+        if isinstance(s, Mapping)
+    )
+
+
+class _Reader:
+    def __init__(self, dump: Dump) -> None:
+        self.dump = dump
+        self.of_kind: dict[Kind, int] = {}
+        self.known: dict[tuple[Any, ...], tuple[int, bool]] = {}
+        self.row: dict[str, int] = {}  # group -> row of its last collective
+        self.count: dict[str, int] = {}  # group -> collective_seq_id that was seen last
+        self.shift: dict[str, int] = {}  # group -> how many of these counted no collective
+        self.batch: dict[str, tuple[int, list[int]]] = {}  # group -> (p2p_seq_id, its rows)
+        self.sites: dict[tuple[int, ...], str] = {}
+        self.shapes = 0
+        self.record: int | None = None
+
+    def entry(self, e: dict[str, Any]) -> None:
+        """One record: a new row, or more about an older one. Types are checked first: what is
+        nested could take forever to hash or to compare."""
+        name = e["profiling_name"]
+        group = e.get("process_group")
+        local, desc = group if group is not None else (str(_number(e.get("pg_id"))), "")
+        inputs, outputs = e.get("input_sizes") or (), e.get("output_sizes") or ()
+        self.shapes += len(inputs) + len(outputs)
+        if self.shapes > _MAX_SHAPES:
+            raise NoDump("it lists more tensors than any dump holds")
+        dtypes = (e.get("input_dtypes") or e.get("output_dtypes") or ("",))[:64]
+        if not {str, *map(type, (name, local, desc, *dtypes))} == {str}:
+            raise TypeError("text")
+        frames = (e.get("frames") or ())[:_MAX_FRAMES]
+        key = (
+            name,
+            local,
+            desc,
+            self.numel(inputs),
+            self.numel(outputs),
+            dtypes[0] if len(dtypes) == 1 else " ".join(sorted({*dtypes})),
+            tuple(map(id, frames)),
+        )
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self.kind(key, frames)
+        number, p2p = found
+        kind = self.dump.kinds[number]
+        seq = _number(e.get("collective_seq_id", e.get("seq_id")))
+        self.count_record(e)
+        op = kind.op
+        closes = op.endswith("coalesced") or not (inputs or outputs)
+        state = self.state(e)
+        if p2p or (op == "coalesced" and self.is_batch(e, kind.group)):
+            self.point_to_point(e, kind, number, seq, state)
+            return
+        last = self.row.get(kind.group)
+        if last is not None and seq == self.count.get(kind.group):
+            self.more(last, number, closes, state)
+            return
+        self.add(e, number, seq - 1 - self.shift.get(kind.group, 0), state)
+        self.count[kind.group] = seq
+        self.row[kind.group] = len(self.dump.kind) - 1
+
+    def count_record(self, e: dict[str, Any]) -> None:
+        """A record that is not the next one: those between had completed."""
+        record = e.get("record_id")
+        if type(record) is int:
+            self.dump.open_only |= self.record is not None and record > self.record + 1
+            self.record = record
+
+    def add(self, e: dict[str, Any], number: int, position: int, state: int) -> None:
+        dump = self.dump
+        row = len(dump.kind)
+        index = record if (record := self.record) is not None else row
+        created = e.get("time_created_ns") or 0
+        if dump.index and index <= dump.index[-1]:
+            index = dump.index[-1] + 1
+        dump.index.append(index)
+        try:
+            dump.position.append(position)
+            dump.created.append(created)
+        except (TypeError, OverflowError):
+            del dump.index[row:], dump.position[row:], dump.created[row:]
+            raise
+        dump.kind.append(number)
+        dump.state.append(state)
+
+    def more(self, row: int, number: int, closes: bool, state: int) -> None:
+        """Another collective of the same batch, or the entry that closes it."""
+        dump = self.dump
+        dump.state[row] = max(dump.state[row], state) if closes else min(dump.state[row], state)
+        if closes:
+            return
+        first, second = dump.kinds[dump.kind[row]], dump.kinds[number]
+        dump.kind[row] = self.intern(
+            Kind(
+                first.group,
+                first.op if first.op == second.op else "coalesced",
+                first.numel_in + second.numel_in,
+                first.numel_out + second.numel_out,
+                first.dtype if first.dtype == second.dtype else "",
+                first.site,
+            )
+        )
+
+    def point_to_point(
+        self, e: dict[str, Any], kind: Kind, number: int, seq: int, state: int
+    ) -> None:
+        group, of_p2p = kind.group, _number(e.get("p2p_seq_id", 0))
+        before = self.count.get(group, seq if self.dump.wrapped else 0)
+        if seq > before:  # an older release: the batch was counted as a collective
+            self.shift[group] = self.shift.get(group, 0) + seq - before
+            self.dump.batched.add(group)
+        self.count[group] = max(seq, before)
+        # A collective after this batch never has the number that the batch took.
+        self.row.pop(group, None)
+        if kind.op == "coalesced":
+            for row in self.batch.get(group, (0, []))[1]:
+                self.dump.state[row] = max(self.dump.state[row], state)
+            return
+        batch = self.batch.get(group)
+        if batch is None or batch[0] != of_p2p:
+            batch = self.batch[group] = (of_p2p, [])
+        self.add(e, number, of_p2p - 1, state)
+        batch[1].append(len(self.dump.kind) - 1)
+
+    def is_batch(self, e: dict[str, Any], group: str) -> bool:
+        """Whether ``coalesced`` closes a batch of sends and receives."""
+        if "is_p2p" in e:
+            return bool(e["is_p2p"])
+        batch = self.batch.get(group)
+        return batch is not None and batch[0] == _number(e.get("p2p_seq_id", 0))
+
+    def state(self, e: dict[str, Any]) -> int:
+        told = e.get("state")
+        state = _STATES.get(told, SCHEDULED) if type(told) is str else SCHEDULED
+        at = e.get("time_discovered_completed_ns")
+        retired = e.get("retired") is True and self.dump.backend == "gloo"
+        return COMPLETED if retired or (type(at) is int and at > 0) else state
+
+    def kind(self, key: tuple[Any, ...], frames: Any) -> tuple[int, bool]:
+        """(number of the kind, whether it is a send or receive)."""
+        name, local, desc, numel_in, numel_out, dtype, _ = key
+        found = _NAME.match(name)
+        if found is None:
+            raise ValueError(name)
+        if found["backend"] and not self.dump.backend:
+            self.dump.backend = found["backend"].lower()
+        group = str(local)
+        if group not in self.dump.groups:
+            self.dump.groups[group] = OwnGroup(_desc(desc))
+        op = plain_op(found["op"])
+        p2p = op in ("send", "recv")
+        peer = int(found["b"]) if found["b"] else None
+        if found["a"]:
+            self.dump.places.setdefault(group, int(found["a"]))
+        if p2p:
+            numel_in, numel_out = (numel_in or numel_out), (numel_out or numel_in)
+        kind = Kind(group, op, numel_in, numel_out, plain_dtype(dtype), self.site(frames), peer)
+        return self.intern(kind), p2p
+
+    def intern(self, kind: Kind) -> int:
+        number = self.of_kind.get(kind)
+        if number is None:
+            number = self.of_kind[kind] = len(self.dump.kinds)
+            self.dump.kinds.append(kind)
+        return number
+
+    def numel(self, shapes: Any) -> int:
+        total = 0
+        for shape in shapes:
+            n = 1
+            if len(shape) > 32:  # torch allows 64 dimensions; nobody uses as many
+                raise ValueError("dimensions")
+            for size in shape:
+                n *= size
+            total += n
+        if type(total) is not int or not 0 <= total < 1 << 62:
+            raise ValueError("elements")
+        return total
+
+    def site(self, frames: Any) -> str:
+        """The innermost frame of the user's own code; innermost frames come first."""
+        if not frames:
+            return ""
+        key = tuple(map(id, frames))
+        found = self.sites.get(key)
+        if found is None:
+            found = self.sites[key] = user_site(frames)
+        return found
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("number")
+    return value
+
+
+def _desc(value: Any) -> str:
+    text = plain_text(value)[:200]
+    return "" if text == "undefined" else text
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    """``"[0, 1]"`` or a list."""
+    if isinstance(value, str):
+        return _parsed(value)
+    if not isinstance(value, list | tuple) or not all(type(rank) is int for rank in value):
+        return ()
+    return tuple(value) if all(0 <= rank < 1 << 20 for rank in value) else ()
+
+
+@lru_cache(maxsize=20_000)
+def _parsed(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d{1,6}", text[:8_000_000]))

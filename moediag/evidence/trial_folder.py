@@ -1,0 +1,205 @@
+"""A trial's folder as `Evidence`: the one place that knows which file holds what.
+
+Every file may be missing, empty or cut off: a rank can be killed at any moment. What is lost is
+said in ``not_seen``; only a folder that does not exist is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moediag import protocol
+from moediag.errors import EvidenceError
+from moediag.evidence import device_progress, exits, nodes, rank_stacks
+from moediag.evidence.events import Names, RankLog, read_log
+from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
+from moediag.protocol import Outcome
+
+LAUNCH_FILE = "launch.json"
+CAPTURE = "capture"
+# Title -> file, written by launch.machine.
+ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
+MOST_ATTACHED = 20_000  # characters of each
+_RANK_FILE = re.compile(r"^rank-(\d+)\.")
+
+
+def read_trial(folder: Path, *beside: Path) -> Evidence:
+    """``beside``: folders of the same start of a job that other nodes' watchers left. Raises
+    EvidenceError when ``folder`` is no folder."""
+    parts = []
+    for one in (folder, *beside):
+        known, places = nodes.read_nodes(one)
+        parts.append(nodes.Part(_read(one), known))
+        parts += [nodes.Part(_read(place)) for place in places]
+    several = len(parts) > 1 or any(part.nodes for part in parts)
+    return nodes.merged(parts) if several else parts[0].evidence
+
+
+def _read(folder: Path) -> Evidence:
+    if not folder.is_dir():
+        raise EvidenceError(
+            f"{folder}: no such folder", "Give a trial's folder inside a run directory."
+        )
+    trial = _json(folder / protocol.TRIAL_FILE)
+    launch = exits.read_launch(folder / LAUNCH_FILE)
+    present = _ranks_present(folder) | set(launch.exits)
+    declared = trial.get("world_size")
+    world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
+    intern: Names = {}
+    logs = {
+        rank: read_log(folder, rank, intern) for rank in sorted(present | set(range(world_size)))
+    }
+    if not isinstance(declared, int):
+        world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
+    ranks = {rank: _rank(folder, log, launch) for rank, log in logs.items()}
+    backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
+    return Evidence(
+        world_size=world_size,
+        ranks=ranks,
+        backend=backend,
+        stall=launch.stall,
+        timed_out=launch.timed_out,
+        launch_error=launch.launch_error,
+        interrupted=launch.interrupted,
+        deaths=launch.deaths,
+        program=str((trial.get("program") or {}).get("name", "")),
+        not_seen=launch.not_seen,
+        oom_kills=launch.oom_kills,
+        watched=trial.get("purpose") == "watch",
+        layout=_layout(trial.get("layout")),
+        attached=_attached(folder / CAPTURE),
+    )
+
+
+def _attached(folder: Path) -> dict[str, str]:
+    """By title, as a page shows them: the whole of it stays in the run directory."""
+    found = {title: _text(folder / name).strip() for title, name in ATTACHED.items()}
+    return {
+        title: text if len(text) <= MOST_ATTACHED else f"{text[:MOST_ATTACHED]}\n(cut here)"
+        for title, text in found.items()
+        if text
+    }
+
+
+def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
+    """As ranks tell it, else that of the first group used."""
+    for log in logs:
+        if log.backend:
+            yield log.backend
+        yield from (group.backend for group in log.groups.values() if group.backend)
+
+
+def _layout(value: Any) -> dict[str, int]:
+    """Empty where the trial tells none."""
+    if not isinstance(value, dict):
+        return {}
+    return {str(a): n for a, n in value.items() if isinstance(n, int) and not isinstance(n, bool)}
+
+
+def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence:
+    rank = log.rank
+    output = exits.tail(folder / protocol.output_file(rank))
+    outcome, lost = _outcome(folder, rank)
+    error = log.error or exits.read_error_file(folder / protocol.error_file(rank))
+    if error is None and not log.finished:
+        error = exits.error_in_output(output)
+    told = _device(folder, log)
+    versions = dict(log.versions)
+    if told.library and not versions.get("nccl"):
+        versions["nccl"] = told.library
+    return RankEvidence(
+        rank=rank,
+        collectives=_waited_in(told.calls, folder / protocol.heartbeat_file(rank)),
+        groups=log.groups,
+        tokens=tuple(log.tokens),
+        no_gradient=log.no_gradient,
+        weights=tuple(log.weights),
+        experts_used=log.experts_used,
+        notes=tuple(log.notes),
+        findings=tuple(log.findings.values()),
+        decisions=tuple(log.decisions),
+        stacks=_stacks(folder, rank),
+        exit=launch.exits.get(rank),
+        error=error,
+        outcome=outcome,
+        versions=versions,
+        last_phase=log.last_phase,
+        finished=log.finished,
+        not_seen=(*log.not_seen, *lost, *told.not_seen),
+        last_lines=exits.last_lines(output),
+        os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
+    )
+
+
+def _device(folder: Path, log: RankLog) -> device_progress.Told:
+    """The rank's calls with what torch's Flight Recorder knows of them."""
+    calls = tuple(log.collectives)
+    if all(group.backend in ("", "gloo") for group in log.groups.values()):
+        return device_progress.Told(calls)
+    dump, lost = device_progress.read(folder, log.rank)
+    if dump is None:
+        return device_progress.Told(calls, not_seen=lost)
+    told = device_progress.told(calls, dump, log.rank)
+    return replace(told, not_seen=(*lost, *told.not_seen))
+
+
+def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collective, ...]:
+    """The rank's calls; the one that it was last inside of is one that it waits for, even where it
+    issued it without waiting (``dist.recv`` is an asynchronous call and a wait)."""
+    beat = protocol.Heartbeat.read(heartbeat)
+    if beat is None or beat.state != "in-collective":
+        return calls
+    inside = beat.collective
+    return tuple(
+        replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c for c in calls
+    )
+
+
+def _os_state(text: str) -> str:
+    """Of /proc/PID/status: ``State:\tT (stopped)``."""
+    found = re.search(r"^State:\s*(\w)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _outcome(folder: Path, rank: int) -> tuple[Outcome | None, tuple[str, ...]]:
+    try:
+        return Outcome.read(folder / protocol.outcome_file(rank)), ()
+    except FileNotFoundError:
+        return None, ()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None, (f"rank {rank}: what it measured (its outcome file is unreadable)",)
+
+
+def _stacks(folder: Path, rank: int) -> tuple[Stack, ...]:
+    capture = folder / CAPTURE
+    found: list[Stack] = []
+    found += rank_stacks.parse_pyspy(_text(capture / f"rank-{rank}.pyspy.json"))
+    found += rank_stacks.parse_pyspy_text(_text(capture / f"rank-{rank}.native.txt"))
+    found += rank_stacks.parse_pystack(_text(capture / f"rank-{rank}.pystack.txt"))
+    found += rank_stacks.parse_faulthandler(_text(folder / protocol.stacks_file(rank)))
+    return tuple(found)
+
+
+def _ranks_present(folder: Path) -> set[int]:
+    names = (path.name for path in folder.iterdir())
+    return {int(match[1]) for name in names if (match := _RANK_FILE.match(name))}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(_text(path))
+    except ValueError:
+        return {}
+    return raw if isinstance(raw, dict) else {}

@@ -1,0 +1,87 @@
+"""Step-time ratios of the cost trial: each fix against the healthy unfixed step, in rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from moediag.protocol import Outcome, outcome_file
+from moediag.result.run_result import TrialResult
+from moediag.result.verdicts import Role, Verdict
+from moediag.scenario.plan import COST, Plan, PlannedTrial
+
+UNFIXED, AGAIN = "", "again"  # keys of Outcome.cost
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ratio:
+    """Median and quartiles over the rounds of (this step's time / the unfixed step's time)."""
+
+    median: float
+    quartiles: tuple[float, float]
+
+
+def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
+    """``seconds``: Outcome.cost of one rank. The unfixed step's own ratio is 1, with the spread of
+    its second timing: what is inside that is noise. Empty without at least two rounds."""
+    unfixed = seconds.get(UNFIXED, [])
+    found: dict[str, Ratio] = {}
+    for name, rounds in seconds.items():
+        pairs = [mine / base for mine, base in zip(rounds, unfixed, strict=False) if base > 0]
+        if len(pairs) < 2:
+            continue
+        lower, _, upper = statistics.quantiles(pairs, n=4, method="inclusive")
+        found[name] = Ratio(statistics.median(pairs), (lower, upper))
+    if AGAIN in found:
+        found[UNFIXED] = Ratio(1.0, found.pop(AGAIN).quartiles)
+    return found
+
+
+def with_ratios(
+    plan: Plan, results: Sequence[TrialResult], folder: Path
+) -> tuple[TrialResult, ...]:
+    """``results`` less the cost trial's own row, with its ratios filled in where a trial ran the
+    same code on the same stack. A cost trial proves nothing about right and wrong: one that failed
+    is a note on the unfixed trial."""
+    trial = next((p for p in plan.trials if p.trial.purpose == COST), None)
+    if trial is None:
+        return tuple(results)
+    own = next((r for r in results if r.variant == COST), None)
+    others = tuple(r for r in results if r.variant != COST)
+    try:
+        outcome = Outcome.read(folder / trial.trial.name / outcome_file(0))
+    except (OSError, ValueError):
+        return others if own is None else tuple(_unmeasured(r, own) for r in others)
+    measured = ratios(outcome.cost)
+    planned = {(p.trial.variant, p.repeat): p for p in plan.trials}
+    return tuple(_filled(r, planned.get((r.variant, r.repeat)), trial, measured) for r in others)
+
+
+def _unmeasured(result: TrialResult, cost: TrialResult) -> TrialResult:
+    if result.role != Role.UNFIXED:
+        return result
+    note = f"step times were not measured: {cost.verdict}. {cost.cause}".rstrip()
+    return dataclasses.replace(result, notes=(*result.notes, note))
+
+
+def _filled(
+    result: TrialResult,
+    planned: PlannedTrial | None,
+    trial: PlannedTrial,
+    measured: dict[str, Ratio],
+) -> TrialResult:
+    if planned is None or planned is trial or planned.stack != trial.stack:
+        return result
+    if result.role == Role.CONTROL or result.verdict == Verdict.NOT_APPLICABLE:
+        return result
+    if planned.trial.fix is None and result.role != Role.UNFIXED:
+        return result  # a fix of the data or the stack: not another step on this one
+    ratio = measured.get(planned.trial.fix or UNFIXED)
+    if ratio is None:
+        return result
+    spread = (round(ratio.quartiles[0], 3), round(ratio.quartiles[1], 3))
+    return dataclasses.replace(
+        result, step_time_ratio=round(ratio.median, 3), step_time_spread=spread
+    )

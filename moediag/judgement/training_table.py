@@ -1,0 +1,122 @@
+"""The training run at a glance: loss and gradient norm of every step, variants side by side.
+
+The table of a bug report. It proves nothing, because most of these bugs leave the loss alone; the
+verdicts come from gradients and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moediag.protocol import Outcome, outcome_file
+from moediag.result.run_result import Cell, Table, TrialResult
+from moediag.scenario.plan import Plan
+
+KINDS = ("trainer", "trl")  # wrappers whose variants are training runs
+_APART = 1e-3  # two references differ where any number of theirs does by more than this share
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One run, step by step: ``losses`` the mean over ranks, ``norms`` rank 0's (before clipping,
+    None where the library kept it to itself); likewise of one process on the same batches.
+    ``verdict``: how the run ended."""
+
+    name: str
+    verdict: str
+    losses: tuple[float, ...] = ()
+    norms: tuple[float | None, ...] = ()
+    reference_losses: tuple[float, ...] = ()
+    reference_norms: tuple[float, ...] = ()
+
+
+def tables(plan: Plan, trials: Sequence[TrialResult], folder: Path) -> tuple[Table, ...]:
+    """Of the run in ``folder``; none for a scenario that trains by no Trainer."""
+    kinds = {planned.trial.variant: planned.trial.wrapper.kind for planned in plan.trials}
+    runs = [t for t in trials if kinds.get(t.variant) in KINDS and t.repeat == 0]
+    curves = [curve(t, _outcomes(t, folder)) for t in runs]
+    return side_by_side(curves)
+
+
+def _outcomes(trial: TrialResult, folder: Path) -> Mapping[int, Outcome]:
+    found = {}
+    for rank in range(trial.world_size if trial.evidence else 0):
+        path = folder / trial.evidence / outcome_file(rank)
+        if path.exists():
+            found[rank] = Outcome.read(path)
+    return found
+
+
+def curve(trial: TrialResult, outcomes: Mapping[int, Outcome]) -> Curve:
+    """Without numbers unless every rank left some."""
+    whole = [outcomes[rank] for rank in sorted(outcomes)]
+    if len(whole) < trial.world_size or not all(o.losses for o in whole):
+        return Curve(trial.variant, trial.verdict)
+    by_step = zip(*(o.losses for o in whole), strict=True)
+    return Curve(
+        trial.variant,
+        trial.verdict,
+        tuple(sum(step) / len(whole) for step in by_step),
+        tuple(whole[0].gradient_norms),
+        tuple(whole[0].reference_losses),
+        tuple(whole[0].reference_norms),
+    )
+
+
+def side_by_side(curves: Sequence[Curve]) -> tuple[Table, ...]:
+    """One table of losses, one of norms: a row a step, a column a run; the reference's column is
+    followed by the runs that it is the reference of. Empty where no run has numbers."""
+    told = [c for c in curves if c.losses]
+    if not told:
+        return ()
+    absent = ", ".join(f"{c.name} ({c.verdict})" for c in curves if not c.losses)
+    note = f"No step of {absent}." if absent else ""
+    return (
+        _table("Loss of each step, mean over ranks", told, False, note),
+        _table("Gradient norm of each step, before clipping", told, True, note),
+    )
+
+
+def _table(title: str, curves: Sequence[Curve], norms: bool, note: str) -> Table:
+    groups = _by_reference(curves)
+    columns = ["step"]
+    series: list[Sequence[float | None]] = []
+    for number, group in enumerate(groups):
+        first = group[0]
+        columns.append("one process" if number == 0 else f"one process ({first.name})")
+        series.append(first.reference_norms if norms else first.reference_losses)
+        for c in group:
+            columns.append(c.name)
+            series.append(c.norms if norms else c.losses)
+    steps = max(len(s) for s in series)
+    rows = tuple((n + 1, *(_cell(s, n) for s in series)) for n in range(steps))
+    return Table(title, tuple(columns), rows, note)
+
+
+def _cell(series: Sequence[float | None], step: int) -> Cell:
+    value = series[step] if step < len(series) else None
+    if value is None or abs(value) < float("inf"):
+        return value
+    return str(value)  # JSON has no nan
+
+
+def _by_reference(curves: Sequence[Curve]) -> list[list[Curve]]:
+    """Runs of other batches or another release have another reference, or the same."""
+    groups: list[list[Curve]] = []
+    for c in curves:
+        alike = next((g for g in groups if _same(g[0], c)), None)
+        if alike is None:
+            groups.append([c])
+        else:
+            alike.append(c)
+    return groups
+
+
+def _same(a: Curve, b: Curve) -> bool:
+    x = (*a.reference_losses, *a.reference_norms)
+    y = (*b.reference_losses, *b.reference_norms)
+    return len(x) == len(y) and all(
+        abs(i - j) <= _APART * abs(i) for i, j in zip(x, y, strict=True)
+    )

@@ -1,0 +1,189 @@
+"""What the machine says while ranks stand still: its GPUs by nvidia-smi, its communicators by NCCL.
+
+NCCL 2.24 and newer answer questions about themselves (RAS) on a socket of each node: a line-based
+protocol, by default at localhost:28028. It knows which ranks of a communicator lag behind, and
+which do not answer.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from moediag.launch.capture.collect import CAPTURE_FOLDER
+
+SMI_FILE = "nvidia-smi.txt"
+RAS_FILE = "nccl-ras.txt"
+RAS_ADDRESS = "localhost:28028"
+MOST = 1 << 20  # bytes of an answer
+_PROTOCOL = 2
+_USES_NCCL = re.compile(rb'"backend":"[^"]*nccl')
+_HEAD = 1 << 18  # bytes of a log in which its first groups are
+_GPU_FIELDS = (
+    "index", "name", "pstate", "temperature.gpu", "utilization.gpu", "memory.used", "memory.total",
+    "power.draw", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+_QUESTIONS = (
+    ("GPUs", f"--query-gpu={','.join(_GPU_FIELDS)}"),
+    ("processes", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"),
+)
+
+
+def look(
+    folder: Path, pids: Mapping[int, int], seconds: float, backend: str = ""
+) -> tuple[str, ...]:
+    """Writes what is found below ``folder/capture``; returns what could not be seen. Bounded by
+    ``seconds`` for each of the two. ``backend``: the trial's, "" where the ranks' logs tell it.
+
+    Of a job without NCCL nothing is said to be missing."""
+    nccl = backend == "nccl" or (not backend and uses_nccl(folder))
+    into = folder / CAPTURE_FOLDER
+    into.mkdir(parents=True, exist_ok=True)
+    found = [_smi(into / SMI_FILE, pids, seconds)]
+    if nccl:
+        found.append(_ras(into / RAS_FILE, pids.values(), seconds))
+    return tuple(text for text in found if text and nccl)
+
+
+def uses_nccl(folder: Path) -> bool:
+    """Whether a rank that was recorded here has a group on NCCL."""
+    for path in sorted(folder.glob("rank-*.events.jsonl"))[:4]:
+        with suppress(OSError), path.open("rb") as file:
+            if _USES_NCCL.search(file.read(_HEAD)):
+                return True
+    return False
+
+
+def _smi(path: Path, pids: Mapping[int, int], seconds: float) -> str:
+    """Returns why there is none, or ""."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "state of the GPUs (nvidia-smi missing)"
+    parts = []
+    until = time.monotonic() + seconds
+    for title, question in _QUESTIONS:
+        try:
+            code, printed, said = _printed([tool, question, "--format=csv"], until)
+        except subprocess.TimeoutExpired:
+            return "state of the GPUs (nvidia-smi took too long: the driver itself may hang)"
+        except OSError as error:
+            return f"state of the GPUs (nvidia-smi: {error.strerror})"
+        text = printed[:MOST].decode(errors="replace").strip()
+        if code != 0:
+            last = (text or said.decode(errors="replace").strip()).splitlines()[-1:]
+            return f"state of the GPUs (nvidia-smi: {''.join(last)[:200] or 'it failed'})"
+        parts.append(f"== {title}\n{text}\n")
+    ranks = "".join(f"rank {rank}: pid {pid}\n" for rank, pid in sorted(pids.items()))
+    path.write_text("".join([*parts, f"== ranks\n{ranks}"]), encoding="utf-8")
+    return ""
+
+
+def _printed(command: list[str], until: float) -> tuple[int, bytes, bytes]:
+    """Exit code, output and errors of ``command`` before ``until`` (time.monotonic()).
+
+    A program that hangs in the driver does not even die of SIGKILL, so nobody waits for its end,
+    as subprocess.run would. Raises subprocess.TimeoutExpired and OSError."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        printed, said = process.communicate(timeout=max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.5)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        raise
+    return process.returncode, printed, said
+
+
+# ------------------------------------------------------------------------ NCCL's RAS
+
+
+def _ras(path: Path, pids: Iterable[int], seconds: float) -> str:
+    enabled, address = _settings(pids)
+    if not enabled:
+        return "NCCL's own view (RAS is switched off: NCCL_RAS_ENABLE=0)"
+    try:
+        answer = ask_ras(address, seconds)
+    except ConnectionRefusedError:
+        return f"NCCL's own view (nothing listens at {address}; NCCL before 2.24 has no RAS)"
+    except TimeoutError:
+        return f"NCCL's own view (RAS at {address} took too long)"
+    except (OSError, ValueError) as error:
+        return f"NCCL's own view (RAS at {address}: {error})"
+    path.write_text(answer, encoding="utf-8")
+    return ""
+
+
+def _settings(pids: Iterable[int]) -> tuple[bool, str]:
+    """Whether RAS is on in the ranks, and where: as they were started."""
+    for pid in pids:
+        with suppress(OSError):
+            raw = Path(f"/proc/{pid}/environ").read_bytes()
+            pairs = (item.partition(b"=") for item in raw.split(b"\0"))
+            own = {
+                name.decode(errors="replace"): v.decode(errors="replace") for name, _, v in pairs
+            }
+            return own.get("NCCL_RAS_ENABLE") != "0", own.get("NCCL_RAS_ADDR") or RAS_ADDRESS
+    return True, RAS_ADDRESS
+
+
+def ask_ras(address: str, seconds: float) -> str:
+    """The verbose status by NCCL's RAS at ``host:port``, within ``seconds`` in all.
+
+    Raises OSError (ConnectionRefusedError, TimeoutError) and ValueError for what is no RAS."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        raise ValueError("it is no host:port")
+    until = time.monotonic() + seconds
+
+    def left() -> float:
+        rest = until - time.monotonic()
+        if rest <= 0:
+            raise TimeoutError
+        return rest
+
+    with socket.create_connection((host.strip("[]") or "localhost", int(port)), left()) as wire:
+
+        def line(sent: str) -> str:
+            wire.settimeout(left())
+            wire.sendall(f"{sent}\n".encode())
+            got = b""
+            while not got.endswith(b"\n") and len(got) < 4096:
+                wire.settimeout(left())
+                more = wire.recv(4096)
+                if not more:
+                    break
+                got += more
+            return got.decode(errors="replace").strip()
+
+        hello = line(f"CLIENT PROTOCOL {_PROTOCOL}")
+        if not hello.upper().startswith("SERVER PROTOCOL"):
+            raise ValueError(f"it answers {hello[:80]!r}, which is not NCCL's protocol")
+        # How long the other nodes may take to answer it; less than we wait for all of them.
+        agreed = line(f"TIMEOUT {max(1, int(left() - 1))}")
+        if agreed.upper() != "OK":
+            raise ValueError(f"it answers {agreed[:80]!r} to TIMEOUT")
+        wire.settimeout(left())
+        wire.sendall(b"VERBOSE STATUS\n")
+        answer = b""
+        while len(answer) < MOST:
+            wire.settimeout(left())
+            more = wire.recv(65536)
+            if not more:
+                break
+            answer += more
+    return answer.decode(errors="replace")

@@ -1,0 +1,176 @@
+"""How long ranks of somebody else's job may wait before that is a hang.
+
+Where every rank waits in a collective, or one is stopped, nothing will ever move: the quiescence
+window of the watchdog is enough. Where a rank is elsewhere, no look at it tells an endless loop
+from a long evaluation, so only time does (that rank's own: without what it waits for a CPU),
+measured against what this job did before:
+
+- a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
+- one that computes: four times that;
+- one that compiles, imports, loads or saves a checkpoint, by its stack: forty times that;
+- ranks that wait for their devices spin, and count as waiting, by their native stacks;
+- never less than three times the longest pause that the job came out of by itself;
+- ranks of a node that fell silent count as doing nothing, those that no watcher sees as computing.
+
+Ranks of other nodes are looked at by watchers there; see launch.nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from moediag.evidence.model import Stall
+from moediag.launch.capture.collect import main_frames, on_device
+from moediag.launch.follow.watchdog import RankSample, Watchdog
+
+BUSY = 4.0
+AT_WORK = 40.0
+AS_BEFORE = 3.0
+STARVED = 0.1  # of the time that passes counts for a rank that wants a CPU or a disk
+_LOOK_AGAIN = 10.0  # seconds between two looks at stacks: each stops a rank for milliseconds
+_LOOK_THERE = 10.0  # seconds that the watcher of another node gets to look at its ranks' stacks
+# What a long pause may be, by the files on the stack of the rank that others wait for.
+_WORK = {
+    "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/", "/torch/utils/cpp_extension"),
+    "saves or loads a checkpoint": (
+        "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/",
+        "/torch/distributed/_state_dict_utils.py", "checkpoint_engine",
+    ),
+    "imports": ("importlib._bootstrap",),
+}  # fmt: skip
+
+# py-spy's JSON of those that answer, with native frames if asked.
+Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
+
+
+class Patience:
+    """Stands between the watchdog and the verdict that a job hangs. ``stacks`` is asked for the
+    ranks that others wait for, at most every ten seconds of a pause."""
+
+    def __init__(self, watchdog: Watchdog, seconds: float, stacks: Stacks) -> None:
+        self.watchdog = watchdog
+        self.seconds = seconds
+        self.longest = 0.0  # pause that the job came out of by itself
+        self._stacks = stacks
+        self._progress: tuple[tuple[int, int, bool], ...] = ()
+        self._since = float("inf")
+        self._looked = 0.0
+        self._step = 0
+        self._work: dict[int, str] = {}
+        self._on_device: set[int] = set()
+        self._cpu: dict[int, float] = {}  # of each rank when the pause began
+        # When each was looked at, by the clock of its node, or ours once nothing comes from there.
+        self._last: dict[int, tuple[bool, float]] = {}
+        self._last_cpu: dict[int, float] = {}
+        self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock
+
+    def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
+        """None while the job goes on, or may."""
+        progress = tuple((s.rank, s.progress, s.alive) for s in samples)
+        stall = self.watchdog.observe(now, samples)
+        if progress != self._progress:
+            self._moved(now, samples)
+            self._progress = progress
+            return None
+        self._count(now, samples)
+        live = [s for s in samples if s.alive and s.known]
+        moving = [s for s in live if not s.stopped]
+        if not moving or not all(s.known for s in samples):
+            return None
+        by_stack = stall.waiting if stall is not None else ()
+        waiting = {
+            s.rank
+            for s in moving
+            if not s.silent and (s.state == "in-collective" or s.blocked or s.rank in by_stack)
+        }
+        away = [s for s in live if s.rank not in waiting]
+        if stall is not None and all(s.stopped for s in away):
+            return stall
+        quiet = now - self._since
+        if quiet < self.seconds:
+            return None
+        if now - self._looked > _LOOK_AGAIN:
+            self._looked = now
+            self._look([s.rank for s in away], not waiting)
+        waiting |= self._on_device | {s.rank for s in away if s.on_device}
+        away = [s for s in away if s.rank not in waiting]
+        elapsed = min((self._own[s.rank] for s in away), default=quiet)
+        limit = self._limit(away, quiet)
+        if not waiting or elapsed < limit:
+            return None
+        if elapsed < limit + _LOOK_THERE and not all(
+            s.looked or s.silent or s.unseen for s in away
+        ):
+            return None
+        return self.watchdog.stall(live, sorted(waiting))
+
+    def _count(self, now: float, samples: Sequence[RankSample]) -> None:
+        """A rank's own time goes on while it sleeps, and as far as it gets a CPU while it wants
+        one: a busy box stretches an evaluation, too. A disk that never answers counts a little."""
+        for s in samples:
+            clock = _clock(s, now)
+            before = self._last.get(s.rank, clock)
+            passed = max(0.0, clock[1] - before[1]) if clock[0] == before[0] else 0.0
+            cpu = s.cpu - self._last_cpu.get(s.rank, s.cpu)
+            own = min(passed, max(cpu, STARVED * passed)) if s.runnable else passed
+            self._own[s.rank] = self._own.get(s.rank, 0.0) + own
+            if s.silent:  # no clock there that could be read
+                self._own[s.rank] = now - self._since
+            self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
+
+    def _look(self, ranks: Sequence[int], native: bool) -> None:
+        """What ``ranks`` are at that are in no collective; where no rank is in one, whether they
+        wait for their devices."""
+        found = self._stacks(ranks, native)
+        self._work = {rank: work_of(dump) for rank, dump in found.items()}
+        self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
+
+    def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
+        if self._step > 1:  # not the imports, not the first compile
+            self.longest = max(self.longest, now - self._since)
+        self._step = max((s.step for s in samples), default=0)
+        self._since, self._looked = now, -_LOOK_AGAIN
+        self._work, self._on_device = {}, set()
+        self._cpu = {s.rank: s.cpu for s in samples}
+        self._last = {s.rank: _clock(s, now) for s in samples}
+        self._last_cpu, self._own = dict(self._cpu), {}
+
+    def _limit(self, away: Sequence[RankSample], quiet: float) -> float:
+        factor = 1.0
+        for s in away:
+            if s.silent:
+                continue
+            busy = s.unseen or s.cpu - self._cpu.get(s.rank, 0.0) > 0.1 * quiet
+            works = s.work or self._work.get(s.rank)
+            factor = max(factor, BUSY if busy else 1.0, AT_WORK if works else 1.0)
+        return max(factor * self.seconds, AS_BEFORE * self.longest)
+
+    @property
+    def looked(self) -> bool:
+        """Whether stacks were looked at in this pause."""
+        return self._looked > 0.0
+
+    @property
+    def on_device(self) -> frozenset[int]:
+        """Ranks whose stack shows that they wait for their devices."""
+        return frozenset(self._on_device)
+
+    @property
+    def work(self) -> Mapping[int, str]:
+        """What ranks are at that others wait for, where a stack told it."""
+        return {rank: text for rank, text in self._work.items() if text}
+
+
+def _clock(s: RankSample, now: float) -> tuple[bool, float]:
+    """Whether it is ours, and what it shows."""
+    return (True, now) if s.at is None else (False, s.at)
+
+
+def work_of(dump: bytes) -> str:
+    """``compiles``, ``imports``, ``saves or loads a checkpoint``, or "": by the main thread of
+    py-spy's JSON."""
+    files = [str(f.get("filename", "")) for f in main_frames(dump)]
+    for words, parts in _WORK.items():
+        if any(part in file for file in files for part in parts):
+            return words
+    return ""

@@ -1,0 +1,337 @@
+"""Follows one launched trial to its end: progress, deaths, hang, timeout, Ctrl-C; evidence first,
+then the ladder."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from moediag import protocol
+from moediag.errors import LaunchError
+from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch import shutdown, signals
+from moediag.launch.capture import machine
+from moediag.launch.capture.collect import blocked_frames, capture, on_device, python_frames
+from moediag.launch.follow.seen import Seen, status_of
+from moediag.launch.follow.watchdog import RankSample, Watchdog, states
+from moediag.launch.launcher import Running, json_lines, last_lines
+from moediag.launch.processes import oom_kills, read_stat
+from moediag.launch.record import LaunchRecord
+from moediag.launch.settings import LaunchOptions, OnProgress, Progress
+
+# Written by worker.agent and worker.entry, which the control side must not import.
+EVENTS_FILE = "launcher.events.jsonl"
+RELEASE_FILE = "launcher.release"
+PROGRESS_EVERY = 0.1  # seconds
+NATIVE = 20.0  # seconds for the native frames of one rank that has CUDA's libraries
+MACHINE = 5.0  # seconds for what the machine says of GPUs and communicators
+LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a busy box
+
+
+def supervise(
+    running: Running,
+    trial: protocol.Trial,
+    folder: Path,
+    ranks: int,
+    options: LaunchOptions,
+    kind: str,
+    on_progress: OnProgress | None,
+) -> LaunchRecord:
+    """Returns when nothing of the launch is left. ``ranks``: how many of them run on this node."""
+    return Supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
+
+
+class Supervisor:
+    """Follows one trial; a subclass that follows another kind of job says what differs."""
+
+    launcher = "the launcher"  # what errors call it
+
+    def __init__(
+        self,
+        running: Running,
+        trial: protocol.Trial,
+        folder: Path,
+        ranks: int,
+        options: LaunchOptions,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.running = running
+        self.folder = folder
+        self.options = options
+        self.timeout = trial.timeout
+        first = (options.node_rank or 0) * ranks if options.nnodes > 1 else 0
+        self.ranks: Sequence[int] = range(first, first + ranks)
+        self.single = trial.alone
+        self.seen = Seen(started=time.time())
+        self._killed_before = oom_kills()
+        self._gpu = trial.on_gpu
+        self.backend = trial.backend
+        spinning = self._on_device if trial.on_gpu else None
+        self.watchdog = Watchdog(options.quiescence, self.seen.started, self._blocked, spinning)
+        self._on_progress = on_progress
+        self._told = 0.0
+        self._begun = time.monotonic()
+        self._released = False
+        self._first_death: float | None = None
+        self._root_code: int | None = None
+        self.agent: int | None = None  # pid of an elastic agent that named itself
+        self._end_begun: float | None = None
+
+    def run(self, kind: str) -> LaunchRecord:
+        try:
+            self._follow()
+        except LaunchError as error:
+            self.seen.launch_error = error.message
+        except KeyboardInterrupt:
+            self.seen.interrupted = True
+        finally:
+            with signals.held() as came:
+                self._end()
+            self.seen.interrupted |= bool(came)
+        return self.record(kind)
+
+    def record(self, kind: str) -> LaunchRecord:
+        """What was seen so far."""
+        seen = self.seen
+        return LaunchRecord(
+            started=seen.started,
+            ended=time.time(),
+            launcher=kind,
+            first_progress=seen.first_progress,
+            exits=dict(sorted(seen.exits.items())),
+            deaths=seen.deaths(self.folder),
+            stall=seen.stall,
+            timed_out=seen.timed_out,
+            interrupted=seen.interrupted,
+            launch_error=seen.launch_error,
+            capture_seconds=seen.capture_seconds,
+            not_seen=tuple(dict.fromkeys(seen.not_seen)),
+            pids=dict(sorted(seen.pids.items())),
+            notes=tuple(seen.notes),
+            oom_kills=self._oom_kills(),
+        )
+
+    def _oom_kills(self) -> int | None:
+        now = oom_kills()
+        known = now is not None and self._killed_before is not None
+        return now - self._killed_before if known else None  # type: ignore[operator]
+
+    def _follow(self) -> None:
+        """Until the trial ended by itself, or must be ended."""
+        while True:
+            if self.options.stopped:
+                raise KeyboardInterrupt
+            self._root_code = self.running.poll()
+            samples = self._look()
+            self._read_events()
+            self._note_ends(samples)
+            if self._is_over():
+                return
+            self._tell("running" if self.seen.pids else "launching", samples)
+            now = time.monotonic()
+            if self._died(now, samples):
+                pass
+            elif stall := self._stalled(now, samples):
+                self.seen.stall = stall
+                self._capture(samples)
+                if self._ends_after_stall(samples):
+                    return
+            if now - self._begun > self.timeout:
+                self.seen.timed_out = True
+                self._capture(samples)
+                self._ends_after_stall(samples)
+                return
+            time.sleep(self.options.poll)
+
+    def _graces(self) -> tuple[float, float, float]:
+        return self.options.graces
+
+    def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
+        return self.watchdog.observe(now, samples)
+
+    def _is_over(self) -> bool:
+        return self._root_code is not None
+
+    def _note_ends(self, samples: Sequence[RankSample]) -> None:
+        """For launchers that do not report how ranks end."""
+
+    def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:  # noqa: ARG002
+        """The evidence of a stall is on disk: whether the ranks are ended now."""
+        return True
+
+    def _someone_died(self) -> bool:
+        return any(s.code != 0 for s in self.seen.exits.values())
+
+    def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
+        """On the first bad end: gives the peers a moment to fail by themselves, looks at those that
+        live, then lets the agent end them."""
+        if not self._someone_died():
+            return False
+        if self._first_death is None:
+            self._first_death = now
+        after = now - self._first_death
+        alive = [s for s in samples if s.alive and s.rank not in self.seen.exits]
+        # A rank that wrote its error is on its way out by itself; that is its exit status to keep.
+        leaving = [s for s in alive if (self.folder / protocol.error_file(s.rank)).exists()]
+        staying = [s for s in alive if s not in leaving]
+        if (staying and after < self.options.settle) or (leaving and after < LEAVE):
+            return True
+        if not self._released:
+            if staying:
+                self._capture(staying)
+            (self.folder / RELEASE_FILE).touch()
+            self._released = True
+        return True
+
+    def _look(self) -> list[RankSample]:
+        samples = []
+        for rank in self.ranks:
+            pid = self.seen.pids.get(rank) or self._find_pid(rank)
+            beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
+            stat = read_stat(pid) if pid is not None else None
+            alive = pid is None or (stat is not None and stat.alive)
+            if beat is not None and self.seen.first_progress is None:
+                self.seen.first_progress = beat.time or time.time()
+            samples.append(
+                RankSample(
+                    rank,
+                    known=pid is not None,
+                    alive=alive,
+                    state=beat.state if beat else "starting",
+                    progress=beat.progress if beat else -1,
+                    step=beat.step if beat else 0,
+                    time=beat.time if beat else 0.0,
+                    cpu=stat.cpu if stat else 0.0,
+                    runnable=stat is not None and stat.state in "RD",
+                    stopped=stat is not None and stat.state == "T",
+                )
+            )
+        return samples
+
+    def _find_pid(self, rank: int) -> int | None:
+        """From the file the rank wrote first of all; of this machine's ranks only (nodes may share
+        the folder)."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            raw = json.loads((self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
+            if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
+                self.seen.pids[rank] = int(raw["pid"])
+                return int(raw["pid"])
+        return None
+
+    def _blocked(self, ranks: Sequence[int]) -> list[int]:
+        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
+        return blocked_frames(pids, self.options.capture)
+
+    def _on_device(self, ranks: Sequence[int]) -> list[int]:
+        """Those whose main thread waits for its GPU, by its native frames."""
+        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
+        found = python_frames(pids, NATIVE, native=True)
+        return [rank for rank, dump in found.items() if on_device(dump)]
+
+    def _capture(self, samples: Sequence[RankSample]) -> None:
+        self._tell("capturing", samples, force=True)
+        pids = {s.rank: self.seen.pids[s.rank] for s in samples if s.alive and s.known}
+        seconds = max(self.options.capture, NATIVE) if self._gpu else self.options.capture
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            beside = pool.submit(self._ask_machine, pids)
+            done = capture(self.folder, pids, seconds)
+            of_machine = beside.result()
+        self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
+        self.seen.not_seen += [*done.not_seen, *of_machine]
+
+    def _ask_machine(self, pids: Mapping[int, int]) -> tuple[str, ...]:
+        """GPUs and communicators, where the ranks may use any."""
+        if not self._gpu and self.backend:
+            return ()
+        return machine.look(self.folder, pids, MACHINE, self.backend)
+
+    def _read_events(self) -> None:
+        """The agent's reports. Ends after the ladder began are our doing."""
+        try:
+            text = (self.folder / EVENTS_FILE).read_text(encoding="utf-8")
+        except OSError:
+            return
+        for event in json_lines(text):
+            if event.get("e") == "not_seen":
+                self.seen.not_seen.append(str(event["text"]))
+            if event.get("e") == "agent":
+                self.agent = int(str(event["pid"]))
+            if event.get("e") != "exit":
+                continue
+            rank, code, name = event["rank"], event["code"], event["signal"]
+            at = event["t"]
+            if not isinstance(rank, int) or not isinstance(at, float) or rank in self.seen.exits:
+                continue
+            late = self._end_begun is not None and at >= self._end_begun
+            self.seen.exits[rank] = ExitStatus(
+                code=code if isinstance(code, int) else None,
+                signal=str(name) if name else None,
+                by_us=bool(event["by_us"]) or (late and bool(name)),
+            )
+            self.seen.ended_at[rank] = at
+
+    def _end(self) -> None:
+        """Ends what is left, then accounts for every rank."""
+        gone = self._end_processes()
+        for rank, pid in self.seen.pids.items():
+            if rank not in self.seen.exits:
+                # Not even the agent saw it end: it went with the agent.
+                self.seen.exits[rank] = ExitStatus(signal=gone.get(pid, "SIGKILL"), by_us=True)
+        self._account()
+
+    def _account(self) -> None:
+        ours = self.seen.timed_out or self.seen.stall or self.seen.interrupted
+        if not ours and not self.seen.launch_error:
+            self.seen.launch_error = self._launch_error()
+
+    def _end_processes(self) -> Mapping[int, str]:
+        """By pid, the signal after which it was gone."""
+        self._tell("ending", (), force=True)
+        self._end_begun = time.time()
+        gone, stuck = shutdown.end(self.running.family, self._graces())
+        if stuck:
+            self.seen.not_seen.append(f"end of processes {stuck}: they survived SIGKILL")
+        deadline = time.monotonic() + 2.0
+        while self._root_code is None and time.monotonic() < deadline:
+            try:
+                self._root_code = self.running.poll()
+            except LaunchError:
+                break
+            time.sleep(0.005 if self._root_code is None else 0)
+        self._look()
+        self._read_events()
+        if self.single and self._root_code is not None and not gone:
+            self.seen.exits[0] = status_of(self._root_code)
+            self.seen.ended_at[0] = self._end_begun
+        return gone
+
+    def _launch_error(self) -> str:
+        """Empty when the ranks' own ends explain how the launch ended."""
+        code = self._root_code
+        explained = any(not s.by_us and s.code != 0 for s in self.seen.exits.values())
+        if code in (0, None) or explained:
+            return ""
+        assert code is not None
+        log = last_lines(self.folder / "launcher.log", 15)
+        what = f"signal {status_of(code).signal}" if code < 0 else f"exit code {code}"
+        return f"{self.launcher} ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
+
+    def _tell(self, doing: str, samples: Sequence[RankSample], force: bool = False) -> None:
+        now = time.monotonic()
+        if self._on_progress is None or (not force and now - self._told < PROGRESS_EVERY):
+            return
+        self._told = now
+        steps = {s.rank: s.step for s in samples}
+        events = {s.rank: s.progress for s in samples}
+        pids = dict(self.seen.pids)
+        at = now - self._begun
+        tokens = self._tokens()
+        self._on_progress(Progress(doing, states(samples), steps, at, events, pids, tokens))
+
+    def _tokens(self) -> Mapping[str, Sequence[int]]:
+        return {}

@@ -1,0 +1,286 @@
+"""Follows a watched job: ranks that are found as they appear, ends that nobody reports, and a stall
+or a death that is told at once, while the job is still there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+
+from moediag import protocol
+from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.launch.capture import dumps
+from moediag.launch.capture.collect import python_frames
+from moediag.launch.capture.token_counts import last_loads
+from moediag.launch.follow.patience import Patience
+from moediag.launch.follow.seen import status_of
+from moediag.launch.follow.supervise import NATIVE, Supervisor
+from moediag.launch.follow.watchdog import RankSample
+from moediag.launch.launcher import Running
+from moediag.launch.nodes.other_nodes import Together
+from moediag.launch.processes import read_stat
+from moediag.launch.record import LaunchRecord
+from moediag.launch.settings import LaunchOptions, OnProgress
+
+AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is told
+LATE_RANKS = 60.0  # seconds after which a rank that never came is no longer waited for
+LOADS_EVERY = 5.0  # seconds between two looks at what experts got
+ABORT_GRACES = (1.0, 10.0, 5.0)
+_FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
+          "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
+
+
+class Then(Enum):
+    """What happens to the job after a stall or a death was told."""
+
+    WATCH = "watch on"
+    LEAVE = "wait for its end"
+    END = "end it"
+
+
+OnTrouble = Callable[[LaunchRecord], Then]
+
+
+class JobSupervisor(Supervisor):
+    """Follows one attempt: the ranks that were started together. ``again`` is set when it ended
+    because the job's launcher started its ranks anew."""
+
+    launcher = "the job"
+
+    def __init__(
+        self,
+        running: Running,
+        run_folder: Path,
+        attempt: int,
+        options: LaunchOptions,
+        on_progress: OnProgress | None,
+        on_trouble: OnTrouble,
+        shared: Path | None = None,
+    ) -> None:
+        folder = run_folder / protocol.attempt_folder(attempt)
+        trial = protocol.Trial("job", "job", "watched", purpose="watch", timeout=float("inf"))
+        super().__init__(running, trial, folder, 0, options, on_progress)
+        self.backend = ""  # nobody told; the ranks' logs may
+        self.again = False
+        self._next = run_folder / protocol.attempt_folder(attempt + 1)
+        self._on_trouble = on_trouble
+        self._ends = False
+        self._leaves = False
+        self._told_death = False
+        self._told_at: tuple[tuple[int, int], ...] | None = None
+        self._expected: int | None = None
+        self._local: int | None = None
+        self._last_found = time.monotonic()
+        self._loads: Mapping[str, Sequence[int]] = {}
+        self._loads_read = 0.0
+        self.patience = Patience(self.watchdog, options.patience, self._stacks)
+        self.nodes = Together(folder, shared, options.silence)
+
+    def run(self, kind: str) -> LaunchRecord:
+        """As of any launch; after a bad end the other nodes' evidence is here too."""
+        record = super().run(kind)
+        told = self._told_death or self.seen.stall is not None
+        badly = bool(record.deaths or record.launch_error or self._root_code or self.nodes.trouble)
+        if told or record.interrupted or not badly:
+            return record
+        try:
+            self._share()
+        except KeyboardInterrupt:
+            self.seen.interrupted = True
+        return self.record(kind)
+
+    def _share(self) -> None:
+        self.record("watch").write(self.folder)
+        self.seen.not_seen += self.nodes.share(self._look)
+
+    def _stalled(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
+        stall = self.patience.observe(now, [*samples, *self.nodes.others])
+        return self.nodes.agreed(stall, samples)
+
+    def _blocked(self, ranks: Sequence[int]) -> list[int]:
+        return [*super()._blocked(ranks), *self.nodes.blocked]
+
+    def _someone_died(self) -> bool:
+        return super()._someone_died() or bool(self.nodes.deaths)
+
+    def _stacks(self, ranks: Sequence[int], native: bool) -> Mapping[int, bytes]:
+        pids = {rank: self.seen.pids[rank] for rank in ranks if rank in self.seen.pids}
+        # Reading the symbols of CUDA's libraries takes seconds, the first time.
+        seconds = NATIVE if native else self.options.capture
+        return python_frames(pids, seconds, native=native)
+
+    def _tokens(self) -> Mapping[str, Sequence[int]]:
+        now = time.monotonic()
+        if now - self._loads_read > LOADS_EVERY:
+            self._loads, self._loads_read = last_loads(self.folder, self.ranks), now
+        return self._loads
+
+    # ------------------------------------------------------------------ who is there
+
+    def _look(self) -> list[RankSample]:
+        if self._expected is None or len(self.ranks) < self._expected:
+            self._discover()
+        for rank, pid in list(self.seen.pids.items()):
+            stat = read_stat(pid)
+            if stat is None or not stat.alive:
+                self._reclaimed(rank)
+        samples = super()._look()
+        missing = (self._expected or 0) - len(self.ranks)
+        if self._local is None:  # nobody tells how many of the ranks are here
+            missing -= self.nodes.spoken_for
+        if missing > 0 and time.monotonic() - self._last_found < LATE_RANKS:
+            samples.append(RankSample(-1, known=False))
+        deaths = [death.rank for death in self.seen.deaths(self.folder)]
+        self.nodes.look(samples, self.patience, deaths)
+        return samples
+
+    def _discover(self) -> None:
+        found = set(self.ranks)
+        for path in self.folder.glob("rank-*.pid"):
+            number = path.name.split("-")[1].split(".")[0]
+            if number.isdigit() and int(number) not in found and self._find_pid(int(number)):
+                found.add(int(number))
+                self._last_found = time.monotonic()
+                with suppress(OSError, ValueError):
+                    raw = json.loads(path.read_text(encoding="utf-8"))
+                    self._local = raw.get("local_ranks")
+                    self._expected = self._local or raw.get("world_size")
+                    self.nodes.world = max(self.nodes.world, raw.get("world_size") or 0)
+        self.ranks = sorted(found)
+
+    def _reclaimed(self, rank: int) -> None:
+        """A rank's script may run one program after the other under the same RANK."""
+        known = self.seen.pids[rank]
+        if rank not in self.seen.exits:
+            del self.seen.pids[rank]
+            if not self._find_pid(rank):
+                self.seen.pids[rank] = known
+
+    # ------------------------------------------------------------------ how ranks ended
+
+    def _note_ends(self, samples: Sequence[RankSample]) -> None:
+        """Where no elastic agent reports them. An end without a trace may be a peaceful one
+        (``os._exit(0)``) until its peers stand still or the job ends badly."""
+        if self.agent is not None:
+            return
+        certain = self.seen.stall is not None or self._root_code not in (None, 0)
+        for s in samples:
+            gone = s.known and not s.alive and s.rank not in self.seen.exits
+            if gone and self.seen.pids[s.rank] != self.running.root:
+                status = self._traces(s)
+                if status is not None and (certain or status.signal != UNTOLD):
+                    self.seen.exits[s.rank] = status
+                    self.seen.ended_at[s.rank] = time.time()
+
+    def _traces(self, sample: RankSample) -> ExitStatus | None:
+        """How a rank ended, from what it left; None where that was in peace, or nothing began."""
+        rank = sample.rank
+        if (self.folder / protocol.error_file(rank)).exists():
+            return ExitStatus(code=1)
+        if sample.state == "finished" or sample.progress < 0:
+            return None
+        text = ""
+        with suppress(OSError):
+            path = self.folder / protocol.stacks_file(rank)
+            text = path.read_text(encoding="utf-8", errors="replace")
+        for words, name in _FATAL.items():
+            if f"Fatal Python error: {words}" in text:
+                return ExitStatus(signal=name)
+        if text and not (self.folder / "capture" / f"rank-{rank}.proc.txt").exists():
+            return ExitStatus(signal="SIGTERM", by_us=True)  # somebody ended it with the others
+        return ExitStatus(signal=UNTOLD)
+
+    # ------------------------------------------------------------------ what to do about it
+
+    def _is_over(self) -> bool:
+        if self._root_code is None and self._next.is_dir():
+            self.again = True
+        return self.again or self._ends or super()._is_over()
+
+    def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:
+        self._note_ends(samples)
+        self._told_at = tuple((s.rank, s.progress) for s in samples)
+        return self._tell_trouble()
+
+    def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
+        if self._leaves:
+            return True
+        if self._told_at is not None:
+            if self._told_at == tuple((s.rank, s.progress) for s in samples):
+                return True  # still the stall that was told
+            self._told_at = None
+            self.nodes.went_on()
+            self.seen.notes.append(_pause(self.seen.stall))
+            self.seen.stall = None
+        if not super()._died(now, samples):
+            return False
+        late = self._first_death is not None and now - self._first_death > AFTER_DEATH
+        if self._released and late and not self._told_death:
+            self._told_death = True
+            self._ends = self._tell_trouble()
+        return True
+
+    def _tell_trouble(self) -> bool:
+        """Whether the job is to be ended now."""
+        self._share()
+        then = self._on_trouble(self.record("watch"))
+        self._leaves = then is Then.LEAVE
+        return then is Then.END
+
+    # ------------------------------------------------------------------ the end
+
+    def _graces(self) -> tuple[float, float, float]:
+        """A rank that hangs does not answer an interrupt; one that lives may save its state."""
+        hangs = self.seen.stall is not None or not self.seen.interrupted
+        return ABORT_GRACES if hangs else self.options.graces
+
+    def _end(self) -> None:
+        """A job that ended by itself is only cleared of its ranks: what else it left behind (an
+        uploader of logs) may be meant to stay."""
+        ours = self.seen.interrupted or self._root_code is None
+        gone = {} if self.again or not ours else self._end_processes()
+        if not ours and not self.again:
+            self._clear()
+        self._look()
+        self._read_events()
+        for rank, pid in self.seen.pids.items():
+            if rank in self.seen.exits:
+                continue
+            if pid == self.running.root and self._root_code is not None:
+                status = status_of(self._root_code)
+                by_us = pid in gone and status.signal is not None
+                self.seen.exits[rank] = replace(status, by_us=by_us)
+                self.seen.ended_at[rank] = time.time()
+            elif pid in gone:
+                self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)
+        samples = super()._look()
+        dumps.keep(self.folder, self.ranks, self.seen.started)
+        self._note_ends(samples)
+        if self._root_code == 0:  # whoever started them is content
+            quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]
+            self.seen.exits.update(dict.fromkeys(quiet, ExitStatus(code=0)))
+        if not self.again:
+            self._account()
+
+    def _clear(self) -> None:
+        """Ends ranks that their launcher left behind."""
+        for sig, grace in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            left = [p for p in self.seen.pids.values() if (s := read_stat(p)) and s.alive]
+            deadline = time.monotonic() + grace
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, sig)
+            while left and time.monotonic() < deadline:
+                time.sleep(0.02)
+                left = [p for p in left if (s := read_stat(p)) and s.alive]
+
+
+def _pause(stall: Stall | None) -> str:
+    at = stall.at if stall is not None else 0.0
+    return f"the job stood still {at:.0f} s after its start and went on by itself"

@@ -1,0 +1,317 @@
+"""What the supervisor of one node's ranks asks of those of the other nodes.
+
+Every watcher comes to the same page by itself: whoever finds that the job stands says so, all take
+their evidence and give it to each other, and each reads all of it. Nobody leads, so nobody's end
+takes the answer with it. Every wait is bounded by the silence after which a node counts as gone.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from moediag import protocol
+from moediag.evidence.model import Stall
+from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.nodes.exchange import Exchange
+from moediag.launch.nodes.peers import Peers, progress_of
+from moediag.launch.nodes.relay import Carried
+from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.status import KEY, Pulse, Stood, name_of
+
+ANSWER = 20.0  # seconds beyond the silence that others get to give their evidence
+LAST_WORD = 10.0  # seconds for our last word, where the shared folder is slow
+CARRIED_FOLDER = "carried"  # in an attempt's, where nodes share none
+_ASK_AGAIN = 1.0  # seconds between two looks for the job's token
+
+
+class Looks(Protocol):
+    """What was seen of the ranks here: of a watched job its Patience."""
+
+    @property
+    def watchdog(self) -> Watchdog: ...
+    @property
+    def work(self) -> Mapping[int, str]: ...
+    @property
+    def on_device(self) -> frozenset[int]: ...
+    @property
+    def looked(self) -> bool: ...
+
+
+class Together:
+    """Of one attempt: ``folder``. ``root``: the folder that the nodes share, None without one."""
+
+    def __init__(self, folder: Path, root: Path | None, silence: float) -> None:
+        self.folder = folder
+        self.root = root
+        self.silence = silence
+        self.key = uuid.uuid4().hex[:16]
+        self.host = socket.gethostname()
+        self.started = time.time()
+        self.world = 0
+        self.others: list[RankSample] = []
+        self.exchange: Exchange | None = None
+        self._peers: Peers | None = None
+        self._job = ""
+        self._number: int | None = None
+        self._asked = 0.0
+        self._looks = 0
+        self._heard: dict[str, int] = {}
+        self._fetched: Mapping[str, int] = {}
+        self._candidate: tuple[dict[int, int], int] | None = None
+        self._published = 0
+        self._no_courier = ""
+        self._given = False
+
+    def join(self, job: str, number: int | None, world: int) -> None:
+        """Of a trial of ours: nobody has to find out what the nodes call it."""
+        assert self.root is not None
+        self._given = True
+        self._job, self._number, self.world = job, number, world
+        self._begin({})
+
+    # ------------------------------------------------------------------ while all is well
+
+    def look(self, own: Sequence[RankSample], patience: Looks, deaths: Sequence[int]) -> None:
+        """``own``: a fresh look at the ranks here. Afterwards ``others`` are those elsewhere."""
+        now = time.monotonic()
+        ranks = [s.rank for s in own if s.rank >= 0]
+        if self.world <= len(ranks) and self.exchange is None:
+            self.others = []
+            return
+        if self._peers is None:
+            self._peers = Peers(self.key, self.silence, self.root is not None, now)
+        if now - self._asked > _ASK_AGAIN and not self._given:
+            self._asked = now
+            self._find_job(ranks)
+        if self.exchange is not None:
+            self._looks += 1
+            told = tuple(_as_told(s, now, patience) for s in own if s.rank >= 0)
+            self.exchange.say(
+                samples=told, look=self._looks, heard=dict(self._heard), deaths=tuple(deaths)
+            )
+            heard = self.exchange.heard()
+            if heard is not None:
+                self._peers.hear(heard.time, heard.pulses)
+                self._heard = {pulse.key: pulse.seq for pulse in heard.pulses}
+                self._fetched = heard.fetched
+        missing = any(s.rank < 0 for s in own)
+        found = self._peers.samples(now, ranks, self.world)
+        self.others = [s for s in found if not (missing and s.unseen)]
+
+    def _find_job(self, ranks: Sequence[int]) -> None:
+        """The token is there once a rank has met the others; a rank's script may run one program
+        after the other, and the last one counts."""
+        for rank in ranks:
+            raw = read_job(self.folder, rank)
+            job = str(raw.get("job", ""))
+            if KEY.fullmatch(job) and (self.root is not None or raw.get("store")):
+                if job != self._job:
+                    self._job, number = job, raw.get("node")
+                    self._number = number if isinstance(number, int) else None
+                    self._begin(raw)
+                return
+
+    def _begin(self, raw: Mapping[str, Any]) -> None:
+        if self.exchange is not None:
+            self.exchange.close(0.0)
+            self.exchange.mailbox.close()
+            self.exchange = None
+        if self.root is not None:
+            mailbox = Mailbox(self.root, self._job, self.key)
+        else:
+            try:
+                host, port = raw["store"]
+                mailbox = Carried(
+                    self.folder / CARRIED_FOLDER, self._job, self.key, (str(host), int(port)),
+                    str(raw["python"]),
+                )  # fmt: skip
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                self._no_courier = f"other nodes (the job's store: {error})"
+                return
+        self._peers = Peers(self.key, self.silence, True, time.monotonic())
+        own = Pulse(self.key, self.host, self._number)
+        self.exchange = Exchange(mailbox, own, self.folder, self.folder / protocol.NODES_FOLDER)
+        self.exchange.start()
+
+    @property
+    def deaths(self) -> tuple[int, ...]:
+        """Ranks of other nodes that ended badly by themselves."""
+        return self._peers.deaths if self._peers is not None else ()
+
+    @property
+    def spoken_for(self) -> int:
+        """How many ranks of other nodes their watchers know."""
+        return sum(s.at is not None for s in self.others)
+
+    @property
+    def blocked(self) -> list[int]:
+        """Ranks of other nodes that wait in a collective by their stacks alone."""
+        return [s.rank for s in self.others if s.blocked]
+
+    def agreed(self, stall: Stall | None, own: Sequence[RankSample]) -> Stall | None:
+        """``stall``: what our patience says of all ranks. It is one once everybody who speaks has
+        looked again; one that another node has found is ours too, if our ranks stand as it says."""
+        peers = self._peers
+        if peers is None or self.exchange is None:
+            return _of_seen(stall, self.others)
+        everyone = [*own, *self.others]
+        stood = peers.stood(everyone)
+        if stood is not None:
+            return Stall(self._at(own), 0.0, stood.waiting, stood.elsewhere)
+        stall = _of_seen(stall, self.others)
+        progress = progress_of(everyone)
+        if stall is None:
+            self._candidate = None
+        elif self._candidate is None or self._candidate[0] != progress:
+            self._candidate = progress, self.exchange.next_seq
+        elif peers.echoed(self._candidate[1]):
+            self.exchange.say(stood=Stood(progress, stall.waiting, stall.elsewhere))
+            return stall
+        return None
+
+    def _at(self, own: Sequence[RankSample]) -> float:
+        return max(0.0, max((s.time for s in own), default=0.0) - self.started)
+
+    def went_on(self) -> None:
+        """The stall was none."""
+        self._candidate = None
+        if self.exchange is not None:
+            self.exchange.say(stood=None)
+
+    # ------------------------------------------------------------------ after trouble
+
+    @property
+    def trouble(self) -> bool:
+        """Whether another node has something to tell."""
+        peers = self._peers.current if self._peers is not None else ()
+        return any(p.pulse.deaths or p.pulse.stood is not None for p in peers)
+
+    def share(self, tick: Callable[[], object]) -> tuple[str, ...]:
+        """Gives our evidence, gets the others', and writes who they are. ``tick`` is called while
+        that takes its time. Returns what was not seen of them."""
+        if self.exchange is not None and self._peers is not None:
+            self._published += 1
+            self.exchange.want()
+            self.exchange.publish()
+            end = time.monotonic() + self.silence + ANSWER
+            while time.monotonic() < end and (self._owes() or self._is_owed()):
+                if self.root is None and self.exchange.error:
+                    break
+                tick()
+                time.sleep(0.05)
+        self.write()
+        return self.not_seen()
+
+    def _owes(self) -> bool:
+        assert self._peers is not None and self.exchange is not None
+        if not self.exchange.published or self._peers.owing(self._published, self._fetched):
+            return True
+        waits = any(not s.known for s in self.others)
+        return waits and time.monotonic() - self._peers.begun < self.silence
+
+    def _is_owed(self) -> bool:
+        """A store may end with the job; what lies in a folder stays."""
+        assert self._peers is not None and self.exchange is not None
+        answers = self.root is None and not self.exchange.error
+        return answers and bool(self._peers.lacking(self._published))
+
+    def write(self) -> None:
+        """``nodes.json``: the nodes as they are known now, ourselves first."""
+        if self._peers is None or not self.others:
+            return
+        elsewhere = {s.rank for s in self.others}
+        nodes: list[dict[str, Any]] = [
+            {"key": self.key, "name": name_of(self._number, self.host), "host": self.host,
+             "ranks": sorted(set(range(self.world)) - elsewhere), "silent": None, "seen": True},
+        ]  # fmt: skip
+        for peer in sorted(self._peers.current, key=lambda peer: peer.pulse.ranks):
+            pulse, silent = peer.pulse, self._peers.silent_for(peer)
+            nodes.append(
+                {"key": pulse.key, "name": pulse.name, "host": pulse.host,
+                 "ranks": list(pulse.ranks),
+                 "silent": None if silent is None else round(silent, 1),
+                 "seen": self._is_current(pulse)}
+            )  # fmt: skip
+        known = {rank for node in nodes for rank in node["ranks"]}
+        if rest := sorted(set(range(self.world)) - known):
+            nodes.append({"key": "", "name": "", "host": "", "ranks": rest, "silent": None,
+                          "seen": False})  # fmt: skip
+        protocol.write_json(
+            self.folder / protocol.NODES_FILE,
+            {"schema_version": 1, "job": self._job, "shared": self.root is not None,
+             "nodes": nodes},
+        )  # fmt: skip
+
+    def _is_current(self, pulse: Pulse) -> bool:
+        """Whether the evidence that is here is of this trouble, and not of an earlier one."""
+        here = self._fetched.get(pulse.key, 0)
+        return here >= self._published > 0 or (pulse.over and here == pulse.published > 0)
+
+    def not_seen(self) -> tuple[str, ...]:
+        found = [self._no_courier] if self._no_courier else []
+        if self.exchange is not None:
+            if self.exchange.error:
+                found.append(f"other nodes ({self.exchange.error})")
+            found += self.exchange.left_out
+        return tuple(found)
+
+    def gone(self, seconds: float) -> list[str]:
+        """What to say of nodes that have been silent for ``seconds`` longer than that takes."""
+        found = []
+        for peer in self._peers.current if self._peers is not None else ():
+            silent = self._peers.silent_for(peer) if self._peers is not None else None
+            if silent is not None and silent > self.silence + seconds:
+                name = f"{peer.pulse.name} ({peer.pulse.host})"
+                found.append(f"{name} has sent nothing for {silent:.0f} s")
+        return found
+
+    def unheard(self) -> list[str]:
+        """After ``share``: names of nodes without whose evidence we are."""
+        found = [
+            peer.pulse.name
+            for peer in (self._peers.current if self._peers is not None else ())
+            if not self._is_current(peer.pulse)
+        ]
+        never = [s.rank for s in self.others if s.at is None]
+        return found + ([f"the node of rank {never[0]}"] if never else [])
+
+    def close(self, publish: bool = True) -> None:
+        """``publish``: our evidence once more, as it is now."""
+        if self.exchange is not None:
+            self.exchange.close(LAST_WORD, publish)
+            self.exchange.mailbox.close()
+
+
+def read_job(folder: Path, rank: int) -> dict[str, Any]:
+    """Empty where the rank has not met the others."""
+    with suppress(OSError, ValueError):
+        raw = json.loads((folder / protocol.job_file(rank)).read_text(encoding="utf-8"))
+        return raw if isinstance(raw, dict) else {}
+    return {}
+
+
+def _as_told(s: RankSample, now: float, patience: Looks) -> RankSample:
+    return replace(
+        s,
+        at=now,
+        work=patience.work.get(s.rank, ""),
+        on_device=s.rank in patience.on_device,
+        blocked=s.rank in patience.watchdog.by_stack,
+        looked=patience.looked,
+    )
+
+
+def _of_seen(stall: Stall | None, others: Sequence[RankSample]) -> Stall | None:
+    """Without ranks that nobody saw: they neither wait nor stand elsewhere."""
+    unseen = {s.rank for s in others if s.unseen}
+    if stall is None or not unseen:
+        return stall
+    return replace(stall, elsewhere=tuple(r for r in stall.elsewhere if r not in unseen))

@@ -1,0 +1,77 @@
+"""Nodes that share no folder: each keeps one that a courier carries to the others, through the
+job's own rendezvous store. The courier is a process of its own under the job's Python, because
+torch's store speaks to torch only, and whatever happens to it must not happen to a rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import moediag
+from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.status import Pulse
+
+COURIER = Path(moediag.__file__).parent / "ranks" / "relay.py"
+# Names that the courier, a script of the rank side, has too.
+LINK_FILE = "link.json"
+WANT_FILE = "want"
+BEGIN = 60.0  # seconds until the courier's first turn: it imports torch
+ANSWER = 15.0  # seconds that a later turn may take
+LAST = 3.0  # seconds for the last word
+
+
+class Carried(Mailbox):
+    """A mailbox that is only as good as its courier. ``store``: host and port."""
+
+    def __init__(self, root: Path, job: str, own: str, store: tuple[str, int], python: str) -> None:
+        super().__init__(root, job, own)
+        self.own.mkdir(parents=True, exist_ok=True)
+        self.place = f"{store[0]}:{store[1]}"
+        self._turns = 0
+        self._turned = time.monotonic()
+        log = root / "courier.log"
+        command = [
+            python, str(COURIER), store[0], str(store[1]), job, own, str(self.folder.resolve()),
+            str(os.getpid()),
+        ]  # fmt: skip
+        with log.open("wb") as out:
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def want(self) -> None:
+        with suppress(OSError):
+            (self.own / WANT_FILE).touch()
+
+    def pulses(self) -> list[Pulse] | None:
+        """None until the store has answered again: what was not asked is not silent. Raises OSError
+        when it no longer does."""
+        now = time.monotonic()
+        turns = self._read_turns()
+        if turns > self._turns:
+            self._turns, self._turned = turns, now
+            return super().pulses()
+        if self._process.poll() is not None or now - self._turned > (ANSWER if turns else BEGIN):
+            raise OSError(0, "does not answer", f"the job's store at {self.place}")
+        return None
+
+    def _read_turns(self) -> int:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            raw: Any = json.loads((self.folder / LINK_FILE).read_text(encoding="utf-8"))
+            return int(raw["turns"])
+        return 0
+
+    def close(self) -> None:
+        """Ends the courier once it has carried what was put last, or cannot."""
+        end, turns = time.monotonic() + LAST, self._read_turns()
+        while self._process.poll() is None and time.monotonic() < end:
+            if not turns or self._read_turns() >= turns + 2:
+                break
+            time.sleep(0.05)
+        self._process.kill()
+        self._process.wait()

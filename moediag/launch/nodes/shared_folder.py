@@ -1,0 +1,125 @@
+"""The folder that the watchers of a job share: ``JOB/NODE/pulse.json`` and, after trouble,
+``JOB/NODE/evidence-N/``. A node writes in its own folder only, and reads the others'."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from moediag import protocol
+from moediag.launch.capture.collect import CAPTURE_FOLDER
+from moediag.launch.nodes.status import KEY, Pulse, of_json
+from moediag.launch.record import LAUNCH_FILE
+
+PULSE_FILE = "pulse.json"
+# Bounds on what a node gives, and on what is taken from one: shared disks are slow, and 4 MiB a
+# rank is the default length of the newest segment of its log.
+MOST_BYTES = 256 * 1024 * 1024
+SHORT_LOG = 512 * 1024  # a newest segment shorter than this goes with the one before it
+_PULSE_BYTES = 16 * 1024 * 1024
+_OF_RANK = re.compile(
+    r"rank-\d+\.(?:pid|job\.json|events\.jsonl|events\.older\.jsonl|heartbeat|error\.json"
+    r"|stacks\.txt|flight\.json|outcome\.json|log)"
+)
+_OF_CAPTURE = re.compile(r"rank-\d+\.(?:pyspy\.json|native\.txt|pystack\.txt|proc\.txt|tail\.txt)")
+_OTHERS = (LAUNCH_FILE, protocol.TRIAL_FILE)
+
+
+class Mailbox:
+    """Of the node ``own`` in the job ``job`` below ``root``. Methods raise OSError."""
+
+    def __init__(self, root: Path, job: str, own: str) -> None:
+        self.folder = root / job
+        self.own = self.folder / own
+
+    def want(self) -> None:
+        """We are about to fetch."""
+
+    def close(self) -> None:
+        """Nothing is put or fetched any more."""
+
+    def put(self, pulse: Pulse) -> None:
+        self.own.mkdir(parents=True, exist_ok=True)
+        protocol.write_json(self.own / PULSE_FILE, pulse.to_json())
+
+    def pulses(self) -> list[Pulse] | None:
+        """The others' last ones. What is none, or is just being replaced, is left out. None where
+        nothing could be heard."""
+        found = []
+        for place in self._others():
+            with suppress(OSError, ValueError, RecursionError):
+                path = place / PULSE_FILE
+                if path.stat().st_size <= _PULSE_BYTES:
+                    pulse = of_json(json.loads(path.read_text(encoding="utf-8")))
+                    if pulse.key == place.name:
+                        found.append(pulse)
+        return found
+
+    def _others(self) -> Iterator[Path]:
+        for place in self.folder.iterdir() if self.folder.is_dir() else ():
+            if place != self.own and KEY.fullmatch(place.name) and place.is_dir():
+                yield place
+
+    def publish(self, evidence: Path, number: int) -> list[str]:
+        """Copies what an attempt's folder holds of its own ranks. Returns what was too much."""
+        into = self.own / _folder(number)
+        left_out = copied(evidence, into)
+        if number > 1:
+            shutil.rmtree(self.own / _folder(number - 1), ignore_errors=True)
+        return left_out
+
+    def fetch(self, key: str, number: int, into: Path) -> list[str]:
+        """Copies what node ``key`` published into ``into``. Returns what was too much."""
+        return copied(self.folder / key / _folder(number), into)
+
+
+def _folder(number: int) -> str:
+    return f"evidence-{number}"
+
+
+def copied(source: Path, into: Path) -> list[str]:
+    """Copies the known files of an attempt, newest logs first, links and strangers never."""
+    into.mkdir(parents=True, exist_ok=True)
+    room, left_out = MOST_BYTES, []
+    for path, name in sorted(_wanted(source), key=lambda found: _importance(found[1])):
+        with suppress(FileNotFoundError):  # a dump request that was just answered
+            size = path.stat().st_size
+            if size > room:
+                left_out.append(name)
+                continue
+            room -= size
+            target = into / name
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+    return left_out
+
+
+def _wanted(source: Path) -> Iterator[tuple[Path, str]]:
+    for path in source.iterdir():
+        name = path.name
+        if name in _OTHERS or (_OF_RANK.fullmatch(name) and not _needless(path)):
+            if path.is_file() and not path.is_symlink():
+                yield path, name
+        elif name == CAPTURE_FOLDER and path.is_dir() and not path.is_symlink():
+            for one in path.iterdir():
+                if _OF_CAPTURE.fullmatch(one.name) and one.is_file() and not one.is_symlink():
+                    yield one, f"{name}/{one.name}"
+
+
+def _needless(path: Path) -> bool:
+    """The older half of a log whose newer half is long enough."""
+    if ".events.older." not in path.name:
+        return False
+    newer = path.with_name(path.name.replace(".older", ""))
+    with suppress(OSError):
+        return newer.stat().st_size >= SHORT_LOG
+    return False
+
+
+def _importance(name: str) -> tuple[int, str]:
+    large = (".events.jsonl", ".flight.json", ".native.txt", ".pystack.txt", ".older.jsonl", ".log")
+    return next((n for n, end in enumerate(large, 1) if name.endswith(end)), 0), name

@@ -1,0 +1,118 @@
+"""What a watcher says to those on other nodes, about once a second: one small JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moediag.launch.follow.watchdog import RankSample
+
+SCHEMA_VERSION = 1
+KEY = re.compile(r"[0-9a-f]{8,64}")  # of a node, and of a job
+_MOST = 65_536  # ranks of one node that are believed
+_SAMPLE = (
+    ("alive", bool), ("state", str), ("progress", int), ("step", int), ("cpu", float),
+    ("runnable", bool), ("stopped", bool), ("at", float), ("work", str), ("on_device", bool),
+    ("blocked", bool), ("looked", bool),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """A stall as its finder saw it: by rank how far it was, and who waited."""
+
+    progress: Mapping[int, int]
+    waiting: tuple[int, ...]
+    elsewhere: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """``key`` of the node's watcher, ``number`` of the node where somebody numbers them. ``seq``
+    grows with each pulse, ``look`` with each look at the ranks. ``period``: seconds between two
+    pulses. ``heard``: by key, the last ``seq`` that had come from there before the look. ``has``:
+    by key, which evidence from there is here. ``deaths``: ranks that ended badly by themselves.
+    ``published``: which evidence is there, from 1 (0: none). ``over``: this is the last one, the
+    ranks ended or are no longer watched."""
+
+    key: str
+    host: str
+    number: int | None = None
+    seq: int = 0
+    look: int = 0
+    period: float = 0.5
+    samples: tuple[RankSample, ...] = ()
+    heard: Mapping[str, int] = field(default_factory=dict)
+    has: Mapping[str, int] = field(default_factory=dict)
+    deaths: tuple[int, ...] = ()
+    stood: Stood | None = None
+    published: int = 0
+    over: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(s.rank for s in self.samples))
+
+    @property
+    def name(self) -> str:
+        """``node 1``, else its host."""
+        return name_of(self.number, self.host)
+
+    def to_json(self) -> dict[str, Any]:
+        raw = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        raw["samples"] = {
+            str(s.rank): {name: getattr(s, name) for name, _ in _SAMPLE} for s in self.samples
+        }
+        raw["stood"] = dataclasses.asdict(self.stood) if self.stood is not None else None
+        return {"schema_version": SCHEMA_VERSION, **raw}
+
+
+def name_of(number: int | None, host: str) -> str:
+    """What a node is called. Where nobody numbers them, a host may have several."""
+    return f"host {host}" if number is None else f"node {number}"
+
+
+def of_json(raw: Any) -> Pulse:
+    """Raises ValueError for what is no pulse of this version: the folder is not ours alone."""
+    if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"no pulse of schema version {SCHEMA_VERSION}")
+    try:
+        number = raw["number"]
+        if len(raw["samples"]) > _MOST:
+            raise ValueError("too many ranks")
+        found = Pulse(
+            key=str(raw["key"]),
+            host=str(raw["host"])[:255],
+            number=None if number is None else int(number),
+            seq=int(raw["seq"]),
+            look=int(raw["look"]),
+            period=min(max(float(raw["period"]), 0.0), 60.0),
+            samples=tuple(_sample(int(rank), one) for rank, one in raw["samples"].items()),
+            heard={str(key): int(seq) for key, seq in raw["heard"].items()},
+            has={str(key): int(number) for key, number in raw["has"].items()},
+            deaths=_ranks(raw["deaths"]),
+            stood=None if raw["stood"] is None else _stood(raw["stood"]),
+            published=int(raw["published"]),
+            over=bool(raw["over"]),
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"no pulse: {error!r}") from error
+    if not KEY.fullmatch(found.key):
+        raise ValueError(f"no key of a node: {found.key[:80]!r}")
+    return found
+
+
+def _sample(rank: int, raw: Mapping[str, Any]) -> RankSample:
+    return RankSample(rank, **{name: kind(raw[name]) for name, kind in _SAMPLE})  # type: ignore[arg-type]
+
+
+def _stood(raw: Mapping[str, Any]) -> Stood:
+    progress = {int(rank): int(number) for rank, number in raw["progress"].items()}
+    return Stood(progress, _ranks(raw["waiting"]), _ranks(raw["elsewhere"]))
+
+
+def _ranks(raw: Any) -> tuple[int, ...]:
+    return tuple(int(rank) for rank in raw)

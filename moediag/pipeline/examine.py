@@ -1,0 +1,162 @@
+"""`moediag diagnose`: from directories that ranks left behind to a result without expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import moediag
+from moediag import doctor
+from moediag.diagnosis.diagnose import diagnose
+from moediag.errors import EvidenceError
+from moediag.evidence import foreign, sources
+from moediag.evidence.model import Evidence
+from moediag.evidence.nodes import job_of
+from moediag.evidence.trial_folder import read_trial
+from moediag.protocol import TRIAL_FILE, Trial
+from moediag.report.trace import Traced, traced
+from moediag.result.run_result import Conclusion, RunResult, TrialResult
+
+HELP = (
+    "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
+    "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
+)
+_SHOWN = 4  # refused files that an error names
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """``result``: as of a run, one trial for each job. ``evidence``: of each trial, in order."""
+
+    result: RunResult
+    evidence: tuple[Evidence, ...]
+
+    def traced(self) -> dict[str, Traced]:
+        """By name, for a trace."""
+        of_trials: dict[str, Traced] = {}
+        for trial, evidence in zip(self.result.trials, self.evidence, strict=True):
+            again = trial.variant in of_trials
+            name = trial.evidence if again else trial.variant
+            of_trials[name] = traced(evidence, trial)
+        return of_trials
+
+
+def examine(paths: Sequence[Path]) -> Examined:
+    """Diagnoses every trial found at ``paths``, what several nodes left of one once, and all other
+    paths together as one job; ``expected`` stays empty, because nothing was. Raises EvidenceError
+    where nothing is known."""
+    trials: list[Path] = []
+    others = []
+    for path in paths:
+        folders = trial_folders(path)
+        trials += folders
+        others += [path] if not folders else []
+    found = [_examined(*folders) for folders in _by_job(trials)]
+    if others:
+        found.append(_foreign(others))
+    scenarios = dict.fromkeys(name for name, _, _ in found)
+    result = RunResult(
+        scenario=", ".join(scenarios),
+        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        moediag_version=moediag.__version__,
+        machine=doctor.machine(),
+        trials=tuple(trial for _, trial, _ in found),
+        conclusion=Conclusion(reproduced=None),
+    )
+    return Examined(result, tuple(evidence for _, _, evidence in found))
+
+
+def trial_folders(path: Path) -> list[Path]:
+    """The trial directories at ``path``: itself, or those in it that ran what is judged. None for
+    what is no run of moediag. Raises EvidenceError for a run that cannot be judged."""
+    if not path.is_dir():
+        if not path.exists():
+            raise EvidenceError(f"{path} does not exist", HELP)
+        return []
+    if (path / TRIAL_FILE).is_file():
+        return [path]
+    found = [file.parent for file in sorted(path.glob(f"*/{TRIAL_FILE}"))]
+    judged = [folder for folder in found if _trial(folder).purpose not in ("reference", "cost")]
+    if found and not judged:
+        raise EvidenceError(f"{path} holds no trial that ran the step under test", HELP)
+    if not found and next(path.glob(f"*/*/{TRIAL_FILE}"), None) is not None:
+        raise EvidenceError(f"{path} holds several runs; give one of them", HELP)
+    return judged
+
+
+def _trial(folder: Path) -> Trial:
+    try:
+        return Trial.read(folder / TRIAL_FILE)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
+
+
+def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult, Evidence]:
+    found = sources.read(paths)
+    if not found.files:
+        why = "; ".join(found.refused[:_SHOWN]) or "no file"
+        more = len(found.refused) - _SHOWN
+        why += f"; and {more} more" if more > 0 else ""
+        where = ", ".join(map(str, paths))
+        raise EvidenceError(f"{where}: nothing here could be read as evidence: {why}", HELP)
+    evidence = foreign.evidence(found)
+    place = ", ".join(path.resolve().name for path in paths)
+    trial = Trial(
+        name="as-found", scenario=place, variant="as found", launcher="",
+        world_size=evidence.world_size, backend=evidence.backend,
+    )  # fmt: skip
+    return place, result_of(trial, evidence, ", ".join(map(str, paths))), evidence
+
+
+def _by_job(folders: Sequence[Path]) -> list[list[Path]]:
+    """Folders that watchers on several nodes left of the same start of a job belong together."""
+    found: dict[str, list[Path]] = {}
+    for folder in folders:
+        found.setdefault(job_of(folder) or str(folder.resolve()), []).append(folder)
+    return list(found.values())
+
+
+def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
+    trial, evidence = _trial(folders[0]), read_trial(*folders)
+    where = ", ".join(map(str, folders))
+    return trial.scenario, result_of(trial, evidence, where), evidence
+
+
+def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
+    """The diagnosis of ``evidence``, of which nothing was expected. ``where``: the evidence, as a
+    reader of the result finds it."""
+    found = diagnose(evidence)
+    versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
+    if not found.nccl:
+        versions.pop("nccl", None)  # torch has it, the job did not use it
+    return TrialResult(
+        variant=trial.variant,
+        role=trial.role,
+        stack=versions,
+        launcher=trial.launcher,
+        backend=trial.backend,
+        world_size=trial.world_size,
+        verdict=str(found.verdict),
+        expected="",
+        met=True,
+        signature=found.signature,
+        confidence=str(found.confidence),
+        culprits=tuple(found.culprits),
+        victims=tuple(found.victims),
+        cause=found.cause,
+        not_seen=tuple(found.not_seen),
+        first_divergence=found.first_divergence,
+        gradient_error=found.gradient_error,
+        worst_parameter=found.worst_parameter,
+        evidence=where,
+        stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
+        wrong_parameters=tuple(found.wrong_parameters),
+        parameters_compared=found.parameters_compared,
+        notes=tuple(found.notes),
+        tables=tuple(found.tables),
+        schedules=found.schedules,
+        states=tuple(found.states),
+        attached=dict(found.attached),
+    )

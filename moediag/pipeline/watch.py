@@ -1,0 +1,303 @@
+"""`moediag watch`: somebody else's command, recorded, followed, and told about when it stops.
+
+The same path as a trial's: launch, evidence, diagnosis, result. What differs is who wrote the
+program: it is left alone unless its user said otherwise, and it ends as it would have ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+
+import moediag
+from moediag import doctor, protocol
+from moediag.errors import ExitCode, Interrupted
+from moediag.evidence.trial_folder import read_trial
+from moediag.launch import watched
+from moediag.launch.follow.watched_job import JobSupervisor, Then
+from moediag.launch.launcher import Running
+from moediag.launch.record import LaunchRecord
+from moediag.launch.settings import LaunchOptions, OnProgress
+from moediag.pipeline.examine import result_of
+from moediag.pipeline.run import run_folder
+from moediag.protocol import Trial
+from moediag.report.finding import FAILURES
+from moediag.result.run_result import Conclusion, RunResult, Seconds, TrialResult
+
+REPORT, ABORT, CONTINUE = "report", "abort", "continue"
+JOB_FILE = "job.json"
+# How a job ended that stood still before: launch.json keeps what was seen then.
+END_FILE = "launch-end.json"
+_LAUNCHERS = frozenset(
+    ("torchrun", "accelerate", "deepspeed", "srun", "mpirun", "env", "python", "python3", "uv")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """``on_hang``: report, abort, continue, or a shell command. ``out``: the run directory, which
+    must not exist or be empty. ``shared``: a folder that the watchers of all nodes of the job can
+    reach. ``stdout``, ``stderr``: file
+    descriptors of the job; by default ours."""
+
+    on_hang: str = REPORT
+    out: Path | None = None
+    shared: Path | None = None
+    job: watched.JobOptions = field(default_factory=watched.JobOptions)
+    launch: LaunchOptions = field(
+        default_factory=lambda: LaunchOptions(poll=0.2, graces=(10.0, 10.0, 5.0))
+    )
+    stdout: int | None = None
+    stderr: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """``result``: one trial per attempt. ``code``: the job's own exit code (negative: a signal)."""
+
+    result: RunResult
+    folder: Path
+    code: int
+
+    @property
+    def exit_code(self) -> int:
+        """The job's own while nothing failed; what its launcher restarted to a good end is none."""
+        last = self.result.trials[-1]
+        if last.verdict in FAILURES:
+            return ExitCode.FAILURE_FOUND
+        if self.code == 0:
+            return ExitCode.OK
+        return ExitCode.INCONCLUSIVE
+
+
+OnResult = Callable[[TrialResult, Path], None]  # and the run directory
+
+
+def watch(
+    command: Sequence[str],
+    options: WatchOptions,
+    on_result: OnResult,
+    on_progress: OnProgress | None = None,
+) -> Watched:
+    """Runs ``command`` until it ends. ``on_result`` is told of every failure as soon as it is
+    diagnosed, and of the end of each attempt.
+
+    Raises UsageError when there is no such command, Interrupted on Ctrl-C after the job was ended
+    and the evidence written.
+    """
+    name = title(command)
+    folder = run_folder(options.out, f"watch-{name}")
+    protocol.write_json(folder / JOB_FILE, {"command": list(command), "folder": str(Path.cwd())})
+    return _Watch(command, name, folder, options, on_result, on_progress).run()
+
+
+def title(command: Sequence[str]) -> str:
+    """What a person calls the job: its script, else its command."""
+    for word in command:
+        if word.endswith(".py"):
+            return Path(word).name
+    named = (Path(w).name for w in command if not w.startswith("-") and "=" not in w)
+    names = list(named)
+    return next((n for n in names if n not in _LAUNCHERS and not n.isdigit()), names[0])
+
+
+class _Watch:
+    def __init__(
+        self,
+        command: Sequence[str],
+        name: str,
+        folder: Path,
+        options: WatchOptions,
+        on_result: OnResult,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.command = command
+        self.name = name
+        self.folder = folder
+        self.options = options
+        self.started = datetime.now(timezone.utc)
+        self.on_result = on_result
+        self.on_progress = on_progress
+        self.results: list[TrialResult] = []
+        self.told: TrialResult | None = None  # of the attempt that runs
+
+    def run(self) -> Watched:
+        running = watched.start(
+            self.command, self.folder, self.options.job, self.options.stdout, self.options.stderr
+        )
+        with passed_on(running.root):
+            record = self._attempts(running)
+        result = self._write(record)
+        if record.interrupted:
+            raise Interrupted(
+                f"interrupted; the job was ended, evidence is in {self.folder}",
+                f"`moediag diagnose {self.folder}` tells what it shows.",
+            )
+        return Watched(result, self.folder, running.poll() or 0)
+
+    def _attempts(self, running: Running) -> LaunchRecord:
+        attempt = 0
+        while True:
+            folder = self.folder / protocol.attempt_folder(attempt)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.told = None
+            supervisor = JobSupervisor(
+                running,
+                self.folder,
+                attempt,
+                self.options.launch,
+                self.on_progress,
+                lambda record, folder=folder: self._trouble(record, folder, running),  # type: ignore[misc]
+                self.options.shared,
+            )
+            try:
+                record = supervisor.run("watch")
+                self._finish(record, folder)
+            finally:
+                supervisor.nodes.close()
+            if not supervisor.again:
+                return record
+            attempt += 1
+
+    def _trouble(self, record: LaunchRecord, folder: Path, running: Running) -> Then:
+        """Something stands still or died, and the job is still there."""
+        found = self._diagnose(record, folder)
+        choice = self.options.on_hang
+        if found.verdict not in FAILURES:
+            return Then.WATCH
+        self.told = found
+        self.on_result(found, self.folder)
+        self._write(record)
+        if choice == ABORT:
+            return Then.END
+        if choice == CONTINUE:
+            return Then.WATCH
+        if choice != REPORT:
+            self._command(choice, found, running)
+        return Then.LEAVE
+
+    def _finish(self, record: LaunchRecord, folder: Path) -> None:
+        """The end of an attempt. What was told of it stays, unless the job went on after all."""
+        told = self.told
+        went_on = told is not None and told.verdict == "hang" and record.stall is None
+        if told is None or went_on:
+            found = self._diagnose(record, folder)
+            if not record.interrupted or self.told is None:
+                self.on_result(found, self.folder)
+            self.results.append(found)
+            self.told = None  # the job came out of it: only a note of the last page
+        else:
+            protocol.write_json(folder / END_FILE, dataclasses.asdict(record))
+            self.results.append(told)
+
+    def _diagnose(self, record: LaunchRecord, folder: Path) -> TrialResult:
+        record.write(folder)
+        trial = self._trial(folder)
+        trial.write(folder)
+        evidence = read_trial(folder)
+        evidence = dataclasses.replace(
+            evidence, not_seen=(*evidence.not_seen, *self._not_recorded(evidence.ranks))
+        )
+        found = result_of(trial, evidence, folder.name)
+        return dataclasses.replace(
+            found,
+            backend=evidence.backend,
+            world_size=evidence.world_size,
+            notes=(*record.notes, *found.notes),
+            seconds=Seconds(
+                launch=_since(record.started, record.first_progress),
+                stall_to_verdict=record.since_stall(),
+                total=round(record.ended - record.started, 3),
+            ),
+        )
+
+    def _trial(self, folder: Path) -> Trial:
+        """Of a job nobody told us the size of: what its ranks say."""
+        size = 0
+        for path in folder.glob("rank-*.pid"):
+            with suppress(OSError, ValueError):
+                size = max(size, json.loads(path.read_text("utf-8")).get("world_size") or 0)
+        size = size or len(list(folder.glob("rank-*.pid")))
+        variant = "watched" if folder.name == protocol.attempt_folder(0) else folder.name
+        return Trial(
+            name=folder.name, scenario=self.name, variant=variant, purpose="watch",
+            world_size=size, backend="", launcher="",
+        )  # fmt: skip
+
+    def _not_recorded(self, ranks: object) -> Iterator[str]:
+        with suppress(OSError):
+            text = (self.folder / protocol.NOT_RECORDED_FILE).read_text("utf-8", "replace")
+            yield from text.splitlines()[:20]
+        if not ranks:
+            yield (
+                "no process of this job called init_process_group under a Python that reads "
+                "PYTHONPATH (python -I or -E, a container, or an environment that is not passed on)"
+            )
+
+    def _command(self, command: str, found: TrialResult, running: Running) -> None:
+        env = dict(
+            os.environ,
+            MOEDIAG_RUN=str(self.folder),
+            MOEDIAG_VERDICT=found.verdict,
+            MOEDIAG_CULPRITS=",".join(map(str, found.culprits)),
+            MOEDIAG_CAUSE=found.cause,
+            MOEDIAG_JOB_PID=str(running.root),
+        )
+        subprocess.run(command, shell=True, env=env, check=False)  # noqa: S602 - the user's own
+
+    def _write(self, record: LaunchRecord) -> RunResult:
+        told = [self.told] if self.told is not None and self.told not in self.results else []
+        result = of_job(self.name, (*self.results, *told), self.started)
+        result = dataclasses.replace(
+            result,
+            overrides=(f"watch -- {shlex.join(self.command)}",),
+            incomplete="interrupted" if record.interrupted else "",
+        )
+        result.write(self.folder)
+        return result
+
+
+def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = None) -> RunResult:
+    """The result of a job called ``name`` with these attempts."""
+    return RunResult(
+        scenario=name,
+        started=(started or datetime.now(timezone.utc)).isoformat(timespec="seconds"),
+        moediag_version=moediag.__version__,
+        machine=doctor.machine(),
+        trials=tuple(trials),
+        conclusion=Conclusion(reproduced=None),
+    )
+
+
+@contextmanager
+def passed_on(pid: int) -> Iterator[None]:
+    """Inside, signals that mean something to the job and nothing to us reach it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def send(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        with suppress(OSError):
+            os.kill(pid, number)
+
+    previous = [(sig, signal.signal(sig, send)) for sig in watched.PASSED_ON]
+    try:
+        yield
+    finally:
+        for sig, handler in previous:
+            signal.signal(sig, handler)
+
+
+def _since(start: float, end: float | None) -> float | None:
+    return None if end is None else round(end - start, 3)

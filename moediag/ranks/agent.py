@@ -1,0 +1,248 @@
+"""torch's elastic agent, with one addition: it tells how each rank ended, and waits before it ends
+the others.
+
+Stock agents kill the peers of a dead rank within milliseconds and keep one exit status at most.
+Here the first bad end is reported, the agent holds until the control side has looked at the ranks
+that live (or all are dead), then ends them in short steps, reporting each. Reports go to
+``launcher.events.jsonl``; the go-ahead is the file ``launcher.release``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+
+from moediag import protocol
+
+EVENTS_FILE = "launcher.events.jsonl"
+RELEASE_FILE = "launcher.release"
+HOLD = 30.0  # seconds; the control side bounds its capture far below
+Graces = Tuple[Tuple[signal.Signals, float], ...]
+GRACES: Graces = ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0))
+# Of a job that is not ours, as in a stock agent: its ranks may save a checkpoint on SIGTERM.
+JOB_GRACES: Graces = ((signal.SIGTERM, 30.0), (signal.SIGKILL, 5.0))
+
+
+class Observer:
+    """Follows the workers of one agent. Statuses are peeked at (WNOWAIT), never reaped: that
+    stays the agent's business."""
+
+    def __init__(self, folder: Path, graces: Graces = GRACES) -> None:
+        self._graces = graces
+        self._events = folder / EVENTS_FILE
+        self._release = folder / RELEASE_FILE
+        self._ended: Dict[int, int] = {}  # rank -> code, negative: signal
+        self._sent: Dict[int, int] = {}  # rank -> last signal we sent it
+        self._held = False
+        self._died: Dict[int, float] = {}  # rank -> epoch seconds, by the watching thread
+        self._watching = False
+
+    def watch(self, pids: Dict[int, int]) -> None:
+        """Notes when each rank ends, to the millisecond: the looks are too far apart to tell a
+        killed rank from a peer that failed because of it. A thread, started after the fork."""
+        if self._watching or not hasattr(os, "pidfd_open"):
+            return
+        self._watching = True
+        thread = threading.Thread(target=self._wait, args=(pids,), name="moediag-deaths")
+        thread.daemon = True
+        thread.start()
+
+    def _wait(self, pids: Dict[int, int]) -> None:
+        poll, ranks = select.poll(), {}
+        for rank, pid in pids.items():
+            with contextlib.suppress(OSError):
+                fd = os.pidfd_open(pid)  # Linux 5.3, Python 3.9
+                ranks[fd] = rank
+                poll.register(fd, select.POLLIN)
+        while ranks:
+            for fd, _ in poll.poll():
+                self._died[ranks.pop(fd)] = time.time()
+                poll.unregister(fd)
+                os.close(fd)
+
+    def report(self, kind: str, **values: Any) -> None:
+        line = json.dumps({"e": kind, **values}) + "\n"
+        with self._events.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def look(self, pids: Dict[int, int]) -> bool:
+        """Reports ranks that ended since the last look; whether any ended badly so far."""
+        for rank, pid in pids.items():
+            if rank in self._ended:
+                continue
+            code = peek(pid)
+            if code is not None:
+                self._ended[rank] = code
+                self._report_exit(rank, code)
+        return any(code != 0 for code in self._ended.values())
+
+    def _report_exit(self, rank: int, code: int) -> None:
+        name = signal_name(-code) if code < 0 else None
+        by_us = code < 0 and self._sent.get(rank) == -code
+        at = self._died.get(rank, time.time())
+        code_only = None if name else code
+        self.report("exit", t=at, rank=rank, code=code_only, signal=name, by_us=by_us)
+
+    def hold(self, pids: Dict[int, int]) -> None:
+        """Waits for the go-ahead or until nobody is left, then ends who is left."""
+        if self._held:
+            return
+        self._held = True
+        deadline = time.monotonic() + HOLD
+        while not self._all_ended(pids) and not self._release.exists():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+            self.look(pids)
+        for sig, grace in self._graces:
+            self._send(pids, sig)
+            deadline = time.monotonic() + grace
+            while not self._all_ended(pids) and time.monotonic() < deadline:
+                time.sleep(0.01)
+                self.look(pids)
+
+    def succeeded(self, pids: Dict[int, int]) -> None:
+        """The agent saw every worker return; it may have reaped them before we looked."""
+        for rank in pids:
+            if rank not in self._ended:
+                self._ended[rank] = 0
+                self._report_exit(rank, 0)
+
+    def _all_ended(self, pids: Dict[int, int]) -> bool:
+        return len(self._ended) == len(pids)
+
+    def _send(self, pids: Dict[int, int], sig: signal.Signals) -> None:
+        for rank, pid in pids.items():
+            if rank in self._ended:
+                continue
+            self._sent[rank] = sig
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                # torchrun gives every rank a session of its own: end its children with it.
+                if os.getpgid(pid) == pid:
+                    os.killpg(pid, sig)
+                else:
+                    os.kill(pid, sig)
+
+
+def peek(pid: int) -> Optional[int]:
+    """Exit code of our child ``pid`` (negative: the signal that ended it); None while it runs or
+    when somebody reaped it already."""
+    try:
+        info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if info is None or info.si_pid == 0:
+        return None
+    return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def observe(
+    folder: Path, started: Callable[[], object] = lambda: None, of_job: bool = False
+) -> Observer:
+    """Makes the elastic agent of this process report to ``folder``. ``started`` is called once all
+    its workers are started. ``of_job``: the agent of a watched job, which may start its ranks
+    several times: each time into a folder of its own below ``folder``; and which must go on when
+    the observer fails.
+
+    Wraps ``_start_workers`` and ``_monitor_workers`` (the same from torch 1.9 to 2.13); where they
+    are gone, the agent runs as it is and the file says so.
+    """
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    seat = _Seat(folder, of_job)
+    start = getattr(LocalElasticAgent, "_start_workers", None)
+    look = getattr(LocalElasticAgent, "_monitor_workers", None)
+    if start is None or look is None:
+        text = "exit status of every rank (this torch's elastic agent cannot be observed)"
+        seat.observer.report("not_seen", text=text)
+        started()
+        return seat.observer
+
+    @functools.wraps(start)
+    def start_all(self: Any, worker_group: Any) -> Any:
+        with seat.harmless():
+            seat.next()
+            seat.meet(getattr(worker_group, "store", None))
+        by_local_rank = start(self, worker_group)
+        started()
+        with seat.harmless():
+            ranks = {w.local_rank: w.global_rank for w in worker_group.workers}
+            seat.observer.watch({ranks[local]: pid for local, pid in by_local_rank.items()})
+        return by_local_rank
+
+    @functools.wraps(look)
+    def monitored(self: Any, worker_group: Any) -> Any:
+        pids = {w.global_rank: w.id for w in worker_group.workers}
+        with seat.harmless():
+            if seat.observer.look(pids):
+                seat.observer.hold(pids)
+        result = look(self, worker_group)
+        with seat.harmless():
+            if getattr(result.state, "name", "") == "SUCCEEDED":
+                seat.observer.succeeded(pids)
+        return result
+
+    # By setattr: mypy refuses to assign methods.
+    setattr(LocalElasticAgent, "_start_workers", start_all)  # noqa: B010
+    setattr(LocalElasticAgent, "_monitor_workers", monitored)  # noqa: B010
+    return seat.observer
+
+
+class _Seat:
+    """Holds the observer of the ranks that were started last."""
+
+    def __init__(self, folder: Path, of_job: bool) -> None:
+        self._folder = folder
+        self._of_job = of_job
+        self._attempt = -1
+        self._silenced = False
+        self.observer = Observer(folder, JOB_GRACES if of_job else GRACES)
+
+    def next(self) -> None:
+        """The agent starts its ranks (again)."""
+        if not self._of_job:
+            return
+        self._attempt += 1
+        os.environ[protocol.ENV_ATTEMPT] = str(self._attempt)  # the ranks inherit it
+        folder = self._folder / protocol.attempt_folder(self._attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.observer = Observer(folder, JOB_GRACES)
+        self.observer.report("agent", pid=os.getpid())
+
+    def meet(self, store: Any) -> None:
+        """``store``: where the agents of all nodes have just met, a new one each time. The ranks
+        inherit what they call this start."""
+        os.environ.pop(protocol.ENV_JOB, None)
+        if self._of_job and store is not None:
+            from moediag.ranks.inject import job_token
+
+            os.environ[protocol.ENV_JOB] = job_token.token(store)
+
+    @contextlib.contextmanager
+    def harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # torchrun turns SIGTERM into an exception, which is not ours to swallow.
+            if not self._of_job or type(error).__name__ == "SignalException":
+                raise
+            if not self._silenced:
+                self._silenced = True
+                with contextlib.suppress(Exception):
+                    text = f"exit status of every rank (the agent's observer failed: {error!r})"
+                    self.observer.report("not_seen", text=text)

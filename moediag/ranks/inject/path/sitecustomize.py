@@ -1,0 +1,111 @@
+"""Runs at the start of every Python process of a watched job, whichever Python that is.
+
+It takes itself off ``sys.path``, runs the ``sitecustomize`` that it hides, and leaves one import
+hook behind: nothing happens before torch.distributed is imported, and nothing that happens here
+may break the job. So: no import that the interpreter has not done already, syntax of any Python 3.
+"""
+
+import os
+import sys
+
+_RANK = "torch.distributed.distributed_c10d"
+_AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
+
+
+class _Finder(object):
+    """Calls ``moediag.ranks.inject.rank`` right after two modules of torch were executed."""
+
+    def __init__(self):
+        self.wanted = {_RANK: "distributed", _AGENT: "agent"}
+
+    def find_spec(self, name, path=None, target=None):
+        act = self.wanted.pop(name, None)
+        if act is None:
+            return None
+        try:
+            spec = self._found(name, path, target)
+            loader = spec.loader
+            original = loader.exec_module
+
+            def exec_module(module):
+                loader.__dict__.pop("exec_module", None)
+                if not self.wanted and self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                original(module)
+                _act(act, module)
+
+            loader.exec_module = exec_module
+        except Exception as error:
+            _note("%s cannot be followed: %r" % (name, error))
+            return None
+        return spec
+
+    def _found(self, name, path, target):
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    return spec
+        raise ImportError(name)
+
+
+def _act(what, module):
+    try:
+        _package()
+        from moediag.ranks.inject import rank
+
+        getattr(rank, what)(module)
+    except Exception as error:
+        _note("the recorder could not be started: %r" % (error,))
+
+
+def _package():
+    """Makes moediag importable without making its neighbours importable too."""
+    if "moediag" in sys.modules:
+        return
+    import importlib.util
+
+    folder = os.environ["MOEDIAG_PACKAGE"]
+    spec = importlib.util.spec_from_file_location(
+        "moediag", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["moediag"] = module
+    spec.loader.exec_module(module)
+
+
+def _note(text):
+    """One line in the run directory that says why something was not recorded."""
+    try:
+        who = "pid %d (%s)" % (os.getpid(), " ".join(getattr(sys, "argv", [])[:2]))
+        with open(os.path.join(os.environ["MOEDIAG_WATCH"], "not-recorded.txt"), "a") as file:
+            file.write("%s: %s\n" % (who, text))
+    except Exception:
+        pass
+
+
+def _begin():
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [p for p in sys.path if p != here]
+    if "MOEDIAG_WATCH" in os.environ and "MOEDIAG_PACKAGE" in os.environ:
+        if sys.version_info >= (3, 9):
+            sys.meta_path.insert(0, _Finder())
+        else:
+            _note("Python %d.%d is older than 3.9" % sys.version_info[:2])
+
+
+def _hidden():
+    """The sitecustomize that would have run without us, if there is one."""
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if getattr(error, "name", "sitecustomize") != "sitecustomize":
+            raise
+    finally:
+        if ours is not None:
+            sys.modules.setdefault("sitecustomize", ours)
+
+
+_begin()
+_hidden()

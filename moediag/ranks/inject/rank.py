@@ -1,0 +1,250 @@
+"""In a process of a watched job that imported torch.distributed: is it a rank? Then record it.
+
+A process is taken for a rank when it has RANK in its environment and no rank above it (a data
+loader's worker inherits RANK), at the latest when it calls ``init_process_group``. From then on its
+uncaught exception and its end are noted; the recorder starts with the first process group.
+Whatever fails in here is noted in the run directory and leaves the job alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import re
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from moediag import protocol
+
+_NOT_USER = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<|[/\\]moediag[/\\]"
+)
+
+
+class _Rank:
+    """This process as a rank of the watched job."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.folder = _folder()
+        self.recorder: Any = None
+        self.failed = False
+        self.met = False
+
+    def claim(self, world_size: int | None) -> None:
+        """Says who and where this process is; an exception and the end are noted from now on."""
+        os.environ[protocol.ENV_RANK_PID] = str(os.getpid())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        me = {
+            "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
+            "world_size": world_size, "local_ranks": _number("LOCAL_WORLD_SIZE"),
+            "flight_dumps": _flight_dumps(),
+        }  # fmt: skip
+        protocol.write_json(self.folder / protocol.pid_file(self.rank), me)
+        if os.environ.get(protocol.ENV_JOB):
+            self.tell(None)
+        from moediag.ranks import parent
+
+        parent.allow_tracing()
+        previous = sys.excepthook
+
+        def hook(kind: Any, error: Any, trace: Any) -> None:
+            _guarded(self.error, error)
+            previous(kind, error, trace)
+
+        sys.excepthook = hook
+        atexit.register(_guarded, self.end)
+        if "multiprocessing.process" in sys.modules:
+            _guarded(self._as_child)
+
+    def _as_child(self) -> None:
+        """A child of multiprocessing (``torch.multiprocessing.spawn``) keeps its exception to
+        itself, and when it was forked it ends without atexit; its finalizers run all the same."""
+        from multiprocessing import process, util
+
+        if process.parent_process() is not None:
+            util.Finalize(None, functools.partial(_guarded, self._child_ends), exitpriority=-1000)
+
+    def _child_ends(self) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit) and error.code:
+            error = error.__context__  # torch turns an exception into an exit code
+        if isinstance(error, Exception):
+            self.error(error)
+        self.end()
+
+    def record(self, world_size: int) -> None:
+        """Starts the recorder."""
+        from moediag.recorder import install, lifeline
+        from moediag.recorder.log import SEGMENT_BYTES
+
+        size = int(os.environ.get(protocol.ENV_SEGMENT, SEGMENT_BYTES))
+        self.recorder = install(str(self.folder), self.rank, world_size, size, of_job=True)
+        lifeline.stacks_beside_others(str(self.folder), self.rank)
+
+    def meet(self, module: Any) -> None:
+        """The ranks have met, for the first time: which job is it?"""
+        if not self.met and os.getpid() == _own_pid():
+            self.met = True
+            self.tell(module._get_default_store())
+
+    def tell(self, store: Any) -> None:
+        """Which job this is, as far as ``store`` or an elastic agent tell it."""
+        from moediag.ranks.inject import job_token
+
+        found = job_token.job(store)
+        if found is not None:
+            protocol.write_json(self.folder / protocol.job_file(self.rank), found)
+
+    def error(self, error: BaseException) -> None:
+        """The exception that ends this process, once."""
+        if self.failed or os.getpid() != _own_pid():
+            return
+        self.failed = True
+        from moediag.ranks.entry import error_content
+
+        content = error_content(error)
+        protocol.write_json(self.folder / protocol.error_file(self.rank), content)
+        if self.recorder is not None:
+            text = str(error)[:8000]
+            where = _user_frame(error)
+            self.recorder.event("error", type=type(error).__name__, message=text, where=where)
+
+    def end(self) -> None:
+        """The interpreter ends. A hook that replaced ours may have hidden an exception."""
+        if os.getpid() != _own_pid():
+            return
+        last = getattr(sys, "last_value", None)
+        if last is not None:
+            self.error(last)
+        if self.recorder is not None and not self.failed:
+            self.recorder.finish()
+
+
+_this: _Rank | None = None
+
+
+def distributed(module: Any) -> None:
+    """``module`` (torch.distributed.distributed_c10d) was just executed, torch.distributed not
+    yet: whoever imports ``init_process_group`` from anywhere gets ours."""
+    rank = _number("RANK")
+    if rank is not None and _own_pid() in (None, os.getpid()):
+        _guarded(_become, rank, _number("WORLD_SIZE"))
+    original = module.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        started = _guarded(_before, args, kwargs)
+        result = original(*args, **kwargs)
+        if not started:
+            _guarded(_after, module)
+        if _this is not None:
+            _guarded(_this.meet, module)
+        return result
+
+    module.init_process_group = init_process_group
+
+
+def agent(module: Any) -> None:
+    """This process may become an elastic agent (torchrun): its ranks' ends are reported."""
+    from moediag.ranks import agent as observer
+
+    observer.observe(Path(os.environ[protocol.ENV_WATCH]), of_job=True)
+
+
+def _before(args: Any, kwargs: Any) -> bool:
+    """Starts recording before the first group is made, where the rank is known by then."""
+    rank = kwargs.get("rank", args[4] if len(args) > 4 else -1)
+    size = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
+    method = kwargs.get("init_method", args[1] if len(args) > 1 else None)
+    if rank is None or rank < 0:
+        rank = _of_url(method, "rank", "RANK")
+    if size is None or size < 0:
+        size = _of_url(method, "world_size", "WORLD_SIZE")
+    return rank is not None and size is not None and _start(rank, size)
+
+
+def _after(module: Any) -> None:
+    """Where only the backend (MPI) knew who this is."""
+    _start(module.get_rank(), module.get_world_size())
+
+
+def _start(rank: int, world_size: int) -> bool:
+    if _this is not None and _this.recorder is not None and _own_pid() == os.getpid():
+        return True  # a second life of the process group
+    _become(rank, world_size).record(world_size)
+    return True
+
+
+def _become(rank: int, world_size: int | None) -> _Rank:
+    global _this
+    if _this is None or _this.rank != rank or _own_pid() != os.getpid():
+        _this = _Rank(rank)
+        _this.claim(world_size)
+    return _this
+
+
+def _own_pid() -> int | None:
+    return _number(protocol.ENV_RANK_PID)
+
+
+def _flight_dumps() -> list[str]:
+    """Prefixes to which torch's watchdog writes: its user's, else torch's own, old and new."""
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        if os.environ.get(name):
+            return [str(Path(os.environ[name]).absolute())]
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return ["/tmp/nccl_trace_rank_", str(Path(cache, "torch", "comm_lib_trace_rank_"))]  # noqa: S108
+
+
+def _folder() -> Path:
+    attempt = _number(protocol.ENV_ATTEMPT)
+    if attempt is None:
+        attempt = _number("TORCHELASTIC_RESTART_COUNT") or 0
+    return Path(os.environ[protocol.ENV_WATCH]) / protocol.attempt_folder(attempt)
+
+
+def _of_url(method: Any, key: str, variable: str) -> int | None:
+    """From ``tcp://host:port?rank=3``, else from the environment."""
+    found = re.search(rf"[?&]{key}=(\d+)", method) if isinstance(method, str) else None
+    return int(found[1]) if found else _number(variable)
+
+
+def _number(variable: str) -> int | None:
+    try:
+        return int(os.environ[variable])
+    except (KeyError, ValueError):
+        return None
+
+
+def _user_frame(error: BaseException) -> str:
+    """The innermost frame of a person's own code, ``file.py:12 function``; else of any."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not _NOT_USER.search(f.filename)] or list(frames)
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}" if own else ""
+
+
+def _guarded(function: Callable[..., Any], *args: Any) -> Any:
+    """The result of ``function``; None, and a line in the run directory, when it failed."""
+    try:
+        return function(*args)
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}:{at.lineno}"
+        with contextlib.suppress(Exception):
+            note(f"{function.__name__}: {error!r} ({where})")
+        return None
+
+
+def note(text: str) -> None:
+    """One line in the run directory that says what was not recorded."""
+    path = Path(os.environ[protocol.ENV_WATCH]) / protocol.NOT_RECORDED_FILE
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"pid {os.getpid()} ({' '.join(sys.argv[:2])}): {text}\n")

@@ -1,0 +1,28 @@
+"""result.json on stdout: the result object as it is, in JSON that every parser accepts."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from moediag.result.run_result import RunResult
+
+
+def render(result: RunResult) -> str:
+    """One JSON object and a newline. A gradient error of nan or inf becomes the text ``nan``,
+    ``inf`` or ``-inf``, because JSON has no such numbers."""
+    return (
+        json.dumps(finite(result.to_json()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
+
+
+def finite(value: Any) -> Any:
+    """The same structure with non-finite numbers as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,262 @@
+"""A watched job while it runs: who is how far, how fast, and what it holds. In a terminal a live
+table below the job's own output, elsewhere one line every so often on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moediag.report.finding import FAILURES
+from moediag.result import wording
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from moediag.launch.settings import Progress
+    from moediag.result.run_result import RunResult
+
+_SPAN = 30.0  # seconds over which speed is measured
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def closing(result: RunResult, folder: str | Path) -> str:
+    """The last line: what was found, because what an ended launcher prints hides the page, and how
+    to see it again."""
+    failed = [trial for trial in result.trials if trial.verdict in FAILURES]
+    if not failed:
+        return f"moediag: evidence in {folder}"
+    last = failed[-1]
+    who = f", culprit {wording.ranks(last.culprits)}" if last.culprits else ""
+    return f"moediag: {last.verdict}{who}; the page again: moediag report {folder}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank at one moment. ``speed`` in steps per second, ``memory`` in bytes, None where that
+    is not known; ``behind``: events fewer than the rank that recorded most."""
+
+    rank: int
+    state: str
+    step: int
+    speed: float | None
+    behind: int
+    memory: int | None
+
+
+@dataclass(slots=True)
+class Pulse:
+    """Turns looks at a job into speeds: the steps of the last half minute."""
+
+    seen: dict[int, deque[tuple[float, int]]] = field(default_factory=dict)
+
+    def ranks(self, progress: Progress, memory: Mapping[int, int]) -> list[RankView]:
+        most = max(progress.events.values(), default=0)
+        views = []
+        for rank, state in sorted(progress.states.items()):
+            if rank < 0:
+                continue
+            step = progress.steps.get(rank, 0)
+            behind = most - progress.events.get(rank, 0)
+            speed = self._speed(rank, progress.seconds, step)
+            views.append(RankView(rank, state, step, speed, behind, memory.get(rank)))
+        return views
+
+    def _speed(self, rank: int, now: float, step: int) -> float | None:
+        seen = self.seen.setdefault(rank, deque())
+        if not seen or seen[-1][1] != step or now - seen[-1][0] >= 1.0:
+            seen.append((now, step))
+        while len(seen) > 2 and now - seen[0][0] > _SPAN:
+            seen.popleft()
+        span = now - seen[0][0]
+        return (step - seen[0][1]) / span if span > 0 and step > seen[0][1] else None
+
+
+def summary(views: list[RankView], doing: str, balance: str = "") -> str:
+    """``4 ranks at step 120, 3.1 steps/s, ahead: rank 3, 1.2 GB``; one line for a log."""
+    if not views:
+        return "no rank yet"
+    steps = sorted({v.step for v in views})
+    at = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    pieces = [f"{wording.plural(len(views), 'rank')} at {at}"]
+    speeds = [v.speed for v in views if v.speed is not None]
+    if speeds:
+        pieces.append(f"{min(speeds):.2g} steps/s")
+    last = [v.rank for v in views if v.behind == max(x.behind for x in views)]
+    if len(last) < len(views):
+        pieces.append(f"behind: {wording.ranks(last)}")
+    memory = [v.memory for v in views if v.memory is not None]
+    if memory:
+        low, high = min(memory) / 1e9, max(memory) / 1e9
+        pieces.append(f"{low:.1f} GB" if high - low < 0.1 else f"{low:.1f} to {high:.1f} GB")
+    if balance:
+        pieces.append(balance)
+    by_state: dict[str, list[int]] = {}
+    for v in views:
+        by_state.setdefault(v.state, []).append(v.rank)
+    if len(by_state) > 1:
+        pieces.append(", ".join(f"{wording.ranks(r)} {state}" for state, r in by_state.items()))
+    return ", ".join(pieces) if doing == "running" else f"{doing}: {', '.join(pieces)}"
+
+
+def memory_of(pids: Mapping[int, int]) -> dict[int, int]:
+    """Resident bytes of each rank that still runs."""
+    found = {}
+    for rank, pid in pids.items():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+            found[rank] = int(fields[1]) * _PAGE
+    return found
+
+
+class View:
+    """Lines on stderr; the job writes where it always writes."""
+
+    job_stdout: int | None = None
+    job_stderr: int | None = None
+
+    def __init__(self, every: float) -> None:
+        self.every = every
+        self.pulse = Pulse()
+        self._told: float | None = None
+        self._doing = ""
+
+    def line(self, text: str) -> None:
+        print(f"moediag: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def progress(self, progress: Progress) -> None:
+        views = self.pulse.ranks(progress, memory_of(progress.pids))
+        due = self._told is None or progress.seconds - self._told >= self.every
+        news = progress.doing == "capturing" and self._doing != "capturing"
+        self._doing = progress.doing
+        if (views and due) or news:
+            self._told = progress.seconds
+            self.line(summary(views, progress.doing, balance_of(progress)))
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, a page is printed."""
+        yield
+
+
+class LiveView(View):
+    """A table that stays below the job's own output, which passes through here."""
+
+    def __init__(self, every: float, console: Console) -> None:
+        from rich.live import Live
+
+        super().__init__(every)
+        self.console = console
+        self._views: list[RankView] = []
+        self._head = "waiting for ranks"
+        self._pipes: list[int] = []
+        self._readers: list[threading.Thread] = []
+        self.display = Live(
+            console=console, get_renderable=self.table, refresh_per_second=4, transient=True
+        )
+        self.job_stdout = self._pipe(sys.stdout.fileno())
+        self.job_stderr = self._pipe(sys.stderr.fileno())
+
+    def _pipe(self, to: int) -> int:
+        read, write = os.pipe()
+        self._pipes.append(write)
+        reader = threading.Thread(target=self._pass_on, args=(read, to), daemon=True)
+        self._readers.append(reader)
+        return write
+
+    def __enter__(self) -> LiveView:
+        self.display.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._read()
+        for pipe in self._pipes:
+            os.close(pipe)
+        for reader in self._readers:
+            reader.join(timeout=2.0)
+        self.display.__exit__(*error)
+
+    def _read(self) -> None:
+        """From the first look on: a thread must not run while the job is forked."""
+        for reader in self._readers:
+            if reader.ident is None:
+                reader.start()
+
+    def _pass_on(self, read: int, to: int) -> None:
+        """Whole lines, so that the table never cuts one."""
+        from rich.text import Text
+
+        with os.fdopen(read, "rb") as pipe:
+            for line in pipe:
+                text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+                if os.isatty(to):
+                    self.console.print(Text.from_ansi(text), soft_wrap=True)
+                else:
+                    os.write(to, line)
+
+    def line(self, text: str) -> None:
+        self.console.print(f"moediag: {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def progress(self, progress: Progress) -> None:
+        self._read()
+        if self._told is None or time.monotonic() - self._told > 0.25:
+            self._told = time.monotonic()
+            self._views = self.pulse.ranks(progress, memory_of(progress.pids))
+            self._head = summary(self._views, progress.doing, balance_of(progress))
+
+    def table(self) -> Table:
+        from rich.table import Table
+
+        grid = Table(title=self._head, title_justify="left", box=None, padding=(0, 2))
+        for name in ("rank", "step", "steps/s", "behind", "memory", "state"):
+            grid.add_column(name, justify="right" if name != "state" else "left")
+        for v in self._views[:16]:
+            speed = f"{v.speed:.2g}" if v.speed is not None else ""
+            memory = f"{v.memory / 1e9:.2f} GB" if v.memory is not None else ""
+            grid.add_row(str(v.rank), str(v.step), speed, f"{v.behind:,}", memory, v.state)
+        return grid
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        self.display.stop()
+        try:
+            yield
+        finally:
+            self.display.start(refresh=True)
+
+
+def balance_of(progress: Progress) -> str:
+    """How uneven the experts' last loads were: the largest against the mean, the worst block."""
+    worst, where = 0.0, ""
+    for layer, counts in progress.tokens.items():
+        mean = sum(counts) / len(counts) if counts else 0.0
+        if mean and max(counts) / mean > worst:
+            worst, where = max(counts) / mean, layer
+    return f"busiest expert {worst:.1f}x the mean ({where})" if where else ""
+
+
+@contextlib.contextmanager
+def view(no_color: bool, every: float, to_stderr: bool) -> Iterator[View]:
+    """Live in a terminal, lines elsewhere. ``to_stderr``: stdout is for data, so the job's own goes
+    to stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
+    plain = os.environ.get("CI") or to_stderr or console.is_dumb_terminal
+    if console.is_terminal and sys.stdout.isatty() and not plain:
+        with LiveView(every, console) as live:
+            yield live
+        return
+    lines = View(every)
+    if to_stderr:
+        lines.job_stdout = sys.stderr.fileno()
+    yield lines

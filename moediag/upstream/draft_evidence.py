@@ -1,0 +1,178 @@
+"""From a run directory to what a draft is made of: the scenario's file, the stack that failed, the
+exported program."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moediag import doctor
+from moediag.errors import MoediagError, UsageError
+from moediag.pipeline.run import SCENARIO_FILE
+from moediag.result.run_result import RunResult, TrialResult
+from moediag.scenario import devices
+from moediag.scenario import load as loading
+from moediag.scenario import plan as planning
+from moediag.scenario.schema import Scenario
+from moediag.stacks import environment
+from moediag.upstream import system_info
+from moediag.upstream.draft import Material, Program, draft, failing, inlined
+from moediag.upstream.export.write_file import NAMED, export
+from moediag.upstream.templates import TEMPLATES, upstream
+
+TABLES = "tables"  # in place of a project
+_SAME = ("os", "kernel", "arch")  # facts of a machine that do not change between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """``project``: for whom; ``program``: the exported file, without text where there is none."""
+
+    project: str
+    text: str
+    program: Program
+
+    @property
+    def repository(self) -> str:
+        return TEMPLATES[self.project].repository
+
+    @property
+    def attachment(self) -> Program | None:
+        """The exported file where it did not fit into the text."""
+        return None if inlined(self.text, self.program) or not self.program.text else self.program
+
+
+def of_runs(loaded: Sequence[tuple[RunResult, Path]], project: str) -> Written | None:
+    """What `moediag report --markdown` writes for these runs and their directories; None where it
+    writes tables. Raises UsageError where ``project`` was asked for and no draft can be made."""
+    if project == TABLES:
+        return None
+    if len(loaded) != 1:
+        if project:
+            raise UsageError(f"--for {project}: a draft is about one run", "Give one of them.")
+        return None
+    result, folder = loaded[0]
+    found = write(result, folder, project)
+    if found is None and project:
+        raise UsageError(
+            f"--for {project}: nothing failed in {folder}, so there is nothing to report",
+            "Without --for, --markdown writes tables.",
+        )
+    return found
+
+
+def write(
+    result: RunResult, folder: Path, project: str = "", variant: str = "", began: str = ""
+) -> Written | None:
+    """The draft on the failure of one run. ``folder``: its run directory; ``project``: a name of
+    templates.TEMPLATES, default: whose bug the scenario says it is; ``variant``: of the failing
+    trial. None where nothing failed, or nobody says whose bug it is.
+
+    Raises UsageError for an unknown project."""
+    if project and project not in TEMPLATES:
+        raise UsageError(f"--for {project}: one of {', '.join(TEMPLATES)}, {TABLES}")
+    trial = failing(result, variant)
+    if trial is None:
+        return None
+    scenario = _scenario(folder)
+    if not project:
+        if scenario is None:
+            return None
+        own = scenario.variants[trial.variant].stack if trial.variant in scenario.variants else {}
+        project = upstream(scenario.sources, {**scenario.stack, **own}) or ""
+        if not project:
+            return None
+    material = Material(
+        system=system(result, trial),
+        program=program(result, trial, scenario),
+        title=scenario.title if scenario is not None else result.scenario,
+        sources=tuple(s for s in scenario.sources if "://" in s) if scenario is not None else (),
+        began=began,
+    )
+    text = draft(project, result, trial, material)
+    home = str(Path.home())
+    text = text.replace(f"{home}/", "~/") if len(home) > 1 else text  # a stranger reads it
+    return Written(project, text, material.program)
+
+
+def _scenario(folder: Path) -> Scenario | None:
+    """As it ran, every --set in it; None for what is no run of a scenario."""
+    try:
+        return loading.load(folder / SCENARIO_FILE)
+    except (MoediagError, OSError):
+        return None
+
+
+# ------------------------------------------------------------------------ the stack that failed
+
+
+def system(result: RunResult, trial: TrialResult) -> list[str]:
+    """By its own Python where that is still here, else as the result recorded it."""
+    here = doctor.machine()
+    same = all(result.machine.get(name) == here[name] for name in _SAME)
+    request = {n: v for n, v in trial.stack.items() if v and n not in ("python", "torch", "nccl")}
+    stack = None
+    if same and request:
+        try:
+            stack = environment.ready(request)
+        except MoediagError:
+            stack = None
+    if same and stack is not None and _is(stack.versions, trial.stack):
+        lines = system_info.here(stack).lines()
+    else:
+        lines = [f"- moediag: {result.moediag_version}"]
+        lines += [
+            f"- {name}: {version or 'not installed'}" for name, version in trial.stack.items()
+        ]
+        lines += [f"- {name}: {_words(value)}" for name, value in result.machine.items()]
+    ranks = f"{trial.world_size} ranks, {trial.backend or 'backend unknown'}"
+    return [*lines, f"- launched: {ranks}{f', {trial.launcher}' if trial.launcher else ''}"]
+
+
+def _is(have: Mapping[str, str | None], ran: Mapping[str, str | None]) -> bool:
+    return all(have.get(name) == ran.get(name) for name in ("torch", "transformers", "accelerate"))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+# ------------------------------------------------------------------------ the program
+
+
+def program(result: RunResult, trial: TrialResult, scenario: Scenario | None) -> Program:
+    """The trial as a file that torchrun runs, else the command of moediag."""
+    command = _command(result, trial)
+    if scenario is None:
+        return Program(command=command)
+    name = f"{scenario.name}-{trial.variant}.py"
+    versions = {n: v.split("+")[0] for n in NAMED if (v := trial.stack.get(n))}
+    try:
+        plan = planning.plan(scenario, trial.world_size, _device(trial), variants=[trial.variant])
+        text = export(plan, trial.variant, versions, name)
+    except MoediagError as error:
+        problem = error.message.partition("no file can do ")[2] or error.message
+        return Program(command=command, problem=problem)
+    run = f"torchrun --nproc-per-node {trial.world_size} {name}"
+    return Program(name, text, command, run=run)
+
+
+def _command(result: RunResult, trial: TrialResult) -> str:
+    if not trial.expected:  # a job of somebody else
+        watched = next((t for t in result.overrides if t.startswith("watch -- ")), "")
+        return f"moediag {watched}" if watched else "moediag diagnose DIR"
+    words = ["moediag", "run", result.scenario, "--variant", trial.variant]
+    words += devices.options(_device(trial), trial.world_size)
+    for text in result.overrides:
+        words += text.split(" ", 1) if text != "--share-gpu" else []
+    return shlex.join(words)
+
+
+def _device(trial: TrialResult) -> str:
+    if trial.shared_gpu:
+        return devices.SHARED_NCCL if trial.backend == "nccl" else devices.SHARED
+    return "gpu" if trial.backend == "nccl" else "cpu"

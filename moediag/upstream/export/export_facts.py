@@ -1,0 +1,145 @@
+"""What an exported file needs to know of a planned trial, and what it cannot express. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import Version
+
+from moediag.axes.layout import AXES
+from moediag.families import FAMILIES
+from moediag.protocol import StepSpec, Trial
+from moediag.scenario.plan import PlannedTrial
+
+FIXES = ("set-reduce-scatter-unused-params", "touch")
+MODEL_AXES = ("pp", "ep", "etp", "tp")
+# Fields of the step that a file writes out; the others must be as they come.
+_WRITTEN = ("steps", "batch", "seq_len", "accumulate", "accumulate_sync", "checkpointing", "clip",
+            "optimizer", "lr", "seed")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``config``: arguments of ``config_class``, the family's; ``asked``: of DistributedConfig,
+    None without one; ``dtype_argument``: what from_pretrained calls the dtype; ``replicas``: rank
+    -> the rank whose data it gets."""
+
+    trial: Trial
+    module: str
+    config_class: str
+    model_class: str
+    config: dict[str, Any]
+    asked: dict[str, Any] | None
+    dtype_argument: str
+    replicas: tuple[int, ...]
+
+
+def facts(planned: PlannedTrial, transformers: str) -> Facts:
+    """``transformers``: the release that the file is written for."""
+    trial = planned.trial
+    family = FAMILIES[trial.model.family]
+    version = Version(transformers)
+    return Facts(
+        trial=trial,
+        module=f"transformers.models.{family.module}",
+        config_class=family.config,
+        model_class=family.model,
+        config={**family.build(trial.model), **trial.model.config},
+        asked=asked(trial, version),
+        dtype_argument="dtype" if version >= Version("4.56") else "torch_dtype",
+        replicas=tuple(_source(trial, rank) for rank in range(trial.world_size)),
+    )
+
+
+def asked(trial: Trial, version: Version) -> dict[str, Any] | None:
+    """How transformers ``version`` is asked for the layout: worker.load.spelling, which looks at
+    the installed release, for one that may not be installed (a test holds the two together)."""
+    wrapper, ep = trial.wrapper, trial.layout.get("ep", 1)
+    if wrapper.distributed_config is not None:
+        return dict(wrapper.distributed_config)
+    if ep == 1 and not wrapper.native_fsdp:
+        return None
+    if version >= Version("5.19"):
+        if wrapper.native_fsdp:
+            return {"fsdp_size": trial.world_size, "ep_size": ep}
+        sizes = {"tp_size": ep, "ep_size": ep}
+        return sizes if version >= Version("5.23") else {**sizes, "tp_plan": {}}
+    if version >= Version("5.13"):
+        shards = {"fsdp_size": trial.world_size // ep} if wrapper.native_fsdp else {}
+        return {**shards, "tp_size": ep, "enable_expert_parallel": True} if ep > 1 else shards
+    return {"enable_expert_parallel": True}
+
+
+def refused(trial: Trial, version: Version) -> Iterator[str]:
+    """Why the ranks would say not applicable on that release, as worker.load.spelling."""
+    wrapper, ep = trial.wrapper, trial.layout.get("ep", 1)
+    if trial.model.source != "checkpoint" or wrapper.distributed_config is not None:
+        return
+    shards = trial.world_size // ep
+    alone = ep > 1 or wrapper.kind == "transformers"
+    if not wrapper.native_fsdp and shards > 1 and alone:
+        yield f"wrapper.kind {wrapper.kind} where the layout leaves {shards} ranks for each expert"
+    if wrapper.native_fsdp and version >= Version("5.19"):
+        return
+    if wrapper.native_fsdp and version < Version("5.13"):
+        yield f"wrapper.native_fsdp on transformers {version}"
+    elif ep > 1 and trial.skew.batches not in ("identical", "per-replica"):
+        yield f"skew.batches {trial.skew.batches} with expert parallelism on transformers {version}"
+
+
+def unsupported(planned: PlannedTrial) -> Iterator[str]:
+    """What of the trial no exported file can do, in the scenario's own words."""
+    trial = planned.trial
+    wrapper, step = trial.wrapper, trial.step
+    if trial.program is not None:
+        yield f"program {trial.program.name}"
+    if trial.resume is not None:
+        yield "resume"
+    if trial.purpose != "step":
+        yield f"purpose {trial.purpose}"
+    checkpoint = trial.model.source == "checkpoint"
+    kinds = ("fsdp2", "accelerate", "transformers") if checkpoint else ("fsdp2", "ddp")
+    if trial.program is None and wrapper.kind not in kinds:
+        yield f"wrapper.kind {wrapper.kind}"
+    if wrapper.ignore_experts:
+        yield "wrapper.ignore_experts"
+    if wrapper.hide_tp_size:
+        yield "wrapper.hide_tp_size"
+    if wrapper.param_dtype is not None:
+        yield f"wrapper.param_dtype {wrapper.param_dtype}"
+    if trial.skew.routing is not None:
+        yield f"skew.routing {trial.skew.routing}"
+    if trial.model.experts_implementation == "triton":
+        yield "model.experts_implementation triton (moediag's own)"
+    if trial.fix is not None and trial.fix not in FIXES:
+        yield f"fix {trial.fix} (of the fixes: {', '.join(FIXES)})"
+    allowed = {"dp_shard", "ep"} if checkpoint else {"dp_shard"}
+    axes = [axis for axis in AXES if trial.layout.get(axis, 1) > 1 and axis not in allowed]
+    if axes:
+        yield f"layout axis {', '.join(axes)}"
+    if trial.model.pretrain:
+        yield "model.pretrain"
+    if "text_config" in FAMILIES[trial.model.family].build(trial.model):
+        yield f"model.family {trial.model.family} (multimodal)"
+    plain = StepSpec()
+    for field in dataclasses.fields(StepSpec):
+        value = getattr(step, field.name)
+        if field.name not in _WRITTEN and value != getattr(plain, field.name):
+            yield f"step.{field.name} {value}"
+
+
+def _source(trial: Trial, rank: int) -> int:
+    """As worker.data: whose batch this rank gets."""
+    if trial.skew.batches == "identical":
+        return 0
+    if trial.skew.batches != "per-replica":
+        return rank
+    inner, lowest = 1, 0
+    for axis, size in reversed(list(trial.layout.items())):
+        coordinate = rank // inner % size
+        lowest += 0 if axis in MODEL_AXES else coordinate * inner
+        inner *= size
+    return lowest

@@ -1,0 +1,53 @@
+"""The gradient of each MoE block's input: what the layers below are trained by.
+
+A router or an expert whose own gradient is right can still hand a wrong one down (torchtitan #2416
+had to be told from its rejected alternatives by this alone).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+from moediag.worker.models.tiny import Anatomy
+
+
+class InputGradients:
+    """A context in which every backward keeps, per MoE block (FQN), the gradient of the block's
+    first floating-point input: one per forward of it, in the order of the backwards."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._blocks = [(block.fqn, block.module) for block in anatomy.blocks]
+        self._kept: Dict[str, List[torch.Tensor]] = {}
+        self._handles: List[Any] = []
+
+    def __enter__(self) -> InputGradients:
+        for fqn, module in self._blocks:
+            hook = self._hook(fqn)
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def take(self) -> Dict[str, torch.Tensor]:
+        """FQN -> fp32, shape (forwards, *shape of the input), of all backwards since the last
+        call. A block whose input needed no gradient is left out."""
+        kept, self._kept = self._kept, {}
+        return {fqn: torch.stack(parts) for fqn, parts in kept.items()}
+
+    def _hook(self, fqn: str) -> Any:
+        def before(module: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    if value.requires_grad:  # not in the first pass of reentrant checkpointing
+                        value.register_hook(keep)
+                    return
+
+        def keep(gradient: Any) -> None:
+            whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+            self._kept.setdefault(fqn, []).append(whole.detach().float().cpu())
+
+        return before

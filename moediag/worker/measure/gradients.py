@@ -1,0 +1,184 @@
+"""Gradients beside the single-process reference, parameter by parameter, on each rank's shard.
+
+The reference ran in fp32 from the same (possibly rounded) weights. A parameter is wrong when its
+largest absolute difference exceeds ``atol + rtol * max |reference of that parameter|``; both are
+calibrated on healthy controls: fp32 differs by summation order alone (1e-7 and less), bf16 by
+rounding of every activation.
+
+A trial of mixed precision (parameters in fp32, computed in bf16) is held more closely: each
+parameter against what the reference itself measured when it computed in that type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Dict, Iterable, List, Optional
+
+import torch
+
+from moediag.protocol import GradientError, Multiple
+from moediag.worker.shard import placement
+from moediag.worker.shard.wrapped import Select, Wrapped, clean_fqn
+
+# dtype of the parameters -> (rtol, atol as a share of the largest gradient of the model)
+TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
+
+# Mixed precision: how many times the eager loop's own distance from fp32 a gradient may be off.
+# Measured on the eager loop, grouped_mm, batched_mm and the Triton kernels that are right: see
+# docs/fused-step.md.
+TIMES_ROUNDING = 4.0
+# What counts as that distance at least, as a share of the parameter's largest gradient: one
+# rounding of the largest element.
+ONE_ROUNDING = {"bfloat16": 2.0**-8}
+
+
+def compare(
+    wrapped: Wrapped,
+    reference: Dict[str, Optional[torch.Tensor]],
+    held: Optional[Dict[str, List[int]]] = None,
+    rounding: Optional[Dict[str, float]] = None,
+) -> Dict[str, GradientError]:
+    """``reference``: FQN -> full gradient (fp32) or None where no rank's batch reached it, which
+    equals zero. ``held``: for parameters with experts as rows, which expert each local row really
+    is; decides where the whole parameter lost rows, so that its placement means nothing.
+    ``rounding``: of the reference, see there; of a trial of mixed precision.
+    Collective for FSDP1 and DeepSpeed: call it on all ranks or on none."""
+    tolerance = Tolerance.of(wrapped.trial.model.dtype, reference.values())
+    lies = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
+    errors: Dict[str, GradientError] = {}
+    for fqn, local, select in wrapped.gradients():
+        full = reference.get(fqn)
+        parameter: Any = lies.get(fqn)
+        expected = None if full is None else _cut(full, fqn, parameter, select, held or {})
+        scale = 0.0 if full is None else float(full.abs().max())
+        allowed = None
+        if rounding is not None:
+            least = ONE_ROUNDING[wrapped.trial.computes_in] * scale
+            allowed = TIMES_ROUNDING * max(rounding.get(fqn, 0.0), least)
+        found = tolerance.judge(local, expected, scale, allowed)
+        errors[fqn] = dataclasses.replace(found, placement=placement.placement(parameter))
+    return errors
+
+
+def updates(
+    wrapped: Wrapped, expected: Dict[str, Any], held: Dict[str, List[int]]
+) -> Dict[str, Multiple]:
+    """By FQN how far this rank's weights have moved since the beginning, as a multiple of how far
+    the reference's have. ``expected``: see reference.compute, with its "moved". A parameter that
+    tells none is left out. Collective for FSDP1."""
+    lies = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
+    found: Dict[str, Multiple] = {}
+    for fqn, local, select in wrapped.weights():
+        first, last = expected["weights"].get(fqn), expected["moved"].get(fqn)
+        if local is None or first is None or last is None:
+            continue
+        began, ended = (_cut(full, fqn, lies.get(fqn), select, held) for full in (first, last))
+        one = multiple(local.float().cpu() - began, ended - began)
+        if one is not None:
+            found[fqn] = one
+    return found
+
+
+def _cut(
+    full: torch.Tensor, fqn: str, parameter: Any, select: Select, held: Dict[str, List[int]]
+) -> torch.Tensor:
+    """This rank's part of ``full``."""
+    if _whole(parameter, full):
+        return select(full)
+    return _rows(full, held.get(fqn, []), parameter)
+
+
+def _whole(parameter: Any, full: torch.Tensor) -> bool:
+    """Whether the parameter, put together, has the shape it should have. A plain tensor may be a
+    part of it; flattened ones (ZeRO-3) have been put together by the wrapper."""
+    return not placement.distributed(parameter) or parameter.shape == full.shape
+
+
+def _rows(full: torch.Tensor, held: List[int], parameter: Any) -> torch.Tensor:
+    """The reference of the experts that the rows really are; zero for rows that are no expert's."""
+    part = torch.zeros(placement.local(parameter).shape)
+    where, size = placement.index(parameter), full[0].numel()
+    for number, expert in enumerate(held):
+        if expert >= 0:
+            # Another dimension may be cut as well: then a row here is a part of the expert's.
+            row = full[expert].reshape(-1)
+            row = row if where is None else row[where[number].reshape(-1) % size]
+            part[number] = row.reshape(part[number].shape)
+    return part
+
+
+def inputs(
+    wrapped: Wrapped, kept: Dict[str, torch.Tensor], reference: Dict[str, torch.Tensor]
+) -> Dict[str, GradientError]:
+    """Gradients of the MoE blocks' inputs, by the block's FQN. The reference's loss is the mean
+    over ranks, a rank's own is not: so its gradient is ``world_size`` times as large. Empty where
+    the wrapper scales the loss in its own way (DeepSpeed, old gloo), and in bfloat16: rounding
+    sends single tokens to other experts, and here each token is compared by itself."""
+    if wrapped.trial.computes_in != "float32":
+        return {}
+    if wrapped.trial.wrapper.kind.startswith("zero") or getattr(wrapped, "_divide_by", 1) > 1:
+        return {}
+    whole = {fqn: gradient * wrapped.trial.world_size for fqn, gradient in reference.items()}
+    tolerance = Tolerance.of(wrapped.trial.model.dtype, whole.values())
+    return {
+        fqn: tolerance.judge(kept[fqn], whole[fqn], float(whole[fqn].abs().max()))
+        for fqn in whole
+        if fqn in kept and kept[fqn].shape == whole[fqn].shape
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    rtol: float
+    atol: float
+
+    @classmethod
+    def of(cls, dtype: str, references: Iterable[Optional[torch.Tensor]]) -> Tolerance:
+        rtol, share = TOLERANCE[dtype]
+        largest = max((float(g.abs().max()) for g in references if g is not None), default=0.0)
+        return cls(rtol, share * largest)
+
+    def judge(
+        self,
+        local: Optional[torch.Tensor],
+        expected: Optional[torch.Tensor],
+        scale: float,
+        allowed: Optional[float] = None,
+    ) -> GradientError:
+        """``None`` equals zero; ``scale``: max |reference| of the whole parameter; ``allowed``: a
+        bound of its own in place of ``rtol * scale``."""
+        if local is None and expected is None:
+            return GradientError(0.0, 0.0, wrong=False)
+        actual = torch.zeros_like(expected) if local is None else local.detach().float().cpu()
+        difference = actual if expected is None else actual - expected
+        max_abs = float(difference.abs().max()) if difference.numel() else 0.0
+        # `not <=` rather than `>`: a nan is wrong.
+        relative = self.rtol * scale if allowed is None else allowed
+        wrong = not max_abs <= self.atol + relative
+        times = None if expected is None else multiple(actual, expected)
+        return GradientError(
+            _finite(max_abs),
+            scale,
+            wrong=wrong,
+            missing=wrong and local is None,
+            times=times,
+        )
+
+
+def multiple(tensor: torch.Tensor, reference: torch.Tensor) -> Optional[Multiple]:
+    """How many times ``reference`` the tensor is (same shape). None where the reference is zero or
+    something is not finite."""
+    x, y = tensor.double().reshape(-1), reference.double().reshape(-1)
+    square = float(y @ y)
+    if not math.isfinite(square) or not bool(torch.isfinite(x).all()) or square == 0:
+        return None
+    factor = float(x @ y) / square
+    size = float(torch.linalg.vector_norm(x))
+    left = float(torch.linalg.vector_norm(x - factor * y))
+    return Multiple(factor, left / size if size else 0.0, tensor.numel())
+
+
+def _finite(value: float) -> Any:
+    """JSON has no nan: given as text."""
+    return value if value == value and abs(value) != float("inf") else str(value)

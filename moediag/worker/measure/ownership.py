@@ -1,0 +1,172 @@
+"""Which experts a rank really holds: every local row matched with the checkpoint's bytes.
+
+What sharding declares is not believed. For each expert parameter (3-D: experts first, as in
+transformers >= 5.0) each local row is compared, bit by bit, with the same elements of every expert
+of that layer in the checkpoint. Everything else is compared where its placement says it lies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import torch
+from torch import nn
+
+from moediag.protocol import ExpertRows, Trial
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.shard import placement
+from moediag.worker.shard.wrapped import clean_fqn
+
+Rows = Tuple[List[ExpertRows], List[str], int]
+
+
+def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
+    """FQN -> parameter with the experts as its first dimension, of every MoE block."""
+    inside = tuple(f"{block.fqn}.experts." for block in anatomy.blocks)
+    found = {}
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
+        # A ModuleList has 2-D weights and "experts.3." in their names: whole or absent, never cut.
+        if fqn.startswith(inside) and "." not in fqn.rpartition(".experts.")[2]:
+            found[fqn] = parameter
+    return found
+
+
+def examine(
+    model: nn.Module,
+    anatomy: Anatomy,
+    truth: Mapping[str, torch.Tensor],
+    ep_rank: Optional[int],
+) -> Rows:
+    """Rows of every expert parameter; FQNs of other parameters that differ from ``truth`` (the
+    checkpoint's tensors, by FQN); how many of those were compared. ``ep_rank``: this rank's place
+    on the ep axis, by which plain tensors are declared; None without one. No communication."""
+    experts = expert_parameters(model, anatomy)
+    rows = [_rows(f, p, truth[f], ep_rank) for f, p in experts.items() if f in truth]
+    unequal, compared = [], 0
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
+        if fqn in experts or fqn not in truth:
+            continue
+        compared += 1
+        if not _equal(parameter, truth[fqn], ep_rank):
+            unequal.append(fqn)
+    return rows, unequal, compared
+
+
+def _equal(parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> bool:
+    own = placement.local(parameter).cpu()
+    where = placement.index(parameter)
+    if where is None:  # some families' plans divide plain weights of the attention too
+        expected = placement.piece(whole, own.shape, ep_rank)
+    elif parameter.numel() == whole.numel():
+        expected = whole.reshape(-1)[where.reshape(-1)]
+    else:
+        return False
+    return torch.equal(own.reshape(-1), expected.reshape(-1).to(own.dtype))
+
+
+def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> ExpertRows:
+    """``whole``: shape (experts, ...)."""
+    own = placement.local(parameter).cpu()
+    where = placement.index(parameter)
+    experts, size = whole.shape[0], whole[0].numel()
+    flat = whole.reshape(experts, size).to(own.dtype)
+    total = int(parameter.shape[0])
+    declared = _declared(own.shape[0], where, size, total, experts, ep_rank)
+    held = []
+    for number in range(len(declared)):
+        row = own[number].reshape(-1)
+        # The part of an expert's row that lies here, where another dimension is cut too.
+        columns = None if where is None else where[number].reshape(-1) % size
+        same_size = columns is not None or row.numel() == size
+        parts = flat if columns is None else flat[:, columns]
+        equal = (parts == row).all(dim=1).nonzero().reshape(-1).tolist() if same_size else []
+        # Of equal experts (all zeros, say) the declared one is meant.
+        held.append(declared[number] if declared[number] in equal else (equal or [-1])[0])
+    lies = placement.placement(parameter) or "plain"
+    should = _belongs(declared, total, experts, ep_rank)
+    return ExpertRows(
+        fqn,
+        held,
+        declared,
+        total,
+        lies,
+        first=_first(own),
+        should=None if should is None else _first(whole[should]),
+    )
+
+
+def _belongs(
+    declared: List[int], total: int, experts: int, ep_rank: Optional[int]
+) -> Optional[int]:
+    """The expert of the first row, were nothing lost; None where that cannot be said."""
+    if total == experts:
+        return declared[0] if declared and declared[0] >= 0 else None
+    first = -1 if ep_rank is None else ep_rank * total
+    return first if 0 <= first < experts else None
+
+
+def _first(tensor: torch.Tensor) -> Optional[float]:
+    value = float(tensor.reshape(-1)[0]) if tensor.numel() else None
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _declared(
+    count: int,
+    where: Optional[torch.Tensor],
+    size: int,
+    total: int,
+    experts: int,
+    ep_rank: Optional[int],
+) -> List[int]:
+    if where is not None:
+        # Where another dimension is cut into too many pieces, nothing of any row lies here.
+        return [int(row.reshape(-1)[0]) // size for row in where if row.numel()]
+    first = 0 if count == experts or ep_rank is None else ep_rank * count
+    return [first + i if first + i < experts else -1 for i in range(count)]
+
+
+def watch_use(anatomy: Anatomy, told: Callable[[Dict[str, int]], None]) -> None:
+    """Tells once per MoE block, at its first forward, with how many experts it computes: the rows
+    of its expert parameters as they are then, gathered by FSDP where they are, or its experts that
+    are modules and have weights. FQN -> rows."""
+    for block in anatomy.blocks:
+        experts: Any = getattr(block.module, "experts", None)
+        if isinstance(experts, nn.Module):
+            # A ModuleList is not called: its block is, before it.
+            called = block.module if block.experts else experts
+            _watch(called, experts, f"{block.fqn}.experts", told)
+
+
+def _watch(
+    called: nn.Module, experts: nn.Module, fqn: str, told: Callable[[Dict[str, int]], None]
+) -> None:
+    def first(module: nn.Module, args: Any) -> None:
+        handle.remove()
+        rows = {
+            f"{fqn}.{name}": int(placement.local(p).shape[0])
+            for name, p in experts.named_parameters(recurse=False)
+            if p.ndim == 3
+        }
+        whole = sum(any(True for _ in one.parameters()) for one in experts.children())
+        if rows or whole:
+            told(rows or {fqn: whole})
+
+    handle = called.register_forward_pre_hook(first)
+
+
+def event(when: str, rows: Rows, trial: Trial) -> Dict[str, Any]:
+    """The fields of a ``weights`` event, see protocol."""
+    experts, unequal, compared = rows
+    return {
+        "when": when,
+        "experts": [dataclasses.asdict(row) for row in experts],
+        "unequal": unequal,
+        "compared": compared,
+        "asked": trial.layout.get("ep", 1),
+        "whole": trial.model.experts,
+        "left_out": trial.wrapper.ignore_experts,
+    }

@@ -1,0 +1,209 @@
+"""What must be equal on several ranks, told by each rank on its own: no communication.
+
+Ranks that declare the same slice of the same parameter hold replicas of it. Whole tensors are too
+large to write down, so each rank leaves a *sketch*: 16 random +-1 projections (the same on every
+rank) and the norm. A sketch is linear, so the distance of two sketches estimates the L2 distance
+of the two tensors (Johnson and Lindenstrauss; with 16 projections within about a third), and it is
+zero where they are equal. The control side compares.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Dict, List, Optional, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moediag.protocol import Replica, Sketch, StepReplicas, Trial
+from moediag.worker import optimizers
+from moediag.worker.measure import ownership
+from moediag.worker.shard import declared_slices, placement
+from moediag.worker.shard.declared_slices import PlainShards
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn
+
+PROJECTIONS = 16
+_SEED = 20_240_613  # any number, but the same on all ranks
+_BLOCK = 65_536  # elements projected at a time
+
+
+def sketch(tensor: torch.Tensor) -> Sketch:
+    """Of ``tensor`` (any shape and floating dtype), computed in float64 on the CPU. A tensor that
+    is not finite has no projections, and its norm is text, as JSON wants it."""
+    flat = tensor.detach().reshape(-1).to("cpu", torch.float64)
+    norm = float(torch.linalg.vector_norm(flat))
+    if not math.isfinite(norm):
+        return Sketch(_finite(norm))
+    total = torch.zeros(PROJECTIONS, dtype=torch.float64)
+    for block, part in enumerate(flat.split(_BLOCK) if flat.numel() else ()):
+        total += _signs(block)[:, : part.numel()].to(torch.float64) @ part
+    # Nine digits: equal tensors stay equal, and the distance is good to 1e-8 of the norm.
+    return Sketch(_round(norm), [_round(v) for v in total.tolist()])
+
+
+@functools.lru_cache(maxsize=8)
+def _signs(block: int) -> torch.Tensor:
+    """+1 and -1, int8, shape (PROJECTIONS, _BLOCK)."""
+    generator = torch.Generator().manual_seed(_SEED + block)
+    bits = torch.randint(0, 2, (PROJECTIONS, _BLOCK), generator=generator, dtype=torch.int8)
+    return bits * 2 - 1
+
+
+class Observed(Protocol):
+    """The part of :class:`moediag.worker.shard.wrapped.Wrapped` that is read here; ``trial`` for
+    its ``computes_in``."""
+
+    model: nn.Module
+    optimizer: Any
+    trial: Trial
+    plain_shards: PlainShards
+    tells_slices: bool
+
+
+class Observer:
+    """Collects :class:`StepReplicas` by step; step "0" holds the weights before training."""
+
+    def __init__(self, wrapped: Observed, world_size: int) -> None:
+        self._wrapped = wrapped
+        self._world_size = world_size
+        self._steps: Dict[str, StepReplicas] = {}
+        self._gradients: Dict[str, Sketch] = {}
+        self._has_gradient: Dict[str, bool] = {}
+        self._slices: Dict[str, str] = {}
+        self._local_norm: Optional[float] = None
+        self.after_optimizer(0)
+
+    @property
+    def steps(self) -> Dict[str, StepReplicas]:
+        return self._steps
+
+    def before_clip(self) -> None:
+        """When gradients are reduced, and not yet clipped."""
+        if not self._wrapped.tells_slices:
+            return
+        total = 0.0
+        self._gradients = {}
+        for fqn, parameter in self._parameters():
+            gradient = parameter.grad
+            self._has_gradient[fqn] = gradient is not None
+            if gradient is None:
+                continue
+            norm = torch.linalg.vector_norm(placement.local(gradient).double())
+            total += float(norm) ** 2
+            if self._shared(parameter) and _same_slice(parameter, gradient):
+                self._gradients[fqn] = sketch(placement.local(gradient))
+        self._local_norm = _finite(math.sqrt(total))
+
+    def after_optimizer(self, step: int) -> None:
+        """When the optimizer has stepped; ``step`` from 1, 0 for the untouched weights."""
+        parameters: Dict[str, Replica] = {}
+        optimizer = self._wrapped.optimizer
+        if self._wrapped.tells_slices:
+            for fqn, parameter in self._parameters():
+                if not self._shared(parameter):
+                    continue
+                if fqn not in self._slices:
+                    plain = self._wrapped.plain_shards
+                    self._slices[fqn] = declared_slices.describe(fqn, parameter, plain)
+                parameters[fqn] = Replica(
+                    slice=self._slices[fqn],
+                    kind=declared_slices.mesh_name(parameter),
+                    weight=sketch(placement.local(parameter)),
+                    gradient=self._gradients.get(fqn),
+                    has_gradient=self._has_gradient.get(fqn),
+                    state=state_sketches(optimizer, parameter),
+                )
+        counts = step_counts(optimizer) if step else []
+        self._steps[str(step)] = StepReplicas(
+            parameters=parameters,
+            dtype=self._wrapped.trial.computes_in,
+            local_norm=self._local_norm,
+            optimizer_steps=[min(counts), max(counts)] if counts else [],
+            learning_rates=learning_rates(optimizer),
+        )
+
+    def _parameters(self) -> Any:
+        for name, parameter in self._wrapped.model.named_parameters():
+            yield clean_fqn(name), parameter
+
+    def _shared(self, parameter: Any) -> bool:
+        """Whether another rank can hold the same slice. Fully sharded parameters, the bulk of an
+        FSDP model, are left out; plain tensors are kept, their rows may be held elsewhere too."""
+        return declared_slices.holders(parameter, self._world_size) > 1
+
+
+def plain_experts(wrapped: Wrapped) -> PlainShards:
+    """Expert parameters that are plain tensors with fewer rows than there are experts: by its
+    place on the ep axis each rank declares the next ones. May create process groups: collective."""
+    trial = wrapped.trial
+    rows = {}
+    for fqn, parameter in ownership.expert_parameters(wrapped.model, wrapped.anatomy).items():
+        count = int(parameter.shape[0])
+        at = wrapped.ep_rank
+        if not placement.distributed(parameter) and at is not None and count < trial.model.experts:
+            rows[fqn] = (at * count, (at + 1) * count)
+    if not rows:
+        return PlainShards()
+    if trial.layout["ep"] == trial.world_size:
+        return PlainShards(rows, dist.group.WORLD)
+    group, _ = dist.new_subgroups_by_enumeration(_groups(trial.layout, "ep"))
+    return PlainShards(rows, group)
+
+
+def _groups(layout: Dict[str, int], axis: str) -> List[List[int]]:
+    """The ranks that differ along ``axis`` alone, for every such group of the world."""
+    grid = torch.arange(math.prod(layout.values())).view(*layout.values())
+    moved = grid.movedim(list(layout).index(axis), -1)
+    groups: List[List[int]] = moved.reshape(-1, layout[axis]).tolist()
+    return groups
+
+
+def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:
+    """Of the optimizer's tensors that are laid out as ``parameter`` is (its moments, not its step
+    count), by their names."""
+    optimizer = optimizers.unwrapped(optimizer)
+    state: Any = {} if optimizer is None else optimizer.state.get(parameter, {})
+    return {
+        name: sketch(placement.local(value))
+        for name, value in sorted(state.items())
+        if isinstance(value, torch.Tensor)
+        and value.shape == parameter.shape
+        and _same_slice(parameter, value)
+        and value.is_floating_point()
+    }
+
+
+def step_counts(optimizer: Any) -> List[float]:
+    """``state["step"]`` of every parameter that has one."""
+    optimizer = optimizers.unwrapped(optimizer)
+    if optimizer is None:
+        return []
+    return [float(s["step"]) for s in list(optimizer.state.values()) if "step" in s]
+
+
+def learning_rates(optimizer: Any) -> List[float]:
+    """One per parameter group."""
+    optimizer = optimizers.unwrapped(optimizer)
+    if optimizer is None:
+        return []
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def _same_slice(parameter: Any, gradient: Any) -> bool:
+    """A gradient that is still to be reduced (Partial) or sharded otherwise is no replica."""
+    if not placement.distributed(parameter):
+        return not placement.distributed(gradient)
+    return placement.distributed(gradient) and tuple(gradient.placements) == tuple(
+        parameter.placements
+    )
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.9g}")
+
+
+def _finite(value: float) -> Any:
+    """JSON has no nan: given as text."""
+    return _round(value) if math.isfinite(value) else str(value)

@@ -1,0 +1,174 @@
+"""Ways to checkpoint activations of a mixture-of-experts model, and what was proposed to mend them.
+
+The released way is transformers' own switch: every decoder layer is a checkpointed region.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any, Dict, Iterator, List, Optional
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+
+from moediag.worker.models.tiny import Anatomy, NotApplicable
+
+# What selective checkpointing saves in the forward, and gives back instead of computing it again.
+SAVED: Dict[str, List[Any]] = {
+    "nothing": [],
+    "top-k": [torch.ops.aten.topk.default],
+    "matmul": [torch.ops.aten.mm.default, torch.ops.aten.bmm.default],
+}
+
+
+def enable(model: nn.Module, kind: str, options: Dict[str, Any]) -> None:
+    """Each decoder layer a region, through transformers. ``kind``: none | reentrant |
+    non-reentrant; ``options``: of the program, ``preserve_rng`` and ``save`` (a key of SAVED) with
+    ``mutate``, whether what was saved may be written to."""
+    if kind == "none":
+        return
+    arguments: Dict[str, Any] = dict(use_reentrant=kind == "reentrant")
+    if not options["preserve_rng"]:
+        arguments["preserve_rng_state"] = False
+    if options["save"] != "nothing":
+        arguments["context_fn"] = functools.partial(
+            torch_checkpoint.create_selective_checkpoint_contexts,
+            SAVED[options["save"]],
+            allow_cache_entry_mutation=options["mutate"],
+        )
+    switchable: Any = model
+    switchable.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+
+
+def router_outside(anatomy: Anatomy) -> None:
+    """Attention and experts are regions of their own, and the router between them is in none: what
+    it chose in the forward is an input of the experts' region. Raises NotApplicable where the block
+    is not one that this is written for."""
+    for _, layer in anatomy.layers:
+        attention: Any = getattr(layer, "self_attn", None)
+        if attention is None:
+            raise NotApplicable("the decoder layer has no self_attn to be checkpointed alone")
+        attention.forward = functools.partial(_region, attention.forward)
+    if not anatomy.fused:
+        _rewrite(anatomy, _region, every=False)
+        return
+    for block in anatomy.blocks:  # transformers 5: what is chosen is handed to the experts
+        experts: Any = block.module.experts
+        experts.forward = functools.partial(_region, experts.forward)
+
+
+def rewritten(anatomy: Anatomy, block: str) -> None:
+    """``block``: ``released``, left alone; ``not-in-place``, the same, but the router's weights are
+    normalised into a new tensor; ``every-expert``, that, and the loop visits each expert, with no
+    tokens where it got none (SkyRL #1370). Raises NotApplicable."""
+    if block != "released":
+        _rewrite(anatomy, _inline, every=block == "every-expert")
+
+
+def _rewrite(anatomy: Anatomy, region: Any, every: bool) -> None:
+    for block in anatomy.blocks:
+        if not block.experts or not isinstance(getattr(block.module, "gate", None), nn.Linear):
+            name = type(block.module).__name__
+            raise NotApplicable(f"another order of router and experts is not written for {name}")
+        module: Any = block.module
+        module.forward = MethodType(functools.partial(_block, region=region, every=every), module)
+
+
+def _region(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+
+def _inline(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+def _block(self: Any, hidden_states: torch.Tensor, region: Any, every: bool) -> Any:
+    """(batch, seq, hidden) -> the same and the router's logits, as the released block."""
+    shape = hidden_states.shape
+    hidden = hidden_states.reshape(-1, shape[-1])
+    logits = self.gate(hidden)
+    weights = F.softmax(logits, dim=1, dtype=torch.float)
+    weights, chosen = torch.topk(weights, self.top_k, dim=-1)
+    if getattr(self, "norm_topk_prob", True):
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    output = region(_experts, self.experts, hidden, weights.to(hidden.dtype), chosen, every)
+    return output.reshape(shape), logits
+
+
+def _experts(
+    experts: Any, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, every: bool
+) -> torch.Tensor:
+    """hidden (tokens, hidden); weights, chosen (tokens, top_k). The released loop over experts that
+    have tokens, or over ``every`` expert."""
+    output = torch.zeros_like(hidden)
+    for number in range(len(experts)) if every else chosen.unique().tolist():
+        token, place = torch.where(chosen == number)
+        part = experts[number](hidden[token]) * weights[token, place, None]
+        output = output.index_add(0, token, part)
+    return output
+
+
+@contextmanager
+def tolerant_unpack(substitute: str) -> Iterator["Tolerance"]:
+    """Within, backward does not raise where the recomputation saved other tensors than the forward:
+    what is missing is replaced. ``substitute``: ``scalar``, a zero without dimensions, as proposed;
+    ``zeros``, of the shape that was saved, also for what was recomputed in another shape."""
+    hook: Any = torch_checkpoint._checkpoint_hook
+    found = Tolerance()
+
+    class Tolerant(hook):
+        def __init__(self, frame: Any) -> None:
+            super().__init__(frame)
+            hooks: Any = self
+            strict = hooks.unpack_hook
+            hooks.unpack_hook = functools.partial(_unpack, strict, frame, substitute, found)
+
+    module: Any = torch_checkpoint
+    module._checkpoint_hook = Tolerant
+    try:
+        yield found
+    finally:
+        module._checkpoint_hook = hook
+
+
+class Tolerance:
+    """``replaced``: how many tensors backward got that no forward had computed."""
+
+    def __init__(self) -> None:
+        self.replaced = 0
+
+
+def _unpack(strict: Any, frame: Any, substitute: str, found: Tolerance, holder: Any) -> Any:
+    try:
+        value = strict(holder)
+    except (torch_checkpoint.CheckpointError, AssertionError):
+        value = _again(strict, holder)
+    saved = _saved(frame, holder)
+    if value is not None and (substitute == "scalar" or value.shape == saved["shape"]):
+        return value
+    found.replaced += 1
+    shape = () if substitute == "scalar" else saved["shape"]
+    return torch.zeros(shape, dtype=saved["dtype"], device=saved["device"])
+
+
+def _again(strict: Any, holder: Any) -> Optional[torch.Tensor]:
+    """The region is marked as recomputed by now and is not checked again: the tensor is handed out
+    where there is one."""
+    try:
+        value: torch.Tensor = strict(holder)
+    except (torch_checkpoint.CheckpointError, AssertionError):
+        return None
+    return value
+
+
+def _saved(frame: Any, holder: Any) -> Dict[str, Any]:
+    """Shape, dtype and device of what the forward saved."""
+    for number, reference in enumerate(frame.weak_holders):
+        if reference() is holder:
+            known: Dict[str, Any] = frame.x_metadatas[number]
+            return known
+    raise LookupError("a saved tensor that this checkpointed region does not know")

@@ -1,0 +1,112 @@
+"""Expert parallelism by hand around a released model: all-to-all before its experts and after.
+
+Every rank keeps its own rows of the experts' 3-D parameters and works on its own batch. A token is
+sent to the ranks that hold its experts, is computed there by the released class's own forward, and
+comes back to be weighted and summed. So the gradient of an expert is, on the rank that holds it,
+the *sum* over the tokens of all ranks of the ep group: nothing has divided it by their number.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.shard import placement
+
+NOTE = (
+    "expert parallelism by hand: each rank keeps its rows of {} and exchanges tokens by "
+    "all-to-all; the experts' own computation, the router and the rest are the released model's"
+)
+
+
+def divide(anatomy: Anatomy, group: Any) -> Dict[str, Tuple[int, int]]:
+    """Each rank of ``group`` keeps its share of every block's experts, in rank order; FQN of each
+    expert parameter -> [first, last) of the experts that this rank holds. Local.
+
+    Raises NotApplicable where experts are no 3-D parameters, or cannot be divided evenly.
+    """
+    size, at = dist.get_world_size(group), dist.get_rank(group)
+    if not anatomy.fused:
+        raise NotApplicable("experts are modules in this release, not rows of a parameter")
+    if anatomy.experts % size:
+        raise NotApplicable(f"{anatomy.experts} experts cannot be divided over {size} ranks")
+    count = anatomy.experts // size
+    kept: Dict[str, Tuple[int, int]] = {}
+    for block in anatomy.blocks:
+        experts: Any = block.module.experts
+        for name, parameter in list(experts.named_parameters()):
+            rows = parameter.detach()[at * count : (at + 1) * count].clone()
+            setattr(experts, name, nn.Parameter(rows))
+            kept[f"{block.fqn}.experts.{name}"] = (at * count, (at + 1) * count)
+        experts.num_experts = count
+        released = functools.partial(type(experts).forward, _Local(experts))
+        experts.forward = functools.partial(_forward, released, count, group)
+    return kept
+
+
+class _Local:
+    """The experts as their released forward sees them: parameters that were made DTensors on the
+    ep axis are this rank's part, as everything else in it is."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        self._experts = experts
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._experts, name)
+        return value.to_local() if placement.distributed(value) else value
+
+
+def _forward(
+    released: Any,
+    count: int,
+    group: Any,
+    hidden: torch.Tensor,
+    index: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """hidden (tokens, width); index and weights (tokens, top_k): the experts of each token, of all
+    ranks, and what they count. Returns (tokens, width). Collective in ``group``."""
+    tokens, top_k = index.shape
+    experts = index.reshape(-1)
+    order = torch.argsort(experts // count, stable=True)
+    sent = torch.bincount(experts // count, minlength=dist.get_world_size(group))
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    there, here = sent.tolist(), received.tolist()
+    rows = _exchange(hidden[order // top_k], there, here, group)
+    own = _exchange((experts[order] % count).unsqueeze(1), there, here, group)
+    computed = released(rows, own, torch.ones_like(own, dtype=rows.dtype))
+    back = _exchange(computed, here, there, group)
+    in_place = torch.empty_like(order)
+    in_place[order] = torch.arange(order.numel(), device=order.device)
+    each = back[in_place].view(tokens, top_k, -1)
+    return (each * weights.unsqueeze(-1).to(each.dtype)).sum(1)
+
+
+def _exchange(rows: torch.Tensor, sent: List[int], received: List[int], group: Any) -> torch.Tensor:
+    """Rows (dim 0) to the ranks of ``group`` in order: ``sent`` says how many to each."""
+    result: torch.Tensor = _AllToAll.apply(rows, sent, received, group)
+    return result
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sent: List[int], received: List[int], group: Any
+    ) -> torch.Tensor:
+        ctx.back = received, sent, group
+        out = rows.new_empty((sum(received), *rows.shape[1:]))
+        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        sent, received, group = ctx.back
+        out = gradient.new_empty((sum(received), *gradient.shape[1:]))
+        dist.all_to_all_single(out, gradient.contiguous(), received, sent, group=group)
+        return out, None, None, None

@@ -1,0 +1,219 @@
+"""Expert parallelism by transformers, and who shards the rest of the model.
+
+The model comes out of ``from_pretrained(distributed_config=...)`` with its experts divided over the
+ep axis; each class here is one way that people go on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from typing import Any, ContextManager, Dict, List, Optional, Type
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from moediag.protocol import Trial
+from moediag.worker import optimizers
+from moediag.worker.measure import ownership
+from moediag.worker.models import checkpoint
+from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.shard import fsdp2_internals, placement
+from moediag.worker.shard.wrap import FSDP2
+from moediag.worker.shard.wrapped import Wrapped
+
+ACCELERATE_ON_CPU = (
+    "accelerate never enters its FSDP path on the CPU: after Accelerator(cpu=True, "
+    "fsdp_plugin=...) its state was told distributed_type = FSDP; everything after that is the "
+    "released code"
+)
+
+
+CAST = (
+    "fully_shard leaves the experts out, so its MixedPrecisionPolicy does not reach them: their "
+    "parameters are cast to {} in each forward, and their gradients come back in the parameters' "
+    "own type"
+)
+
+
+def computing_in(dtype: torch.dtype, module: nn.Module) -> None:
+    """``module`` computes with copies of its own parameters in ``dtype``; autograd casts the
+    gradients back. Around whatever forward it has now, so that who reads the parameters inside
+    (transformers' local views of DTensors) reads the copies."""
+    original = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        held: Dict[str, Any] = module._parameters
+        own = dict(held)
+        held.update({n: None if p is None else p.to(dtype) for n, p in own.items()})
+        try:
+            return original(*args, **kwargs)
+        finally:
+            held.update(own)
+
+    replaced: Any = module
+    replaced.forward = forward
+
+
+class Transformers(Wrapped):
+    """``from_pretrained`` has done all there is to do."""
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        model: Any = self.model
+        if not self.trial.step.accumulate_sync and hasattr(model, "set_requires_gradient_sync"):
+            model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+
+class ExpertsLeftOut(FSDP2):
+    """``fully_shard`` by hand of the layers and the root over all ranks, the experts left where
+    from_pretrained put them."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        experts = ownership.expert_parameters(model, self.anatomy)
+        others = (p for p in model.parameters() if not any(p is e for e in experts.values()))
+        if any(map(placement.distributed, others)):
+            raise NotApplicable(
+                f"from_pretrained of transformers {checkpoint.version()} has sharded more than the "
+                "experts: nothing is left for fully_shard by hand"
+            )
+        if self.trial.wrapper.param_dtype:
+            dtype = getattr(torch, self.trial.wrapper.param_dtype)
+            for block in self.anatomy.blocks:
+                computing_in(dtype, getattr(block.module, "experts"))  # noqa: B009
+            self.notes.append(CAST.format(self.trial.wrapper.param_dtype))
+        return super().wrap(model)
+
+    def mesh(self) -> DeviceMesh:
+        device = "cuda" if self.trial.on_gpu else "cpu"
+        return init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp_shard",))
+
+    def left_out(self, model: nn.Module) -> Dict[str, Any]:
+        from torch.distributed.fsdp import fully_shard
+
+        if "ignored_params" not in inspect.signature(fully_shard).parameters:
+            raise NotApplicable(f"fully_shard of torch {torch.__version__} has no ignored_params")
+        experts = ownership.expert_parameters(model, self.anatomy)
+        return {"ignored_params": set(experts.values())}
+
+
+class Accelerated(Wrapped):
+    """``Accelerator.prepare`` of model and optimizer with its FSDP2 plugin."""
+
+    accelerator: Any = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self.accelerator = accelerator(self.trial, self._experts(model), self._layer_class())
+        if self.device.type == "cpu":
+            self.notes.append(ACCELERATE_ON_CPU)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        base = optimizers.build(parameters, self.trial.step)
+        prepared, self._prepared_optimizer = self.accelerator.prepare(model, base)
+        wrapped: nn.Module = prepared
+        return wrapped
+
+    def _experts(self, model: nn.Module) -> Optional[List[nn.Module]]:
+        if not self.trial.wrapper.ignore_experts:
+            return None
+        return [getattr(block.module, "experts") for block in self.anatomy.blocks]  # noqa: B009
+
+    def _layer_class(self) -> str:
+        return type(self.anatomy.layers[0][1]).__name__
+
+    def make_optimizer(self) -> None:
+        self.optimizer = self._prepared_optimizer
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        if last or self.trial.step.accumulate_sync:
+            return contextlib.nullcontext()
+        context: ContextManager[Any] = self.accelerator.no_sync(self.model)
+        return context
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.accelerator.backward(loss)
+
+    def clip(self, limit: float) -> Optional[float]:
+        """accelerate's own, unless the trial asks for none of the released ones."""
+        if self.trial.step.clipping not in ("torch", "accelerate"):
+            return super().clip(limit)
+        norm: Any = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def launch_environment(trial: Trial) -> None:
+    """What ``accelerate launch`` tells its processes: from_pretrained reads it too, and leaves
+    loading to rank 0 when it is to be RAM-efficient. Call it before loading."""
+    if trial.wrapper.kind != "accelerate":
+        return
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    os.environ["FSDP_VERSION"] = "2"
+    ram = str(trial.wrapper.cpu_ram_efficient_loading).lower()
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = ram
+
+
+def only_rank_0_loads(trial: Trial) -> bool:
+    """Whether the other ranks come out of from_pretrained with nothing in their parameters, by
+    design: rank 0 is to broadcast while the model is prepared."""
+    return trial.wrapper.kind == "accelerate" and trial.wrapper.cpu_ram_efficient_loading
+
+
+def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: str) -> Any:
+    """An Accelerator with the FSDP2 plugin that the trial asks for. Raises NotApplicable."""
+    try:
+        from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+        from accelerate.utils import DistributedType
+    except ImportError as error:
+        raise NotApplicable("this stack has no accelerate") from error
+    if "fsdp_version" not in inspect.signature(FullyShardedDataParallelPlugin).parameters:
+        import accelerate
+
+        raise NotApplicable(f"accelerate {accelerate.__version__} has no FSDP2")
+    spec = trial.wrapper
+    plugin: Any = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[layer_class],
+        reshard_after_forward=spec.reshard_after_forward,
+        cpu_ram_efficient_loading=spec.cpu_ram_efficient_loading,
+        ignored_modules=ignored,
+        **_saved_as(trial),
+    )
+    on_cpu = not trial.on_gpu
+    made: Any = Accelerator(cpu=on_cpu, fsdp_plugin=plugin)
+    if on_cpu:
+        made.state.distributed_type = DistributedType.FSDP
+        # Whoever asks for the state anew (save_state does) copies it from here.
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        made.state.fsdp_plugin = plugin
+    return made
+
+
+def _saved_as(trial: Trial) -> Dict[str, str]:
+    """The state dict type that save_state is to write; the plugin's own choice without a save."""
+    if trial.resume is None:
+        return {}
+    return {"state_dict_type": f"{trial.resume.state_dict.upper()}_STATE_DICT"}
+
+
+_KINDS: Dict[str, Type[Wrapped]] = {
+    "transformers": Transformers,
+    "fsdp2": ExpertsLeftOut,
+    "accelerate": Accelerated,
+}
+
+
+def kind(trial: Trial) -> Type[Wrapped]:
+    """Raises NotApplicable for a wrapper that cannot lie on an ep axis, for mesh axes that nobody
+    here shards by, and where gloo makes sums of FSDP2's means."""
+    wrapper = trial.wrapper
+    if wrapper.kind not in _KINDS:
+        raise NotApplicable(f"wrapper {wrapper.kind} has no mesh axis ep")
+    foreign = [a for a, n in trial.layout.items() if n > 1 and a in ("pp", "etp", "tp")]
+    if foreign and wrapper.distributed_config is None:
+        raise NotApplicable(f"wrapper {wrapper.kind} has no mesh axis {', '.join(foreign)}")
+    fsdp = wrapper.kind != "transformers" or wrapper.native_fsdp
+    if fsdp and fsdp2_internals.sums_for_means(trial.backend):
+        raise NotApplicable(f"FSDP2 by wrapper {wrapper.kind} on gloo needs torch >= 2.9")
+    return _KINDS[wrapper.kind]

@@ -1,0 +1,166 @@
+"""A model ready to train, and where this rank's part of each parameter lies in the whole one.
+
+``gradients()`` yields, per parameter, this rank's part of the gradient and a function that cuts the
+same part out of the full one. The ways to shard are in :mod:`moediag.worker.shard.wrap`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from moediag.protocol import Trial
+from moediag.worker import clipping as clip
+from moediag.worker import optimizers
+from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.shard import placement
+from moediag.worker.shard.declared_slices import PlainShards
+
+Select = Callable[[torch.Tensor], torch.Tensor]
+GradientView = Tuple[str, Optional[torch.Tensor], Select]
+
+_PREFIXES = re.compile(r"(?:^|(?<=\.))(?:module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+def clean_fqn(name: str) -> str:
+    """The parameter's name in the user's model, without the wrappers' prefixes."""
+    return _PREFIXES.sub("", name)
+
+
+def mesh_of(trial: Trial) -> DeviceMesh:
+    """The trial's device mesh. Raises NotApplicable for an axis this wrapper does not shard by."""
+    foreign = [a for a, n in trial.layout.items() if n > 1 and not a.startswith("dp_")]
+    if foreign:
+        raise NotApplicable(f"wrapper {trial.wrapper.kind} has no mesh axis {', '.join(foreign)}")
+    axes = {a: n for a, n in trial.layout.items() if a.startswith("dp_")}
+    # An axis of size 1 would only add empty collectives.
+    axes = {a: n for a, n in axes.items() if n > 1} or {"dp_shard": trial.world_size}
+    device = "cuda" if trial.on_gpu else "cpu"
+    return init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+class Wrapped:
+    """A model ready to train. The base class is the unsharded model of a single process.
+
+    ``tells_slices``: parameters are DTensors, plain whole tensors, or ``plain_shards``, so that
+    every rank can say which slice of the whole it holds. Flat parameters cannot.
+    """
+
+    tells_slices = True
+    plain_shards = PlainShards()
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, trial: Trial) -> None:
+        self.anatomy = anatomy
+        self.trial = trial
+        self.ep_rank = ep_rank(trial)
+        self._places: Dict[str, Select] = {}
+        self.device = next(model.parameters()).device
+        self.notes: List[str] = []
+        self.model = self.wrap(model)
+        self.optimizer: Any = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def make_optimizer(self) -> None:
+        """After fixes have been applied: they may still add hooks, not parameters."""
+        self.optimizer = optimizers.build(self.model.parameters(), self.trial.step)
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """tokens (batch, seq_len) int64 -> mean next-token cross-entropy in fp32, scalar."""
+        # The mask is all ones, but some releases mistake 3-D position ids of multimodal families
+        # for packed sequences when there is none.
+        mask = torch.ones_like(tokens)
+        logits: Any = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        if placement.distributed(logits):
+            logits = logits.full_tensor()
+        return F.cross_entropy(
+            logits[:, :-1].reshape(-1, logits.shape[-1]).float(), tokens[:, 1:].reshape(-1)
+        )
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        """Around forward and backward of one micro-batch, where gradients are not reduced."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def clip(self, limit: float) -> Optional[float]:
+        """Clips to ``limit``; the norm before, or None where the library does not tell it."""
+        parameters = {clean_fqn(name): p for name, p in self.model.named_parameters()}
+        return clip.clip(parameters, limit, self.trial.step.clipping, self.plain_shards)
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def gathered(self) -> ContextManager[Any]:
+        """Around reading parameters: those that a wrapper flattens or empties have their own shape
+        here. Collective."""
+        return contextlib.nullcontext()
+
+    def gradients(self) -> Iterator[GradientView]:
+        for name, parameter in self.model.named_parameters():
+            fqn = clean_fqn(name)
+            if fqn not in self._places:
+                self._places[fqn] = self._place(parameter)
+            yield fqn, reduced(parameter), self._places[fqn]
+
+    def weights(self) -> Iterator[GradientView]:
+        """As ``gradients()``, this rank's part of each parameter itself."""
+        for name, parameter in self.model.named_parameters():
+            fqn = clean_fqn(name)
+            if fqn not in self._places:
+                self._places[fqn] = self._place(parameter)
+            yield fqn, placement.local(parameter), self._places[fqn]
+
+    def _place(self, parameter: Any) -> Select:
+        """Cuts this rank's part out of the full tensor, by the placement; a plain tensor that is
+        smaller than the full one is the piece of this rank's place on the ep axis."""
+        where = placement.index(parameter)
+        if where is not None:
+            return lambda full: full.reshape(-1)[where.reshape(-1)].reshape(where.shape)
+        shape, at = parameter.shape, self.ep_rank
+        return lambda full: placement.piece(full, shape, at)
+
+
+def synchronize() -> None:
+    """A barrier, and the device's queue drained, so that a clock means something."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    dist.barrier()
+
+
+def whole(full: torch.Tensor) -> torch.Tensor:
+    return full
+
+
+def reduced(parameter: Any) -> Optional[torch.Tensor]:
+    """This rank's part of the gradient. One that is laid out in another way than its parameter
+    (a sum that is still to be made, say) is brought there first: collective, on all ranks alike."""
+    gradient = parameter.grad
+    if gradient is None or not placement.distributed(gradient):
+        return gradient
+    if not placement.distributed(parameter):
+        gradient = gradient.full_tensor()
+    elif gradient.placements != parameter.placements:
+        gradient = gradient.redistribute(placements=parameter.placements)
+    return placement.local(gradient)
+
+
+def ep_rank(trial: Trial) -> Optional[int]:
+    """This rank's place on the ep axis; None without one. Ranks fill the mesh row by row."""
+    if trial.layout.get("ep", 1) == 1 or not dist.is_initialized():
+        return None
+    axes = list(trial.layout)
+    inner = 1
+    for axis in axes[axes.index("ep") + 1 :]:
+        inner *= trial.layout[axis]
+    return dist.get_rank() // inner % trial.layout["ep"]

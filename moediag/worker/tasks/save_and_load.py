@@ -1,0 +1,127 @@
+"""The ways of saving a model with its optimizer and of loading both again, each as its manual says.
+
+Nothing here repairs or checks what a library does: that is what a resume trial is there to find.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Dict, Type
+
+import torch
+import torch.distributed as dist
+
+from moediag.protocol import ResumeSpec, Trial
+from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.shard.wrapped import Wrapped
+
+
+class Way:
+    """All methods but ``check`` and ``source`` are collective: every rank calls them."""
+
+    def __init__(self, spec: ResumeSpec) -> None:
+        self.spec = spec
+
+    def check(self, wrapped: Wrapped) -> None:
+        """Raises NotApplicable where ``wrapped`` cannot be saved in this way at all."""
+
+    def source(self, trial: Trial, folder: Path) -> Trial:
+        """The trial by which the new model is made, before anything is loaded into it."""
+        return trial
+
+    def save(self, wrapped: Wrapped, folder: Path) -> None:
+        raise NotImplementedError
+
+    def load(self, wrapped: Wrapped, folder: Path) -> None:
+        """``wrapped``: newly made from :meth:`source`."""
+        raise NotImplementedError
+
+
+class Dcp(Way):
+    """torch.distributed.checkpoint of what get_state_dict gives, model and optimizer alike."""
+
+    def save(self, wrapped: Wrapped, folder: Path) -> None:
+        from torch.distributed.checkpoint import save
+
+        save(self._state(wrapped), checkpoint_id=str(folder))
+
+    def load(self, wrapped: Wrapped, folder: Path) -> None:
+        from torch.distributed.checkpoint import load
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
+        state = self._state(wrapped)
+        load(state, checkpoint_id=str(folder))
+        set_state_dict(
+            wrapped.model,
+            wrapped.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+
+    def _state(self, wrapped: Wrapped) -> Dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(wrapped.model, wrapped.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+
+class Accelerate(Way):
+    """``Accelerator.save_state`` and ``load_state``."""
+
+    def check(self, wrapped: Wrapped) -> None:
+        if getattr(wrapped, "accelerator", None) is None:
+            kind = wrapped.trial.wrapper.kind
+            raise NotApplicable(f"save_state is accelerate's, and this model is of kind {kind}")
+
+    def save(self, wrapped: Wrapped, folder: Path) -> None:
+        accelerated: Any = wrapped  # check has seen to it
+        accelerated.accelerator.save_state(str(folder))
+
+    def load(self, wrapped: Wrapped, folder: Path) -> None:
+        accelerated: Any = wrapped
+        accelerated.accelerator.load_state(str(folder))
+
+
+class SavePretrained(Way):
+    """The model by save_pretrained on every rank and from_pretrained; the optimizer's own
+    state_dict by torch.save, one file a rank, which takes the library out of that half."""
+
+    def source(self, trial: Trial, folder: Path) -> Trial:
+        model = dataclasses.replace(trial.model, source="checkpoint")
+        # Trial.checkpoint_path lies beside the reference.
+        return dataclasses.replace(trial, model=model, reference_path=str(folder / "model"))
+
+    def save(self, wrapped: Wrapped, folder: Path) -> None:
+        model: Any = wrapped.model
+        model = getattr(model, "module", model)  # DDP's shell
+        path = self.source(wrapped.trial, folder).checkpoint_path
+        model.save_pretrained(str(path), is_main_process=dist.get_rank() == 0)
+        torch.save(_optimizer(wrapped).state_dict(), self._file(folder))
+
+    def load(self, wrapped: Wrapped, folder: Path) -> None:
+        # Written by this very run: nobody else's pickle.
+        state = torch.load(self._file(folder), map_location=wrapped.device, weights_only=False)
+        _optimizer(wrapped).load_state_dict(state)
+
+    def _file(self, folder: Path) -> Path:
+        return folder / f"optimizer-{dist.get_rank()}.pt"
+
+
+def _optimizer(wrapped: Wrapped) -> Any:
+    """The real one, without accelerate's shell."""
+    return getattr(wrapped.optimizer, "optimizer", wrapped.optimizer)
+
+
+WAYS: Dict[str, Type[Way]] = {
+    "dcp": Dcp,
+    "accelerate": Accelerate,
+    "save-pretrained": SavePretrained,
+}
+
+
+def way_of(spec: ResumeSpec) -> Way:
+    """Raises NotApplicable for a name that is not in WAYS."""
+    if spec.through not in WAYS:
+        raise NotApplicable(f"no way to save called {spec.through!r}")
+    return WAYS[spec.through](spec)

@@ -1,0 +1,57 @@
+"""Would ranks disagree about which parameters have a gradient? Asked in one process.
+
+Every rank's batches run alone, with that rank's routing skew. Where that leaves other parameters
+without a gradient on one rank than on another, a wrapper that reduces what has a gradient (FSDP2,
+ZeRO-2) reduces different things on different ranks. No process group, no sharding, no optimizer:
+a prediction, a tenth of a run's price.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import List
+
+from moediag.protocol import Susceptibility, Trial
+from moediag.worker import data
+from moediag.worker.models import checkpoint, tiny
+from moediag.worker.models.skew import RouterSkew
+from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.shard.wrapped import Wrapped
+
+
+def run(trial: Trial) -> Susceptibility:
+    """Of the trial's steps, from the same weights each: nothing is trained. A release that cannot
+    build the model, or whose router cannot be bent, is not applicable."""
+    try:
+        return _run(trial)
+    except NotApplicable as reason:
+        return Susceptibility(applicable=str(reason))
+
+
+def _run(trial: Trial) -> Susceptibility:
+    asked = checkpoint.known(trial.model.experts_implementation)
+    model = tiny.build(trial.model, trial.step.seed, experts=asked)
+    anatomy = tiny.anatomy(model, trial.model)
+    wrapped = Wrapped(model, anatomy, trial)
+    skew = RouterSkew(trial.skew, anatomy.experts)
+    missing: List[List[List[str]]] = []
+    finite = True
+    with skew.installed(anatomy):
+        for number in range(1, trial.step.steps + 1):
+            skew.set_step(number)
+            by_rank: List[List[str]] = []
+            for rank in range(trial.world_size):
+                skew.set_rank(rank)
+                model.zero_grad(set_to_none=True)
+                for micro in range(trial.step.accumulate):
+                    loss = wrapped.loss(data.batch(trial, rank, number, micro))
+                    loss.backward()
+                    finite = finite and math.isfinite(float(loss.detach()))
+                by_rank.append([n for n, p in model.named_parameters() if p.grad is None])
+            missing.append(by_rank)
+    if skew.missed:
+        raise NotApplicable(
+            f"the router of {trial.model.family} does not choose experts by a top-k over all of "
+            "them, so none can be made to starve"
+        )
+    return Susceptibility(missing, finite)

@@ -1,0 +1,129 @@
+"""What goes through a job's store: two couriers on one store, without ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore
+
+from moediag.launch.nodes import relay as control
+from moediag.launch.nodes.relay import Carried
+from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.status import Pulse
+from moediag.ranks import relay
+from moediag.ranks.relay import Courier, pack, unpack
+
+US, THEM, JOB = "a" * 16, "b" * 16, "c" * 32
+
+
+class Side:
+    def __init__(self, folder: Path, key: str, store: HashStore, job: str = JOB) -> None:
+        self.mailbox = Mailbox(folder, job, key)
+        self.key = key
+        self.mailbox.put(Pulse(key, "h"))
+        self.courier = Courier(store, job, key, folder / job)
+
+    def says(self, seq: int, published: int = 0) -> None:
+        self.mailbox.put(Pulse(self.key, "h", seq=seq, published=published))
+        self.courier.turn()
+
+    def hears(self) -> list[tuple[str, int, int]]:
+        self.courier.turn()
+        return [(p.key, p.seq, p.published) for p in self.mailbox.pulses()]
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Side, Side]:
+    store = HashStore()
+    return Side(tmp_path / "n0", US, store), Side(tmp_path / "n1", THEM, store)
+
+
+def test_what_one_says_the_other_hears(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    there.says(3)
+    assert here.hears() == [(THEM, 3, 0)]
+    there.says(4)
+    assert here.hears() == [(THEM, 4, 0)]
+
+
+def test_evidence_comes_to_who_wants_it(sides: tuple[Side, Side], tmp_path: Path) -> None:
+    here, there = sides
+    source = tmp_path / "attempt"
+    (source / "capture").mkdir(parents=True)
+    (source / "rank-1.events.jsonl").write_text("log " * 400_000)
+    (source / "capture" / "rank-1.proc.txt").write_bytes(b"\xffState")
+    there.mailbox.publish(source, 1)
+    there.says(3, published=1)
+    assert here.hears() == [(THEM, 3, 0)]  # not wanted, so not here
+    (here.mailbox.own / relay.WANT_FILE).touch()
+    assert here.hears() == [(THEM, 3, 1)]
+    here.mailbox.fetch(THEM, 1, tmp_path / "here")
+    assert (tmp_path / "here/rank-1.events.jsonl").read_text() == "log " * 400_000
+    assert (tmp_path / "here/capture/rank-1.proc.txt").read_bytes() == b"\xffState"
+
+
+def test_another_job_at_the_same_store_is_another_job(tmp_path: Path) -> None:
+    store = HashStore()
+    here, other = Side(tmp_path / "n0", US, store), Side(tmp_path / "n1", THEM, store, "d" * 32)
+    other.says(1)
+    assert here.hears() == []
+
+
+def test_what_is_too_much_for_a_store_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rank-0.pid").write_text("1")
+    (tmp_path / "rank-0.events.jsonl").write_bytes(bytes(range(256)) * 8)
+    monkeypatch.setattr(relay, "MOST_CHARACTERS", 100)
+    assert [json.loads(chunk)[0] for chunk in pack(tmp_path)] == ["rank-0.pid"]
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "capture/../../out", ".hidden", "a/b"])
+def test_names_that_lead_elsewhere_are_left_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "x").write_text("x")
+    (chunk,) = pack(tmp_path / "source")
+    unpack([json.dumps([name, json.loads(chunk)[1]])], tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "x").write_bytes(bytes(10_000))
+    chunks = pack(tmp_path / "source")
+    monkeypatch.setattr(relay, "MOST_BYTES", 9_999)
+    unpack(chunks, tmp_path / "into")
+    assert not list((tmp_path / "into").iterdir())
+
+
+def test_both_sides_mean_the_same_files() -> None:
+    assert (relay.LINK_FILE, relay.WANT_FILE) == (control.LINK_FILE, control.WANT_FILE)
+
+
+def test_a_store_that_does_not_answer_is_an_error_and_no_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A courier that turned once and then ended, as it does when the store is gone."""
+    script = tmp_path / "courier.py"
+    script.write_text(
+        "import sys, pathlib\n"
+        f"pathlib.Path(sys.argv[5], {relay.LINK_FILE!r}).write_text('{{\"turns\": 1}}')\n"
+    )
+    monkeypatch.setattr(control, "COURIER", script)
+    box = Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), sys.executable)
+    deadline = time.monotonic() + 30
+    with pytest.raises(OSError, match="does not answer") as caught:
+        while time.monotonic() < deadline:
+            box.pulses()
+    assert caught.value.filename == "the job's store at 10.0.0.1:29500"
+    box.close()
+
+
+def test_a_python_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), "/in/a/container/python")

@@ -61,7 +61,7 @@ gpu:  ## the GPU suite on whatever GPUs there are, into reports/gpu (exit code 4
 	  $$python -m bench.gpu
 
 golden: $(STAMP)  ## write the kept pages under tests/golden anew
-	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/test_report_golden.py
+	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py
 
 clean:  ## remove .venv, caches and run directories
 	rm -rf .venv moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -23,7 +23,7 @@ from moediag.report import html
 from tests.unit import cuda_stand_in
 from tests.unit.device_dumps import dump, on_nccl
 from tests.unit.evidence_builder import fsdp2_job, write
-from tests.unit.test_launch_machine import SMI, put_smi
+from tests.unit.launch.test_machine import SMI, put_smi
 
 pytestmark = pytest.mark.e2e
 VICTIM = Path(__file__).parents[1] / "victims" / "spins.py"

@@ -1,0 +1,248 @@
+"""The loop over search and state: its answers, Ctrl-C, kills at random moments, several at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.search.answer import Status
+from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.errors import EvidenceError, ExitCode, Interrupted, NoEnvironments
+from tests.unit.bisect_fakes import Fake, bisect, opened, question
+from tests.unit.bisect_worlds import one_stretch, tightest
+
+ROOT = Path(__file__).parents[3]
+HISTORY = "GGGGGGGGGGGGGBBBBBBBBBBBGGGGGGGGGGGGGGGGGGGGGGGG"
+
+
+def bounds(search: object) -> list[tuple[int, int | None]]:
+    answer = search.answer  # type: ignore[attr-defined]
+    return [(b.bad, b.good) for b in answer.boundaries]
+
+
+def test_a_window_is_found_and_written_down(tmp_path: Path) -> None:
+    said: list[str] = []
+    search = bisect(tmp_path, HISTORY, 15, said=said)
+    assert bounds(search) == [(13, 12), (23, 24)]
+    stored = states.read(tmp_path)
+    assert stored.target is not None
+    assert len(stored.probes) == len(search.known) == len(said) - 1
+    assert stored.probes[0].version == "1.15"
+
+
+def test_environments_of_the_next_midpoints_are_prepared_meanwhile(tmp_path: Path) -> None:
+    prober = Fake(HISTORY)
+    bisect(tmp_path, HISTORY, 15, prober=prober)
+    probed = {p.version for p in states.read(tmp_path).probes} - {"1.15"}
+    assert probed <= set(prober.prepared), "each release was guessed before it was wanted"
+    assert prober.closed
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("seed", range(25))
+def test_unrelated_failures_never_change_an_answer(tmp_path: Path, seed: int, jobs: int) -> None:
+    """Releases that cannot be imported, fail otherwise or are flaky are strewn into a history; what
+    is found are the same bounds that looking at every release gives, or, where the search had the
+    patience for some only, bounds around them that are true."""
+    rng = random.Random(seed)
+    letters, bad = one_stretch(rng, 40)
+    search = bisect(tmp_path, letters, bad, jobs)
+    assert search.answer is not None
+    for boundary, sign in zip(search.answer.boundaries, (-1, 1), strict=True):
+        true_bad, true_good = tightest(letters, bad, sign)
+        assert letters[boundary.bad] == "B"
+        assert boundary.good is None or letters[boundary.good] == "G"
+        assert (boundary.bad - bad) * sign <= (true_bad - bad) * sign
+        if boundary.good is not None:
+            assert true_good is not None
+            assert (boundary.good - bad) * sign >= (true_good - bad) * sign
+        if len(boundary.undecided) < 6:  # patience was not used up
+            assert (boundary.bad, boundary.good) == (true_bad, true_good)
+
+
+def test_the_answer_does_not_depend_on_jobs(tmp_path: Path) -> None:
+    letters = HISTORY.replace("GGGG", "GSGO").replace("BBBB", "BOBS")
+    found = [bisect(tmp_path / str(jobs), letters, 17, jobs).answer for jobs in (1, 2, 5)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_passing_failure_at_the_boundary_is_tried_again(tmp_path: Path) -> None:
+    letters = HISTORY[:12] + "o" + HISTORY[13:]
+    search = bisect(tmp_path, letters, 15)
+    assert bounds(search) == [(13, 12), (23, 24)]
+
+
+@pytest.mark.parametrize(("letter", "status"), [("G", Status.NOT_REPRODUCED), ("S", "undecided")])
+def test_without_the_failure_at_the_bad_end_nothing_is_searched(
+    tmp_path: Path, letter: str, status: str
+) -> None:
+    letters = HISTORY[:15] + letter + HISTORY[16:]
+    for _ in range(2):  # resumed, it says the same and probes nothing
+        search = bisect(tmp_path, letters, 15, said=(said := []))
+        assert search.answer is not None
+        assert search.answer.status == status
+        assert len(states.read(tmp_path).probes) == 1
+    assert said == ["1 probe of an earlier run"]
+
+
+# ------------------------------------------------------------------------ interrupted
+
+
+class Ends(Fake):
+    """Raises ``error`` in its ``after``-th probe."""
+
+    error: BaseException = KeyboardInterrupt()
+    after = 4
+
+    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+        self.after -= 1
+        if self.after == 0:
+            raise self.error
+        return super().probe(version, attempt, target)
+
+
+def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path) -> None:
+    prober = Ends(HISTORY)
+    with pytest.raises(Interrupted) as caught:
+        bisect(tmp_path, HISTORY, 15, prober=prober)
+    assert caught.value.exit_code == ExitCode.INTERRUPTED
+    assert "after 3 finished probes" in caught.value.message
+    command = f"moediag bisect expert-starvation --out {tmp_path} --resume"
+    assert caught.value.help_text == f"To go on: {command}"
+    assert prober.closed
+    before = states.read(tmp_path).probes
+    assert bounds(bisect(tmp_path, HISTORY, 15)) == [(13, 12), (23, 24)]
+    assert states.read(tmp_path).probes[:3] == before
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_where_nothing_can_be_probed_no_release_is_to_blame(tmp_path: Path, jobs: int) -> None:
+    prober = Ends(HISTORY)
+    prober.error = NoEnvironments("no network")
+    with pytest.raises(NoEnvironments):
+        bisect(tmp_path, HISTORY, 15, jobs, prober)
+    assert prober.closed
+    assert all(p.verdict.kind != Kind.SKIP for p in states.read(tmp_path).probes)
+    assert bounds(bisect(tmp_path, HISTORY, 15)) == [(13, 12), (23, 24)]
+
+
+class Slow(Fake):
+    """Probes of one release wait until they are stopped."""
+
+    def __init__(self, letters: str, slow: str) -> None:
+        super().__init__(letters)
+        self.slow = slow
+        self.event = threading.Event()
+
+    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+        if version == self.slow and not self.event.wait(60):
+            raise AssertionError("it was never stopped")
+        if version == self.slow:
+            raise Interrupted("stopped")
+        return super().probe(version, attempt, target)
+
+    def stop(self) -> None:
+        self.event.set()
+
+
+def test_probes_that_the_answer_does_not_need_are_ended(tmp_path: Path) -> None:
+    """Beside the path of the search, one release never answers: nobody waits for it."""
+    alone = bisect(tmp_path / "alone", HISTORY, 15)
+    path = {f"1.{probe.index}" for probe in alone.path}
+    beside = bisect(tmp_path / "three", HISTORY, 15, 3)
+    extra = [f"1.{p.index}" for p in beside.known if f"1.{p.index}" not in path]
+    assert extra, "three at once probe more than one at a time"
+    prober = Slow(HISTORY, extra[0])
+    search = bisect(tmp_path / "slow", HISTORY, 15, 3, prober)
+    assert search.answer == alone.answer
+
+
+# ------------------------------------------------------------------------ killed
+
+
+def program(folder: Path, letters: str, bad: int, jobs: int) -> list[str]:
+    words = [sys.executable, "-m", "tests.unit.bisect_fakes", str(folder), letters]
+    return [*words, str(bad), str(jobs)]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_killed_twenty_times_it_ends_with_the_same_answer(tmp_path: Path, jobs: int) -> None:
+    """SIGKILL at random moments. A finished probe is never made again: the state file refuses to
+    hold it twice, and it grows by appending alone."""
+    letters = "GSGGGOGG" * 8 + "BBOBSBBB" * 4 + "GGGSGGOG" * 12
+    bad = letters.index("BBB")
+    expected = bisect(tmp_path / "whole", letters, bad).answer
+    assert expected is not None
+    folder, rng = tmp_path / "killed", random.Random(jobs)
+    kills, before = 0, b""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    while True:
+        victim = subprocess.Popen(
+            program(folder, letters, bad, jobs),
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        with victim:
+            if kills < 20:
+                wait_for_growth(folder, len(before), victim)
+                time.sleep(rng.random() * 0.03)
+                victim.send_signal(signal.SIGKILL)
+            out, err = victim.communicate(timeout=120)
+        if victim.returncode == 0:
+            break
+        assert victim.returncode == -signal.SIGKILL, err.decode()
+        kills += 1
+        now = content(folder)
+        assert now.startswith(before[: before.rfind(b"\n") + 1])
+        before = now
+    assert json.loads(out) == [[b.bad, b.good] for b in expected.boundaries]
+    probes = [(p.version, p.attempt) for p in states.read(folder).probes]
+    assert len(set(probes)) == len(probes)
+    assert kills >= 8, "it was killed while it worked"
+
+
+def content(folder: Path) -> bytes:
+    try:
+        return (folder / states.STATE_FILE).read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_for_growth(folder: Path, size: int, victim: subprocess.Popen[bytes]) -> None:
+    while victim.poll() is None and len(content(folder)) <= size:
+        time.sleep(0.002)
+
+
+def test_a_disk_that_is_full_ends_it_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+
+    def refuses(*_: object) -> None:
+        nonlocal written
+        written += 1
+        if written > 4:
+            raise EvidenceError("cannot be written: No space left on device")
+
+    monkeypatch.setattr(states, "_append", refuses)
+    with pytest.raises(EvidenceError, match="No space"):
+        bisect(tmp_path, HISTORY, 15)
+
+
+def test_a_grown_list_of_releases_does_not_disturb_a_resumed_search(tmp_path: Path) -> None:
+    with opened(tmp_path, question(HISTORY, 15)) as state:
+        state.learned(Target("unfixed", (), ("x",)))
+    search = bisect(tmp_path, HISTORY + "GGGG", 15)
+    assert search.count == len(HISTORY)
+    assert bounds(search) == [(13, 12), (23, 24)]

@@ -1,0 +1,432 @@
+"""A night without ranks: tracks, jobs, their order and time, what is kept, what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from moediag.campaign.nightly import artifacts, blame, drive, judged, tracks
+from moediag.campaign.nightly import jobs as planning
+from moediag.campaign.nightly import summary as pages
+from moediag.campaign.nightly.blame import Blame
+from moediag.campaign.nightly.changes import Change, compare
+from moediag.campaign.nightly.history import History
+from moediag.campaign.nightly.jobs import Asked, Planned
+from moediag.campaign.nightly.night import Night, from_json
+from moediag.campaign.nightly.summary import Summary
+from moediag.campaign.nightly.tracks import Track
+from moediag.cli import app
+from moediag.errors import ExitCode, Interrupted, NoEnvironments, UsageError
+from moediag.launch.settings import LaunchOptions
+from moediag.report.progress import Silent
+from moediag.result.run_result import RunResult, TrialResult, read_result
+from moediag.scenario import catalogue
+from moediag.scenario import load as loading
+from moediag.stacks.releases import Release
+from tests.unit.nightly_nights import entry, job, night
+
+GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")
+NAMES = ("expert-starvation-late", "expert-starvation-data")
+ASKED = Asked(NAMES, 2, torch="2.13.0+cpu")
+MOVED = Track("transformers", "newest", "5.23.0")
+
+
+# ------------------------------------------------------------------------ tracks
+
+
+def test_tracks_from_the_command_line() -> None:
+    assert [t.name for t in tracks.parse([])] == [
+        "pinned",
+        *(f"{name}=newest" for name in tracks.PACKAGES),
+        *(f"{name}=pre" for name in tracks.PACKAGES),
+    ]
+    assert [t.name for t in tracks.parse(["trl=newest", "pinned", "newest"])][:2] == [
+        "pinned", "trl=newest",
+    ]  # fmt: skip
+    for wrong in ("nightly", "torch=pinned", "=newest", "torch=2.13"):
+        with pytest.raises(UsageError, match=f"--track {wrong}"):
+            tracks.parse([wrong])
+
+
+def test_versions_of_tracks_and_what_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = {
+        "transformers": [
+            Release("5.22.0"),
+            Release("5.23.0"),
+            Release("5.24.0rc1", prerelease=True),
+        ],
+        "torch": [Release("2.12.0rc1", prerelease=True), Release("2.13.0+cpu")],
+        "accelerate": [Release("1.15.0"), Release("1.16.0", yanked=True)],
+    }
+
+    def releases(package: str, _: object = None) -> list[Release]:
+        if package not in served:
+            raise NoEnvironments("no network")
+        return served[package]
+
+    monkeypatch.setattr(tracks.index, "releases", releases)
+    notes: list[str] = []
+    wanted = tracks.parse(["pinned", "newest", "pre", "trl=newest"])
+    found = {t.name: t.version for t in tracks.resolved(wanted, "3.11.7", notes.append)}
+    assert found == {
+        "pinned": "", "transformers=newest": "5.23.0", "accelerate=newest": "1.15.0",
+        "torch=newest": "2.13.0", "transformers=pre": "5.24.0rc1",
+    }  # fmt: skip
+    assert notes[0] == "trl=newest: no network"
+    assert len(notes) == 3
+    assert all("no pre-release is newer" in text for text in notes[1:])
+
+
+# ------------------------------------------------------------------------ jobs
+
+
+def planned(*of: Track, asked: Asked = ASKED) -> list[Planned]:
+    return planning.plan_all([Track(), *of], asked)
+
+
+def test_a_package_is_moved_where_the_scenario_names_it() -> None:
+    found = planned(MOVED, Track("accelerate", "newest", "1.15.0"))
+    assert [(p.name, p.moved) for p in found] == [
+        (name, moved) for name in NAMES for moved in ({}, {"transformers": "5.23.0"})
+    ]
+    data = found[3].plan
+    assert data is not None
+    assert data.scenario.stack == {"transformers": "5.23.0"}
+    # `upgrade` has a version of its own and would run as every night; step times are not compared.
+    assert [t.trial.variant for t in data.trials] == [
+        "unfixed", "unused-params-flag", "touch", "distinct-batches",
+    ]  # fmt: skip
+    (full, *_) = planned(asked=dataclasses.replace(ASKED, scenarios=("expert-starvation",)))
+    assert full.plan is not None
+    assert "cost" not in {t.trial.purpose for t in full.plan.trials}
+
+
+def test_a_release_that_is_pinned_already_is_run_once_for_both_tracks() -> None:
+    same = Track("transformers", "newest", "4.53.2")
+    torch = Track("torch", "newest", "2.13.0")
+    found = planned(same, torch, Track("torch", "pre", "2.14.0rc1"))
+    assert [[t.name for t in p.tracks] for p in found[:2]] == [
+        ["pinned", "transformers=newest", "torch=newest"], ["torch=pre"],
+    ]  # fmt: skip
+
+
+def test_what_did_not_fit_comes_first_next_time() -> None:
+    all_of_them = planned(MOVED)
+    first = planning.ordered(all_of_them, [])
+    assert [p.moved for p in first] == [{}, {}, {"transformers": "5.23.0"}] + [first[3].moved]
+    done = [job(p.name, p.tracks[0].name) for p in first[:3]]
+    earlier = night(1, jobs=(*done, job(first[3].name, MOVED.name, finished=False)))
+    assert planning.ordered(all_of_them, [earlier]) == [first[3], *first[:3]]
+    assert planning.seconds(first[0], [earlier]) == 10.0
+
+
+# ------------------------------------------------------------------------ one result
+
+
+def trial(**changes: object) -> TrialResult:
+    base = next(t for t in GOLDEN.trials if t.role == "unfixed")
+    values: dict[str, object] = {"met": True, "expected": "hang", "verdict": "hang", **changes}
+    return dataclasses.replace(base, **values)  # type: ignore[arg-type]
+
+
+def states(track: Track, *trials: TrialResult) -> dict[str, str]:
+    result = dataclasses.replace(GOLDEN, trials=trials)
+    return {e.variant: e.state for e in judged.entries(result, track, "runs/x")}
+
+
+def test_a_failure_that_is_expected_is_good_where_pinned_and_bad_where_moved() -> None:
+    assert states(Track(), trial()) == {"unfixed": "good"}
+    assert states(MOVED, trial()) == {"unfixed": "bad"}
+    gone = trial(verdict="clean", met=False)
+    assert states(Track(), gone) == {"unfixed": "bad"}
+    assert states(MOVED, gone) == {"unfixed": "good"}
+
+
+def test_a_fix_that_is_known_to_be_wrong_may_stay_wrong_but_not_otherwise() -> None:
+    wrong = trial(variant="f", role="fix", expected="hang or crash")
+    right = trial(variant="g", role="fix", expected="clean")
+    assert states(MOVED, wrong, right) == {"f": "good", "g": "bad"}
+    other = dataclasses.replace(wrong, verdict="wrong-gradients")
+    assert states(MOVED, other) == {"f": "bad"}
+
+
+def test_beside_a_failing_control_nothing_is_known() -> None:
+    control = trial(variant="c", role="control", expected="clean", verdict="crash", met=False)
+    for track in (Track(), MOVED):
+        assert states(track, trial(), control) == {"unfixed": "unknown", "c": "bad"}
+    skipped = dataclasses.replace(control, verdict="not-applicable")
+    assert states(MOVED, trial(), skipped) == {"unfixed": "bad", "c": "unknown"}
+
+
+def test_the_repeat_that_fails_decides() -> None:
+    shown = [trial(verdict=v, repeat=n) for n, v in enumerate(("clean", "inconclusive", "hang"))]
+    assert states(MOVED, *shown) == {"unfixed": "bad"}
+    assert states(MOVED, *shown[:2]) == {"unfixed": "good"}
+    assert states(MOVED, shown[1]) == {"unfixed": "unknown"}
+
+
+# ------------------------------------------------------------------------ a night
+
+ONE = dataclasses.replace(GOLDEN, trials=(trial(),))  # of a variant that every scenario has
+
+Outcome = Callable[[], RunResult]
+
+
+def nightly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Callable[[str], RunResult],
+    minutes: float = 5.0,
+) -> tuple[drive.Result, History]:  # fmt: skip
+    monkeypatch.setattr("moediag.pipeline.run.run", lambda plan, *_: outcome(plan.scenario.name))
+    kept = History(tmp_path / "history")
+    folder = tmp_path / f"out-{len(kept.nights)}"
+    return (
+        drive.run(planned(MOVED), ASKED, ["a note"], kept, folder, minutes, Silent()), kept,
+    )  # fmt: skip
+
+
+def test_a_night_is_kept_whole_and_never_written_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran, _ = nightly(monkeypatch, tmp_path, lambda _: ONE)
+    assert ran.night.complete
+    assert [j.finished for j in ran.night.jobs] == [True] * 4
+    assert ran.night.entries[0].command == (
+        f"moediag run {ran.night.jobs[0].scenario} --variant unfixed --cpu 2"
+    )
+    assert ran.night.entries[-1].command.endswith("--stack transformers=5.23.0")
+    (path,) = (tmp_path / "history").iterdir()
+    before = path.read_bytes()
+    assert from_json(json.loads(before)).entries == ran.night.entries
+    again, kept = nightly(monkeypatch, tmp_path, lambda _: ONE)
+    assert path.read_bytes() == before
+    assert len(list((tmp_path / "history").iterdir())) == 2
+    assert kept.nights == [ran.night]
+    assert {c.change for c in compare(again.night, kept.nights)} == {Change.SAME, Change.STILL}
+
+
+def test_time_is_up_between_jobs_and_what_was_too_long_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Clock(drive.Clock):
+        """Each look at it takes a minute."""
+
+        @property
+        def left(self) -> float:
+            self._end -= 60
+            return super().left
+
+    monkeypatch.setattr(drive, "Clock", Clock)
+    monkeypatch.setattr(planning, "seconds", lambda *_: 100.0)
+    ran, _ = nightly(monkeypatch, tmp_path, lambda _: ONE, minutes=4.0)
+    assert [j.finished for j in ran.night.jobs] == [True, True, False, False]
+    assert ran.night.jobs[-1].problem == "did not fit: it took 100 s before"
+    assert drive.exit_code(ran.night, 0) == ExitCode.OK
+
+
+def test_what_runs_when_the_time_is_up_is_ended_and_told_from_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stops = []
+
+    def until_stopped(plan: object, options: object, observer: object) -> RunResult:
+        launch: LaunchOptions = options.launch  # type: ignore[attr-defined]
+        assert launch.stop is not None
+        stops.append(launch.stop.wait(60))
+        raise Interrupted("x")
+
+    monkeypatch.setattr("moediag.pipeline.run.run", until_stopped)
+    kept = History(tmp_path / "history")
+    ran = drive.run(planned(MOVED), ASKED, [], kept, tmp_path / "o", 0.002, Silent())
+    assert stops == [True]
+    assert "did not fit: ended after" in ran.night.jobs[0].problem
+    assert [j.finished for j in ran.night.jobs] == [False] * 4
+    assert ran.night.jobs[1].problem == "did not fit: no time was left"
+
+
+def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = []
+
+    def second_is_interrupted(name: str) -> RunResult:
+        names.append(name)
+        if len(names) > 1:
+            raise Interrupted("x")
+        return ONE
+
+    with pytest.raises(Interrupted, match="after 1 of 4 jobs"):
+        nightly(monkeypatch, tmp_path, second_is_interrupted)
+    (kept,) = History(tmp_path / "history").nights
+    assert [j.finished for j in kept.jobs] == [True]
+    assert not kept.complete
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 2}', '{"schema_version": 1}'])
+def test_a_night_that_cannot_be_read_is_left_out_and_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "broken.json").write_text(text)
+    kept = History(tmp_path)
+    assert kept.nights == []
+    assert kept.unreadable[0].startswith("broken.json: ")
+
+
+def test_exit_codes() -> None:
+    done = night(1, entry("good"), jobs=(job(),))
+    assert drive.exit_code(done, 0) == ExitCode.OK
+    assert drive.exit_code(done, 1) == ExitCode.FAILURE_FOUND
+    assert drive.exit_code(night(1, entry("unknown"), jobs=(job(),)), 0) == ExitCode.INCONCLUSIVE
+    nothing = night(1, jobs=(job(finished=False, seconds=0.0),))
+    assert drive.exit_code(nothing, 0) == ExitCode.CANNOT_RUN_HERE
+    assert drive.exit_code(night(1, jobs=(job(finished=False),)), 0) == ExitCode.INCONCLUSIVE
+
+
+# ------------------------------------------------------------------------ pages
+
+
+def summary(tonight: Night, *earlier: Night, **changes: object) -> Summary:
+    return Summary(tonight, compare(tonight, earlier), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def week() -> Summary:
+    first = night(
+        1, entry("good", "4.0", scenario="a"), entry("bad", "4.0", scenario="b"),
+        entry("bad", "4.0", scenario="c"), entry("good", scenario="d"),
+    )  # fmt: skip
+    tonight = night(
+        2, entry("good", scenario="b"), entry(scenario="d"), entry(scenario="c"),
+        entry("unknown", scenario="e", why="its control fails"),
+        entry(scenario="a", why="rank 1: 50% | <gone>\nfor good"),
+        jobs=(job("a"), job("z", finished=False, problem="did not fit: it took 99 s before")),
+        notes=("torch=pre: no pre-release is newer than the newest release",),
+    )  # fmt: skip
+    found = summary(tonight, first, unreadable=("x.json: broken",))
+    key = ("a", "unfixed", "transformers=newest")
+    said = "transformers 4.9 is the first bad release; 4.8 is the last good one."
+    return dataclasses.replace(found, blames={key: Blame(said, "### the bisect\n")})
+
+
+def test_the_summary_puts_first_what_is_new(week: Summary) -> None:
+    text = pages.markdown(week)
+    assert text.startswith("## moediag nightly: 1 new failure, 1 fixed, 1 still failing, 1 flaky")
+    heads = [line for line in text.splitlines() if line.startswith("### ")]
+    assert heads == [
+        "### New failures (1)", "### Fixed (1)", "### Still failing (1)", "### Flaky (1)",
+        "### Could not be judged (1)", "### Left out", "### Notes", "### Everything",
+    ]  # fmt: skip
+    for part in (
+        "good on 2026-03-01 with transformers 4.0", "4.9 is the first bad release",
+        "since 2026-03-01 (transformers 4.0", "2026-03-01 clean, 2026-03-02 hang",
+        "it took 99 s before", "torch=pre", "x.json: broken", "50% \\| &lt;gone&gt;",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_the_summary_stays_below_its_limit_and_says_so() -> None:
+    many = [entry(scenario=f"scenario-{n}", why="x" * 400) for n in range(4000)]
+    text = pages.markdown(summary(night(1, *many)))
+    assert len(text.encode()) <= pages.LIMIT < 2**20
+    assert text.endswith("JUnit files have everything.*\n")
+    assert "4,000 new failures" in text.splitlines()[0]
+    short = pages.markdown(summary(night(1, *many[:3])))
+    assert "Cut at the size limit" not in short
+
+
+@pytest.mark.parametrize(("new", "lines"), [(0, 0), (10, 10), (11, 10), (40, 10)])
+def test_at_most_ten_annotations_each_one_line(new: int, lines: int) -> None:
+    many = [entry(scenario=f"s{n}", why="a: 100%\nb") for n in range(new)]
+    found = pages.workflow_commands(summary(night(1, *many)))
+    assert len(found) == lines
+    assert all(text.startswith("::error title=") and "\n" not in text for text in found)
+    if new:
+        assert "transformers=newest::hang on" in found[0]
+        assert found[0].endswith("a: 100%25%0Ab")
+    if new > 10:
+        assert f"{new - 9} more new failures" in found[-1]
+
+
+def test_junit_has_a_case_for_every_variant(week: Summary) -> None:
+    root = ElementTree.fromstring(artifacts.junit(week))
+    (suite,) = root
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "3", "1")
+    kinds = {c.get("classname"): [x.get("type") for x in c] for c in suite}
+    assert kinds["a.transformers=newest"] == ["new"]
+    assert kinds["b.transformers=newest"] == []
+
+
+def tonight(week: Summary) -> Summary:
+    return dataclasses.replace(
+        week,
+        compared=tuple(
+            dataclasses.replace(c, entry=dataclasses.replace(c.entry, evidence="runs/a"))
+            for c in week.compared
+        ),
+    )
+
+
+def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_path: Path) -> None:
+    result = dataclasses.replace(GOLDEN, trials=(trial(),))
+    found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
+    assert list(found) == ["a-unfixed-transformers-newest.md"]
+    text = found["a-unfixed-transformers-newest.md"]
+    order = ["Nobody has filed it", "huggingface/transformers", "### System Info",
+             "### Reproduction", "FIRST DIVERGENCE", "### the bisect", "### Expected behavior",
+             ]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert len(text) < 65_000
+
+
+def test_the_file_that_shows_it_lies_beside_its_draft(week: Summary, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    scenario = loading.load(catalogue.find("expert-starvation"))
+    (folder / "scenario.yaml").write_text(scenario.to_yaml())
+    failed = dataclasses.replace(trial(), variant="unfixed", world_size=2,
+                                 stack={"torch": "2.13.0", "transformers": "4.53.2"})  # fmt: skip
+    result = dataclasses.replace(GOLDEN, trials=(failed,))
+    found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
+    assert list(found) == ["a-unfixed-transformers-newest.md", "a-unfixed-transformers-newest.py"]
+    program = found["a-unfixed-transformers-newest.py"]
+    assert "import transformers" in program
+    assert program.rstrip() in found["a-unfixed-transformers-newest.md"]
+
+
+def test_an_expected_failure_that_is_gone_has_a_draft_without_a_template(
+    week: Summary, tmp_path: Path
+) -> None:
+    gone = dataclasses.replace(GOLDEN, trials=(dataclasses.replace(trial(), verdict="clean"),))
+    found = artifacts.drafts(tonight(week), {"runs/a": gone}, tmp_path)
+    text = found["a-unfixed-transformers-newest.md"]
+    assert "### System info" in text and "### What happens" in text
+    assert list(artifacts.drafts(tonight(week), {}, tmp_path)) == list(found)
+
+
+# ------------------------------------------------------------------------ the command
+
+
+def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for words, says in (
+        (["--track", "newer"], "--track newer: no such track"),
+        (["--annotate", "--json"], "--annotate and --json exclude each other"),
+        (["--cpu", "2", "--gpus", "2"], "exclude each other"),
+        (["--scenario", "nothing", "--track", "pinned"], "no scenario is called 'nothing'"),
+    ):
+        assert app.main(["nightly", "--history", str(tmp_path / "h"), *words]) == ExitCode.USAGE
+        assert says in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    line = ["nightly", "--history", str(tmp_path / "file"), "--track", "pinned"]
+    assert app.main(line) == ExitCode.USAGE
+    assert "--history" in capsys.readouterr().err
+
+
+def test_a_bisect_without_time_names_the_command() -> None:
+    (new,) = compare(night(2, entry("bad", "5.0.0")), [night(1, entry("good", "4.57.6"))])
+    said = blame.blame(new, "starve", ASKED, Path("x"), 1.0, None, LaunchOptions())  # type: ignore[arg-type]
+    assert said.command == (
+        "moediag bisect starve --package transformers --good 4.57.6 --bad 5.0.0 --variant unfixed "
+        "--cpu 2"
+    )
+    assert said.command in said.said

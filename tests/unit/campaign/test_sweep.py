@@ -1,0 +1,180 @@
+"""The whole catalogue: what is planned, what one broken scenario costs, what the end says."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag.campaign.sweep import session
+from moediag.campaign.sweep import summary as view
+from moediag.campaign.sweep.session import SweepOptions, plan_all, ranks_for
+from moediag.campaign.sweep.summary import Row, Sweep
+from moediag.cli import app
+from moediag.errors import ExitCode, Interrupted, LaunchError
+from moediag.report.progress import Lines, Silent
+from moediag.report.text_layout import plain
+from moediag.result.run_result import RunResult, read_result
+from moediag.scenario import catalogue, load
+
+GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")
+NAMES = ["expert-starvation", "expert-starvation-hang", "expert-starvation-silent"]
+Outcome = Callable[[], RunResult]
+
+
+def met(value: bool) -> RunResult:
+    trials = tuple(dataclasses.replace(t, met=value or t.role != "fix") for t in GOLDEN.trials)
+    return dataclasses.replace(GOLDEN, trials=trials)
+
+
+def failing(error: BaseException) -> Outcome:
+    def fail() -> RunResult:
+        raise error
+
+    return fail
+
+
+def swept(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *outcomes: Outcome, said: list[str] | None = None
+) -> Sweep:
+    """A sweep of three scenarios whose runs end with ``outcomes``."""
+    left = list(outcomes)
+    monkeypatch.setattr("moediag.pipeline.run.run", lambda *_: left.pop(0)())
+    options = SweepOptions(world_size=2)
+    planned = plan_all(options, NAMES)
+    observer = Silent() if said is None else Lines(said.append)
+    return session.sweep(planned, options, folder, observer)
+
+
+def test_the_catalogue_is_planned_and_releases_stay_together() -> None:
+    planned = plan_all(SweepOptions())
+    assert sorted(p.name for p in planned) == sorted(catalogue.names())
+    assert all(p.plan is not None and p.trials > 0 for p in planned)
+    stacks = [tuple(sorted(p.plan.scenario.stack.items())) for p in planned if p.plan]
+    assert len(set(stacks)) == sum(a != b for a, b in zip(stacks, [None, *stacks], strict=False))
+
+
+@pytest.mark.parametrize(
+    ("world", "wanted", "device", "ranks"),
+    [
+        ({"default": 2}, None, "cpu", 2),
+        ({"default": 2}, 5, "cpu", 5),
+        ({"default": 2, "multiple_of": 2}, 5, "gpu", 4),
+        ({"default": 2, "max": 3}, 8, "cpu", 3),
+        ({"default": 4, "min": 4, "multiple_of": 4}, 3, "cpu", 4),
+        ({"default": 4, "min": 4, "multiple_of": 4}, 3, "gpu", None),
+    ],
+)
+def test_the_largest_number_of_ranks_that_it_can_have(
+    world: dict[str, int], wanted: int | None, device: str, ranks: int | None
+) -> None:
+    scenario = load.load(catalogue.find("expert-starvation"))
+    own = scenario.world.model_copy(update={"min": 1, "max": None, "multiple_of": 1, **world})
+    assert ranks_for(scenario.model_copy(update={"world": own}), wanted, device) == ranks
+
+
+def test_one_broken_scenario_costs_its_own_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = swept(
+        monkeypatch, tmp_path,
+        lambda: met(True), failing(ValueError("a mistake of ours")), lambda: met(True),
+    )  # fmt: skip
+    assert [row.status for row in found.rows] == ["as expected", "BUG", "as expected"]
+    assert "a bug in moediag: ValueError: a mistake of ours" in found.rows[1].problem
+    assert "a mistake" in (tmp_path / found.rows[1].scenario / session.TRACEBACK_FILE).read_text()
+    assert found.exit_code == ExitCode.BUG
+    assert json.loads((tmp_path / view.SUMMARY_FILE).read_text())["exit_code"] == ExitCode.BUG
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ([met(True), met(True), met(True)], ExitCode.OK),
+        ([met(True), met(False), met(True)], ExitCode.FAILURE_FOUND),
+        ([LaunchError("no ranks"), met(True), met(True)], ExitCode.INCONCLUSIVE),
+        ([LaunchError("no ranks"), met(False), ValueError()], ExitCode.FAILURE_FOUND),
+        ([LaunchError("no ranks")] * 3, ExitCode.CANNOT_RUN_HERE),
+    ],
+)
+def test_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcomes: list[Any], code: int
+) -> None:
+    calls = [failing(o) if isinstance(o, Exception) else (lambda o=o: o) for o in outcomes]
+    assert swept(monkeypatch, tmp_path, *calls).exit_code == code
+
+
+def test_ctrl_c_keeps_the_rows_that_are_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(Interrupted, match="after 1 of 3 scenarios"):
+        swept(monkeypatch, tmp_path, lambda: met(True), failing(Interrupted("x")))
+    kept = json.loads((tmp_path / view.SUMMARY_FILE).read_text())
+    assert [row["status"] for row in kept["rows"]] == ["as expected"]
+    assert kept["exit_code"] == ExitCode.INCONCLUSIVE  # two were not begun
+
+
+def test_a_full_disk_ends_the_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no space"):
+        swept(monkeypatch, tmp_path, lambda: met(True), failing(OSError(errno.ENOSPC, "no space")))
+    assert len(json.loads((tmp_path / view.SUMMARY_FILE).read_text())["rows"]) == 1
+
+
+def test_progress_counts_over_all_scenarios(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    plans = plan_all(SweepOptions(world_size=2), NAMES)
+    sizes = [p.trials for p in plans]
+    swept(monkeypatch, tmp_path, *[lambda: met(True)] * 3, said=said)
+    assert said == [f"3 scenarios, {sum(sizes)} trials"]
+    lines = Lines(said.append)
+    lines.series(sizes)
+    for one in plans:
+        assert one.plan is not None
+        lines.plan(one.plan)
+        lines.trial_finished(GOLDEN.trials[0])  # and the rest of it never ran
+    assert said[-2] == f"scenario 3 of 3: {plans[2].name}: {sizes[2]} trials"
+    assert said[-1].startswith(f"[{sizes[0] + sizes[1] + 1}/{sum(sizes)}] ")
+
+
+def test_the_summary_names_what_was_not_met() -> None:
+    rows = (
+        Row.of("a", met(True), 0, "", 61.0, 2),
+        Row.of("b", met(False), 1, "", 2.0, 4),
+        Row.of("c", None, 4, "torch 2.99: no such release", 0.1, 2),
+    )
+    found = Sweep("2026-01-01T00:00:00+00:00", "0", {}, 63.1, ("a", "b", "c", "d"), rows)
+    text = [plain(line) for line in view.lines(found, "runs/all", 100)]
+    expected = sum(bool(t.expected) for t in GOLDEN.trials)
+    assert text[1].split()[:5] == ["a", "2", f"{expected}", "of", f"{expected}"]
+    assert text[1].endswith("as expected")
+    assert any(line.startswith(" b") and "expected" in line for line in text[4:])
+    assert any("torch 2.99: no such release" in line for line in text)
+    result = next(line for line in text if line.startswith(" RESULT"))
+    for part in ("4 scenarios", "1 as expected", "1 BROKEN", "1 did not run", "1 not begun"):
+        assert part in " ".join(text[text.index(result) :])
+    table = view.markdown(found).splitlines()
+    assert len(table) == 2 + 3 + 2
+    assert {line.count("|") for line in table[:5]} == {8}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run"], "no scenario was named"),
+        (["run", "--all", "ep-clip-norm"], "--all runs the whole catalogue"),
+        (["run", "--all", "--variant", "unfixed"], "--variant unfixed is about one scenario"),
+        (["run", "--all", "--set", "model.family=mixtral"], "--set model.family=mixtral"),
+    ],
+)
+def test_what_all_does_not_go_with(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(arguments) == ExitCode.USAGE
+    assert says in capsys.readouterr().err

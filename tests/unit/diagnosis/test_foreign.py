@@ -1,0 +1,260 @@
+"""Jobs of other people: the injected rank is named, its victims never, of healthy jobs nobody."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import jobs
+from moediag.diagnosis.diagnose import diagnose
+from moediag.evidence import console_output, flight_dump, foreign
+from moediag.evidence.model import ExitStatus, Frame, RankError, Stack
+from moediag.evidence.sources import Found
+from moediag.result.diagnosis import Diagnosis
+
+SAMPLES = Path(__file__).parents[2] / "samples/flight-recorder"
+LAYOUTS = [jobs.Layout(2, 4, 2, 2), jobs.Layout(4, 2, 2, 2), jobs.Layout(1, 8, 2, 4)]
+BASES = {layout: jobs.healthy(layout, steps=5) for layout in LAYOUTS}
+
+
+def found_of(job: jobs.Job, **options: Any) -> Found:
+    dumps = {rank: flight_dump.read(raw) for rank, raw in jobs.dumps(job, **options)}
+    return Found(dumps=dumps, files=len(dumps))
+
+
+def diagnosed(found: Found) -> Diagnosis:
+    return diagnose(foreign.evidence(found))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("fault", jobs.FAULTS)
+@pytest.mark.parametrize("ring", [2000, 60])
+def test_the_injected_rank_of_sixteen_is_named(layout: jobs.Layout, fault: str, ring: int) -> None:
+    if fault == "skip-p2p" and layout.pp == 1:
+        return
+    job = jobs.faulty(BASES[layout], fault, seed=11)
+    found = diagnosed(found_of(job, ring=ring, local_names=True))
+    assert (found.verdict, found.culprits) == ("hang", job.culprits), found.cause
+    assert set(found.victims) | set(found.culprits) >= set(range(16)) - job.silent
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("ring", [2000, 70, 20])
+def test_a_healthy_job_is_clean(layout: jobs.Layout, ring: int) -> None:
+    found = diagnosed(found_of(BASES[layout], ring=ring))
+    assert (found.verdict, found.culprits) == ("clean", ())
+    assert found.confidence == ("medium" if ring == 2000 else "low")
+
+
+@pytest.mark.parametrize("fault", [f for f in jobs.FAULTS if f != "killed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_dumps_that_were_not_collected_make_nobody_a_culprit(fault: str, seed: int) -> None:
+    layout = LAYOUTS[0]
+    job = jobs.faulty(BASES[layout], fault, seed)
+    innocent = [rank for rank in range(16) if rank not in job.culprits]
+    lost = frozenset({innocent[seed * 4], innocent[seed * 4 + 2]})
+    found = diagnosed(found_of(replace(job, silent=lost)))
+    assert found.verdict == "hang" and set(found.culprits) <= set(job.culprits)
+    assert any("nothing of them was found" in text for text in found.not_seen)
+
+
+def test_one_rank_without_a_dump_that_all_wait_for() -> None:
+    job = jobs.faulty(BASES[LAYOUTS[0]], "killed", 2)
+    found = diagnosed(found_of(job))
+    assert found.culprits == job.culprits and found.confidence == "medium"
+    assert (
+        "nothing was found" in found.cause and "Flight Recorder dump of every rank" in found.cause
+    )
+
+
+def test_a_device_that_stands_still_is_no_mismatch_of_code() -> None:
+    job = jobs.faulty(BASES[LAYOUTS[0]], "device", 2)
+    found = diagnosed(found_of(job))
+    assert found.culprits == job.culprits and "no mismatch of code" in found.cause
+    # Without knowing what began, only that it stands still.
+    raw = dict(jobs.dumps(job))
+    for one in raw.values():
+        for entry in one["entries"]:
+            if entry["state"] == "started":
+                entry["state"] = "scheduled"
+    blind = {rank: flight_dump.read(one) for rank, one in raw.items()}
+    found = diagnosed(Found(dumps=blind, files=16))
+    assert (found.verdict, found.culprits) == ("hang", ())
+    assert "does not complete" in found.cause and "py-spy" in found.cause
+
+
+def test_a_circle_is_named_with_its_groups() -> None:
+    job = jobs.faulty(BASES[LAYOUTS[0]], "order", 2)
+    found = diagnosed(found_of(job))
+    assert "in a circle" in found.cause and found.culprits == job.culprits
+    assert found.first_divergence is not None
+    assert str(job.culprits[0]) in found.first_divergence.ranks
+
+
+@pytest.mark.parametrize(("fault", "line"), [("extra", "train.py:900"), ("skip", None)])
+def test_a_rank_that_went_astray_long_before_it_stopped(fault: str, line: str | None) -> None:
+    """Calls of a kind meet although one is too many or missing, until something does not fit."""
+    astray = 0
+    for seed in range(200, 212):
+        job = jobs.faulty(BASES[LAYOUTS[0]], fault, seed)
+        found = diagnosed(found_of(job))
+        assert found.culprits == job.culprits
+        assert any(f"train.py:{one} " in found.cause for one in job.lines), found.cause
+        assert line is None or line in found.cause
+        astray += "in a circle" in found.cause
+    assert astray > 3, "the faults of this test are found where they happen"
+
+
+def test_in_a_circle_through_a_send_only_its_two_ends_vote() -> None:
+    """All others stand where the rank stands that skipped the receive: they are no majority."""
+    layout = jobs.Layout(4, 2, 2, 2)
+    job = jobs.faulty(jobs.healthy(layout, 5, micro_batches=3), "skip-p2p", 100)
+    found = diagnosed(found_of(job))
+    assert "in a circle" in found.cause and found.culprits == job.culprits == (1,)
+
+
+def test_all_to_all_of_uneven_parts_is_no_mismatch() -> None:
+    """Routed tokens differ in number; the dump does not say how many went where."""
+
+    def uneven(raw: dict[str, Any], rank: int, lost: int) -> dict[str, Any]:
+        for entry in raw["entries"]:
+            if entry["profiling_name"] == "nccl:all_to_all":
+                place = rank // 2 % 2
+                entry["input_sizes"] = [[1000 + 6 * place, 64]]
+                entry["output_sizes"] = [[1006 - 6 * place - (lost if rank == 3 else 0), 64]]
+        return raw
+
+    layout = jobs.Layout(pp=1, dp=4, tp=2, ep=2)
+    for lost in (0, 2):
+        dumps = {
+            rank: flight_dump.read(uneven(raw, rank, lost))
+            for rank, raw in jobs.dumps(jobs.healthy(layout, 2))
+        }
+        found = diagnosed(Found(dumps=dumps, files=8))
+        assert found.verdict == ("collective-mismatch" if lost else "clean")
+        assert found.culprits == ()  # which rank is wrong is not recorded
+    assert "Which rank is wrong is not recorded" in found.cause
+
+
+def test_a_call_that_differs_and_goes_unnoticed_is_a_mismatch() -> None:
+    raw = dict(jobs.dumps(jobs.healthy(jobs.Layout(dp=4), 2)))
+    raw[2]["entries"][3] |= {"input_dtypes": ["Float"], "output_dtypes": ["Float"]}
+    dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
+    found = diagnosed(Found(dumps=dumps, files=4))
+    assert (found.verdict, found.culprits) == ("collective-mismatch", (2,))
+
+
+def test_the_many_do_not_wait_for_one_call_too_many() -> None:
+    base = jobs.healthy(jobs.Layout(dp=8), 2)
+    programs = list(base.programs)
+    programs[5] = [*programs[5], jobs.Op("world", "all_reduce", 4, 300)]
+    found = diagnosed(found_of(replace(base, programs=programs)))
+    assert (found.verdict, found.culprits) == ("hang", (5,))
+    assert "did not come to" in found.cause
+
+
+def test_calls_on_their_way_are_not_a_hang() -> None:
+    job = jobs.healthy(jobs.Layout(dp=4), 2)
+    raw = dict(jobs.dumps(job))
+    for one in raw.values():
+        one["entries"][-1] |= {
+            "state": "started", "retired": False, "time_discovered_completed_ns": None,
+        }  # fmt: skip
+    dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
+    last = max(dump.created[-1] for dump in dumps.values()) / 1e9
+    just = diagnosed(Found(dumps=dumps, files=4, written=last + 0.5))
+    assert just.verdict == "inconclusive" and any("on their way" in t for t in just.not_seen)
+    late = diagnosed(Found(dumps=dumps, files=4, written=last + 600))
+    assert (late.verdict, late.culprits) == ("hang", ())
+
+
+def test_real_dumps_of_gloo() -> None:
+    def read(name: str, world: int) -> Found:
+        folder = SAMPLES / name
+        raw = {r: (folder / f"trace_rank_{r}").read_bytes() for r in range(world)}
+        dumps = {r: flight_dump.read(pickle.loads(data)) for r, data in raw.items()}
+        return Found(dumps=dumps, files=world)
+
+    assert diagnosed(read("gloo-collectives", 3)).verdict == "clean"
+    stuck = diagnosed(read("gloo-stuck", 4))
+    # Rank 1 is in a receive, which gloo does not record: so not more than medium.
+    assert (stuck.verdict, stuck.culprits, stuck.confidence) == ("hang", (0, 1), "medium")
+    found = read("gloo-stuck", 4)
+    found.stacks[1] = [stack("recv", "torch/distributed/distributed_c10d.py")]
+    assert diagnosed(found).culprits == (0,)  # its stack tells
+
+
+# ------------------------------------------------------------------------ without dumps
+
+
+def stack(function: str, file: str, user: str = "/job/train.py", line: int = 7) -> Stack:
+    frames = (Frame(f"/v/{file}", 3, function), Frame(user, line, "step"))
+    return Stack("MainThread", "py-spy", frames)
+
+
+C10D = "torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(
+    ("change", "culprits", "confidence"),
+    [
+        (lambda rank: stack("all_reduce", C10D), (), "low"),
+        (lambda rank: stack("barrier" if rank == 3 else "all_reduce", C10D), (3,), "low"),
+        (lambda rank: stack(*(("read", "io.py") if rank == 2 else ("f", C10D))), (2,), "medium"),
+        (lambda rank: stack(*(("read", "io.py") if rank else ("f", C10D))), (), "low"),
+        (lambda rank: stack("synchronize" if rank == 2 else "barrier", C10D), (2,), "low"),
+    ],
+)  # fmt: skip
+def test_stacks_alone(
+    change: Callable[[int], Stack], culprits: tuple[int, ...], confidence: str
+) -> None:
+    found = diagnosed(Found(stacks={rank: [change(rank)] for rank in range(4)}, files=4))
+    assert (found.verdict, found.culprits, found.confidence) == ("hang", culprits, confidence)
+
+
+def test_stacks_outside_of_communication_are_no_hang() -> None:
+    found = diagnosed(Found(stacks={r: [stack("read", "io.py")] for r in range(4)}, files=4))
+    assert found.verdict == "inconclusive"
+
+
+def watchdog(seq: int, op: str = "ALLREDUCE", numel: int = 8) -> str:
+    return (
+        "[PG ID 0 PG GUID 0(default_pg) Rank 0] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=9)\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [Rank 0] Watchdog caught collective operation timeout\n"
+    )
+
+
+def test_the_watchdogs_words_alone() -> None:
+    """A hang that NCCL's watchdog ended: its victims did not crash."""
+    texts = {rank: watchdog(12, numel=16 if rank == 2 else 8) for rank in range(4)}
+    ends = {rank: ExitStatus(signal="SIGABRT") for rank in range(4)}
+    found = diagnosed(Found(outputs=texts, exits=ends, files=4))
+    assert (found.verdict, found.culprits) == ("hang", (2,))
+    equal = diagnosed(Found(outputs={r: watchdog(12) for r in range(4)}, exits=ends, files=4))
+    assert (equal.verdict, equal.culprits) == ("hang", ())
+
+
+def test_a_rank_that_raised_is_the_cause_of_the_others_waiting() -> None:
+    job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 3), "stuck", 1)
+    (rank,) = job.culprits
+    found = found_of(job)
+    found.errors[rank] = RankError("IndexError", "9: out", "train.py:3 f")
+    crashed = diagnosed(found)
+    assert (crashed.verdict, crashed.culprits) == ("crash", (rank,))
+    assert "IndexError at train.py:3 f" in crashed.cause
+
+
+def test_torchruns_words_alone() -> None:
+    text = (SAMPLES.parent / "torchrun" / "launcher.log").read_text()
+    exits, first = console_output.torchrun_summary(text)
+    parts = {rank: part for rank, part in console_output.by_rank(text).items() if rank is not None}
+    found = diagnosed(Found(outputs=parts, exits=exits, first=first, files=1))
+    assert (found.verdict, found.culprits, found.victims) == ("crash", (1,), (0,))
+    assert "ValueError at bad.py:6" in found.cause

@@ -1,0 +1,216 @@
+"""Dumps of many ranks as one evidence: groups, wrap-around, completion, what is left out."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import jobs
+from moediag.diagnosis.diagnose import diagnose
+from moediag.evidence import flight_dump, flight_recorder, foreign, window
+from moediag.evidence.flight_dump import Dump
+from moediag.evidence.flight_recorder import own_rank, recorded
+from moediag.evidence.sources import Found
+from moediag.result.diagnosis import Diagnosis
+
+SAMPLES = Path(__file__).parents[2] / "samples/flight-recorder"
+LAYOUT = jobs.Layout(pp=2, dp=2, tp=2, ep=2)
+JOB = jobs.healthy(LAYOUT, steps=4)
+
+
+def read(job: jobs.Job, **options: Any) -> dict[int, Dump]:
+    return {rank: flight_dump.read(raw) for rank, raw in jobs.dumps(job, **options)}
+
+
+def diagnosed(dumps: dict[int, Dump]) -> Diagnosis:
+    return diagnose(foreign.evidence(Found(dumps=dumps, files=len(dumps))))
+
+
+def test_the_members_and_names_of_groups_are_shared() -> None:
+    of = recorded(read(JOB))
+    assert of.world_size == 8 and of.backend == "nccl"
+    tp = [g for g in of.ranks[3].groups.values() if g.desc == "TENSOR_MODEL_PARALLEL_GROUP"]
+    assert [g.ranks for g in tp] == [(2, 3)]
+    assert {g.label for g in of.ranks[0].groups.values()} >= {"world"}
+
+
+def test_processes_that_number_their_groups_for_themselves() -> None:
+    """The same own number means another group on another rank, and one group has two numbers."""
+    local = recorded(read(JOB, local_names=True))
+    shared = recorded(read(JOB))
+    for rank, seen in local.ranks.items():
+        assert len(seen.groups) == len(shared.ranks[rank].groups)
+        for one, other in zip(seen.collectives, shared.ranks[rank].collectives, strict=True):
+            assert seen.groups[one.group].ranks == shared.ranks[rank].groups[other.group].ranks
+    named = {(g.name, g.ranks) for seen in local.ranks.values() for g in seen.groups.values()}
+    members = {(g.ranks, g.desc) for seen in local.ranks.values() for g in seen.groups.values()}
+    assert len(named) == len(members)
+    assert diagnosed(read(JOB, local_names=True)).verdict == "clean"
+
+
+def test_two_groups_of_the_same_members_and_description_stay_apart() -> None:
+    config = {n: {"name": n, "desc": "undefined", "ranks": "[0, 1]"} for n in ("3", "12")}
+    call = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "state": "completed",
+            "input_sizes": [[8]], "output_sizes": [[8]], "input_dtypes": ["Float"],
+            "output_dtypes": ["Float"]}  # fmt: skip
+    dumps = {
+        rank: flight_dump.read({
+            "version": "2.10", "pg_config": config,
+            "entries": [{**call, "record_id": i, "process_group": [n, "undefined"]}
+                        for i, n in enumerate(order)],
+        })
+        for rank, order in enumerate((("3", "12"), ("12", "3")))
+    }  # fmt: skip
+    of = recorded(dumps)
+    assert [c.group for c in of.ranks[0].collectives] == ["3", "12"]
+    assert [c.group for c in of.ranks[1].collectives] == ["12", "3"]
+
+
+def test_gloo_does_not_tell_members_so_who_calls_belongs() -> None:
+    of = recorded({
+        rank: flight_dump.read(
+            pickle.loads((SAMPLES / "gloo-stuck" / f"trace_rank_{rank}").read_bytes())
+        )
+        for rank in range(4)
+    })  # fmt: skip
+    groups = of.ranks[2].groups
+    assert groups["1"].ranks == (0, 2) and groups["1"].axis == "dp"
+    assert groups["4"].ranks == (2, 3) and groups["0"].ranks == (0, 1, 2, 3)
+    assert any("sends and receives" in text for text in of.not_seen)
+
+
+def test_a_dump_tells_its_own_rank() -> None:
+    dumps = read(JOB)
+    assert [own_rank(dump) for dump in dumps.values()] == list(range(8))  # by its sends
+    no_pipeline = read(jobs.healthy(jobs.Layout(dp=2, tp=2), steps=1))
+    assert [own_rank(dump) for dump in no_pipeline.values()] == [0, 1, 2, 3]  # by its groups
+    one_group = read(jobs.healthy(jobs.Layout(dp=2), steps=1))
+    assert own_rank(one_group[0]) is None
+
+
+def test_peers_are_ranks_of_the_world() -> None:
+    of = recorded(read(JOB))
+    sends = {c.peer for c in of.ranks[1].collectives if c.op == "send"}
+    assert sends == {5}
+
+
+def test_wrapped_rings_align_by_their_positions() -> None:
+    """Every rank lost another number of calls."""
+    dumps = {
+        rank: flight_dump.read({**raw, "entries": raw["entries"][-(20 + 3 * rank):]})
+        for rank, raw in jobs.dumps(JOB)
+    }  # fmt: skip
+    assert all(dump.wrapped for dump in dumps.values())
+    assert diagnosed(dumps).verdict == "clean"
+
+
+def test_batches_that_an_older_release_counted_are_unaligned_only_when_the_ring_came_round() -> (
+    None
+):
+    def older(raw: dict[str, Any], keep: int) -> Dump:
+        """As torch before 2.5 numbers: a send takes a number of the collectives' count."""
+        taken: dict[str, int] = {}
+        entries = []
+        for entry in raw["entries"]:
+            name = entry["process_group"][0]
+            taken[name] = taken.get(name, 0) + entry["is_p2p"]
+            seq = entry["collective_seq_id"] + taken[name]
+            entries.append({**entry, "collective_seq_id": seq})
+        return flight_dump.read({**raw, "entries": entries[-keep:]})
+
+    pipeline = jobs.Layout(pp=2, dp=2)
+    base = jobs.healthy(pipeline, steps=3)
+    # A reduction on the pipeline's own group, with unequal numbers of sends before it.
+    programs = [[*program, jobs.Op("pp", "all_reduce", 4, 500)] * 1 for program in base.programs]
+    job = replace(base, programs=programs)
+    whole = {rank: older(raw, 10_000) for rank, raw in jobs.dumps(job)}
+    assert diagnosed(whole).verdict == "clean"
+    ends = [seen.collectives[-1].position for seen in recorded(whole).ranks.values()]
+    assert ends == [0, 0, 0, 0]
+    cut = {rank: older(raw, 12) for rank, raw in jobs.dumps(job)}
+    of = recorded(cut)
+    assert any("numbers them together" in text for text in of.not_seen)
+    assert diagnosed(cut).verdict == "clean"
+
+
+# ------------------------------------------------------------------------ completion
+
+
+def test_earlier_calls_of_a_group_completed_when_a_later_one_did() -> None:
+    raw = dict(jobs.dumps(JOB))
+    for entry in raw[0]["entries"][:50:7]:
+        entry |= {"state": "scheduled", "time_discovered_completed_ns": None, "retired": False}
+    of = recorded({rank: flight_dump.read(one) for rank, one in raw.items()})
+    assert all(c.completed for c in of.ranks[0].collectives if c.op not in ("send", "recv"))
+
+
+def test_dumps_that_do_not_tell_completion() -> None:
+    of = recorded(read(JOB, states=False))
+    assert not of.tracked and any("which calls completed" in text for text in of.not_seen)
+    assert all(c.completed for seen in of.ranks.values() for c in seen.collectives)
+    stuck = jobs.faulty(JOB, "stuck", 1)
+    found = diagnosed(read(stuck, states=False))
+    assert found.verdict == "hang" and found.culprits == ()  # nobody is known to be elsewhere
+    assert "collect" in found.cause
+
+
+def test_a_rank_without_open_calls_in_a_dump_of_open_calls_only() -> None:
+    stuck = jobs.faulty(JOB, "stuck", 1)
+    open_only = {
+        rank: {**raw, "entries": [e for e in raw["entries"] if e["state"] != "completed"]}
+        for rank, raw in jobs.dumps(stuck, ahead=6)
+    }
+    dumps = {rank: flight_dump.read(raw) for rank, raw in open_only.items()}
+    (idle,) = stuck.culprits
+    assert not dumps[idle].kind and any(dump.kind for dump in dumps.values())
+
+
+# ------------------------------------------------------------------------ few of many
+
+
+@pytest.mark.parametrize("fault", ["none", *jobs.FAULTS])
+@pytest.mark.parametrize("ring", [2000, 60])
+def test_what_is_left_out_changes_no_answer(
+    monkeypatch: pytest.MonkeyPatch, fault: str, ring: int
+) -> None:
+    job = jobs.faulty(JOB, fault, 3) if fault != "none" else JOB
+    whole = diagnosed(read(job, ring=ring))
+    everything = recorded(read(job, ring=ring))
+    monkeypatch.setattr(window, "KEEP_ALL", 0)
+    monkeypatch.setattr(window, "BEFORE", 12)
+    few = recorded(read(job, ring=ring))
+    some = diagnosed(read(job, ring=ring))
+    assert (some.verdict, some.culprits) == (whole.verdict, whole.culprits)
+    assert some.culprits == job.culprits
+    assert everything.left_out == 0
+    if ring == 2000:
+        assert few.left_out > 100
+
+
+def test_the_middle_of_too_many_calls_is_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs.faulty(JOB, "size", 3)
+    monkeypatch.setattr(window, "KEEP_ALL", 0)
+    monkeypatch.setattr(window, "BEFORE", 4)
+    monkeypatch.setattr(window, "MOST", 1)
+    of = recorded(read(job))
+    assert max(len(seen.collectives) for seen in of.ranks.values()) <= 16
+    found = diagnosed(read(job))
+    # So few calls before it are no habit, but the place is the same.
+    assert found.verdict == "hang" and set(found.culprits) <= set(job.culprits)
+    monkeypatch.undo()
+    assert found.first_divergence == diagnosed(read(job)).first_divergence
+
+
+def test_json_and_pickle_are_the_same() -> None:
+    of_pickle = read(JOB)
+    of_json = {rank: flight_dump.read(json.loads(json.dumps(raw))) for rank, raw in jobs.dumps(JOB)}
+    assert recorded(of_pickle).ranks == recorded(of_json).ranks
+
+
+def test_no_dump_at_all() -> None:
+    assert flight_recorder.recorded({}).ranks == {}

@@ -1,0 +1,228 @@
+"""Files are recognised by their content, alone and together; what is not, is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from pathlib import Path
+
+import pytest
+
+from bench import jobs
+from moediag.evidence import file_loading, sources
+from moediag.evidence.console_output import (
+    by_rank,
+    ends,
+    gave_up_waiting,
+    timeouts,
+    torchrun_summary,
+)
+from moediag.evidence.model import ExitStatus
+from moediag.evidence.sources import Found, read
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+TRACEBACK = 'Traceback (most recent call last):\n  File "/job/t.py", line 3, in f\nValueError: x\n'
+WATCHDOG = (
+    "[E1121 ProcessGroupNCCL.cpp:632] [PG ID 2 PG GUID 5(mesh_tp) Rank 1] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum=12, OpType=_ALLGATHER_BASE, NumelIn=8, "
+    "NumelOut=16, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
+)
+SPY = 'Process 25: python t.py\nPython v3.11.7\n\nThread 25 (idle): "MainThread"\n    f (t.py:3)\n'
+SPY_JSON = json.dumps([{"thread_name": "MainThread", "frames": [
+    {"name": "f", "filename": "t.py", "line": 3}]}])  # fmt: skip
+PYSTACK = (
+    "Traceback for thread 25 (python) [] (most recent call last):\n"
+    '    (Python) File "/job/t.py", line 9, in g\n        wait()\n'
+)
+FAULT = 'Thread 0x00007fb5 (most recent call first):\n  File "/job/t.py", line 9 in g\n'
+ERROR = json.dumps({"message": {"message": "ValueError: no", "extraInfo": {"timestamp": "17"}}})
+
+
+def put(folder: Path, **files: str | bytes) -> None:
+    for name, data in files.items():
+        path = folder / name.replace("__", "/").replace("DOT", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rank_3.log", "rank3.out", "job-rank-03.txt", "3.log", "out_3.txt", "slurm-123456_3.out",
+     "rank3/stderr.txt", "attempt_0/3/stderr.log", "node1/rank_3/log"],
+)  # fmt: skip
+def test_names_of_logs(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(TRACEBACK)
+    assert list(read([tmp_path]).outputs) == [3]
+
+
+@pytest.mark.parametrize("name", ["train.log", "train.log.1", "events-20240101.txt"])
+def test_a_log_of_nobody_is_said(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(TRACEBACK)
+    found = read([tmp_path])
+    assert not found.files and name in found.refused[0] and "of which rank" in found.refused[0]
+
+
+def test_each_kind_alone(tmp_path: Path) -> None:
+    cases = {
+        "rank_1.json": (SPY_JSON, "stacks"), "a_rank_1": (SPY, "stacks"),
+        "rank_1.txt": (PYSTACK, "stacks"), "rank-1.stacks": (FAULT, "stacks"),
+        "rank_1.error.json": (ERROR, "errors"), "rank_1.log": (TRACEBACK, "outputs"),
+    }  # fmt: skip
+    for name, (text, where) in cases.items():
+        folder = tmp_path / name.replace(".", "-")
+        folder.mkdir()
+        (folder / name).write_text(text)
+        found = read([folder])
+        assert (list(getattr(found, where)), found.refused, found.files) == ([1], [], 1), name
+
+
+def test_together_and_by_file_or_folder(tmp_path: Path) -> None:
+    put(tmp_path, aDOTrank_0=SPY, rank_0DOTerrorDOTjson=ERROR, sub__rank_0DOTlog=TRACEBACK)
+    job = jobs.write(jobs.healthy(jobs.Layout(dp=2), 1), tmp_path / "dumps")
+    found = read([tmp_path / "a.rank_0", tmp_path / "sub", job, job / "nccl_trace_rank_0"])
+    assert (list(found.stacks), list(found.outputs), sorted(found.dumps)) == ([0], [0], [0, 1])
+    assert found.files == 4  # the dump that was given twice is one
+    assert read([tmp_path]).errors[0].type == "ValueError"
+
+
+def test_torchruns_tree_counts_the_last_attempt(tmp_path: Path) -> None:
+    tree = tmp_path / "none_abc"
+    put(tree, attempt_0__0__stderrDOTlog=TRACEBACK, attempt_0__1__stdoutDOTlog="step 1\n")
+    put(tree, attempt_1__0__stderrDOTlog="step 1 loss 2\n", attempt_1__1__errorDOTjson=ERROR)
+    put(tree, attempt_1__1__stdoutDOTlog="")
+    found = read([tmp_path])
+    assert "Traceback" not in found.outputs[0] and list(found.errors) == [1]
+    assert found.refused == []  # a rank that printed nothing is no loss
+
+
+def test_one_file_with_the_lines_of_all_ranks() -> None:
+    found = read([SAMPLES / "torchrun" / "launcher.log"])
+    assert found.exits == {
+        0: ExitStatus(signal="SIGTERM", by_us=True), 1: ExitStatus(signal="SIGABRT"),
+    }  # fmt: skip
+    assert found.first == (1,) and sorted(found.outputs) == [0, 1]
+    assert found.outputs[1].startswith("Traceback") and "boom" in found.outputs[1]
+
+
+def test_prefixes_are_taken_off_and_the_programs_own_rank_counts() -> None:
+    text = "[default0]:[rank2]: a\n[rank10]: b\nplain\n[default1]:c"
+    assert by_rank(text) == {2: "a", 10: "b", None: "plain", 1: "c"}
+
+
+def test_what_torchrun_does_not_say() -> None:
+    assert torchrun_summary("exitcode: 1") == ({}, ())
+
+
+def test_what_the_watchdog_gave_up_on() -> None:
+    (one,) = timeouts(WATCHDOG)
+    assert (one.group, one.desc, one.call.op, one.call.position) == (
+        "5",
+        "mesh_tp",
+        "all_gather",
+        11,
+    )
+    assert (one.call.numel_in, one.call.numel_out, one.call.completed) == (8, 16, False)
+    (old,) = timeouts(
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=SEND"
+    )
+    assert (old.group, old.desc, old.call.op) == ("0", "default_pg", "send")
+
+
+@pytest.mark.parametrize(
+    ("text", "waited"),
+    [
+        ("Timed out waiting 1800000ms for recv operation to complete", True),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(…)", True),
+        ("wait timeout after 5000ms, collective timed out", True),
+        ("Connection reset by peer", False),
+        ("dataset download timed out", False),
+    ],
+)
+def test_a_bound_on_waiting_is_no_failure(text: str, waited: bool) -> None:
+    from moediag.evidence.model import RankError
+
+    assert gave_up_waiting(RankError("RuntimeError", text)) is waited
+
+
+def test_an_endless_log_is_read_at_both_ends(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"begin\n" + b"y" * 99 + b"\n" + b"middle line\n" * 400_000 + b"end\n")
+    text = ends(path)
+    assert text.startswith("begin\n") and text.endswith("end\n") and len(text) < 1_300_000
+    assert set(text.splitlines()) == {"begin", "y" * 99, "middle line", "end"}
+
+
+# ------------------------------------------------------------------------ refused
+
+
+def test_what_is_refused_is_said_with_its_name(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> object:
+            return os.system, ("true",)
+
+    put(
+        tmp_path, rank_0=pickle.dumps(Evil()), rank_1=b"", rank_2=b"\x80\x04]",
+        rank_3=b"\x7fELF\0\0", rank_4DOTjson='{"entries": [{"record',
+        rank_5DOTjson="[" * 100_000, rank_6DOTjson='{"a": 1}', README="see the wiki\n",
+        rank_7=pickle.dumps({"version": "9.0", "entries": [], "pg_config": {}}),
+        rank_8=pickle.dumps([1, 2]),
+    )  # fmt: skip
+    os.mkfifo(tmp_path / "pipe")
+    found = read([tmp_path])
+    said = {Path(text.partition(" (")[0]).name: text.partition(" (")[2] for text in found.refused}
+    assert said["rank_0"].startswith("it wants posix.system")
+    assert "empty" in said["rank_1"] and "breaks off" in said["rank_2"]
+    assert "neither text" in said["rank_3"] and "breaks off" in said["rank_4.json"]
+    assert said["rank_5.json"] and "not known" in said["rank_6.json"]
+    assert "not known" in said["README"] and "format 9.0" in said["rank_7"]
+    assert "neither entries" in said["rank_8"] and "no regular file" in said["pipe"]
+    assert found.files == 0
+
+
+def test_of_two_dumps_of_a_rank_the_younger_counts(tmp_path: Path) -> None:
+    old, new = jobs.healthy(jobs.Layout(dp=2), 1), jobs.healthy(jobs.Layout(dp=2), 2)
+    jobs.write(old, tmp_path / "b")
+    jobs.write(new, tmp_path / "a")
+    found = read([tmp_path])
+    assert len(found.dumps[0].kind) == 10 and len(found.refused) == 2
+    assert "younger" in found.refused[0]
+
+
+def test_a_name_that_the_content_contradicts(tmp_path: Path) -> None:
+    raw = dict(jobs.dumps(jobs.healthy(jobs.Layout(pp=2, dp=2), 1)))
+    (tmp_path / "rank_0").write_bytes(pickle.dumps(raw[3]))
+    (tmp_path / "dump").write_bytes(pickle.dumps(raw[2]))  # its content names it
+    found = read([tmp_path])
+    assert sorted(found.dumps) == [2, 3] and "says rank 3" in found.refused[0]
+
+
+def test_many_files_of_nobody_are_counted(tmp_path: Path) -> None:
+    for letter in "abcdefghijkl":
+        (tmp_path / f"{letter}.txt").write_text(TRACEBACK)
+    found = read([tmp_path])
+    assert len(found.refused) == 9 and "4 more files" in found.refused[-1]
+
+
+def test_not_more_files_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "MAX_FILES", 2)
+    put(tmp_path, rank_0=TRACEBACK, rank_1=TRACEBACK, rank_2=TRACEBACK)
+    assert sorted(read([tmp_path]).outputs) == [0, 1]
+
+
+def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = jobs.write(jobs.healthy(jobs.Layout(dp=4), 3), tmp_path / "d")
+    put(folder, rank_9DOTlog=TRACEBACK, rank_8=b"\x80\x04]")
+    alone = read([folder])
+    monkeypatch.setattr(file_loading, "_MUCH", 1)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    together = read([folder])
+    assert _facts(alone) == _facts(together)
+    assert together.files == 5 and len(together.refused) == 1
+
+
+def _facts(found: Found) -> tuple[object, ...]:
+    kinds = {rank: (dump.kinds, list(dump.kind)) for rank, dump in found.dumps.items()}
+    return kinds, found.outputs, found.refused

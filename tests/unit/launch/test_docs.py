@@ -1,0 +1,19 @@
+"""docs/launchers.md states numbers; they must be the code's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moediag.launch.follow import supervise, watchdog
+from moediag.launch.settings import LaunchOptions
+
+TEXT = (Path(__file__).parents[3] / "docs" / "launchers.md").read_text(encoding="utf-8")
+
+
+def test_the_numbers_of_the_page() -> None:
+    options = LaunchOptions()
+    assert f"quiescence window ({options.quiescence:.0f} s)" in TEXT
+    assert f"more than {watchdog.CPU_SHARE:.0%}".replace("%", " %") in TEXT
+    assert f"all within {options.capture} s" in TEXT
+    assert f"get {options.settle} s to fail" in TEXT
+    assert f"up to {supervise.LEAVE:.0f} s to finish dying" in TEXT

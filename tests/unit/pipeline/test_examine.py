@@ -1,0 +1,125 @@
+"""`diagnose` finds trials in directories and gives a result without expectations."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import jobs
+from moediag.cli import app
+from moediag.errors import EvidenceError, ExitCode
+from moediag.evidence.model import Evidence, RankEvidence
+from moediag.pipeline import examine
+from moediag.protocol import Trial
+from moediag.report.page import exit_code
+from moediag.result.verdicts import Confidence, Verdict
+
+
+def make(folder: Path, purpose: str = "step") -> Path:
+    folder.mkdir(parents=True)
+    Trial(name=folder.name, scenario="s", variant=folder.name, role="control",
+          purpose=purpose).write(folder)  # fmt: skip
+    return folder
+
+
+def test_a_run_is_its_trials_without_references_and_costs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    unfixed, control = make(run / "unfixed"), make(run / "control")
+    make(run / "reference-1", "reference")
+    make(run / "cost", "cost")
+    assert examine.trial_folders(run) == [control, unfixed]
+    assert examine.trial_folders(unfixed) == [unfixed]
+
+
+@pytest.mark.parametrize("what", ["empty", "file", "nowhere", "only-reference", "runs", "hostile"])
+def test_other_paths_are_refused_with_what_to_give(tmp_path: Path, what: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "hostile").write_bytes(b"\x80\x02cos\nsystem\n.")
+    make(tmp_path / "only-reference" / "reference-1", "reference")
+    make(tmp_path / "runs" / "one" / "unfixed")
+    with pytest.raises(EvidenceError, match=what) as caught:
+        examine.examine([tmp_path / what])
+    assert "moediag run" in caught.value.help_text and "Flight Recorder" in caught.value.help_text
+    assert what != "hostile" or "wants os.system" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("none", ExitCode.OK), ("stuck", ExitCode.FAILURE_FOUND), ("log", ExitCode.INCONCLUSIVE)],
+)
+def test_what_other_tools_left_is_one_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, code: int
+) -> None:
+    job = jobs.healthy(jobs.Layout(dp=2, tp=2), 3)
+    if fault == "log":
+        (tmp_path / "rank_0.log").write_text("step 1 loss 2.0\n")
+        paths = [tmp_path]
+    else:
+        job = jobs.faulty(job, fault, 1) if fault != "none" else job
+        jobs.write(job, tmp_path / "dumps", form="json")
+        (tmp_path / "rank_0.log").write_text("step 1 loss 2.0\n")
+        (tmp_path / "notes").write_text("ask Ann\n")
+        paths = [tmp_path / "dumps", tmp_path / "rank_0.log", tmp_path / "notes"]
+    assert app.main(["diagnose", "--json", *map(str, paths)]) == code
+    (trial,) = json.loads(capsys.readouterr().out)["trials"]
+    assert trial["culprits"] == list(job.culprits) and trial["expected"] == ""
+    assert fault == "log" or any("notes" in text for text in trial["not_seen"])
+    assert app.main(["diagnose", *map(str, paths)]) == code
+    page = capsys.readouterr().out
+    assert fault != "stuck" or f"CULPRIT  rank {job.culprits[0]}" in page
+
+
+def test_a_run_and_dumps_beside_it_are_two_results(tmp_path: Path) -> None:
+    trial = make(tmp_path / "run" / "unfixed")
+    dumps = jobs.write(jobs.healthy(jobs.Layout(dp=2), 1), tmp_path / "dumps")
+    result = examine.examine([trial, dumps]).result
+    assert [t.variant for t in result.trials] == ["unfixed", "as found"]
+
+
+def test_nothing_of_torch_is_imported(tmp_path: Path) -> None:
+    job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 2), "skip", 1)
+    jobs.write(job, tmp_path / "d")
+    code = (
+        "import sys; from moediag import cli; "
+        f"assert cli.main(['diagnose', {str(tmp_path / 'd')!r}]) == 1; "
+        "assert not {'torch', 'numpy'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 99}', '{"schema_version": 1}'])
+def test_a_broken_trial_file_is_named(tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "run" / "t"
+    folder.mkdir(parents=True)
+    (folder / "trial.json").write_text(text)
+    with pytest.raises(EvidenceError, match=r"trial\.json cannot be read"):
+        examine.trial_folders(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [("clean", ExitCode.OK), ("hang", ExitCode.FAILURE_FOUND),
+     ("inconclusive", ExitCode.INCONCLUSIVE)],
+)  # fmt: skip
+def test_exit_code_says_whether_a_failure_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
+) -> None:
+    from moediag.result.diagnosis import Diagnosis
+
+    found = Diagnosis(Verdict(verdict), verdict, Confidence.HIGH, culprits=(1,))
+    evidence = Evidence(2, {1: RankEvidence(1, versions={"torch": "2.13.0"})})
+
+    def diagnose(given: Any) -> Diagnosis:
+        assert given is evidence
+        return found
+
+    monkeypatch.setattr(examine, "read_trial", lambda folder: evidence)
+    monkeypatch.setattr(examine, "diagnose", diagnose)
+    result = examine.examine([make(tmp_path / "t")]).result
+    trial = result.trials[0]
+    assert (trial.verdict, trial.expected, trial.stack) == (verdict, "", {"torch": "2.13.0"})
+    assert exit_code(result) == code

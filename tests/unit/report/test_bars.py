@@ -1,0 +1,54 @@
+"""Bars beside numbers: what is longer is more, and what was not measured has none."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moediag.report import html
+from moediag.report.bars import WIDTH, error_bar, time_bar
+from moediag.report.page import FixRow, page_of
+from moediag.result.run_result import TrialResult, read_result
+
+EFFECTS = read_result(Path(__file__).parents[2] / "golden" / "results" / "hang.json")
+ROW = FixRow("a", "correct", "clean", "", False, "", ())
+TRIAL = TrialResult(
+    variant="a", role="fix", stack={}, launcher="fork", backend="gloo", world_size=2,
+    verdict="clean", expected="clean", met=True, signature="", confidence="high",
+    gradient_error=1e-6, parameters_compared=3,
+)  # fmt: skip
+
+
+def length(svg: str) -> float:
+    return float(re.findall(r'<rect class="(?:time|good|bad)" width="([\d.]+)"', svg)[0])
+
+
+def test_step_times_compare_and_the_unfixed_step_is_a_line() -> None:
+    rows = [replace(ROW, ratio=r) for r in (1.0, 2.0, None, math.nan)]
+    assert length(time_bar(2.0, rows)) == WIDTH
+    assert length(time_bar(1.0, rows)) == WIDTH / 2
+    assert f'x1="{WIDTH / 2:.1f}"' in time_bar(2.0, rows)
+    assert [time_bar(r, rows) for r in (None, math.nan, math.inf, 0.0)] == [""] * 4
+
+
+def test_gradient_errors_compare_on_a_logarithmic_scale() -> None:
+    bars = [error_bar(replace(TRIAL, gradient_error=e)) for e in (0.0, 1e-8, 1e-4, 1.0, 1e9)]
+    lengths = [length(bar) for bar in bars]
+    assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == WIDTH
+    assert length(error_bar(replace(TRIAL, gradient_error=math.nan))) == WIDTH
+    assert 'class="bad"' in error_bar(replace(TRIAL, verdict="wrong-gradients"))
+
+
+@pytest.mark.parametrize("more", [{"gradient_error": None}, {"parameters_compared": 0}])
+def test_what_was_not_compared_has_no_bar(more: dict[str, object]) -> None:
+    assert error_bar(replace(TRIAL, **more)) == ""  # type: ignore[arg-type]
+
+
+def test_the_page_has_them_beside_the_numbers() -> None:
+    page = html.render([EFFECTS])
+    measured = [row for row in page_of(EFFECTS).fixes if row.ratio is not None]
+    assert measured and page.count("of the unfixed step time") == len(measured)

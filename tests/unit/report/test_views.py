@@ -1,0 +1,189 @@
+"""HTML, markdown, JUnit, trace, JSON: well-formed, escaped, within their readers' limits."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from moediag.errors import EvidenceError, UsageError
+from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
+from moediag.report import html, json_view, junit, markdown, trace, views
+from moediag.result.run_result import FirstDivergence, RankSide, RunResult, read_result
+
+RESULTS = Path(__file__).parent.parent.parent / "golden" / "results"
+NASTY = "<script>alert(1)</script> | `x` *y* \x00\x1b[31m & \"q\" 'p' </details> ```"
+
+
+@pytest.fixture
+def starvation() -> RunResult:
+    return read_result(RESULTS / "starvation.json")
+
+
+@pytest.fixture
+def nasty(starvation: RunResult) -> RunResult:
+    """Text of the user's own everywhere it can come in, on a trial that broke its expectation."""
+    trial = replace(
+        starvation.trials[0],
+        variant=NASTY, cause=NASTY, not_seen=(NASTY,), notes=(NASTY,), met=False,
+        stacks={"0": [NASTY]}, worst_parameter=NASTY, wrong_parameters=(NASTY,),
+    )  # fmt: skip
+    return replace(starvation, scenario=NASTY, trials=(trial, *starvation.trials[1:]))
+
+
+def test_html_needs_no_network_and_no_script(starvation: RunResult) -> None:
+    page = html.render([starvation])
+    assert not re.search(r"(src|href)=\"(?!#)", page)
+    assert "url(" not in page
+    assert "<script" not in page
+
+
+def test_html_escapes_what_came_from_the_run(nasty: RunResult) -> None:
+    page = html.render([nasty])
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_html_of_several_runs_links_to_each(starvation: RunResult) -> None:
+    page = html.render([starvation, starvation])
+    assert 'href="#run-2"' in page
+    assert 'id="run-2"' in page
+
+
+def test_rank_grid_marks_blame_by_letter_too() -> None:
+    grid = ElementTree.fromstring(html.rank_grid(4, [1], [0, 2]))
+    assert [g.get("class") for g in grid] == ["victim", "culprit", "victim", "other"]
+    assert ["".join(g[-1].itertext()) for g in grid] == ["V", "C", "V", ""]
+    assert grid.get("aria-label") == "4 ranks; culprits: rank 1; victims: ranks 0, 2"
+
+
+def test_rank_grid_of_a_large_world_stays_small() -> None:
+    assert len(html.rank_grid(4096, [7], range(8))) < 1_000_000
+
+
+def test_markdown_cannot_be_broken_out_of(nasty: RunResult) -> None:
+    text = markdown.render([nasty])
+    outside = re.sub(r"(?ms)^(`{3,})text$.*?^\1$", "", text)
+    assert "<script" not in outside
+    rows = [line for line in outside.splitlines() if line.startswith("|")]
+    columns = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
+    assert set(columns[: len(nasty.trials) + 2]) == {7}
+
+
+def test_markdown_stays_below_an_issue_body(starvation: RunResult) -> None:
+    text = markdown.render([starvation] * 60)
+    assert len(text) <= markdown.LIMIT < 65_536
+    assert len(text.encode()) < 2**20
+
+
+def test_markdown_says_what_it_left_out(starvation: RunResult) -> None:
+    whole = markdown.render([starvation] * 3)
+    assert "left out" not in whole
+    assert "1 finding left out here" in markdown.render([starvation] * 3, limit=len(whole) - 1)
+
+
+def test_junit_counts_and_texts(nasty: RunResult) -> None:
+    root = ElementTree.fromstring(junit.render([nasty]))
+    suite = root[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("11", "1", "0")
+    assert "<script>" in str(suite[0].get("name"))
+    assert suite[0][0].tag == "failure"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tag"),
+    [("inconclusive", "error"), ("not-applicable", "skipped"), ("hang", "failure")],
+)
+def test_junit_tells_a_broken_claim_from_one_not_judged(
+    starvation: RunResult, verdict: str, tag: str
+) -> None:
+    trial = replace(starvation.trials[0], verdict=verdict, met=False)
+    root = ElementTree.fromstring(junit.render([replace(starvation, trials=(trial,))]))
+    assert root[0][0][0].tag == tag
+
+
+def test_json_has_no_number_that_json_lacks(starvation: RunResult) -> None:
+    trial = replace(starvation.trials[0], gradient_error=float("nan"))
+    raw = json.loads(
+        json_view.render(replace(starvation, trials=(trial,))),
+        parse_constant=lambda name: pytest.fail(name),
+    )
+    assert raw["trials"][0]["gradient_error"] == "nan"
+
+
+def call(index: int, op: str, time: float, completed: bool = True) -> Collective:
+    return Collective(index, "g", index, op, 8, 4, "float32", "backward", "layers.1",
+                      completed=completed, time=time)  # fmt: skip
+
+
+def test_trace_marks_the_divergence_on_every_rank_and_draws_what_never_ended() -> None:
+    group = {"g": Group("g", (0, 1), "dp_shard")}
+    ranks = {
+        0: RankEvidence(0, (call(0, "all_gather", 5.0), call(1, "all_gather", 6.0, False)), group),
+        1: RankEvidence(1, (call(0, "all_gather", 5.5), call(1, "reduce_scatter", 7.0)), group),
+    }
+    sides = {"0": RankSide("all_gather", 8, "f"), "1": RankSide("reduce_scatter", 8, "f")}
+    at = FirstDivergence(1, "dp_shard", "backward", "layers.1", sides)
+    events = json.loads(trace.render({"unfixed": trace.Traced(Evidence(2, ranks), at)}))[
+        "traceEvents"
+    ]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert [(e["pid"], e["ts"]) for e in spans] == [
+        (0, 0), (0, 1_000_000), (1, 500_000), (1, 2_000_000),
+    ]  # fmt: skip
+    assert spans[0]["dur"] == 1_000_000
+    assert spans[1]["ts"] + spans[1]["dur"] == 2_100_000  # to the end of the trace
+    marks = [e for e in events if e["name"] == "first divergence"]
+    assert [(e["pid"], e["ts"]) for e in marks] == [(0, 1_000_000), (1, 2_000_000)]
+
+
+def test_trace_without_divergence_marks_nothing() -> None:
+    ranks = {0: RankEvidence(0, (call(0, "all_gather", 5.0),), {"g": Group("g", (0,))})}
+    events = json.loads(trace.render({"control": trace.Traced(Evidence(1, ranks))}))["traceEvents"]
+    assert [e["ph"] for e in events if e["name"] == "first divergence"] == []
+    assert len([e for e in events if e["ph"] == "X"]) == 1
+
+
+def test_a_path_without_a_result_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match=r"result\.json does not exist"):
+        views.load(tmp_path)
+    (tmp_path / "result.json").write_text('{"schema_version": 1}')
+    with pytest.raises(EvidenceError, match="is not a result of moediag"):
+        views.load(tmp_path)
+
+
+def test_a_view_that_cannot_be_written_is_a_usage_error(
+    starvation: RunResult, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="--html"):
+        views.write([starvation], {"html": tmp_path}, dict)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"schema_version": 2}', "schema_version 2, this moediag reads 1"),
+        ("{}", "no schema_version"),
+        ("[]", "no schema_version"),
+        ("null", "no schema_version"),
+        ('{"schema_version": 1, "trials": 3}', "fields are missing or wrong"),
+        ('{"schema_version": 1, "trials": [{}]}', "fields are missing or wrong"),
+        ('{"schema_version": 1', "Expecting"),
+    ],
+)
+def test_what_is_no_result_is_said_in_words(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(EvidenceError, match=why):
+        views.load(tmp_path)
+
+
+def test_stdout_takes_one_format(starvation: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="stdout holds one format"):
+        views.write([starvation], {"html": Path("-"), "junit": Path("-")}, dict)
+
+
+def test_a_full_disk_is_no_wrong_usage(starvation: RunResult, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        views.write([starvation], {"html": Path("/dev/full")}, dict)

@@ -1,0 +1,195 @@
+"""The YAML schema mirrors the protocol, knows the field's words, and its JSON Schema is current."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import textwrap
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag import protocol
+from moediag.errors import ScenarioError
+from moediag.result.verdicts import Role, Verdict
+from moediag.scenario import sections
+from moediag.scenario.catalogue import entries, find, folder, names
+from moediag.scenario.checks import known_fixes
+from moediag.scenario.load import load
+from moediag.scenario.plan import plan
+from moediag.scenario.schema import Expectation, json_schema
+
+ROOT = Path(__file__).parent.parent.parent.parent
+PAIRS = [
+    (sections.ModelSection, protocol.ModelSpec, set()),
+    (sections.WrapperSection, protocol.WrapperSpec, set()),
+    (sections.StepSection, protocol.StepSpec, set()),
+    # The plan writes `every` out as one entry per rank.
+    (sections.StarveSection, protocol.Starve, {"every"}),
+    (sections.SkewSection, protocol.SkewSpec, set()),
+    (sections.CostSection, protocol.CostSpec, set()),
+    (sections.ProgramSection, protocol.ProgramSpec, set()),
+    (sections.ResumeSection, protocol.ResumeSpec, set()),
+    (sections.RecorderSection, protocol.RecorderSpec, set()),
+    (sections.LoadCostSection, protocol.LoadCostSpec, set()),
+]
+
+
+def default_of(field: Any) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+        return dataclasses.asdict(made) if dataclasses.is_dataclass(made) else made
+    return "required"
+
+
+@pytest.mark.parametrize(
+    ("section", "spec", "extra"), PAIRS, ids=lambda x: getattr(x, "__name__", "")
+)
+def test_a_section_has_the_names_and_defaults_of_the_protocol(
+    section: Any, spec: Any, extra: set[str]
+) -> None:
+    mine = {}
+    for name, field in section.model_fields.items():
+        value = "required" if field.is_required() else field.get_default(call_default_factory=True)
+        mine[name] = value.model_dump() if isinstance(value, sections.Section) else value
+    theirs = {field.name: default_of(field) for field in dataclasses.fields(spec)}
+    assert {k: v for k, v in mine.items() if k not in extra} == theirs
+    assert extra <= set(mine)
+
+
+def test_the_words_are_those_of_results() -> None:
+    assert set(typing.get_args(sections.VerdictName)) == {str(v) for v in Verdict}
+    assert set(json_schema()["definitions"]["Variant"]["properties"]["role"]["enum"]) == {
+        str(r) for r in Role
+    }
+
+
+def test_the_families_are_those_that_the_worker_builds() -> None:
+    from moediag.families import FAMILIES
+
+    assert set(typing.get_args(sections.Family)) == set(FAMILIES)
+
+
+def test_the_json_schema_in_the_repository_is_current() -> None:
+    kept = json.loads((ROOT / "schema" / "scenario.schema.json").read_text(encoding="utf-8"))
+    assert kept == json_schema(), "run: moediag schema > schema/scenario.schema.json"
+
+
+def nodes(node: Any) -> Any:
+    if isinstance(node, dict):
+        yield node
+    for child in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
+        yield from nodes(child)
+
+
+def test_the_json_schema_stays_within_draft_7() -> None:
+    schema = json_schema()
+    assert schema["$schema"].endswith("draft-07/schema#")
+    for node in nodes(schema):
+        assert not {"$defs", "prefixItems", "unevaluatedProperties", "dependentSchemas"} & set(node)
+        if "$ref" in node:
+            # Draft 7 ignores whatever stands beside a reference.
+            assert list(node) == ["$ref"]
+            assert node["$ref"].rsplit("/", 1)[-1] in schema["definitions"]
+
+
+def test_every_field_is_described_for_editors() -> None:
+    schema = json_schema()
+    for place in (schema, *schema["definitions"].values()):
+        for name, field in place.get("properties", {}).items():
+            described = "description" in field or name in ("expect", "verdict")
+            assert described, name
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_shipped_scenario_loads_and_is_named_after_its_file(name: str) -> None:
+    path = find(name)
+    scenario = load(path)
+    assert scenario.name == name
+    assert scenario.description
+    for key, variant in scenario.variants.items():
+        assert variant.title, key
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    prefix = "# yaml-language-server: $schema="
+    assert first.startswith(prefix)
+    assert (folder() / first.removeprefix(prefix)).resolve().is_file()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_scenario_written_out_loads_as_the_same(name: str, tmp_path: Path) -> None:
+    scenario = load(find(name), ["step.lr=0.01"])
+    path = tmp_path / "as-run.yaml"
+    path.write_text(scenario.to_yaml(), encoding="utf-8")
+    again = load(path)
+    assert again.model_dump() == scenario.model_dump()
+    for variant in scenario.variants:
+        assert again.merged(variant).model_dump() == scenario.merged(variant).model_dump()
+
+
+def test_the_listing_says_what_is_expected() -> None:
+    by_name = {entry.name: entry for entry in entries()}
+    assert list(by_name) == names()
+    assert by_name["expert-starvation"].expected == "collective-mismatch (gloo), hang (nccl)"
+    assert by_name["expert-starvation-silent"].expected == "wrong-gradients"
+    assert by_name["ep-load-cost"].expected == "clean"
+    measuring = {name for name in names() if load(find(name)).measures}
+    assert all(entry.variants >= 3 for name, entry in by_name.items() if name not in measuring)
+
+
+def test_the_known_fixes_are_the_modules() -> None:
+    from moediag.worker import fixes
+
+    assert "zero-fill" in known_fixes()
+    for name in known_fixes():
+        module = fixes.load(name)
+        assert hasattr(module, "before_wrap") or hasattr(module, "after_wrap")
+
+
+def test_expected_verdicts_by_backend() -> None:
+    def expect(verdict: Any) -> Expectation:
+        return Expectation.model_validate({"verdict": verdict})
+
+    assert expect("hang").verdicts("gloo") == ("hang",)
+    assert expect(["hang", "crash"]).verdicts("nccl") == ("hang", "crash")
+    both = expect({"gloo": ["crash", "collective-mismatch"], "nccl": "hang"})
+    assert both.verdicts("gloo") == ("crash", "collective-mismatch")
+    assert both.verdicts("nccl") == ("hang",)
+    assert both.words() == "crash or collective-mismatch (gloo), hang (nccl)"
+    assert expect({"gloo": "hang"}).verdicts("nccl") == ()
+
+
+def test_a_variant_is_laid_over_field_by_field() -> None:
+    scenario = load(find("expert-starvation"))
+    merged = scenario.merged("identical-sampler")
+    assert merged.skew.batches == "identical"
+    assert merged.skew.starve[0].rank is None
+    assert merged.model == scenario.model
+    assert scenario.merged("upgrade").stack["transformers"] == "5.0.0"
+    assert scenario.merged("fused-family").model.hidden == scenario.model.hidden
+
+
+def test_the_document_on_adding_a_scenario_works_word_for_word(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "add-a-scenario.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    path = tmp_path / "checkpointed.yaml"
+    path.write_text(textwrap.dedent(block[1].replace("\n   ", "\n").strip(" ")), encoding="utf-8")
+    given = [text for text in re.findall(r"--set (\S+)", text) if "=" in text]
+    scenario = load(path, given)
+    assert {p.trial.variant for p in plan(scenario, 2, "cpu").trials} == set(scenario.variants)
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("checkpointing: non", "chekpointing: non"),
+        encoding="utf-8",
+    )
+    with pytest.raises(ScenarioError) as caught:
+        load(path)
+    shown = re.search(r"error: (.*)", text)
+    assert shown is not None
+    assert caught.value.message.replace(f"{tmp_path}/", "") == shown[1]

@@ -93,7 +93,8 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     shutil.copytree(
         ROOT / "moediag", folder / "moediag", ignore=shutil.ignore_patterns("__pycache__")
     )
-    shutil.copytree(ROOT / "schema", folder / "schema")
+    for part in ("schema", "scenarios"):
+        shutil.copytree(ROOT / part, folder / part)
     shutil.copy(ROOT / "pyproject.toml", folder)
     yield Checkout(folder)
     # Ranks import the copy through a link in the cache: it would lead nowhere.

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from moediag.protocol import LoadCostSpec, LoadTiming, Outcome, Trial
 from moediag.recorder.calls import METHODS as COLLECTIVES
 from moediag.recorder.patches import Patches
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals
 from moediag.worker.shard.wrapped import mesh_of, synchronize
 from moediag.worker.tasks import load_methods, load_model

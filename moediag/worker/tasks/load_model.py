@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moediag.protocol import LoadCostSpec
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 PER_LAYER = 100  # parameters of one decoder layer, an FSDP group
 

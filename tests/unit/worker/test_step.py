@@ -18,6 +18,7 @@ from moediag.worker.measure import gradients as compare  # noqa: E402
 from moediag.worker.measure import reference  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
 from moediag.worker.models.skew import RouterSkew  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn  # noqa: E402
 
 STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])
@@ -70,7 +71,7 @@ class TestModels:
         spec = ModelSpec(family=family)
         try:
             model = tiny.build(spec, seed=0)
-        except tiny.NotApplicable as reason:
+        except NotApplicable as reason:
             assert family in str(reason)
             return
         anatomy = tiny.anatomy(model, spec)
@@ -196,7 +197,7 @@ class TestFixes:
 
     @pytest.mark.parametrize("fix", ["set-reduce-scatter-unused-params", "zero-fill"])
     def test_a_fix_of_fsdp2_says_that_it_needs_fsdp2(self, fix):
-        with pytest.raises(tiny.NotApplicable, match="FSDP2"):
+        with pytest.raises(NotApplicable, match="FSDP2"):
             self.gradients(fix)
 
     def test_iterate_all_leaves_the_order_of_experts_the_same_on_every_rank(self):
@@ -225,7 +226,7 @@ class TestReferenceAndComparison:
 
         monkeypatch.setattr(Wrapped, "loss", with_dropout)
         path = tmp_path / "reference.pt"
-        with pytest.raises(tiny.NotApplicable, match="qwen3_moe draws random numbers"):
+        with pytest.raises(NotApplicable, match="qwen3_moe draws random numbers"):
             reference.run(trial(reference_path=str(path)))
         assert not path.exists()
 
@@ -233,7 +234,7 @@ class TestReferenceAndComparison:
         # As a router that samples its experts: its top-k does not see the experts' scores.
         monkeypatch.setattr(RouterSkew, "_bent", lambda self, original: original)
         path = tmp_path / "reference.pt"
-        with pytest.raises(tiny.NotApplicable, match="does not choose experts by a top-k"):
+        with pytest.raises(NotApplicable, match="does not choose experts by a top-k"):
             reference.run(trial(reference_path=str(path), skew=STARVED))
         reference.run(trial(reference_path=str(path)))
         assert path.exists(), "a healthy routing needs no bending"

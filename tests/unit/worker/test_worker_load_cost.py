@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 import torch.distributed as dist  # noqa: E402
 
 from moediag.protocol import LOAD_METHODS, LoadCostSpec, Trial  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.tasks import load_cost, load_methods, load_model  # noqa: E402
 from moediag.worker.tasks.load_methods import Job, Missing, buckets  # noqa: E402
 

@@ -58,7 +58,7 @@ def test_the_licence_and_the_command_ship(names: dict[str, bytes]) -> None:
     metadata = names[f"{info}/METADATA"].decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.10" in metadata
-    assert b"moediag = moediag.cli.app:main" in names[f"{info}/entry_points.txt"]
+    assert b"moediag = moediag.cli:main" in names[f"{info}/entry_points.txt"]
 
 
 def test_nothing_else_ships(names: dict[str, bytes]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Tuple, Union
+from typing import Any, Dict, List, Mapping, Tuple, Union
 
 from moediag.axes.axis import AXES, Axis, find
 from moediag.axes.mesh_axes import DP_SHARD
@@ -150,6 +150,6 @@ class Layout:
         return f"{_factors(self.axes)} = {self.world_size} ranks"
 
 
-def _factors(request: Mapping[str, Union[int, str]]) -> str:
+def _factors(request: Mapping[Any, Union[int, str]]) -> str:
     ordered = [a for a in AXES if a in request] + [a for a in request if a not in AXES]
     return " x ".join(f"{axis}={request[axis]}" for axis in ordered) or "no axes"

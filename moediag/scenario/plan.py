@@ -242,7 +242,7 @@ def _program(section: ProgramSection | None) -> ProgramSpec | None:
 
 def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int) -> WrapperSpec:
     """Texts in ``distributed_config`` that name a mesh axis become its size here."""
-    sizes = {**dict.fromkeys(AXES, 1), **layout, WORLD: world_size}
+    sizes = {**{str(axis): 1 for axis in AXES}, **layout, WORLD: world_size}
     values = section.model_dump()
     asked = values["distributed_config"]
     if asked is not None:

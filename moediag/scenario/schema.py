@@ -21,7 +21,7 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from moediag.axes import DP_SHARD, WORLD, Layout
+from moediag.axes import DP_SHARD, Layout
 from moediag.scenario.sections import (
     Backend,
     CostSection,
@@ -202,7 +202,7 @@ class Variant(Section):
 
 
 def _whole_world() -> LayoutRequest:
-    return {str(DP_SHARD): WORLD}
+    return {str(DP_SHARD): "world"}
 
 
 class Scenario(Section):

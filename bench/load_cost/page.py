@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.load_cost.timing import RankTimings, Timing
 from moediag.report.tables import markdown
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 from moediag.result.wording import plural, ranks
 
 BASELINE = "per-parameter"

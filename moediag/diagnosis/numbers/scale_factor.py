@@ -18,7 +18,7 @@ from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError, Outcome
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 from moediag.result.wording import error_size
 
 PATTERN = "constant-factor"  # its part of a signature

@@ -95,7 +95,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     from moediag.worker import gpu, programs
     from moediag.worker.collector import Collector
     from moediag.worker.not_applicable import NotApplicable
-    from moediag.worker.tasks import cost, load_cost, resume, step, trainer
+    from moediag.worker.tasks import cost, resume, step, trainer
 
     device = gpu.device(trial)
     if device.type == "cuda":
@@ -111,8 +111,6 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
             programs.load(trial.program.name).run(collector)
         elif trial.resume is not None:
             resume.run(collector)
-        elif trial.purpose == "load-cost":
-            return load_cost.run(trial, rank, recorder, device)
         elif trial.wrapper.kind in trainer.KINDS:
             trainer.run(collector)
         else:

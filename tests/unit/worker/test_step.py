@@ -21,6 +21,7 @@ from moediag.worker.models.skew import RouterSkew  # noqa: E402
 from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn  # noqa: E402
 
+FOUR = {"world_size": 4, "layout": {"dp_shard": 4}}
 STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])
 
 
@@ -46,7 +47,7 @@ def one_backward(model, anatomy, skew: SkewSpec = STARVED) -> dict:
 class TestData:
     def test_a_batch_depends_on_rank_step_and_micro_batch_and_on_nothing_else(self):
         def at(rank, number, micro):
-            return data.batch(trial(), rank, number, micro)
+            return data.batch(trial(**FOUR), rank, number, micro)
 
         assert torch.equal(at(1, 2, 0), at(1, 2, 0))
         others = [at(0, 2, 0), at(1, 3, 0), at(1, 2, 1)]
@@ -54,13 +55,13 @@ class TestData:
 
     def test_identical_batches_are_the_same_on_all_ranks(self):
         skew = SkewSpec(batches="identical")
-        batches = [data.batch(trial(skew=skew), rank, 1, 0) for rank in range(3)]
+        batches = [data.batch(trial(skew=skew, **FOUR), rank, 1, 0) for rank in range(3)]
         assert torch.equal(batches[0], batches[1])
         assert torch.equal(batches[0], batches[2])
 
     def test_one_token_batches_repeat_one_token_another_one_on_each_rank(self):
         skew = SkewSpec(batches="one-token")
-        tokens = [data.batch(trial(skew=skew), rank, 1, 0) for rank in range(4)]
+        tokens = [data.batch(trial(skew=skew, **FOUR), rank, 1, 0) for rank in range(4)]
         assert all(t.unique().numel() == 1 for t in tokens)
         assert len({int(t[0, 0]) for t in tokens}) == 4
 
@@ -214,7 +215,9 @@ class TestFixes:
 class TestReferenceAndComparison:
     @pytest.fixture
     def expected(self, tmp_path):
-        subject = trial(reference_path=str(tmp_path / "reference.pt"), world_size=2)
+        subject = trial(
+            reference_path=str(tmp_path / "reference.pt"), world_size=2, layout={"dp_shard": 2}
+        )
         reference.run(subject)
         return subject, reference.load(str(tmp_path / "reference.pt"))
 
@@ -244,7 +247,7 @@ class TestReferenceAndComparison:
         model = tiny.build(ModelSpec(), 0)
         wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)
         for rank in range(2):
-            tokens = data.batch(trial(), rank, 1, 0)
+            tokens = data.batch(subject, rank, 1, 0)
             (wrapped.loss(tokens) / 2).backward()
         errors = compare.compare(wrapped, stored["gradients"][0])
         assert not any(e.wrong for e in errors.values())

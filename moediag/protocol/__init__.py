@@ -1,7 +1,8 @@
 """What crosses from the control side to the ranks, and the files the ranks leave behind.
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
-``trial``, what a rank is given; ``programs``, steps of another kind; ``outcome``, what it measured.
+``trial``, what a rank is given; ``programs``, steps of another kind; ``outcome``, what it measured;
+``user_code``, which frames are the user's own.
 The only package that both sides import, so: standard library only, Python >= 3.9.
 A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
 (one JSON object a line, written with a single ``write`` so that a killed rank loses
@@ -88,6 +89,11 @@ from moediag.protocol.trial import (
     Trial,
     WrapperSpec,
 )
+from moediag.protocol.user_code import (
+    in_libraries,
+    innermost_user,
+    is_moediag,
+)
 
 __all__ = [
     "ENV_ATTEMPT",
@@ -148,6 +154,9 @@ __all__ = [
     "executed_file",
     "flight_file",
     "heartbeat_file",
+    "in_libraries",
+    "innermost_user",
+    "is_moediag",
     "job_file",
     "older_events_file",
     "outcome_file",

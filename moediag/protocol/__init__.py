@@ -64,6 +64,10 @@ from moediag.protocol.outcome import (
     StepReplicas,
     Susceptibility,
 )
+from moediag.protocol.process_start import (
+    start_time,
+    stat_fields,
+)
 from moediag.protocol.programs import (
     PROGRAMS,
     ProgramSpec,
@@ -164,6 +168,8 @@ __all__ = [
     "pid_file",
     "program_options",
     "stacks_file",
+    "start_time",
+    "stat_fields",
     "watchdog_dump",
     "write_json",
     "write_text",

@@ -39,7 +39,8 @@ class _Rank:
         os.environ[protocol.ENV_RANK_PID] = str(os.getpid())
         self.folder.mkdir(parents=True, exist_ok=True)
         me = {
-            "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
+            "pid": os.getpid(), "started": protocol.start_time(), "host": socket.gethostname(),
+            "time": time.time(),
             "world_size": world_size, "local_ranks": _number("LOCAL_WORLD_SIZE"),
             "flight_dumps": _flight_dumps(),
         }  # fmt: skip

@@ -31,9 +31,7 @@ from moediag.diagnosis.schedules.stuck_calls import frontier
 from moediag.diagnosis.schedules.usual_order import departures
 from moediag.diagnosis.words import detector_table, divergence_view, program_tables, schedule_view
 from moediag.evidence.model import Evidence
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import Table
-from moediag.result.verdicts import Verdict
+from moediag.result import Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
 
 _UNEXPLAINED = (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE)
@@ -81,7 +79,6 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             judged.notes + _at_end(facts, judged) + _worker_notes(evidence) + nodes.note(evidence)
         ),
         tables=_tables(facts, parted),
-        backend=evidence.backend,
         schedules=(
             schedule_view.side_by_side(by_schedule, aligned, judged.culprits, evidence)
             if by_schedule is not None
@@ -89,18 +86,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         ),
         states=schedule_view.states(evidence, facts.failed),
         attached=evidence.attached,
-        nccl=_nccl(evidence),
     )
-
-
-def _nccl(evidence: Evidence) -> str:
-    """As the ranks told it, of those that used it."""
-    used = any(
-        "nccl" in g.backend for seen in evidence.ranks.values() for g in seen.groups.values()
-    )
-    if not used and "nccl" not in evidence.backend:
-        return ""
-    return next((v for s in evidence.ranks.values() if (v := s.versions.get("nccl"))), "")
 
 
 def _facts(evidence: Evidence, aligned: Aligned) -> Facts:

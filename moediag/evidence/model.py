@@ -254,3 +254,11 @@ class Evidence:
     def devices_known(self) -> bool:
         """Of some rank it is known what its device made of the calls."""
         return any(c.on_device for seen in self.ranks.values() for c in seen.collectives)
+
+    @property
+    def nccl(self) -> str:
+        """The version of NCCL that the ranks ran on; empty where they did not use it."""
+        backends = [g.backend for seen in self.ranks.values() for g in seen.groups.values()]
+        if not any("nccl" in backend for backend in (self.backend, *backends)):
+            return ""
+        return next((v for s in self.ranks.values() if (v := s.versions.get("nccl"))), "")

@@ -34,7 +34,7 @@ from moediag.pipeline.examine import result_of
 from moediag.pipeline.run import run_folder
 from moediag.protocol import Trial
 from moediag.report.finding import FAILURES
-from moediag.result.run_result import Conclusion, RunResult, Seconds, TrialResult
+from moediag.result import Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
@@ -212,10 +212,9 @@ class _Watch:
         )
         found = result_of(trial, evidence, folder.name)
         return dataclasses.replace(
-            found,
+            found.diagnosed(notes=(*record.notes, *found.notes)),
             backend=evidence.backend,
             world_size=evidence.world_size,
-            notes=(*record.notes, *found.notes),
             seconds=Seconds(
                 launch=_since(record.started, record.first_progress),
                 stall_to_verdict=record.since_stall(),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from moediag.evidence.model import Evidence
 from moediag.protocol import LoadTiming
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 from moediag.result.wording import plural, ranks
 
 BASELINE = "per-parameter"

@@ -20,7 +20,7 @@ from moediag.diagnosis.schedules.device_position import Front
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.evidence.model import Evidence
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 
 
 @dataclass(frozen=True, slots=True)

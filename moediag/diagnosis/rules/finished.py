@@ -10,7 +10,7 @@ from moediag.diagnosis.rules.failed import mismatch
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, foreign_jobs, replica_sentences
 from moediag.evidence.model import RankEvidence
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from moediag.result.wording import error_size, plural, ranks
 
 

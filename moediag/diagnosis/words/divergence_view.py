@@ -12,7 +12,7 @@ from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective, Evidence, Frame
 from moediag.evidence.rank_stacks import that_counts
 from moediag.protocol import is_moediag
-from moediag.result.run_result import FirstDivergence, RankSide
+from moediag.result import FirstDivergence, RankSide
 
 NO_CALL = "none"  # op of a rank that made no call
 _FRAMES = 12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import socket
@@ -25,15 +24,12 @@ from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
 from moediag.report import watch_display
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import TrialResult, Verdict
+from tests.unit.trial_results import changed, trial_result
 
 
 def trial(verdict: str, size: int = 2) -> TrialResult:
-    return TrialResult(
-        variant="watched", role="unfixed", stack={}, launcher="", backend="gloo", world_size=size,
-        verdict=verdict, expected="", met=True, signature="", confidence="high",
-    )  # fmt: skip
+    return trial_result("watched", verdict=verdict, launcher="", world_size=size, expected="")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +259,7 @@ def test_the_kernel_counts_what_it_kills() -> None:
 
 
 def test_the_last_line_says_what_a_launcher_scrolled_away() -> None:
-    hung = dataclasses.replace(trial("hang"), culprits=(1,))
+    hung = changed(trial("hang"), culprits=(1,))
     of = watch.of_job
     assert (
         watch_display.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"

@@ -14,7 +14,7 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import ScenarioError
-from moediag.result.verdicts import Role, Verdict
+from moediag.result import Role, Verdict
 from moediag.scenario import sections
 from moediag.scenario.catalogue import entries, find, folder, names
 from moediag.scenario.checks import known_fixes

@@ -15,12 +15,11 @@ from moediag.evidence.model import Evidence, RankEvidence
 from moediag.judgement import conclusion
 from moediag.protocol import LOAD_METHODS, LoadCostSpec, LoadTiming, Outcome, Trial
 from moediag.report.page import exit_code, page_of
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import Conclusion, RunResult, Table, TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import Conclusion, Diagnosis, RunResult, Table, Verdict
 from moediag.scenario import catalogue, sections
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
+from tests.unit.trial_results import trial_result
 
 MEASURING = """\
 schema_version: 1
@@ -128,9 +127,9 @@ class TestTheBytes:
 
     def test_a_run_claims_nothing_and_says_whether_it_held(self) -> None:
         def run(verdict: str) -> RunResult:
-            row = TrialResult(
-                "loads", "control", {}, "fork", "gloo", 2, verdict, "clean", verdict == "clean",
-                verdict, "high", cause="why",
+            row = trial_result(
+                "loads", "control", verdict=verdict, expected="clean", met=verdict == "clean",
+                cause="why",
             )  # fmt: skip
             return RunResult("mine", "", "", {}, (row,), conclusion.conclusion([row]))
 

@@ -11,7 +11,6 @@ from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.failures import failures
 from moediag.diagnosis.numbers import by_part, expert_holders, optimizer_update, ownership
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
-from moediag.diagnosis.numbers.load_cost import load_facts, load_tables
 from moediag.diagnosis.numbers.metrics import metric_facts
 from moediag.diagnosis.numbers.optimizer_update import applied_facts
 from moediag.diagnosis.numbers.ownership import ownership_facts
@@ -113,7 +112,6 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
         parts=by_part.parts(evidence, step) if step is not None else (),
         ownership=ownership_facts(evidence),
         replicas=replica_facts(evidence),
-        loads=load_facts(evidence),
         resume=resume_facts(evidence),
         frontier=stuck,
         fronts=device_position.fronts(evidence),
@@ -192,7 +190,6 @@ def _tables(facts: Facts, parted: Sequence[Parted]) -> tuple[Table, ...]:
         of_detectors,
         of_parts,
         facts.factors.table,
-        *load_tables(facts.loads.loads),
         *facts.resume.tables,
         facts.metrics.table,
         device_position.table(facts.fronts) if evidence.stall is not None else None,

@@ -41,7 +41,7 @@ from moediag.pipeline import rows
 from moediag.protocol import Outcome, outcome_file, output_file
 from moediag.report.progress import Observer
 from moediag.result import RunResult, Seconds, TrialResult, Verdict
-from moediag.scenario.plan import TIMED, Plan, PlannedTrial
+from moediag.scenario.plan import COST, Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -253,7 +253,7 @@ class _Run:
         late: dict[tuple[tuple[str, str], ...], list[PlannedTrial]] = {}
         for planned in self.plan.trials:
             request = tuple(sorted(planned.stack.items()))
-            target = late if planned.trial.purpose in TIMED else groups
+            target = late if planned.trial.purpose == COST else groups
             target.setdefault(request, []).append(planned)
         return [*groups.items(), *late.items()]
 

@@ -11,6 +11,7 @@ from typing import Any
 from moediag.protocol import write_json
 
 RESULT_FILE = "result.json"
+SCENARIO_FILE = "scenario.yaml"
 
 # An int is a count, a float a measured number, None is "not measured"; a bool is yes or no.
 Cell = str | int | float | None

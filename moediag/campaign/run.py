@@ -23,11 +23,10 @@ from moediag.judgement.regressions import with_regressions
 from moediag.judgement.side_by_side import together
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import Reference, TrialOptions, Trials, in_order
-from moediag.result import wording
-from moediag.result.run_result import SCENARIO_FILE, RunResult, TrialResult
-from moediag.result.run_result import _trial as trial_from_json
-from moediag.result.verdicts import Verdict
-from moediag.scenario.plan import TIMED, Plan
+from moediag.result import RunResult, TrialResult, Verdict, wording
+from moediag.result.result_file import trial_from_json
+from moediag.result.run_result import SCENARIO_FILE
+from moediag.scenario.plan import COST, Plan
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -138,7 +137,7 @@ class _Run(Strategy[str, TrialResult]):
         self.trials = trials
         self.ahead = ahead
         self.planned = {p.trial.name: p for p in in_order(plan)}
-        self.records = Records(journal, "trial", trial_from_json, dataclasses.asdict)
+        self.records = Records(journal, "trial", trial_from_json, TrialResult.to_json)
         self.results = {name: self.records[name] for name in self.planned if name in self.records}
         self.result: RunResult | None = None
 
@@ -165,7 +164,7 @@ class _Run(Strategy[str, TrialResult]):
             return
         now = self.planned[self.wanted(1)[0]].stack
         for planned in map(self.planned.__getitem__, coming):
-            if planned.trial.purpose in TIMED:
+            if planned.trial.purpose == COST:
                 self.ahead.close()
             elif planned.stack != now and not self.trials.warm(planned):
                 self.ahead.build(_label(planned.stack), planned.stack)

@@ -26,10 +26,8 @@ from moediag.launch.settings import LaunchOptions, Progress
 from moediag.pipeline import rows
 from moediag.pipeline.observer import Observer, glance
 from moediag.protocol import Outcome, outcome_file, output_file
-from moediag.result import wording
-from moediag.result.run_result import Seconds, TrialResult
-from moediag.result.verdicts import Verdict
-from moediag.scenario.plan import TIMED, Plan, PlannedTrial
+from moediag.result import Seconds, TrialResult, Verdict, wording
+from moediag.scenario.plan import COST, Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -76,7 +74,7 @@ def in_order(plan: Plan) -> list[PlannedTrial]:
     when no other host is importing."""
     groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[PlannedTrial]] = {}
     for planned in plan.trials:
-        late = planned.trial.purpose in TIMED
+        late = planned.trial.purpose == COST
         groups.setdefault((late, _request(planned)), []).append(planned)
     return [p for key in sorted(groups, key=lambda key: key[0]) for p in groups[key]]
 
@@ -234,7 +232,11 @@ class Trials:
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
         if record.launch_error == BROKEN_OFF:  # what its ranks raised then shows nothing
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF)
-        diagnosis = diagnose(read_trial(folder))
+        evidence = read_trial(folder)
+        found = diagnose(evidence)
+        found = dataclasses.replace(found, notes=(*found.notes, *stack.notes))
+        if evidence.nccl:
+            versions["nccl"] = evidence.nccl
         seconds = Seconds(
             environment=round(stack.seconds, 3),
             launch=_since(record.started, record.first_progress),
@@ -244,9 +246,8 @@ class Trials:
         # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
         repeated = trial.skew.batches in ("identical", "one-token")
         other_batch = repeated and trial.skew.batches != self.plan.scenario.skew.batches
-        return rows.launched(
-            planned, stack, diagnosis, seconds, folder.name, other_batch=other_batch
-        )
+        done = rows.planned_row(planned, found, versions, folder.name)
+        return dataclasses.replace(done, seconds=seconds, other_batch=other_batch)
 
     def _reference(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> Reference:
         """The single-process run that this trial is held against, done once per key and stack."""

@@ -22,7 +22,7 @@ from moediag.campaign.engine import Header, Line
 from moediag.campaign.run import outcome
 from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 Module = Callable[..., types.SimpleNamespace]

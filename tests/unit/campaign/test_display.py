@@ -16,7 +16,7 @@ from moediag.campaign.run import outcome
 from moediag.launch.settings import Progress
 from moediag.pipeline.observer import glance
 from moediag.pipeline.trials import _telling
-from moediag.result.run_result import TrialResult, read_result
+from moediag.result import TrialResult, read_result
 
 RESULTS = Path(__file__).parent.parent.parent / "golden" / "results"
 

@@ -29,9 +29,7 @@ from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import trials
 from moediag.protocol import Outcome, Trial
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import RunResult, read_result
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Diagnosis, RunResult, Verdict, read_result
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan, plan
 from moediag.stacks.environment import Stack
@@ -65,17 +63,23 @@ class Ranks:
         return record
 
 
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    folder: Path
+    nccl: str = "2.28.9"
+
+
 @pytest.fixture(autouse=True)
 def no_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of fixes are clean, the others hang."""
 
-    def diagnose(folder: Path) -> Diagnosis:
-        fixed = Trial.read(folder / "trial.json").role == "fix"
+    def diagnose(evidence: Evidence) -> Diagnosis:
+        fixed = Trial.read(evidence.folder / "trial.json").role == "fix"
         verdict = Verdict.CLEAN if fixed else Verdict.COLLECTIVE_MISMATCH
         return Diagnosis(verdict, str(verdict), Confidence.HIGH, culprits=(1,) * (not fixed))
 
     monkeypatch.setattr(trials, "diagnose", diagnose)
-    monkeypatch.setattr(trials, "read_trial", lambda folder: folder)
+    monkeypatch.setattr(trials, "read_trial", Evidence)
     monkeypatch.setattr("moediag.stacks.environment.ready", lambda _: None)
     monkeypatch.setattr(module, "Ahead", Builders)
 

@@ -22,7 +22,7 @@ from moediag.campaign.sweep.summary import Row, Sweep
 from moediag.cli import app
 from moediag.errors import DiskFull, ExitCode, Interrupted, LaunchError, UsageError
 from moediag.report.text_layout import plain
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, load
 
 GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")

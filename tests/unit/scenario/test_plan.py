@@ -118,6 +118,53 @@ def test_the_reference_does_not_depend_on_fix_sharding_or_checkpointing() -> Non
     assert reference_key(trial, {}) != reference_key(wider, {})
 
 
+def test_bf16_and_fp32_never_share_a_reference() -> None:
+    """The reference measures what rounding to bf16 does to each gradient, so a bf16 trial
+    compared with the reference of an fp32 trial would have no tolerance for its rounding."""
+    fp32 = Trial(name="t", scenario="s", variant="v")
+    assert fp32.computes_in == "float32"
+    mixed = dataclasses.replace(
+        fp32, wrapper=dataclasses.replace(fp32.wrapper, param_dtype="bfloat16")
+    )
+    whole = dataclasses.replace(fp32, model=dataclasses.replace(fp32.model, dtype="bfloat16"))
+    keys = {reference_key(trial, {}) for trial in (fp32, mixed, whole)}
+    assert len(keys) == 3
+
+
+def test_variants_that_differ_in_the_computing_dtype_have_references_of_their_own() -> None:
+    scenario = load(
+        find("expert-starvation"),
+        ["variants.zero-fill.wrapper={param_dtype: bfloat16}"],
+    )
+    key = {p.trial.variant: p.reference_key for p in plan(scenario, 2, "cpu").trials}
+    assert key["zero-fill"] not in (None, key["unfixed"])
+    assert key["unfixed"] == key["dense-experts"]
+
+
+def test_batches_shared_within_a_replica_have_one_reference_per_layout() -> None:
+    """Which ranks share a batch follows from the layout, so the same world has other data."""
+    shared = dataclasses.replace(
+        Trial(name="t", scenario="s", variant="v", world_size=4),
+        skew=dataclasses.replace(
+            Trial(name="t", scenario="s", variant="v").skew, batches="per-replica"
+        ),
+    )
+    layouts = [{"dp_shard": 4}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "tp": 2}, {"tp": 4}]
+    keys = {reference_key(dataclasses.replace(shared, layout=of), {}) for of in layouts}
+    assert len(keys) == len(layouts)
+
+
+@pytest.mark.parametrize("batches", ["distinct", "identical", "one-token"])
+def test_other_batches_have_the_same_reference_under_every_layout(batches: str) -> None:
+    plain = Trial(name="t", scenario="s", variant="v", world_size=4)
+    trial = dataclasses.replace(plain, skew=dataclasses.replace(plain.skew, batches=batches))
+    keys = {
+        reference_key(dataclasses.replace(trial, layout=of), {})
+        for of in ({"dp_shard": 4}, {"dp_replicate": 2, "dp_shard": 2})
+    }
+    assert len(keys) == 1
+
+
 def test_a_pattern_of_ranks_reaches_every_rank() -> None:
     silent = load(find("expert-starvation-silent"))
     trial = plan(silent, 4, "cpu").trials[0].trial

@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test wide unit lint bench accuracy gpu golden clean
+.PHONY: help setup run test wide unit lint bench accuracy mutants gpu golden clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ bench: $(STAMP)  ## measure what moediag costs, each as a ratio within one run
 accuracy: $(STAMP)  ## how often the diagnosis is right, beside torch's own tools (a quarter of an hour)
 	$(BIN)/python -m bench.accuracy
 
+mutants: $(STAMP)  ## which changes the tests of verdicts notice (hours; ARGS="--every 10")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut>=3.8,<4'
+	$(BIN)/python -m bench.mutation $(ARGS)
+
 # The environment where there is one, else the Python in use: a machine without a network has no other.
 gpu:  ## the GPU suite on whatever GPUs there are, into reports/gpu (exit code 4 without one)
 	@python=$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)); \
@@ -64,4 +68,4 @@ golden: $(STAMP)  ## write the kept pages under tests/golden anew
 	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py
 
 clean:  ## remove .venv, caches and run directories
-	rm -rf .venv moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants

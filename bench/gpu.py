@@ -27,8 +27,7 @@ from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import run as runner
 from moediag.protocol import write_json
 from moediag.report import views
-from moediag.result import wording
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult, wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
@@ -142,9 +141,9 @@ def _trials(result: RunResult) -> Iterator[dict[str, Any]]:
         yield {
             "variant": t.variant, "role": t.role, "stack": t.stack, "backend": t.backend,
             "verdict": t.verdict, "expected": t.expected, "met": t.met, "cause": t.cause,
-            "gradient_error": t.gradient_error, "worst_parameter": t.worst_parameter,
+            "gradient_error": t.gradient_error, "worst_parameter": t.diagnosis.worst_parameter,
             "step_time_ratio": t.step_time_ratio, "seconds": t.seconds.total,
-            "notes": list(t.notes), "not_seen": list(t.not_seen),
+            "notes": list(t.notes), "not_seen": list(t.diagnosis.not_seen),
         }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from bench import jobs
 from moediag.diagnosis.diagnose import diagnose
 from moediag.evidence import flight_dump, foreign
 from moediag.evidence.sources import Found
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 
 TESTING = 2000
 LAYOUTS = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moediag.campaign.nightly.changes import Compared
     from moediag.campaign.nightly.jobs import Asked, Planned
     from moediag.campaign.nightly.summary import Summary
-    from moediag.result.run_result import RunResult
+    from moediag.result import RunResult
 
 
 def nightly(

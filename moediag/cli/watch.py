@@ -13,7 +13,7 @@ from moediag.cli import options as o
 from moediag.report import stdout
 
 if TYPE_CHECKING:
-    from moediag.result.run_result import TrialResult
+    from moediag.result import TrialResult
 
 
 def watch(
@@ -92,7 +92,7 @@ def watch(
             if as_json:
                 return
             if not found.world_size:
-                view.line("; ".join(("nothing was recorded", *found.not_seen)))
+                view.line("; ".join(("nothing was recorded", *found.diagnosis.not_seen)))
             elif found.verdict in FAILURES or found.verdict == "inconclusive":
                 with view.aside():
                     terminal.render(

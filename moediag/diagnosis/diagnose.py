@@ -11,7 +11,6 @@ from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.failures import failures
 from moediag.diagnosis.numbers import by_part, expert_holders, optimizer_update, ownership
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
-from moediag.diagnosis.numbers.load_cost import load_facts, load_tables
 from moediag.diagnosis.numbers.metrics import metric_facts
 from moediag.diagnosis.numbers.optimizer_update import applied_facts
 from moediag.diagnosis.numbers.ownership import ownership_facts
@@ -31,9 +30,7 @@ from moediag.diagnosis.schedules.stuck_calls import frontier
 from moediag.diagnosis.schedules.usual_order import departures
 from moediag.diagnosis.words import detector_table, divergence_view, program_tables, schedule_view
 from moediag.evidence.model import Evidence
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import Table
-from moediag.result.verdicts import Verdict
+from moediag.result import Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
 
 _UNEXPLAINED = (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE)
@@ -81,7 +78,6 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             judged.notes + _at_end(facts, judged) + _worker_notes(evidence) + nodes.note(evidence)
         ),
         tables=_tables(facts, parted),
-        backend=evidence.backend,
         schedules=(
             schedule_view.side_by_side(by_schedule, aligned, judged.culprits, evidence)
             if by_schedule is not None
@@ -89,18 +85,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         ),
         states=schedule_view.states(evidence, facts.failed),
         attached=evidence.attached,
-        nccl=_nccl(evidence),
     )
-
-
-def _nccl(evidence: Evidence) -> str:
-    """As the ranks told it, of those that used it."""
-    used = any(
-        "nccl" in g.backend for seen in evidence.ranks.values() for g in seen.groups.values()
-    )
-    if not used and "nccl" not in evidence.backend:
-        return ""
-    return next((v for s in evidence.ranks.values() if (v := s.versions.get("nccl"))), "")
 
 
 def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
@@ -127,7 +112,6 @@ def _facts(evidence: Evidence, aligned: Aligned) -> Facts:
         parts=by_part.parts(evidence, step) if step is not None else (),
         ownership=ownership_facts(evidence),
         replicas=replica_facts(evidence),
-        loads=load_facts(evidence),
         resume=resume_facts(evidence),
         frontier=stuck,
         fronts=device_position.fronts(evidence),
@@ -206,7 +190,6 @@ def _tables(facts: Facts, parted: Sequence[Parted]) -> tuple[Table, ...]:
         of_detectors,
         of_parts,
         facts.factors.table,
-        *load_tables(facts.loads.loads),
         *facts.resume.tables,
         facts.metrics.table,
         device_position.table(facts.fronts) if evidence.stall is not None else None,

@@ -182,6 +182,7 @@ class RankEvidence:
     error: RankError | None = None
     outcome: Outcome | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()  # folders of its libraries; empty where it recorded none
     last_phase: str = ""
     finished: bool = False
     not_seen: tuple[str, ...] = ()
@@ -253,3 +254,11 @@ class Evidence:
     def devices_known(self) -> bool:
         """Of some rank it is known what its device made of the calls."""
         return any(c.on_device for seen in self.ranks.values() for c in seen.collectives)
+
+    @property
+    def nccl(self) -> str:
+        """The version of NCCL that the ranks ran on; empty where they did not use it."""
+        backends = [g.backend for seen in self.ranks.values() for g in seen.groups.values()]
+        if not any("nccl" in backend for backend in (self.backend, *backends)):
+            return ""
+        return next((v for s in self.ranks.values() if (v := s.versions.get("nccl"))), "")

@@ -10,9 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from moediag.judgement import fix_effect
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import ClaimJudgement, Conclusion, FixJudgement, TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.result import (
+    ClaimJudgement,
+    Conclusion,
+    Diagnosis,
+    FixJudgement,
+    Role,
+    TrialResult,
+    Verdict,
+)
 
 FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
 
@@ -32,13 +38,13 @@ class Expectation(Protocol):
     def pattern(self) -> str | None: ...
 
 
-def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str = "") -> bool:
+def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str) -> bool:
     """Whether the verdict is (one of) the expected, with the expected part of the signature and
     exactly the expected culprits where they are given. Without an expectation the trial must be
     clean."""
     if expectation is None:
         return diagnosis.verdict == Verdict.CLEAN
-    if diagnosis.verdict not in expected_verdicts(expectation, backend or diagnosis.backend):
+    if diagnosis.verdict not in expected_verdicts(expectation, backend):
         return False
     culprits, pattern = expectation.culprits, expectation.pattern
     # They belong to failures: where a scenario allows clean as well, there is nothing to be named.

@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 
 from moediag.diagnosis.numbers import optimizer_update
-from moediag.result.run_result import ClaimJudgement, TrialResult
-from moediag.result.verdicts import Effect, Verdict
+from moediag.result import ClaimJudgement, Effect, TrialResult, Verdict
 from moediag.result.wording import error_size, plural
 
 # How late a person learns of it: at once and with a reason; by waiting; not at all.

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from moediag.judgement.conclusion import FAILURES
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import TrialResult, Verdict
 from moediag.scenario.plan import Plan, PlannedTrial
 
 
@@ -42,4 +41,4 @@ def _noted(
     if other is None:
         return result
     note = f"regresses: the same run without this fix is clean ({other})"
-    return dataclasses.replace(result, notes=(*result.notes, note), clean_without=other)
+    return dataclasses.replace(result.diagnosed(notes=(*result.notes, note)), clean_without=other)

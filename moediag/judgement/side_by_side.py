@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from moediag.judgement import repeats
-from moediag.result.run_result import Cell, Table, TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import Cell, Table, TrialResult, Verdict
 
 _ABOUT_WEIGHTS = (Verdict.WRONG_WEIGHTS,)
 _HELD = "Experts held by each rank"
@@ -32,7 +30,7 @@ def together(trials: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ...], tu
                 rows[_key(table)] |= {(trial.variant, *row): None for row in table.rows}
                 notes[_key(table)] |= {table.note: None} if table.note else {}
         own = tuple(table for table in trial.tables if _key(table) not in shared)
-        left.append(dataclasses.replace(trial, tables=own))
+        left.append(trial.diagnosed(tables=own))
     merged = [
         Table(title, ("variant", *columns), tuple(rows[title, columns]), " ".join(found))
         for (title, columns), found in notes.items()
@@ -46,7 +44,7 @@ def _to_the_point(trials: Sequence[TrialResult]) -> list[TrialResult]:
     if any(trial.verdict in _ABOUT_WEIGHTS for trial in trials):
         return list(trials)
     return [
-        dataclasses.replace(t, tables=tuple(x for x in t.tables if not x.title.startswith(_HELD)))
+        t.diagnosed(tables=tuple(x for x in t.tables if not x.title.startswith(_HELD)))
         for t in trials
     ]
 

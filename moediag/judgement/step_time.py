@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moediag.protocol import Outcome, outcome_file
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.result import Role, TrialResult, Verdict
 from moediag.scenario.plan import COST, Plan, PlannedTrial
 
 UNFIXED, AGAIN = "", "again"  # keys of Outcome.cost
@@ -63,7 +62,7 @@ def _unmeasured(result: TrialResult, cost: TrialResult) -> TrialResult:
     if result.role != Role.UNFIXED:
         return result
     note = f"step times were not measured: {cost.verdict}. {cost.cause}".rstrip()
-    return dataclasses.replace(result, notes=(*result.notes, note))
+    return result.diagnosed(notes=(*result.notes, note))
 
 
 def _filled(

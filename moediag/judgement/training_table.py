@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moediag.protocol import Outcome, outcome_file
-from moediag.result.run_result import Cell, Table, TrialResult
+from moediag.result import Cell, Table, TrialResult
 from moediag.scenario.plan import Plan
 
 KINDS = ("trainer", "trl")  # wrappers whose variants are training runs

@@ -15,9 +15,10 @@ from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.evidence.nodes import job_of
 from moediag.evidence.trial_folder import read_trial
+from moediag.pipeline import rows
 from moediag.protocol import TRIAL_FILE, Trial
 from moediag.report.trace import Traced, traced
-from moediag.result.run_result import Conclusion, RunResult, TrialResult
+from moediag.result import Conclusion, RunResult, TrialResult
 
 HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
@@ -127,36 +128,7 @@ def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
 def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
     """The diagnosis of ``evidence``, of which nothing was expected. ``where``: the evidence, as a
     reader of the result finds it."""
-    found = diagnose(evidence)
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
-    if not found.nccl:
+    if not evidence.nccl:
         versions.pop("nccl", None)  # torch has it, the job did not use it
-    return TrialResult(
-        variant=trial.variant,
-        role=trial.role,
-        stack=versions,
-        launcher=trial.launcher,
-        backend=trial.backend,
-        world_size=trial.world_size,
-        verdict=str(found.verdict),
-        expected="",
-        met=True,
-        signature=found.signature,
-        confidence=str(found.confidence),
-        culprits=tuple(found.culprits),
-        victims=tuple(found.victims),
-        cause=found.cause,
-        not_seen=tuple(found.not_seen),
-        first_divergence=found.first_divergence,
-        gradient_error=found.gradient_error,
-        worst_parameter=found.worst_parameter,
-        evidence=where,
-        stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
-        wrong_parameters=tuple(found.wrong_parameters),
-        parameters_compared=found.parameters_compared,
-        notes=tuple(found.notes),
-        tables=tuple(found.tables),
-        schedules=found.schedules,
-        states=tuple(found.states),
-        attached=dict(found.attached),
-    )
+    return rows.row(trial, diagnose(evidence), versions, where)

@@ -40,9 +40,8 @@ from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import rows
 from moediag.protocol import Outcome, outcome_file, output_file
 from moediag.report.progress import Observer
-from moediag.result.run_result import RunResult, Seconds, TrialResult
-from moediag.result.verdicts import Verdict
-from moediag.scenario.plan import TIMED, Plan, PlannedTrial
+from moediag.result import RunResult, Seconds, TrialResult, Verdict
+from moediag.scenario.plan import COST, Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -254,7 +253,7 @@ class _Run:
         late: dict[tuple[tuple[str, str], ...], list[PlannedTrial]] = {}
         for planned in self.plan.trials:
             request = tuple(sorted(planned.stack.items()))
-            target = late if planned.trial.purpose in TIMED else groups
+            target = late if planned.trial.purpose == COST else groups
             target.setdefault(request, []).append(planned)
         return [*groups.items(), *late.items()]
 
@@ -319,7 +318,11 @@ class _Run:
         if record.launch_error == BROKEN_OFF:  # what its ranks raised then shows nothing
             self._add(rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF))
             return
-        diagnosis = diagnose(read_trial(folder))
+        evidence = read_trial(folder)
+        found = diagnose(evidence)
+        found = dataclasses.replace(found, notes=(*found.notes, *stack.notes))
+        if evidence.nccl:
+            versions["nccl"] = evidence.nccl
         seconds = Seconds(
             environment=round(stack.seconds, 3),
             launch=_since(record.started, record.first_progress),
@@ -329,9 +332,8 @@ class _Run:
         # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
         repeated = trial.skew.batches in ("identical", "one-token")
         other_batch = repeated and trial.skew.batches != self.plan.scenario.skew.batches
-        self._add(
-            rows.launched(planned, stack, diagnosis, seconds, folder.name, other_batch=other_batch)
-        )
+        done = rows.planned_row(planned, found, versions, folder.name)
+        self._add(dataclasses.replace(done, seconds=seconds, other_batch=other_batch))
 
     def _reference(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> _Reference:
         """The single-process run that this trial is held against, done once per key and stack."""

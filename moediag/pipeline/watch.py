@@ -27,13 +27,14 @@ from moediag.evidence.trial_folder import read_trial
 from moediag.launch import watched
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.launcher import Running
+from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run import run_folder
 from moediag.protocol import Trial
 from moediag.report.finding import FAILURES
-from moediag.result.run_result import Conclusion, RunResult, Seconds, TrialResult
+from moediag.result import Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
@@ -136,7 +137,7 @@ class _Watch:
         running = watched.start(
             self.command, self.folder, self.options.job, self.options.stdout, self.options.stderr
         )
-        with passed_on(running.root):
+        with passed_on(Process.of(running.root)):
             record = self._attempts(running)
         result = self._write(record)
         if record.interrupted:
@@ -211,10 +212,9 @@ class _Watch:
         )
         found = result_of(trial, evidence, folder.name)
         return dataclasses.replace(
-            found,
+            found.diagnosed(notes=(*record.notes, *found.notes)),
             backend=evidence.backend,
             world_size=evidence.world_size,
-            notes=(*record.notes, *found.notes),
             seconds=Seconds(
                 launch=_since(record.started, record.first_progress),
                 stall_to_verdict=record.since_stall(),
@@ -281,15 +281,14 @@ def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = 
 
 
 @contextmanager
-def passed_on(pid: int) -> Iterator[None]:
-    """Inside, signals that mean something to the job and nothing to us reach it."""
+def passed_on(job: Process) -> Iterator[None]:
+    """Inside, signals that mean something to the job and nothing to moediag reach it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def send(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        with suppress(OSError):
-            os.kill(pid, number)
+        job.send(number)
 
     previous = [(sig, signal.signal(sig, send)) for sig in watched.PASSED_ON]
     try:

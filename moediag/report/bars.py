@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from moediag.report.page import FixRow
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import TrialResult, Verdict
 
 WIDTH, HEIGHT = 84, 10  # pixels
 SMALLEST = 1e-9  # gradient errors from here to 1 fill the bar; the scale is logarithmic

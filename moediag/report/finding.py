@@ -10,16 +10,18 @@ from dataclasses import dataclass
 
 from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
-from moediag.result import wording
-from moediag.result.run_result import (
+from moediag.result import (
+    Confidence,
     FirstDivergence,
     RankState,
+    Role,
     RunResult,
     SideBySide,
     Table,
     TrialResult,
+    Verdict,
+    wording,
 )
-from moediag.result.verdicts import Confidence, Role, Verdict
 
 FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
 
@@ -104,20 +106,20 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         victims=t.victims,
         blame=_blame(t),
         world_size=t.world_size,
-        divergence=_where(t.first_divergence),
-        sides=_sides(t.first_divergence),
+        divergence=_where(t.diagnosis.first_divergence),
+        sides=_sides(t.diagnosis.first_divergence),
         gradients=_gradients(t),
         wrong_parameters=tuple(wording.compact(t.wrong_parameters)),
         cause=t.cause,
         stacks=_stacks(t),
         notes=t.notes,
-        not_seen=t.not_seen,
+        not_seen=t.diagnosis.not_seen,
         evidence=t.evidence,
         tables=of_repeats(group),
-        schedules=t.schedules,
-        states=t.states,
-        families=families(t.stacks),
-        attached=tuple(t.attached.items()),
+        schedules=t.diagnosis.schedules,
+        states=t.diagnosis.states,
+        families=families(t.diagnosis.stacks),
+        attached=tuple(t.diagnosis.attached.items()),
     )
 
 
@@ -208,14 +210,14 @@ def _gradients(t: TrialResult) -> str:
     text += " against the single-process fp32 reference"
     if t.gradient_error is not None:
         text += f"; largest error {wording.error_size(t.gradient_error)}"
-        text += f" in {t.worst_parameter}" if t.worst_parameter else ""
+        text += f" in {t.diagnosis.worst_parameter}" if t.diagnosis.worst_parameter else ""
     return text
 
 
 def _stacks(t: TrialResult) -> tuple[StackGroup, ...]:
     same: dict[tuple[str, ...], list[int]] = {}
-    for rank, frames in t.stacks.items():
-        same.setdefault(tuple(frames), []).append(int(rank))
+    for rank, frames in t.diagnosis.stacks.items():
+        same.setdefault(frames, []).append(rank)
     return tuple(
         StackGroup(wording.ranks(members), frames)
         for frames, members in sorted(same.items(), key=lambda item: min(item[1]))

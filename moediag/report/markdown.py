@@ -17,8 +17,7 @@ from moediag.report.finding import Finding, broken
 from moediag.report.page import Page, page_of
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
-from moediag.result import wording
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult, wording
 
 LIMIT = 65_000  # characters; below the 65,536 of an issue body
 MOST_OPEN = 16  # rows; a longer table of the run is folded

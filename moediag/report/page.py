@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 
 from moediag.errors import ExitCode
 from moediag.report.finding import FAILURES, Finding, broken, finding_of, unfixed_clean
-from moediag.result import wording
-from moediag.result.run_result import FixJudgement, RunResult, Table, TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.result import FixJudgement, Role, RunResult, Table, TrialResult, Verdict, wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,8 @@ def page_of(result: RunResult) -> Page:
     findings = tuple(finding_of(g, result) for g in repeats if _of_interest(g[0], result))
     others = (finding_of(g, result) for g in repeats if not _of_interest(g[0], result))
     seen = {text for finding in findings for text in finding.not_seen}
-    rest = dict.fromkeys(text for t in result.trials for text in t.not_seen if text not in seen)
+    unseen = (text for t in result.trials for text in t.diagnosis.not_seen)
+    rest = dict.fromkeys(text for text in unseen if text not in seen)
     return Page(
         scenario=result.scenario,
         started=result.started,

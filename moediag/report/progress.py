@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from moediag.result import wording
-from moediag.result.run_result import RunResult, TrialResult
+from moediag.result import RunResult, TrialResult, wording
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -37,12 +37,12 @@ class Family:
         return tuple(sorted(rank for variant in self.variants for rank in variant.ranks))
 
 
-def families(stacks: Mapping[str, Sequence[str]]) -> tuple[Family, ...]:
-    """``stacks``: rank (as text) -> frames, innermost first. The smallest family first: whoever
+def families(stacks: Mapping[int, Sequence[str]]) -> tuple[Family, ...]:
+    """``stacks``: rank -> frames, innermost first. The smallest family first: whoever
     differs from the others is what one looks for."""
     exact: dict[Frames, list[int]] = {}
     for rank, frames in stacks.items():
-        exact.setdefault(tuple(frames), []).append(int(rank))
+        exact.setdefault(tuple(frames), []).append(rank)
     groups = sorted(exact.items(), key=lambda item: (-len(item[1]), min(item[1])))
     found: list[list[tuple[Frames, list[int]]]] = []
     for number, (frames, ranks) in enumerate(groups):

@@ -24,8 +24,7 @@ from moediag.report.text_layout import (
     plain,
     wrap,
 )
-from moediag.result.run_result import RunResult, Table
-from moediag.result.verdicts import Effect, Verdict
+from moediag.result import Effect, RunResult, Table, Verdict
 
 STYLES = {
     "label": "bold",

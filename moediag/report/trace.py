@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence, RankEvidence
-from moediag.result.run_result import FirstDivergence, TrialResult
+from moediag.result import FirstDivergence, TrialResult
 
 Event = dict[str, Any]
 
@@ -36,8 +36,9 @@ class Traced:
 
 
 def traced(evidence: Evidence, trial: TrialResult) -> Traced:
-    calls = trial.schedules.calls if trial.schedules is not None else None
-    return Traced(evidence, trial.first_divergence, calls, trial.culprits, trial.victims)
+    found = trial.diagnosis
+    calls = found.schedules.calls if found.schedules is not None else None
+    return Traced(evidence, found.first_divergence, calls, found.culprits, found.victims)
 
 
 def render(trials: Mapping[str, Traced]) -> str:

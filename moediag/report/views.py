@@ -15,7 +15,7 @@ from rich.console import Console
 from moediag.errors import EvidenceError, UsageError
 from moediag.report import stdout
 from moediag.report.progress import Lines, Live, Observer
-from moediag.result.run_result import RESULT_FILE, RunResult, read_result
+from moediag.result import RESULT_FILE, RunResult, read_result
 
 if TYPE_CHECKING:
     from moediag.report.trace import Traced

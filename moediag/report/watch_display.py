@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from moediag.launch.settings import Progress
-    from moediag.result.run_result import RunResult
+    from moediag.result import RunResult
 
 _SPAN = 30.0  # seconds over which speed is measured
 _PAGE = os.sysconf("SC_PAGE_SIZE")

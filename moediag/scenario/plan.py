@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moediag.axes.layout import AXES, WORLD
+from moediag.axes import AXES, WORLD, Layout
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.protocol import (
     CostSpec,
-    LoadCostSpec,
     ModelSpec,
     ProgramSpec,
     RecorderSpec,
@@ -34,8 +33,6 @@ from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, 
 from moediag.scenario.source import nearest
 
 COST = "cost"  # name, variant and purpose of the trial that times the fixes
-LOAD_COST = "load-cost"  # purpose of the trials of a scenario that times loading
-TIMED = (COST, LOAD_COST)
 BACKENDS = {name: kind.backend for name, kind in devices.DEVICES.items()}
 # Fields of StepSpec that change how a step is done, not what is right.
 _HOW = (
@@ -155,14 +152,10 @@ class _Build:
         resume = None if merged.resume is None else ResumeSpec(**merged.resume.model_dump())
         trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, resume=resume)
         stack = dict(merged.stack)
-        if merged.load_cost is not None:
-            # Unrecorded: what the recorder takes a call would weigh on those with most calls.
-            load = LoadCostSpec(**merged.load_cost.model_dump())
-            trial = dataclasses.replace(trial, purpose=LOAD_COST, load_cost=load, record=False)
         program = _program(merged.program)
         trial = dataclasses.replace(trial, program=program)
         # A program knows itself what is right.
-        key = None if merged.measures or program else reference_key(trial, stack)
+        key = None if program else reference_key(trial, stack)
         return PlannedTrial(
             trial,
             stack,
@@ -200,7 +193,8 @@ class _Build:
         )
 
     def _trial(self, merged: Scenario, name: str, variant: str) -> Trial:
-        layout = dict(merged.layout_for(self.world_size).axes)
+        axes = merged.layout_for(self.world_size).axes
+        layout = {str(axis): size for axis, size in axes.items()}
         return Trial(
             name=name,
             scenario=merged.name,
@@ -241,7 +235,7 @@ def _program(section: ProgramSection | None) -> ProgramSpec | None:
 
 def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int) -> WrapperSpec:
     """Texts in ``distributed_config`` that name a mesh axis become its size here."""
-    sizes = {**dict.fromkeys(AXES, 1), **layout, WORLD: world_size}
+    sizes = {**{str(axis): 1 for axis in AXES}, **layout, WORLD: world_size}
     values = section.model_dump()
     asked = values["distributed_config"]
     if asked is not None:
@@ -267,6 +261,12 @@ def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
     return CostSpec(fixes=list(fixes), model=ModelSpec(**section.model.model_dump()), **values)
 
 
+def _layout_decides_batches(trial: Trial) -> bool:
+    batches = trial.skew.batches
+    shared = Layout(trial.layout).shares_batches(batches) and batches != "identical"
+    return batches == "per-replica" or shared
+
+
 def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
     """Equal for trials whose gradients one single-process run decides: same model, data, routing,
     step and stack. The fix, the sharding, checkpointing, and how experts, optimizer and clipping
@@ -282,7 +282,7 @@ def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
         # The reference measures what rounding to it does.
         "computes_in": trial.computes_in,
         # Who shares a batch follows from the layout.
-        "layout": trial.layout if trial.skew.batches == "per-replica" else {},
+        "layout": trial.layout if _layout_decides_batches(trial) else {},
         "world_size": trial.world_size,
         "stack": dict(stack),
     }

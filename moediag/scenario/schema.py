@@ -21,13 +21,12 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from moediag.axes.layout import Layout
+from moediag.axes import DP_SHARD, Layout
 from moediag.scenario.sections import (
     Backend,
     CostSection,
     Kebab,
     LayoutRequest,
-    LoadCostSection,
     ModelSection,
     PackageName,
     ProgramSection,
@@ -129,8 +128,8 @@ class Variant(Section):
     a ``layout`` replaces the scenario's whole."""
 
     role: Literal["unfixed", "fix", "control"] = Field(
-        description="unfixed: the failure itself, one or several ways it shows (none where a "
-        "scenario only measures); fix: a repair to be judged; "
+        description="unfixed: the failure itself, one or several ways it shows; "
+        "fix: a repair to be judged; "
         "control: must stay clean, or the whole comparison proves nothing."
     )
     title: str = Field(default="", description="One line for a person.")
@@ -202,7 +201,7 @@ class Variant(Section):
 
 
 def _whole_world() -> LayoutRequest:
-    return {"dp_shard": "world"}
+    return {str(DP_SHARD): "world"}
 
 
 class Scenario(Section):
@@ -239,11 +238,6 @@ class Scenario(Section):
     recorder: RecorderSection = Field(
         default_factory=RecorderSection, description="What the recorder does besides recording."
     )
-    load_cost: LoadCostSection | None = Field(
-        default=None,
-        description="Makes this a scenario that only measures: every trial times ways to load a "
-        "model, and every variant is a control.",
-    )
     variants: dict[Kebab, Variant] = Field(
         min_length=1, description="The code paths, in the order they run."
     )
@@ -272,20 +266,12 @@ class Scenario(Section):
 
     def layout_for(self, world_size: int) -> Layout:
         """The mesh of ``world_size`` ranks. Raises LayoutError, printing every factor."""
-        request: dict[str, int | str] = {str(axis): size for axis, size in self.layout.items()}
-        return Layout.resolve(request, world_size)
-
-    @property
-    def measures(self) -> bool:
-        """No failure is claimed: nothing is unfixed, and nothing can be reproduced."""
-        return self.load_cost is not None
+        return Layout.resolve(self.layout, world_size)
 
     @property
     def unfixed(self) -> Variant:
-        """The failure itself, the first way it shows; one exists once the file is loaded. Of a
-        scenario that only measures, its first variant."""
-        first = next(iter(self.variants.values()))
-        return next((v for v in self.variants.values() if v.role == "unfixed"), first)
+        """The first unfixed variant. The check of a loaded file guarantees that there is one."""
+        return next(v for v in self.variants.values() if v.role == "unfixed")
 
     def merged(self, variant: str) -> Scenario:
         """The scenario with this variant's sections laid over its own."""

@@ -1,6 +1,6 @@
 """The parts of a scenario that reach the ranks, as strict types.
 
-model, wrapper, step, skew, cost, load_cost, program and resume mirror the dataclasses of
+model, wrapper, step, skew, cost, program and resume mirror the dataclasses of
 ``moediag.protocol`` (a test holds names and defaults equal) and add the bounds and the words that
 an editor shows.
 """
@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticKnownError
+
+from moediag.axes import AXES
 
 Family = Literal[
     "qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "glm4v_moe",
@@ -21,7 +31,6 @@ VerdictName = Literal[
     "not-applicable", "inconclusive",
 ]  # fmt: skip
 Backend = Literal["gloo", "nccl"]
-Axis = Literal["pp", "dp_replicate", "dp_shard", "ep", "etp", "tp"]
 AxisSize = Annotated[int, Field(ge=1)] | Literal["world"]
 
 # Lower-case kebab: names become folders, JUnit names and command-line words.
@@ -34,7 +43,22 @@ PackageName = Annotated[
 ]
 Rank = Annotated[int, Field(ge=0)]
 Versions = dict[PackageName, Version]
-LayoutRequest = dict[Axis, AxisSize]
+
+
+def _axis(name: str) -> str:
+    """An axis by name, refused as pydantic refuses a word that is not in a Literal."""
+    if name not in AXES:
+        expected = ", ".join(f"'{axis}'" for axis in AXES)
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return name
+
+
+AxisName = Annotated[
+    str,
+    AfterValidator(_axis),
+    WithJsonSchema({"enum": [str(axis) for axis in AXES], "type": "string"}),
+]
+LayoutRequest = dict[AxisName, AxisSize]
 
 
 class Section(BaseModel):
@@ -276,40 +300,4 @@ class RecorderSection(Section):
         default=300.0,
         gt=0,
         description="Seconds before a rank that others wait for in the guard is called absent.",
-    )
-
-
-Count = Annotated[int, Field(ge=1)]
-LoadMethod = Literal[
-    "per-parameter", "accelerate", "coalesced", "torch", "scatter", "local",
-]  # fmt: skip
-
-
-class LoadCostSection(Section):
-    """The side-by-side timing of ways to load full weights into a sharded model."""
-
-    parameters: list[Count] = Field(
-        default=[100, 200, 400],
-        min_length=1,
-        description="Sizes of model, in parameters (tensors); growth needs two or more.",
-    )
-    numel: int = Field(
-        default=4096,
-        ge=1,
-        description="Elements of one matrix; every eighth parameter is a vector of odd length.",
-    )
-    methods: list[LoadMethod] = Field(
-        default=["per-parameter", "accelerate", "coalesced", "torch", "scatter", "local"],
-        min_length=1,
-        description="per-parameter: one broadcast each, then a cut; accelerate: its "
-        "fsdp2_load_full_state_dict; coalesced: one broadcast per bucket; torch: "
-        "set_model_state_dict from rank 0; scatter: distribute_tensor; local: the same without "
-        "communication, where every rank has all weights.",
-    )
-    rounds: int = Field(default=3, ge=1, description="Timed loads of each, taken in turn.")
-    bucket_mb: float = Field(
-        default=25.0, gt=0, description="Of coalesced: size of one broadcast, in 10^6 bytes."
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Type of the parameters."
     )

@@ -16,9 +16,7 @@ from moediag.report.finding import FAILURES, finding_of
 from moediag.report.markdown import LIMIT, fenced
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
-from moediag.result import wording
-from moediag.result.run_result import RunResult, TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.result import Role, RunResult, TrialResult, Verdict, wording
 from moediag.upstream.templates import TEMPLATES, Part, Section
 
 WIDTH = 100

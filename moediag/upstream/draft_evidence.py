@@ -11,7 +11,7 @@ from pathlib import Path
 from moediag import doctor
 from moediag.errors import MoediagError, UsageError
 from moediag.pipeline.run import SCENARIO_FILE
-from moediag.result.run_result import RunResult, TrialResult
+from moediag.result import RunResult, TrialResult
 from moediag.scenario import devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning

@@ -91,7 +91,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
 
     from moediag.worker import gpu, programs
     from moediag.worker.models.tiny import NotApplicable
-    from moediag.worker.tasks import cost, load_cost, resume, step, trainer
+    from moediag.worker.tasks import cost, resume, step, trainer
     from moediag.worker.versions import versions
 
     device = gpu.device(trial)
@@ -107,8 +107,6 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
             return programs.load(trial.program.name).run(trial, rank, recorder, device)
         if trial.resume is not None:
             return resume.run(trial, rank, recorder, device)
-        if trial.purpose == "load-cost":
-            return load_cost.run(trial, rank, recorder, device)
         if trial.wrapper.kind in trainer.KINDS:
             return trainer.run(trial, rank, recorder, device)
         return step.run(trial, rank, recorder, device)

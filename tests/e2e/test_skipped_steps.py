@@ -12,7 +12,7 @@ from moediag.diagnosis.diagnose import diagnose
 from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import Outcome, StepReplicas
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.e2e.pipeline import Command, Ran, need
 from tests.e2e.result_shape import problems
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 import moediag
 from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 Module = Callable[..., types.SimpleNamespace]

@@ -16,7 +16,7 @@ from moediag.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-PAGES += [ROOT / "reports" / name for name in ("compatibility.md", "accuracy.md")]
+PAGES += [ROOT / "reports" / name for name in ("compatibility.md", "accuracy.md", "load-cost.md")]
 COMMAND = typer.main.get_command(app)
 
 

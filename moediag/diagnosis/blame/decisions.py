@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Decision, Evidence
-from moediag.result.run_result import Table
+from moediag.result import Table
 from moediag.result.wording import plural, ranks
 
 Value = float | str | tuple[str, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from moediag.diagnosis.rules.facts import Facts, Judgement
 from moediag.diagnosis.words import cause
 from moediag.evidence.model import Collective, Evidence, Node
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError
-from moediag.result.run_result import Table
+from moediag.result import Table
 from moediag.result.wording import plural
 
 EXPERTS, ROUTER, REST, INPUT = "experts", "router", "all others", "inputs of the MoE blocks"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 
 TABLE = "Metrics as each rank reports them, and in a single process"
 DIFFER, ALIKE = "metrics differ between ranks", "metrics equal on all ranks"

@@ -15,8 +15,7 @@ from moediag.diagnosis.numbers.expert_holders import numbers
 from moediag.diagnosis.numbers.lost_in_resume import by, by_parameter, listed, most, what_is_lost
 from moediag.evidence.model import Evidence
 from moediag.protocol import ResumeOutcome, StateDifference
-from moediag.result.run_result import Cell, Table
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Cell, Confidence, Table, Verdict
 from moediag.result.wording import error_size, plural
 
 OUTSIDE = "outside-the-state"

@@ -8,7 +8,6 @@ from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.failures import Failure
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts
-from moediag.diagnosis.numbers.load_cost import LoadFacts
 from moediag.diagnosis.numbers.metrics import MetricFacts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts
 from moediag.diagnosis.numbers.ownership import OwnershipFacts
@@ -20,7 +19,7 @@ from moediag.diagnosis.schedules.device_position import Front
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.evidence.model import Evidence
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ class Facts:
     parts: tuple[Part, ...] = ()  # of the first step with a wrong gradient
     ownership: OwnershipFacts = field(default_factory=OwnershipFacts)
     replicas: ReplicaFacts = field(default_factory=ReplicaFacts)
-    loads: LoadFacts = field(default_factory=LoadFacts)
     resume: ResumeFacts = field(default_factory=ResumeFacts)
     frontier: Frontier | None = None  # of a job that stands still without a divergence
     fronts: tuple[Front, ...] = ()  # of ranks whose devices are known
@@ -65,7 +63,7 @@ class Judgement:
     divergence: bool = False  # the first divergence explains it
     failure: Failure | None = None  # the exception or signal that explains it
     notes: tuple[str, ...] = ()
-    what: str = ""  # which fact of the replicas, of loads or of a resume explains it
+    what: str = ""  # which fact of the replicas or of a resume explains it
 
 
 def few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:

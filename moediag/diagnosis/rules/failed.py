@@ -7,7 +7,7 @@ from moediag.diagnosis.blame.failures import GUARD, Failure
 from moediag.diagnosis.rules.facts import Facts, Judgement, how_sure, others
 from moediag.diagnosis.words import cause
 from moediag.evidence.model import UNTOLD, Evidence
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
 

@@ -10,7 +10,7 @@ from moediag.diagnosis.rules.failed import mismatch
 from moediag.diagnosis.schedules.align import was_recorded
 from moediag.diagnosis.words import cause, foreign_jobs, replica_sentences
 from moediag.evidence.model import RankEvidence
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from moediag.result.wording import error_size, plural, ranks
 
 
@@ -63,12 +63,6 @@ def unmeasured(facts: Facts) -> Judgement:
 
 def measured(facts: Facts) -> Judgement:
     numbers, divergence = facts.gradients, facts.divergence
-    if facts.loads.wrong:
-        text = "; ".join(facts.loads.wrong) + ". The method is at fault, no rank is."
-        what = f"loaded by {', '.join(facts.loads.methods)}"
-        return Judgement(Verdict.WRONG_WEIGHTS, Confidence.HIGH, text, what=what)
-    if facts.loads.loads:
-        return Judgement(Verdict.CLEAN, Confidence.HIGH, facts.loads.summary)
     blamed = facts.blame
     if facts.ownership.wrong:
         return _wrong_weights(facts)

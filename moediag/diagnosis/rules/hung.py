@@ -15,7 +15,7 @@ from moediag.diagnosis.rules.facts import (
 )
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.diagnosis.words import cause, foreign_jobs
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
 

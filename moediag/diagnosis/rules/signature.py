@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.blame.failures import Failure
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 
 
 def signature(

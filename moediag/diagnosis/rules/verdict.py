@@ -41,7 +41,7 @@ from moediag.diagnosis.rules.failed import failed
 from moediag.diagnosis.rules.finished import foreign, measured, unmeasured, watched
 from moediag.diagnosis.rules.hung import hang
 from moediag.diagnosis.schedules.align import was_recorded
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 
 
 def judge(facts: Facts) -> Judgement:

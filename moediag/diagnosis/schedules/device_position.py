@@ -14,7 +14,7 @@ from moediag.diagnosis.blame.whereabouts import program_line
 from moediag.diagnosis.words.cause import describe
 from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence
 from moediag.evidence.rank_stacks import in_collective, waits_for_device
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 from moediag.result.wording import plural, ranks
 
 _MOST = 2  # places that the sentence tells; the table has all

@@ -16,7 +16,7 @@ from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.numbers.replicas import GRADIENTS, ReplicaFacts
 from moediag.evidence.model import Evidence
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 
 LOSS, REPLICAS, ROUTER, INPUT, OTHERS = "loss", "replicas", "router", "input", "others"
 # A loss that a person would notice, relative to the reference's.

@@ -10,7 +10,7 @@ from moediag.diagnosis.schedules.align import Aligned, Schedule, was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.cause import describe
 from moediag.evidence.model import Collective, Evidence, RankEvidence
-from moediag.result.run_result import Lane, LaneCell, RankState, SideBySide
+from moediag.result import Lane, LaneCell, RankState, SideBySide
 
 BEFORE, AFTER = 3, 2  # calls shown on either side of the divergence
 MOST_LANES = 6

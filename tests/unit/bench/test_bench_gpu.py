@@ -15,9 +15,10 @@ from bench import gpu as suite
 from moediag import doctor, hardware
 from moediag.campaign.sweep import session
 from moediag.errors import ExitCode, StackError
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, devices
 from moediag.stacks import interpreter
+from tests.unit.trial_results import changed
 
 ROOT = Path(__file__).parent.parent.parent.parent
 GOLDEN = read_result(ROOT / "tests" / "golden" / "results" / "hang.json")
@@ -97,8 +98,7 @@ def test_what_was_measured_and_what_was_not_is_written(
 
 def test_a_row_of_trials_that_said_nothing_counts_as_not_measured() -> None:
     trials = tuple(
-        dataclasses.replace(t, verdict="inconclusive", cause="no environment")
-        for t in GOLDEN.trials
+        changed(t, verdict="inconclusive", cause="no environment") for t in GOLDEN.trials
     )
     result = dataclasses.replace(GOLDEN, trials=trials)
     one = suite.row(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -28,7 +27,8 @@ from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.errors import StackError
 from moediag.evidence.executed import Executed
 from moediag.protocol import error_file, executed_file, write_json
-from moediag.result.run_result import Conclusion, FirstDivergence, RankSide, RunResult
+from moediag.result import Conclusion, FirstDivergence, RankSide, RunResult
+from tests.unit import trial_results
 from tests.unit.bisect_fakes import STARVED, TARGET
 from tests.unit.campaign.test_bisect_signatures import trial
 
@@ -298,7 +298,7 @@ def bisected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Prob
         one = trial("clean" if verdict is GOOD else STARVED, "unfixed", "unfixed")
         missing = RankSide("reduce_scatter", 1, "float32", ("layers.1.mlp.experts.3.up.weight",))
         divergence = FirstDivergence(0, "dp", "backward", "layers.1", {"1": missing})
-        one = dataclasses.replace(
+        one = trial_results.changed(
             one, evidence="unfixed", culprits=(1,), first_divergence=divergence
         )
         RunResult("s", "", "0", {}, (one,), Conclusion(reproduced=None)).write(run)

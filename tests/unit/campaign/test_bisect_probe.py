@@ -26,7 +26,7 @@ from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import Interrupted, LaunchError, NoEnvironments, StackError
 from moediag.launch.settings import LaunchOptions
-from moediag.result.run_result import Conclusion, RunResult, TrialResult
+from moediag.result import Conclusion, RunResult, TrialResult
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan
 from moediag.stacks.environment import Stack

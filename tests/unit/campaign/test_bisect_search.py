@@ -18,7 +18,7 @@ from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict,
 from moediag.campaign.bisect.search.answer import Boundary, Status
 from moediag.campaign.bisect.search.rates import Rate, combined
 from moediag.campaign.bisect.search.search import Options, Probe, Search, most_probes
-from moediag.result.verdicts import Confidence
+from moediag.result import Confidence
 from tests.unit.bisect_worlds import KINDS, drive, history, one_stretch, tightest
 
 QUICK = settings(max_examples=300, deadline=None)

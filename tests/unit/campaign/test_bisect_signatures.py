@@ -6,7 +6,8 @@ import pytest
 
 from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
-from moediag.result.run_result import TrialResult
+from moediag.result import TrialResult
+from tests.unit.trial_results import trial_result
 
 STARVED = "collective-mismatch:size reduce_scatter:dp_shard:backward:starved-expert:one-rank"
 LOST = "wrong-weights:one-slice-sharded-again:no-rank"
@@ -14,20 +15,10 @@ LOST = "wrong-weights:one-slice-sharded-again:no-rank"
 
 def trial(signature: str, role: str = "unfixed", variant: str = "", cause: str = "") -> TrialResult:
     verdict = signature.partition(":")[0]
-    return TrialResult(
-        variant=variant or role,
-        role=role,
-        stack={},
-        launcher="fork",
-        backend="gloo",
-        world_size=2,
-        verdict=verdict,
-        expected="",
-        met=False,
-        signature=signature,
-        confidence="high",
+    return trial_result(
+        variant or role, role, verdict=verdict, expected="", met=False, signature=signature,
         cause=cause,
-    )
+    )  # fmt: skip
 
 
 CONTROL = trial("clean", "control", "identical-batches")

@@ -24,11 +24,12 @@ from moediag.cli import app
 from moediag.errors import ExitCode, Interrupted, NoEnvironments, UsageError
 from moediag.launch.settings import LaunchOptions
 from moediag.report.progress import Silent
-from moediag.result.run_result import RunResult, TrialResult, read_result
+from moediag.result import RunResult, TrialResult, read_result
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.stacks.releases import Release
 from tests.unit.nightly_nights import entry, job, night
+from tests.unit.trial_results import changed
 
 GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")
 NAMES = ("expert-starvation-late", "expert-starvation-data")
@@ -131,7 +132,7 @@ def test_what_did_not_fit_comes_first_next_time() -> None:
 def trial(**changes: object) -> TrialResult:
     base = next(t for t in GOLDEN.trials if t.role == "unfixed")
     values: dict[str, object] = {"met": True, "expected": "hang", "verdict": "hang", **changes}
-    return dataclasses.replace(base, **values)  # type: ignore[arg-type]
+    return changed(base, **values)
 
 
 def states(track: Track, *trials: TrialResult) -> dict[str, str]:
@@ -151,7 +152,7 @@ def test_a_fix_that_is_known_to_be_wrong_may_stay_wrong_but_not_otherwise() -> N
     wrong = trial(variant="f", role="fix", expected="hang or crash")
     right = trial(variant="g", role="fix", expected="clean")
     assert states(MOVED, wrong, right) == {"f": "good", "g": "bad"}
-    other = dataclasses.replace(wrong, verdict="wrong-gradients")
+    other = changed(wrong, verdict="wrong-gradients")
     assert states(MOVED, other) == {"f": "bad"}
 
 
@@ -159,7 +160,7 @@ def test_beside_a_failing_control_nothing_is_known() -> None:
     control = trial(variant="c", role="control", expected="clean", verdict="crash", met=False)
     for track in (Track(), MOVED):
         assert states(track, trial(), control) == {"unfixed": "unknown", "c": "bad"}
-    skipped = dataclasses.replace(control, verdict="not-applicable")
+    skipped = changed(control, verdict="not-applicable")
     assert states(MOVED, trial(), skipped) == {"unfixed": "bad", "c": "unknown"}
 
 
@@ -384,7 +385,7 @@ def test_the_file_that_shows_it_lies_beside_its_draft(week: Summary, tmp_path: P
     folder.mkdir(parents=True)
     scenario = loading.load(catalogue.find("expert-starvation"))
     (folder / "scenario.yaml").write_text(scenario.to_yaml())
-    failed = dataclasses.replace(trial(), variant="unfixed", world_size=2,
+    failed = changed(trial(), variant="unfixed", world_size=2,
                                  stack={"torch": "2.13.0", "transformers": "4.53.2"})  # fmt: skip
     result = dataclasses.replace(GOLDEN, trials=(failed,))
     found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
@@ -397,7 +398,7 @@ def test_the_file_that_shows_it_lies_beside_its_draft(week: Summary, tmp_path: P
 def test_an_expected_failure_that_is_gone_has_a_draft_without_a_template(
     week: Summary, tmp_path: Path
 ) -> None:
-    gone = dataclasses.replace(GOLDEN, trials=(dataclasses.replace(trial(), verdict="clean"),))
+    gone = dataclasses.replace(GOLDEN, trials=(changed(trial(), verdict="clean"),))
     found = artifacts.drafts(tonight(week), {"runs/a": gone}, tmp_path)
     text = found["a-unfixed-transformers-newest.md"]
     assert "### System info" in text and "### What happens" in text

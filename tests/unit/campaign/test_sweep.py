@@ -19,7 +19,7 @@ from moediag.cli import app
 from moediag.errors import ExitCode, Interrupted, LaunchError
 from moediag.report.progress import Lines, Silent
 from moediag.report.text_layout import plain
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, load
 
 GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")

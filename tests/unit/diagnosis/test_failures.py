@@ -18,7 +18,7 @@ from moediag.evidence.model import (
     Stall,
 )
 from moediag.protocol import GradientError, Outcome
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import (
     RESET,
     Job,

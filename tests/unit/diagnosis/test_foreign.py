@@ -15,7 +15,7 @@ from moediag.diagnosis.diagnose import diagnose
 from moediag.evidence import console_output, flight_dump, foreign
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stack
 from moediag.evidence.sources import Found
-from moediag.result.diagnosis import Diagnosis
+from moediag.result import Diagnosis
 
 SAMPLES = Path(__file__).parents[2] / "samples/flight-recorder"
 LAYOUTS = [jobs.Layout(2, 4, 2, 2), jobs.Layout(4, 2, 2, 2), jobs.Layout(1, 8, 2, 4)]

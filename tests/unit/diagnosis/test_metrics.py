@@ -11,7 +11,7 @@ from moediag.diagnosis.diagnose import diagnose
 from moediag.diagnosis.numbers import metrics
 from moediag.diagnosis.numbers.metrics import ALIKE, DIFFER, metric_facts
 from moediag.evidence.model import Evidence
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import PARAMETERS, fsdp2_job, measured
 
 TRUE = {"loss": 1.25, "kl": 0.5, "entropy": 2.0}

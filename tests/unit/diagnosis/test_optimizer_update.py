@@ -8,7 +8,7 @@ from moediag.diagnosis.diagnose import diagnose
 from moediag.diagnosis.numbers.optimizer_update import RATE, UPDATES, WEIGHTS, applied_facts
 from moediag.evidence.model import Evidence
 from moediag.protocol import Applied, GradientError, StepReplicas
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import PARAMETERS, fsdp2_job, measured
 
 RIGHT = GradientError(1e-9, 0.03, wrong=False)

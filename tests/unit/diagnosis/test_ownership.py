@@ -15,7 +15,7 @@ from moediag.diagnosis.numbers import ownership
 from moediag.diagnosis.numbers.ownership import ownership_facts
 from moediag.evidence.model import Evidence, HeldWeights, RankEvidence
 from moediag.protocol import ExpertRows
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import fsdp2_job, measured
 
 UP = "model.layers.0.mlp.experts.gate_up_proj"

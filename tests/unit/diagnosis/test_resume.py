@@ -9,8 +9,7 @@ import pytest
 from moediag.diagnosis.diagnose import diagnose
 from moediag.evidence.model import Evidence
 from moediag.protocol import ExpertRows, Outcome, ResumeOutcome, StateDifference, StepNumbers
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Diagnosis, Verdict
 from tests.unit.evidence_builder import fsdp2_job
 
 LOSSES, NORMS = [4.9, 4.8, 4.7, 4.6], [1.0, 0.9, 0.8, 0.7]

@@ -14,7 +14,7 @@ from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.scale_factor import WORLD, Size, factor_facts, sentences, size_of
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError, Multiple, StepReplicas
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import fsdp2_job, measured
 
 UP, DOWN = "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"

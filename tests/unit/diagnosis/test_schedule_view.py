@@ -10,8 +10,7 @@ import pytest
 from bench import jobs
 from moediag.diagnosis.diagnose import diagnose
 from moediag.pipeline import examine
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import SideBySide
+from moediag.result import Diagnosis, SideBySide
 from tests.unit.evidence_builder import Job, Op, aborted_on_gloo, expert_job, fsdp2_job
 
 STARVED = {(1, 3)}

@@ -16,7 +16,7 @@ from moediag.evidence import flight_dump, flight_recorder, foreign, window
 from moediag.evidence.flight_dump import Dump
 from moediag.evidence.flight_recorder import own_rank, recorded
 from moediag.evidence.sources import Found
-from moediag.result.diagnosis import Diagnosis
+from moediag.result import Diagnosis
 
 SAMPLES = Path(__file__).parents[2] / "samples/flight-recorder"
 LAYOUT = jobs.Layout(pp=2, dp=2, tp=2, ep=2)

@@ -14,8 +14,7 @@ from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stal
 from moediag.evidence.nodes import Part, job_of, merged
 from moediag.evidence.trial_folder import read_trial
 from moediag.pipeline import examine
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Diagnosis, Verdict
 from tests.unit import evidence_builder as build
 from tests.unit.evidence_builder import Job, Op
 

@@ -14,7 +14,7 @@ from moediag.errors import EvidenceError
 from moediag.evidence.model import Evidence, ExitStatus, Group, HeldWeights, RankError
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import ExpertRows
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import (
     aborted_on_gloo,
     died,

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from moediag.judgement.conclusion import conclusion, met
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
+from tests.unit.trial_results import trial_result
 
 
 @dataclass
@@ -20,8 +19,8 @@ class Expected:
     pattern: str | None = None
 
 
-def diagnosis(verdict: str, *culprits: int, backend: str = "gloo") -> Diagnosis:
-    return Diagnosis(Verdict(verdict), "s", Confidence.HIGH, culprits=culprits, backend=backend)
+def diagnosis(verdict: str, *culprits: int) -> Diagnosis:
+    return Diagnosis(Verdict(verdict), "s", Confidence.HIGH, culprits=culprits)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +44,18 @@ def diagnosis(verdict: str, *culprits: int, backend: str = "gloo") -> Diagnosis:
     ],
 )
 def test_met(expected: Expected | None, found: Diagnosis, result: bool) -> None:
-    assert met(expected, found) is result
+    assert met(expected, found, "gloo") is result
 
 
 def test_another_signature_with_the_same_verdict_does_not_count() -> None:
     found = replace(diagnosis("hang", 1), signature="hang:one-kind reduce:dp_shard:one-rank")
-    assert met(Expected("hang", pattern="one-kind reduce"), found)
-    assert not met(Expected("hang", pattern="reduce"), found), "a whole part, not some letters"
-    assert not met(Expected("hang", pattern="other"), found)
-    assert not met(Expected("hang", [0], pattern="dp_shard"), found)
-    assert met(Expected(["clean", "hang"], pattern="dp_shard"), diagnosis("clean"))
+    assert met(Expected("hang", pattern="one-kind reduce"), found, "gloo")
+    assert not met(Expected("hang", pattern="reduce"), found, "gloo"), (
+        "a whole part, not some letters"
+    )
+    assert not met(Expected("hang", pattern="other"), found, "gloo")
+    assert not met(Expected("hang", [0], pattern="dp_shard"), found, "gloo")
+    assert met(Expected(["clean", "hang"], pattern="dp_shard"), diagnosis("clean"), "gloo")
 
 
 def test_met_on_a_given_backend() -> None:
@@ -71,8 +72,8 @@ def trial(
     ratio: float | None = None,
     spread: tuple[float, float] | None = None,
 ) -> TrialResult:
-    return TrialResult(
-        variant, role, {}, "fork", "gloo", 2, verdict, verdict if met else "x", met, "s", "high",
+    return trial_result(
+        variant, role, verdict=verdict, expected=verdict if met else "x", met=met, signature="s",
         step_time_ratio=ratio, step_time_spread=spread,
     )  # fmt: skip
 

@@ -6,10 +6,11 @@ import pytest
 
 from moediag.judgement.step_time import ratios, with_ratios
 from moediag.protocol import Outcome
-from moediag.result.run_result import TrialResult
+from moediag.result import TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
+from tests.unit.trial_results import trial_result
 
 
 def test_a_ratio_is_taken_round_by_round():
@@ -38,10 +39,7 @@ class TestResults:
     @staticmethod
     def results(cost: str) -> list[TrialResult]:
         def row(variant: str, role: str, verdict: str, cause: str = "") -> TrialResult:
-            return TrialResult(
-                variant, role, {}, "fork", "gloo", 2, verdict, verdict, True, verdict, "high",
-                cause=cause,
-            )  # fmt: skip
+            return trial_result(variant, role, verdict=verdict, cause=cause)
 
         return [
             row("unfixed", "unfixed", "collective-mismatch"),

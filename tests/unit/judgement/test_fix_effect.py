@@ -9,7 +9,8 @@ import pytest
 
 from moediag.judgement.conclusion import conclusion
 from moediag.judgement.fix_effect import claim, effect, extent, stage
-from moediag.result.run_result import TrialResult
+from moediag.result import TrialResult
+from tests.unit.trial_results import changed, trial_result
 
 CHECKPOINT = "crash:CheckpointError:checkpoint.py check_recomputed_tensors_match:several-ranks"
 COUNT = "Ranks 0, 1 raised CheckpointError: A different number of tensors was saved."
@@ -17,10 +18,7 @@ METADATA = "Ranks 0, 1 raised CheckpointError: Recomputed values have different 
 
 
 def trial(variant: str, role: str, verdict: str, **more: Any) -> TrialResult:
-    values = {"signature": verdict, **more}
-    return TrialResult(
-        variant, role, {}, "fork", "gloo", 2, verdict, verdict, True, confidence="high", **values
-    )
+    return trial_result(variant, role, verdict=verdict, **more)
 
 
 def crash(variant: str, role: str, signature: str = CHECKPOINT, cause: str = COUNT) -> TrialResult:
@@ -119,7 +117,7 @@ def test_how_wrong_a_fix_is_and_what_saw_it() -> None:
         ([trial("m", "unfixed", "clean", parameters_compared=9, gradient_error=1e-8)], False,
          "2 ranks ran to the end, 9 gradients as in the reference (largest error 1.0e-08)"),
         ([replace(LOUD, met=False)], False, "another failure than the claimed one: crash"),
-        ([LOUD, replace(LOUD, verdict="clean", met=False)], None, "repeats disagree"),
+        ([LOUD, changed(LOUD, verdict="clean", met=False)], None, "repeats disagree"),
         ([trial("u", "unfixed", "inconclusive", cause="lost")], None, "lost"),
         ([replace(LOUD, must_show="hang")], False, "crash"),
     ],

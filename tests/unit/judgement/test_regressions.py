@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from moediag.judgement.regressions import with_regressions
-from moediag.result.run_result import TrialResult
+from moediag.result import TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
+from tests.unit.trial_results import trial_result
 
 VARIANTS = ("unfixed", "unused-params-flag", "unused-params-flag-starved-everywhere")
 
 
 def result(variant: str, role: str, verdict: str) -> TrialResult:
-    stack: dict[str, str | None] = {}
-    return TrialResult(
-        variant, role, stack, "fork", "gloo", 2, verdict, verdict, True, verdict, "high"
-    )
+    return trial_result(variant, role, verdict=verdict)
 
 
 def noted(control: str) -> dict[str, tuple[str, ...]]:

@@ -8,17 +8,15 @@ import pytest
 
 from moediag.judgement import repeats
 from moediag.judgement.side_by_side import together
-from moediag.result.run_result import Table, TrialResult
+from moediag.result import Table, TrialResult
+from tests.unit.trial_results import trial_result
 
 NUMBERS = Table("Numbers", ("rank", "value"), (("rank 0", 1.0), ("rank 1", 2.0)), note="of x")
 HELD = Table("Experts held by each rank, matched", ("rank", "after loading"), (("rank 0", "0-3"),))
 
 
 def trial(variant: str, verdict: str = "clean", *tables: Table, repeat: int = 0) -> TrialResult:
-    return TrialResult(
-        variant, "fix", {}, "fork", "gloo", 2, verdict, verdict, True, "s", "high",
-        tables=tables, repeat=repeat,
-    )  # fmt: skip
+    return trial_result(variant, "fix", verdict=verdict, tables=tables, repeat=repeat)
 
 
 def test_a_table_of_one_variant_stays_with_it() -> None:

@@ -11,10 +11,11 @@ import pytest
 from moediag.judgement import training_table
 from moediag.judgement.training_table import Curve, curve, side_by_side
 from moediag.protocol import Outcome, Trial, WrapperSpec
-from moediag.result.run_result import Seconds, TrialResult
+from moediag.result import TrialResult
 from moediag.scenario.catalogue import find
 from moediag.scenario.load import load
 from moediag.scenario.plan import Plan, plan
+from tests.unit.trial_results import trial_result
 
 NAN = float("nan")
 
@@ -25,12 +26,7 @@ def run(name: str, losses: tuple[float, ...], **changes: Any) -> Curve:
 
 
 def result(variant: str, **changes: Any) -> TrialResult:
-    values: dict[str, Any] = dict(
-        variant=variant, role="unfixed", stack={}, launcher="fork", backend="gloo", world_size=2,
-        verdict="clean", expected="clean", met=True, signature="", confidence="high",
-        seconds=Seconds(), evidence=variant,
-    )  # fmt: skip
-    return TrialResult(**{**values, **changes})
+    return trial_result(variant, evidence=variant, **changes)
 
 
 class TestSideBySide:

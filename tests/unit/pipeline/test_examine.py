@@ -15,7 +15,7 @@ from moediag.evidence.model import Evidence, RankEvidence
 from moediag.pipeline import examine
 from moediag.protocol import Trial
 from moediag.report.page import exit_code
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 
 
 def make(folder: Path, purpose: str = "step") -> Path:
@@ -108,7 +108,7 @@ def test_a_broken_trial_file_is_named(tmp_path: Path, text: str) -> None:
 def test_exit_code_says_whether_a_failure_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:
-    from moediag.result.diagnosis import Diagnosis
+    from moediag.result import Diagnosis
 
     found = Diagnosis(Verdict(verdict), verdict, Confidence.HIGH, culprits=(1,))
     evidence = Evidence(2, {1: RankEvidence(1, versions={"torch": "2.13.0"})})

@@ -10,7 +10,7 @@ import pytest
 from moediag.errors import Interrupted, LaunchError, NoSuchRelease, StackError, UsageError
 from moediag.pipeline import run as module
 from moediag.report.views import progress
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan, plan
 from moediag.stacks.environment import Stack

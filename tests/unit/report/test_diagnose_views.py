@@ -16,7 +16,7 @@ from moediag.diagnosis.diagnose import diagnose
 from moediag.errors import ExitCode
 from moediag.evidence.model import Evidence
 from moediag.report import html, json_view, trace
-from moediag.result.run_result import RESULT_FILE, RunResult, read_result
+from moediag.result import RESULT_FILE, RunResult, read_result
 from tests.unit.evidence_builder import expert_job, write
 
 LAYOUT = jobs.Layout(pp=2, dp=2, tp=2, ep=2)
@@ -120,8 +120,9 @@ def test_a_result_keeps_schedules_and_states(tmp_path: Path) -> None:
     result = of_evidence(expert_job(set(), {3}).run())
     (tmp_path / RESULT_FILE).write_text(json_view.render(result))
     again = read_result(tmp_path)
-    assert again.trials[0].schedules == result.trials[0].schedules is not None
-    assert again.trials[0].states == result.trials[0].states != ()
+    assert again.trials[0].diagnosis.schedules is not None
+    assert again.trials[0].diagnosis.states != ()
+    assert again == result
     assert html.render([again]) == html.render([result])
 
 
@@ -138,7 +139,7 @@ def test_what_came_from_the_job_is_escaped(tmp_path: Path) -> None:
 def of_evidence(evidence: Evidence) -> RunResult:
     from moediag.pipeline import examine
     from moediag.protocol import Trial
-    from moediag.result.run_result import Conclusion
+    from moediag.result import Conclusion
 
     world = evidence.world_size
     trial = Trial(name="t", scenario="s", variant="as found", world_size=world)

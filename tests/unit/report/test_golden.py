@@ -12,7 +12,7 @@ import pytest
 from moediag.report import html, json_view, junit, markdown
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 SAMPLES = sorted((GOLDEN / "results").glob("*.json"))

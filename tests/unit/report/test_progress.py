@@ -11,7 +11,7 @@ from rich.console import Console
 from moediag.launch.settings import Progress
 from moediag.report import views
 from moediag.report.progress import Lines, Live, glance, outcome
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent.parent / "golden" / "results"
 

@@ -20,7 +20,7 @@ from moediag.protocol import Trial
 from moediag.report import junit
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
-from moediag.result.run_result import read_result
+from moediag.result import read_result
 from moediag.scenario import catalogue, devices, load, plan
 from moediag.stacks import interpreter, releases
 from moediag.worker import gpu as rank_side

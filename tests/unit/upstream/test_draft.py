@@ -14,7 +14,7 @@ from moediag import doctor
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
 from moediag.report.markdown import LIMIT
-from moediag.result.run_result import Conclusion, FixJudgement, RunResult, TrialResult
+from moediag.result import Conclusion, FixJudgement, RunResult, TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.stacks.environment import Stack
@@ -22,16 +22,16 @@ from moediag.upstream import draft as drafting
 from moediag.upstream import draft_evidence
 from moediag.upstream.draft import Material, Program, draft, failing
 from moediag.upstream.templates import TEMPLATES, upstream
+from tests.unit.trial_results import changed, trial_result
 
-FAILED = TrialResult(
-    variant="unfixed", role="unfixed", launcher="fork", backend="gloo", world_size=2,
+FAILED = trial_result(
     stack={"python": "3.12.1", "torch": "2.13.0+cpu", "transformers": "4.53.2",
            "accelerate": "1.8.1"},
     verdict="collective-mismatch", expected="collective-mismatch", met=True, signature="s",
     confidence="high", culprits=(1,), victims=(0,),
     cause="On rank 1 expert 3 of layer 1 received 0 tokens.", evidence="unfixed",
 )  # fmt: skip
-FIX = replace(FAILED, variant="touch", role="fix", verdict="clean", culprits=(), cause="")
+FIX = changed(FAILED, variant="touch", role="fix", verdict="clean", culprits=(), cause="")
 CONTROL = replace(FIX, variant="identical", role="control")
 MACHINE = {"os": "Other OS 1", "kernel": "0.0", "arch": "m68k", "cores": 8, "gpus": ["H200"]}
 
@@ -78,7 +78,7 @@ def test_a_project_without_a_template() -> None:
 @pytest.mark.parametrize("size", [30_000, 64_000, 400_000])
 def test_it_stays_below_what_github_takes(project: str, size: int) -> None:
     long = replace(PROGRAM, text="x = 1\n" * (size // 6))
-    many = replace(FAILED, cause="c" * 3000, not_seen=tuple(f"thing {n}" for n in range(900)))
+    many = changed(FAILED, cause="c" * 3000, not_seen=tuple(f"thing {n}" for n in range(900)))
     text = draft(project, run_of(many), many, replace(MATERIAL, program=long))
     assert len(text) <= LIMIT < 65_536
     assert "torchrun x.py" in text and text.count("```") % 2 == 0
@@ -88,7 +88,7 @@ def test_it_stays_below_what_github_takes(project: str, size: int) -> None:
 
 
 def test_a_text_that_is_too_long_in_itself_is_cut() -> None:
-    endless = replace(FAILED, cause="c" * 70_000)
+    endless = changed(FAILED, cause="c" * 70_000)
     text = draft("pytorch", run_of(endless), endless, MATERIAL)
     assert len(text) <= LIMIT and "cut at the size limit" in text
 
@@ -100,11 +100,11 @@ def test_fences_in_what_is_quoted_end_nothing() -> None:
 
 
 def test_the_unfixed_failure_is_what_a_report_is_about() -> None:
-    broken_fix = replace(FIX, verdict="hang")
+    broken_fix = changed(FIX, verdict="hang")
     assert failing(run_of(broken_fix, FAILED)) == FAILED
     assert failing(run_of(broken_fix, FAILED), "touch") == broken_fix
     assert failing(run_of(FIX, CONTROL)) is None
-    assert failing(run_of(replace(FAILED, verdict="inconclusive"))) is None
+    assert failing(run_of(changed(FAILED, verdict="inconclusive"))) is None
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_system_is_asked_of_the_stack_that_failed_where_it_is_still_here(
 
 
 def test_a_persons_folder_is_not_told(tmp_path: Path) -> None:
-    at_home = replace(FAILED, cause=f"raised in {Path.home()}/secret-project/train.py")
+    at_home = changed(FAILED, cause=f"raised in {Path.home()}/secret-project/train.py")
     found = draft_evidence.write(run_of(at_home), run_directory(tmp_path / "run"))
     assert found is not None and "raised in ~/secret-project/train.py" in found.text
 

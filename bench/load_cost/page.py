@@ -1,6 +1,6 @@
-"""What a load-cost trial shows: whether each method delivered the right bytes, and its times.
+"""The page of a run: whether each method delivered the right bytes, and how long it took.
 
-Pure. Times are rank 0's, taken between barriers; wrong bytes are anybody's.
+Times are rank 0's, taken between barriers; wrong bytes are those of any rank.
 """
 
 from __future__ import annotations
@@ -8,60 +8,52 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from moediag.evidence.model import Evidence
-from moediag.protocol import LoadTiming
-from moediag.result.run_result import Cell, Table
+from bench.load_cost.timing import RankTimings, Timing
+from moediag.report.tables import markdown
+from moediag.result import Cell, Table
 from moediag.result.wording import plural, ranks
 
 BASELINE = "per-parameter"
 GROWTH = " Growth: exponent of the number of parameters, 1 is in proportion to it."
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFacts:
-    """``loads``: of the lowest rank that left any. ``wrong``: what was delivered wrong, in words, a
-    method and size each; ``methods``: which did so."""
-
-    loads: tuple[LoadTiming, ...] = ()
-    wrong: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-
-    @property
-    def summary(self) -> str:
-        methods = dict.fromkeys(load.method for load in self.loads)
-        sizes = sorted({load.parameters for load in self.loads})
-        span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-        return (
-            f"Models of {span} parameters, loaded by {plural(len(methods), 'method')}: each shard "
-            "equals its cut of the true tensor bit by bit, on every rank and in every round."
-        )
-
-
-def load_facts(evidence: Evidence) -> LoadFacts:
-    with_loads = {
-        rank: seen.outcome.loads
-        for rank, seen in sorted(evidence.ranks.items())
-        if seen.outcome is not None and seen.outcome.loads
-    }
-    wrong: dict[tuple[str, int], dict[int, list[str]]] = {}
-    for rank, loads in with_loads.items():
-        for load in loads:
-            if load.wrong:
-                wrong.setdefault((load.method, load.parameters), {})[rank] = load.wrong
-    told = tuple(
-        f"{method} of {size:,} parameters delivered wrong bytes to {ranks(by_rank)} "
-        f"(first in {next(iter(by_rank.values()))[0]})"
-        for (method, size), by_rank in wrong.items()
+def page(by_rank: Mapping[int, RankTimings], command: str) -> str:
+    """The page in markdown."""
+    first = by_rank[min(by_rank)]
+    versions = ", ".join(f"{name} {v}" for name, v in first.versions.items() if v is not None)
+    found = wrong(by_rank)
+    bytes_line = (
+        "**Wrong bytes, so the times mean nothing:** " + "; ".join(found)
+        if found
+        else "Each shard equals its cut of the true tensor bit by bit, on every rank and in every "
+        "round."
     )
-    methods = tuple(dict.fromkeys(method for method, _ in wrong))
-    return LoadFacts(tuple(next(iter(with_loads.values()), ())), told, methods)
+    lines = [f"`{command}`", "", versions, "", bytes_line, ""]
+    lines += [f"- {note}" for note in dict.fromkeys(n for r in by_rank.values() for n in r.notes)]
+    return "\n".join([*lines, "", *map(markdown, tables(first.timings))])
 
 
-def load_tables(loads: Sequence[LoadTiming]) -> tuple[Table, ...]:
-    """Two tables of whole loads and two of their communication alone: milliseconds with growth,
-    and how many times faster than one broadcast per parameter. Empty without timings."""
+def wrong(by_rank: Mapping[int, RankTimings]) -> list[str]:
+    """One sentence for each method and size that delivered wrong bytes; empty when none did."""
+    found: dict[tuple[str, int], dict[int, list[str]]] = {}
+    for rank, measured in sorted(by_rank.items()):
+        for one in measured.timings:
+            if one.wrong:
+                found.setdefault((one.method, one.parameters), {})[rank] = one.wrong
+    return [
+        f"{method} of {size:,} parameters delivered wrong bytes to {ranks(names)} "
+        f"(first in {next(iter(names.values()))[0]})"
+        for (method, size), names in found.items()
+    ]
+
+
+def tables(loads: Sequence[Timing]) -> tuple[Table, ...]:
+    """Two tables of whole loads and two of their communication alone.
+
+    They hold milliseconds with growth, and how many times faster a method is than one broadcast per
+    parameter. Empty without timings.
+    """
     if not loads:
         return ()
     whole = {(load.method, load.parameters): load.seconds for load in loads}
@@ -69,7 +61,7 @@ def load_tables(loads: Sequence[LoadTiming]) -> tuple[Table, ...]:
     size = max(loads, key=lambda load: load.parameters)
     what = f"{size.bytes / 1e6:,.4g} MB at {plural(size.parameters, 'parameter')}"
     rounds = plural(min(len(load.seconds) for load in loads), "round")
-    tables = [
+    found = [
         _times(
             "Loading the weights, in ms",
             whole,
@@ -82,16 +74,18 @@ def load_tables(loads: Sequence[LoadTiming]) -> tuple[Table, ...]:
         note = "The same collectives on buffers that exist, nothing else; median. Collectives: "
         note += f"of a whole load of {plural(size.parameters, 'parameter')}."
         table = _times("Communication alone, in ms", bare, note)
-        tables += [_with_calls(table, loads), _faster("Communication, times faster", bare)]
-    return tuple(table for table in tables if table.rows)
+        found += [_with_calls(table, loads), _faster("Communication, times faster", bare)]
+    return tuple(table for table in found if table.rows)
 
 
 Timings = Mapping[tuple[str, int], Sequence[float]]  # method, parameters -> seconds by round
 
 
 def growth(seconds: Mapping[int, float]) -> float | None:
-    """The exponent e of ``parameters ** e`` that fits best (least squares of the logarithms).
-    ``seconds``: by number of parameters; None with fewer than two sizes or a time of 0."""
+    """The exponent e with which ``parameters ** e`` fits best (least squares of the logarithms).
+
+    ``seconds`` is by number of parameters. None with fewer than two sizes or a time of 0.
+    """
     if len(seconds) < 2 or min(seconds.values()) <= 0:
         return None
     xs = [math.log(count) for count in seconds]
@@ -123,7 +117,7 @@ def _times(title: str, timings: Timings, note: str) -> Table:
 
 
 def _faster(title: str, timings: Timings) -> Table:
-    """Round by round, so that what slowed the machine meanwhile slowed both."""
+    """Ratios taken round by round: what slows the machine during a round slows both."""
     methods, sizes = _axes(timings)
     rows = []
     for method in methods:
@@ -143,7 +137,7 @@ def _faster(title: str, timings: Timings) -> Table:
     return Table(title, columns, tuple(rows), note)
 
 
-def _with_calls(table: Table, loads: Sequence[LoadTiming]) -> Table:
+def _with_calls(table: Table, loads: Sequence[Timing]) -> Table:
     largest = max(load.parameters for load in loads)
     calls = {
         load.method: ", ".join(f"{number:,} {op}" for op, number in load.calls.items()) or "none"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("accelerate")
 
 import torch.distributed as dist  # noqa: E402
 
-from moediag.protocol import LOAD_METHODS, LoadCostSpec, Trial  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
-from moediag.worker.tasks import load_cost, load_methods, load_model  # noqa: E402
-from moediag.worker.tasks.load_methods import Job, Missing, buckets  # noqa: E402
+from bench.load_cost import __main__ as command  # noqa: E402
+from bench.load_cost import methods as ways  # noqa: E402
+from bench.load_cost import model, rank  # noqa: E402
+from bench.load_cost.methods import Job, Missing, buckets  # noqa: E402
+from bench.load_cost.timing import METHODS, RankTimings, Spec, Timing  # noqa: E402
+from moediag.stacks import environment  # noqa: E402
 
 # torch's own set_model_state_dict uses what torch deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -23,6 +27,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Multiple backends are registered:UserWarning",
 )
 CPU = torch.device("cpu")
+ACCELERATE = importlib.util.find_spec("accelerate") is not None
+INSTALLED = [name for name in METHODS if ACCELERATE or name != "accelerate"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,22 +40,22 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def run(**spec: Any) -> dict[tuple[str, int], Any]:
-    sizes = {"parameters": [5, 20], "numel": 12, "rounds": 2, **spec}
-    trial = Trial("t", "s", "v", purpose="load-cost", world_size=1, layout={"dp_shard": 1},
-                  load_cost=LoadCostSpec(**sizes))  # fmt: skip
-    outcome = load_cost.run(trial, 0, None, CPU)
-    return {(load.method, load.parameters): load for load in outcome.loads}
+def measured(**spec: Any) -> RankTimings:
+    return rank.run(Spec(**{"parameters": [5, 20], "numel": 12, "rounds": 2, **spec}), CPU)
 
 
-def test_the_methods_are_those_of_the_protocol() -> None:
-    assert tuple(load_methods.METHODS) == LOAD_METHODS
+def run(**spec: Any) -> dict[tuple[str, int], Timing]:
+    return {(one.method, one.parameters): one for one in measured(**spec).timings}
+
+
+def test_every_named_method_has_a_function() -> None:
+    assert tuple(ways.METHODS) == METHODS
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_method_delivers_the_right_bytes(dtype: str) -> None:
     found = run(dtype=dtype)
-    assert set(found) == {(method, size) for method in LOAD_METHODS for size in (5, 20)}
+    assert set(found) == {(method, size) for method in INSTALLED for size in (5, 20)}
     for load in found.values():
         assert load.wrong == []
         assert len(load.seconds) == 2
@@ -59,16 +65,17 @@ def test_every_method_delivers_the_right_bytes(dtype: str) -> None:
 
 
 def test_the_collectives_are_counted_not_supposed() -> None:
-    found = run(methods=["per-parameter", "accelerate", "coalesced", "torch", "scatter", "local"])
-    calls = {method: found[method, 20].calls for method in LOAD_METHODS}
+    found = run()
+    calls = {method: found[method, 20].calls for method in INSTALLED}
     assert calls["per-parameter"] == {"broadcast": 20}
     assert calls["coalesced"] == {"broadcast": 1}
     assert calls["scatter"] == {"scatter": 20}
     assert calls["local"] == {}
-    assert calls["accelerate"]["broadcast"] == 20
+    if ACCELERATE:
+        assert calls["accelerate"]["broadcast"] == 20
     assert calls["torch"]["broadcast"] >= 20
     original = dist.ProcessGroup.broadcast
-    with load_cost.counted():
+    with rank.counted():
         assert dist.ProcessGroup.broadcast is not original
     assert dist.ProcessGroup.broadcast is original
 
@@ -128,7 +135,7 @@ def nothing(job: Job) -> None:
 def test_a_wrong_method_is_caught_and_the_right_one_beside_it_is_not(
     monkeypatch: pytest.MonkeyPatch, method: Any, bad: int
 ) -> None:
-    monkeypatch.setitem(load_methods.METHODS, "wrong", (method, None))
+    monkeypatch.setitem(ways.METHODS, "wrong", (method, None))
     found = run(methods=["per-parameter", "wrong"])
     assert len(found["wrong", 20].wrong) == bad
     assert found["per-parameter", 20].wrong == found["per-parameter", 5].wrong == []
@@ -138,35 +145,32 @@ def test_what_the_stack_lacks_is_left_out_with_a_note(monkeypatch: pytest.Monkey
     def missing(job: Job) -> None:
         raise Missing("distribute_tensor without src_data_rank")
 
-    monkeypatch.setitem(load_methods.METHODS, "local", (missing, None))
-    trial = Trial("t", "s", "v", purpose="load-cost", world_size=1, layout={"dp_shard": 1},
-                  load_cost=LoadCostSpec([5], 12, ["coalesced", "local"], 1))  # fmt: skip
-    outcome = load_cost.run(trial, 0, None, CPU)
-    assert [load.method for load in outcome.loads] == ["coalesced"]
-    assert outcome.notes == [
-        "local is left out: this stack has distribute_tensor without src_data_rank",
-        load_cost.UNRECORDED,
+    monkeypatch.setitem(ways.METHODS, "local", (missing, None))
+    found = measured(methods=["coalesced", "local"])
+    assert {one.method for one in found.timings} == {"coalesced"}
+    assert found.notes == [
+        "local is left out: this stack has distribute_tensor without src_data_rank"
     ]
-    with pytest.raises(NotApplicable, match="local is left out"):
-        run(methods=["local"])
+    assert measured(methods=["local"]).timings == []
 
 
 def test_a_method_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is no 'telepathy'"):
+    with pytest.raises(ValueError, match="no method 'telepathy'"):
         run(methods=["telepathy"])
 
 
 def test_the_methods_take_turns_in_going_first(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     methods = {}
-    for name, (work, _) in list(load_methods.METHODS.items())[:3]:
+    for name in ("per-parameter", "coalesced", "scatter"):
+        work = ways.METHODS[name][0]
 
         def noted(job: Job, name: str = name, work: Any = work) -> None:
             order.append(name)
             work(job)
 
         methods[name] = (noted, None)
-    monkeypatch.setattr(load_methods, "METHODS", methods)
+    monkeypatch.setattr(ways, "METHODS", methods)
     run(methods=list(methods), parameters=[5], rounds=3)
     a, b, c = methods
     assert order == [a, b, c, a, b, c, b, c, a, c, a, b]  # the first round warms
@@ -177,9 +181,9 @@ def test_the_methods_take_turns_in_going_first(monkeypatch: pytest.MonkeyPatch) 
 def test_a_cut_is_what_chunk_gives(rows: int, ranks: int) -> None:
     full = torch.arange(rows * 2).view(rows, 2)
     chunks = torch.chunk(full, ranks)
-    for rank in range(ranks):
-        expected = chunks[rank] if rank < len(chunks) else full[:0]
-        assert torch.equal(load_model.cut(full, rank, ranks), expected)
+    for own in range(ranks):
+        expected = chunks[own] if own < len(chunks) else full[:0]
+        assert torch.equal(model.cut(full, own, ranks), expected)
 
 
 def test_buckets_hold_one_type_and_no_more_than_the_limit() -> None:
@@ -193,7 +197,7 @@ def test_buckets_hold_one_type_and_no_more_than_the_limit() -> None:
 
 def test_weights_differ_from_load_to_load_and_stay_finite() -> None:
     for dtype in ("float32", "bfloat16"):
-        weights = load_model.Weights(LoadCostSpec([3], 12, dtype=dtype), CPU)
+        weights = model.Weights(Spec([3], 12, dtype=dtype), CPU)
         seen = []
         for _ in range(100):
             weights.renew()
@@ -202,3 +206,43 @@ def test_weights_differ_from_load_to_load_and_stay_finite() -> None:
             assert bool(torch.isfinite(full).all())
             seen.append(full.view(torch.int32 if dtype == "float32" else torch.int16).tolist())
         assert all(seen[i] != seen[j] for i in range(100) for j in range(i))
+
+
+WRONG_RANK = """
+import torch.distributed as dist
+from bench.load_cost import methods, rank
+
+def first_rows_for_all(job):
+    mine, shards = job.rank, {}
+    for name in job.targets:
+        full = job.full(name)
+        dist.broadcast(full, src=0)
+        job.rank = 0
+        shards[name] = job.shard(name, full)
+        job.rank = mine
+    job.assign(shards)
+
+def nothing_sent(job):
+    job.assign({name: job.shard(name, job.full(name)) for name in job.targets})
+
+methods.METHODS["local"] = (first_rows_for_all, None)
+methods.METHODS["torch"] = (nothing_sent, None)
+rank.main()
+"""
+
+
+@pytest.mark.e2e
+def test_two_ranks_deliver_right_bytes_and_wrong_methods_are_caught(
+    tmp_path: Path,
+) -> None:
+    here = environment.Stack(Path(sys.executable), {}, "here", 0.0, [tmp_path])
+    spec = Spec([8, 24], 64, ["per-parameter", "coalesced", "scatter", "local", "torch"], 2)
+    (tmp_path / "wrong_rank.py").write_text(WRONG_RANK)
+    by_rank, problem = command.measure(spec, here, 2, 300, "wrong_rank")
+    assert problem == ""
+    wrong = {(r, one.method) for r, told in by_rank.items() for one in told.timings if one.wrong}
+    assert wrong == {(1, "local"), (1, "torch")}
+    calls = {one.method: one.calls for one in by_rank[0].timings if one.parameters == 24}
+    assert calls["per-parameter"] == {"broadcast": 24}
+    assert calls["coalesced"] == {"broadcast": 1}
+    assert calls["scatter"] == {"scatter": 24}

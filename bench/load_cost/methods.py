@@ -1,38 +1,41 @@
-"""Ways to bring full weights into a sharded model, each written down once.
+"""The ways to load full weights into a sharded model.
 
-A method's ``load`` is the whole load: rank 0 has all weights (``job.source``), every rank ends with
-its shard in ``job.model``. ``communicate`` issues the same collectives alone, on buffers that
-exist. Where torch or accelerate has the method, theirs is called.
+The first function of a method is the whole load: rank 0 starts with all weights (``job.source``),
+and every rank ends with its shard in ``job.model``. The second issues the same collectives alone,
+on buffers that exist. Where torch or accelerate implements the method, their function is called.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moediag.worker.tasks.load_model import cut
+from bench.load_cost.model import cut
 
 
 class Missing(Exception):
-    """This stack lacks the method; says what exactly."""
+    """The stack lacks the method; the message says what exactly."""
 
 
 class Job:
     """One load into ``model``, whose parameters are DTensors on the meta device, Shard(0).
-    ``weights``: name -> full tensor, what rank 0 loads; the other ranks may take shapes only, but
-    for the method whose premise is that every rank has it all."""
+
+    ``weights`` maps each name to the full tensor that rank 0 loads. Other ranks may read its shape
+    only, except in the method that assumes that every rank has all weights.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        weights: Dict[str, torch.Tensor],
+        weights: dict[str, torch.Tensor],
         mesh: DeviceMesh,
         device: torch.device,
         bucket_bytes: int,
@@ -46,25 +49,24 @@ class Job:
         self.world_size = mesh.size()
 
     @functools.cached_property
-    def targets(self) -> Dict[str, Any]:
-        """Asked for inside the load, as accelerate's and torch's functions do."""
+    def targets(self) -> dict[str, Any]:
+        """The model's state dict, read inside the load as accelerate's and torch's functions do."""
         return dict(self.model.state_dict())
 
     @property
-    def source(self) -> Optional[Dict[str, torch.Tensor]]:
-        """What a checkpoint reader has in hand on this rank: everything on rank 0, else nothing."""
+    def source(self) -> dict[str, torch.Tensor] | None:
+        """All weights on rank 0, None elsewhere."""
         return {name: self.weights[name] for name in self.targets} if self.rank == 0 else None
 
     def full(self, name: str) -> torch.Tensor:
-        """Rank 0's tensor, on others an uninitialised one of its size to receive it."""
+        """The full tensor on rank 0; elsewhere an uninitialised one of its size to receive it."""
         if self.rank == 0:
             return self.weights[name]
         target = self.targets[name]
         return torch.empty(target.size(), dtype=target.dtype, device=self.device)
 
     def shard(self, name: str, full: torch.Tensor) -> Any:
-        """This rank's cut of ``full`` as a DTensor with memory of its own, as torch's own
-        state-dict loading makes it."""
+        """This rank's cut of ``full`` as a DTensor with its own memory."""
         from torch.distributed.tensor import DTensor
 
         target = self.targets[name]
@@ -73,7 +75,7 @@ class Job:
             run_check=False, shape=target.size(), stride=target.stride(),
         )  # fmt: skip
 
-    def assign(self, shards: Dict[str, Any]) -> None:
+    def assign(self, shards: dict[str, Any]) -> None:
         self.model.load_state_dict(shards, assign=True)
 
 
@@ -101,7 +103,7 @@ def broadcasts(job: Job) -> Callable[[], None]:
 
 
 def _touch(job: Job, buffers: Sequence[torch.Tensor]) -> None:
-    """The first write to new memory costs page faults, which are no communication."""
+    """Writes to new memory once, so that its page faults are not counted as communication."""
     if job.rank:
         for buffer in buffers:
             buffer.fill_(1)
@@ -133,11 +135,13 @@ def torch_broadcast(job: Job) -> None:
 # ------------------------------------------------------------------------ coalesced
 
 
-def buckets(sizes: Sequence[Tuple[str, torch.dtype, int]], limit: int) -> List[List[str]]:
-    """``sizes``: name, dtype, bytes of each parameter in order -> names per broadcast: of one dtype
-    and at most ``limit`` bytes, except a parameter that alone is larger."""
-    done: List[List[str]] = []
-    filling: Dict[torch.dtype, Tuple[List[str], int]] = {}
+def buckets(sizes: Sequence[tuple[str, torch.dtype, int]], limit: int) -> list[list[str]]:
+    """Names per broadcast, from (name, dtype, bytes) of each parameter in order.
+
+    A bucket has one dtype and at most ``limit`` bytes, except one parameter that alone is larger.
+    """
+    done: list[list[str]] = []
+    filling: dict[torch.dtype, tuple[list[str], int]] = {}
     for name, dtype, size in sizes:
         names, used = filling.get(dtype, ([], 0))
         if not names or used + size > limit:
@@ -148,13 +152,13 @@ def buckets(sizes: Sequence[Tuple[str, torch.dtype, int]], limit: int) -> List[L
     return done
 
 
-def _buckets(job: Job) -> List[List[str]]:
+def _buckets(job: Job) -> list[list[str]]:
     sizes = [(name, t.dtype, t.numel() * t.element_size()) for name, t in job.targets.items()]
     return buckets(sizes, job.bucket_bytes)
 
 
 def _flat(job: Job, names: Sequence[str]) -> torch.Tensor:
-    """The bucket as one vector: rank 0's parameters end to end, on others room for them."""
+    """One vector for the bucket: rank 0's parameters end to end, elsewhere room for them."""
     if job.rank == 0:
         return torch.cat([job.weights[name].reshape(-1) for name in names])
     targets = [job.targets[name] for name in names]
@@ -203,7 +207,7 @@ def scatter(job: Job) -> None:
 
 def scatters(job: Job) -> Callable[[], None]:
     """One scatter of equal, padded parts per parameter, as ``distribute_tensor`` does."""
-    calls: List[Tuple[torch.Tensor, Optional[List[torch.Tensor]]]] = []
+    calls: list[tuple[torch.Tensor, list[torch.Tensor] | None]] = []
     for target in job.targets.values():
         rows = -(-target.size(0) // job.world_size)
         parts = [
@@ -221,7 +225,7 @@ def scatters(job: Job) -> Callable[[], None]:
 
 
 def broadcasts_and_scatters(job: Job) -> Callable[[], None]:
-    """accelerate's: each full tensor goes to everybody, then its parts go out once more."""
+    """accelerate's collectives: broadcasts each full tensor, then scatters its parts as well."""
     first, second = broadcasts(job), scatters(job)
 
     def communicate() -> None:
@@ -236,7 +240,7 @@ def local(job: Job) -> None:
 
     if "src_data_rank" not in inspect.signature(distribute_tensor).parameters:
         raise Missing("distribute_tensor without src_data_rank")
-    options: Dict[str, Any] = {"src_data_rank": None}
+    options: dict[str, Any] = {"src_data_rank": None}
     job.assign(
         {
             name: distribute_tensor(job.weights[name], job.mesh, target.placements, **options)
@@ -248,12 +252,12 @@ def local(job: Job) -> None:
 Load = Callable[[Job], None]
 Communicate = Callable[[Job], Callable[[], None]]
 
-# The names are those of moediag.protocol.LOAD_METHODS.
-METHODS: Dict[str, Tuple[Load, Optional[Communicate]]] = {
+# The names are those of bench.load_cost.timing.METHODS.
+METHODS: dict[str, tuple[Load, Communicate | None]] = {
     "per-parameter": (per_parameter, broadcasts),
     "accelerate": (accelerate, broadcasts_and_scatters),
     "coalesced": (coalesced, bucket_broadcasts),
-    "torch": (torch_broadcast, None),  # as per-parameter, and one of a pickled list before
+    "torch": (torch_broadcast, None),  # those of per-parameter after one of a pickled list
     "scatter": (scatter, scatters),
     "local": (local, None),  # none at all
 }

@@ -1,31 +1,32 @@
-"""The model that is loaded: sharded by FSDP2 on the meta device, and the weights it must get.
+"""The model to load, sharded by FSDP2 on the meta device, and the weights that it must receive.
 
-Matrices and, one in eight, vectors of odd length, which no number of ranks divides evenly; names
-and nesting as of a mixture of experts, whose every parameter has a module of its own.
+Its parameters are matrices and, every eighth, a vector of odd length, which does not divide evenly
+over ranks. Each has its own module, as the experts of a mixture-of-experts model often do.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
-from moediag.protocol import LoadCostSpec
-from moediag.worker.models.tiny import NotApplicable
+from bench.load_cost.timing import Spec
 
 PER_LAYER = 100  # parameters of one decoder layer, an FSDP group
 
 
 class _Leaf(nn.Module):
-    def __init__(self, shape: Tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"))
 
 
-def shapes(count: int, numel: int) -> Iterator[Tuple[str, Tuple[int, ...]]]:
+def shapes(count: int, numel: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of the first ``count`` parameters; a larger model begins with the same."""
     height = max(1, math.isqrt(numel))
     for number in range(count):
@@ -37,13 +38,13 @@ def shapes(count: int, numel: int) -> Iterator[Tuple[str, Tuple[int, ...]]]:
 
 
 class Weights:
-    """The truth: every rank has all of it, and hands it to a method only where that may have it.
+    """The weights that loads deliver, on every rank, to compare with.
 
-    ``full``: name -> view into one buffer, (shape as of :func:`shapes`, dtype), on ``device``. All
-    sizes of model take their parameters from it.
+    ``full`` maps each name to a view into one buffer on ``device``, with the shape of
+    :func:`shapes`. Models of all sizes take their parameters from it.
     """
 
-    def __init__(self, spec: LoadCostSpec, device: torch.device) -> None:
+    def __init__(self, spec: Spec, device: torch.device) -> None:
         named = list(shapes(max(spec.parameters), spec.numel))
         total = sum(math.prod(shape) for _, shape in named)
         generator = torch.Generator().manual_seed(0)  # on the CPU: the same on every rank
@@ -52,7 +53,7 @@ class Weights:
         self._flat = self._flat.to(device=device, dtype=dtype)
         self._bits = self._flat.view(torch.int32 if dtype == torch.float32 else torch.int16)
         self._pattern = 0
-        self.full: Dict[str, torch.Tensor] = {}
+        self.full: dict[str, torch.Tensor] = {}
         start = 0
         for name, shape in named:
             end = start + math.prod(shape)
@@ -60,20 +61,21 @@ class Weights:
             start = end
 
     def renew(self) -> None:
-        """Other weights, on all ranks alike: what memory still holds of an earlier load can then
-        not pass for what this load delivered. Only the lowest bits change: no value becomes nan."""
+        """Changes the weights, equally on all ranks.
+
+        Memory that still holds an earlier load then differs from what this load must deliver. Only
+        the lowest bits change, so no value becomes nan.
+        """
         following = (self._pattern + 1) % 128
         self._bits.bitwise_xor_(self._pattern ^ following)
         self._pattern = following
 
 
-def sharded(count: int, spec: LoadCostSpec, mesh: DeviceMesh) -> nn.Module:
-    """``count`` parameters on the meta device, each layer and the root an FSDP2 group over
-    ``mesh`` (1-D). Raises NotApplicable."""
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError as error:  # torch < 2.6
-        raise NotApplicable("FSDP2 needs torch >= 2.6") from error
+def sharded(count: int, spec: Spec, mesh: DeviceMesh) -> nn.Module:
+    """A model of ``count`` parameters on the meta device.
+
+    Each layer and the root are an FSDP2 group over ``mesh``, which has one dimension.
+    """
     root = nn.Module()
     dtype: torch.dtype = getattr(torch, spec.dtype)
     for name, shape in shapes(count, spec.numel):
@@ -92,17 +94,21 @@ def sharded(count: int, spec: LoadCostSpec, mesh: DeviceMesh) -> nn.Module:
 
 
 def cut(full: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
-    """This rank's part of ``full`` under Shard(0) over ``world_size`` ranks, as ``torch.chunk``
-    splits; a view, empty where there are fewer rows than ranks."""
+    """A view of this rank's part of ``full`` under Shard(0), split as by ``torch.chunk``.
+
+    It is empty on the last ranks where there are fewer rows than ranks.
+    """
     rows = -(-full.shape[0] // world_size)
     start = min(rank * rows, full.shape[0])
     return full.narrow(0, start, min(rows, full.shape[0] - start))
 
 
-def wrong(model: nn.Module, weights: Weights, rank: int, world_size: int) -> List[str]:
-    """Names of the parameters whose local shard differs in any bit from its cut of the truth, has
-    another type or shape, or was never loaded."""
-    found: List[str] = []
+def wrong(model: nn.Module, weights: Weights, rank: int, world_size: int) -> list[str]:
+    """Names of the parameters whose local shard is not, bit by bit, its cut of the true tensor.
+
+    A shard of another dtype or shape, or one that was never loaded, counts too.
+    """
+    found: list[str] = []
     for name, parameter in model.named_parameters():
         sharded_parameter: Any = parameter
         local = sharded_parameter.to_local()
@@ -114,6 +120,6 @@ def wrong(model: nn.Module, weights: Weights, rank: int, world_size: int) -> Lis
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As integers: a float comparison would take -0 for 0, and no nan for itself."""
+    """``tensor`` as integers: compared as floats, -0 equals 0 and nan differs from itself."""
     kind = {4: torch.int32, 2: torch.int16}[tensor.element_size()]
     return tensor.detach().view(kind)

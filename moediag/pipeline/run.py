@@ -290,12 +290,15 @@ class _Run:
     # -- one trial ---------------------------------------------------------------------
 
     def _one(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> None:
-        began = time.monotonic()
         trial = planned.trial
         self.observer.trial_started(trial.name)
         versions = dict(stack.versions)
+        reference_seconds = None
         if planned.reference_key is not None:
+            known, began = len(self.references), time.monotonic()
             reference = self._reference(planned, stack, start)
+            if len(self.references) > known:
+                reference_seconds = round(time.monotonic() - began, 3)
             if reference.verdict is not None:
                 self._meet(reference.reason)
                 self._add(
@@ -307,6 +310,7 @@ class _Run:
             self._add(rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, elsewhere))
             return
         folder = self.folder / trial.name
+        began = time.monotonic()
         try:
             record = start.run(
                 trial, folder, lambda p: self.observer.trial_progress(planned.trial.name, p)
@@ -328,6 +332,7 @@ class _Run:
             launch=_since(record.started, record.first_progress),
             stall_to_verdict=record.since_stall(),
             total=round(time.monotonic() - began, 3),
+            reference=reference_seconds,
         )
         # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
         repeated = trial.skew.batches in ("identical", "one-token")

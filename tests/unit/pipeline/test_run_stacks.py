@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from moediag.errors import Interrupted, LaunchError, NoSuchRelease, StackError, UsageError
+from moediag.launch.record import LaunchRecord
 from moediag.pipeline import run as module
+from moediag.protocol import Outcome, Trial
 from moediag.report.views import progress
 from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, load
@@ -124,3 +126,40 @@ def test_two_that_start_in_the_same_second_get_folders_of_their_own(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert len({module.run_folder(None, "watch-train.py") for _ in range(3)}) == 3
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_first_trial_does_not_take_the_time_of_its_reference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = Clock()
+
+    class Ranks(NoRanks):
+        def run(self, *request: Any) -> Any:
+            trial: Trial = request[0]
+            folder: Path = request[1]
+            folder.mkdir()
+            clock.now += 100.0 if trial.purpose == "reference" else 2.0
+            if trial.purpose == "reference":
+                Outcome(0).write(folder)
+            return LaunchRecord(started=0.0, ended=2.0, launcher="fork")
+
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "launcher", Ranks)
+    ensure = Stack(Path("python"), {}, "stack", 0.0, [])
+    options = module.RunOptions(tmp_path / "out", ensure=lambda *_: ensure)
+    scenario = load.load(catalogue.find("expert-starvation"))
+    with progress(no_color=True) as observer:
+        both = ["unfixed", "unused-params-flag"]
+        result = module.run(plan(scenario, 2, "cpu", both), options, observer)
+    assert [(t.seconds.total, t.seconds.reference) for t in result.trials[:2]] == [
+        (2.0, 100.0),
+        (2.0, None),
+    ]
+    assert read_result(tmp_path / "out").trials[0].seconds.reference == 100.0

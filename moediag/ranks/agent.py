@@ -239,7 +239,7 @@ class _Seat:
         inherit what they call this start."""
         os.environ.pop(protocol.ENV_JOB, None)
         if self._of_job and store is not None:
-            from moediag.ranks.inject import job_token
+            from moediag.ranks import job_token
 
             os.environ[protocol.ENV_JOB] = job_token.token(store)
 

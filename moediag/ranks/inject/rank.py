@@ -94,7 +94,7 @@ class _Rank:
 
     def tell(self, store: Any) -> None:
         """Which job this is, as far as ``store`` or an elastic agent tell it."""
-        from moediag.ranks.inject import job_token
+        from moediag.ranks import job_token
 
         found = job_token.job(store)
         if found is not None:

@@ -52,7 +52,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_4(
     monkeypatch.setattr(doctor, "gpus", list)
     monkeypatch.setattr(doctor, "driver_gpus", list)
     assert suite.main(["--out", str(tmp_path / "reports")]) == ExitCode.CANNOT_RUN_HERE
-    assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
+    assert "1 GPU requested, 0 found" in capsys.readouterr().err
     assert not (tmp_path / "reports").exists()
 
 
@@ -79,7 +79,7 @@ def test_what_was_measured_and_what_was_not_is_written(
         trials = tuple(dataclasses.replace(t, shared_gpu=True) for t in GOLDEN.trials)
         return dataclasses.replace(GOLDEN, scenario=plan.scenario.name, trials=trials)
 
-    monkeypatch.setattr("moediag.pipeline.run.run", run)
+    monkeypatch.setattr("moediag.campaign.run.run", run)
     line = ["--scenario", "expert-starvation-hang", "--scenario", "ep-overwrite"]
     assert suite.main([*line, "--out", str(tmp_path), "--evidence", str(tmp_path / "e")]) == 0
     assert asked == [("expert-starvation-hang", 2, True), ("expert-starvation-hang", 4, True),

@@ -31,7 +31,7 @@ from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.pipeline.examine import result_of
-from moediag.pipeline.run import run_folder
+from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Trial
 from moediag.report.finding import FAILURES
 from moediag.result import Conclusion, RunResult, Seconds, TrialResult

@@ -13,6 +13,7 @@ from moediag.result.table import Table
 from moediag.result.verdicts import Confidence, Verdict
 
 RESULT_FILE = "result.json"
+SCENARIO_FILE = "scenario.yaml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class SkewSpec:
     """How routing is bent per rank."""
 
     starve: List[Starve] = field(default_factory=list)  # through the router
-    # distinct | identical | per-replica (ranks that differ only in ep, etp, tp or pp share one) |
+    # distinct | identical | per-replica (ranks that work on one copy of the model share one) |
     # one-token (rank r: one repeated token)
     batches: str = "distinct"
     # balanced | zero-token | one-hot: which experts each token goes to, see worker.skew; null: the

@@ -38,10 +38,10 @@ from moediag.launch.launcher import Launcher, launcher
 from moediag.launch.nodes.rendezvous import Meeting
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import rows
-from moediag.protocol import Outcome, outcome_file, output_file
+from moediag.protocol import CostTask, Outcome, ReferenceTask, ResumeTask, outcome_file, output_file
 from moediag.report.progress import Observer
 from moediag.result import RunResult, Seconds, TrialResult, Verdict
-from moediag.scenario.plan import COST, Plan, PlannedTrial
+from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -227,7 +227,7 @@ class _Run:
         options = self.launch_options
         if options.nnodes == 1 or options.shared is None:
             return
-        if any(planned.trial.resume is not None for planned in self.plan.trials):
+        if any(isinstance(planned.trial.task, ResumeTask) for planned in self.plan.trials):
             raise UsageError(
                 f"{self.plan.scenario.name} reads a checkpoint that all ranks have saved into one "
                 "folder: it runs on one node",
@@ -253,7 +253,7 @@ class _Run:
         late: dict[tuple[tuple[str, str], ...], list[PlannedTrial]] = {}
         for planned in self.plan.trials:
             request = tuple(sorted(planned.stack.items()))
-            target = late if planned.trial.purpose == COST else groups
+            target = late if isinstance(planned.trial.task, CostTask) else groups
             target.setdefault(request, []).append(planned)
         return [*groups.items(), *late.items()]
 
@@ -345,7 +345,7 @@ class _Run:
         trial = dataclasses.replace(
             planned.trial,
             name=name,
-            purpose="reference",
+            task=ReferenceTask(),
             fix=None,
             record=False,
             reference_path=str(path),

@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test wide unit lint bench accuracy gpu golden clean
+.PHONY: help setup run test wide unit lint bench accuracy mutants gpu golden clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ bench: $(STAMP)  ## measure what moediag costs, as ratios within one run
 accuracy: $(STAMP)  ## measure how often the diagnosis is right, beside torch's own tools (15 minutes)
 	$(BIN)/python -m bench.accuracy
 
+mutants: $(STAMP)  ## mutation-test the modules that decide verdicts (hours; ARGS="--every 10")
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut>=3.8,<4'
+	$(BIN)/python -m bench.mutation $(ARGS)
+
 # Uses .venv if it exists, otherwise $(PYTHON): a machine without a network may have no .venv.
 gpu:  ## run the GPU suite on the available GPUs, into reports/gpu (exit code 4 without one)
 	@python=$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)); \
@@ -64,4 +68,4 @@ golden: $(STAMP)  ## rewrite the snapshot files under tests/golden
 	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py
 
 clean:  ## remove .venv, caches and run directories
-	rm -rf .venv moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants

@@ -28,6 +28,7 @@ from moediag.protocol import (
     program_options,
 )
 from moediag.scenario import devices
+from moediag.scenario.fixes import described
 from moediag.scenario.schema import Expectation, Scenario
 from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
@@ -58,6 +59,10 @@ class PlannedTrial:
     requires: tuple[str, ...] = ()
     note: str | None = None
     repairs: str = ""
+    what: str = ""
+    """Of a fix: what it does."""
+    source: str = ""
+    """Of a fix: who proposed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,7 @@ class _Build:
             tuple(variant.requires),
             variant.note,
             variant.repairs or "",
+            *(described(variant) if variant.role == "fix" else ("", "")),
         )
 
     def cost(self, selected: Sequence[str]) -> Iterator[PlannedTrial]:

@@ -52,7 +52,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_4(
     monkeypatch.setattr(doctor, "gpus", list)
     monkeypatch.setattr(doctor, "driver_gpus", list)
     assert suite.main(["--out", str(tmp_path / "reports")]) == ExitCode.CANNOT_RUN_HERE
-    assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
+    assert "1 GPU requested, 0 found" in capsys.readouterr().err
     assert not (tmp_path / "reports").exists()
 
 

@@ -32,6 +32,7 @@ from moediag.protocol import (
     program_options,
 )
 from moediag.scenario import devices
+from moediag.scenario.fixes import described
 from moediag.scenario.schema import Expectation, Scenario
 from moediag.scenario.sections import CostSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
@@ -59,6 +60,8 @@ class PlannedTrial:
     requires: tuple[str, ...] = ()  # Python packages without which it is not applicable
     note: str | None = None  # what a reader of the result must know about this variant
     repairs: str = ""  # for a fix: the unfixed variant that it should fix, "" for all
+    what: str = ""  # for a fix: what it does
+    source: str = ""  # for a fix: who proposed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,7 @@ class _Build:
             tuple(variant.requires),
             variant.note,
             variant.repairs or "",
+            *(described(variant) if variant.role == "fix" else ("", "")),
         )
 
     def cost(self, selected: Sequence[str]) -> Iterator[PlannedTrial]:

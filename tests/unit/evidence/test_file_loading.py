@@ -62,7 +62,7 @@ def test_nothing_runs(tmp_path: Path, protocol: int) -> None:
         b"\x80\x02ctorch.jit._pickle\nbuild_intlist\nN}(X\x08\x00\x00\x00__call__Nu\x86b.",
     ],
 )  # fmt: skip
-def test_what_is_no_plain_data_is_refused(raw: bytes) -> None:
+def test_anything_but_plain_data_is_refused(raw: bytes) -> None:
     with pytest.raises(unpickle.Refused):
         quickpickle.loads(raw)
 
@@ -101,7 +101,9 @@ def damaged(seed: int) -> bytes:
     return bytes(data[: chance.randrange(len(data))] if seed % 3 == 0 else data)
 
 
-def test_damaged_dumps_come_out_as_in_one_process(tmp_path: Path, processes: None) -> None:
+def test_damaged_dumps_give_the_same_result_as_in_one_process(
+    tmp_path: Path, processes: None
+) -> None:
     paths = files(tmp_path, RAW, *map(damaged, range(60)), b"a log\n", b'{"a": 1}')
     found = list(loaded(paths))
     assert found == [load(path) for path in paths]
@@ -129,7 +131,7 @@ def test_a_file_that_harms_its_reader_is_refused_and_the_others_are_read(
     assert [found[0], *found[2:]] == [whole] * 5
 
 
-def test_a_reader_that_is_lost_loses_no_file(
+def test_a_lost_reader_loses_no_file(
     tmp_path: Path, processes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlucky = RAW[:-1]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import torchrun
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag.errors import MoediagError
 from moediag.stacks import environment
 
-ROOT = Path(__file__).parent.parent.parent
 STACK = {"transformers": "5.17.0", "accelerate": "1.15.0"}  # as ep-step's
 TRITON = "3.6.0"  # on the CPU, where torch brings none
 TIMEOUT = 600.0
@@ -103,14 +100,14 @@ def measure(run: Run, timeout: float = TIMEOUT) -> Measured:
         return Measured(run, {}, error.message)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        problem = _launch(_command(stack, run, out), _variables(stack, run), folder, timeout)
+        command, variables = _command(stack, run, out), _variables(stack, run)
+        problem = torchrun.launch(command, variables, folder, timeout)
         report = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
         return Measured(run, report, problem)
 
 
 def _command(stack: environment.Stack, run: Run, out: Path) -> list[str]:
-    command = [str(stack.python), "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(run.ranks), "-m", "bench.speed.rank", "--out", str(out)]
+    command = [*torchrun.command(stack, run.ranks, "bench.speed.rank"), "--out", str(out)]
     command += ["--device", run.device, "--size", run.size, "--what", run.what]
     for kernel in run.kernels:
         command += ["--kernel", kernel]
@@ -120,38 +117,8 @@ def _command(stack: environment.Stack, run: Run, out: Path) -> list[str]:
 
 
 def _variables(stack: environment.Stack, run: Run) -> dict[str, str]:
-    variables = stack.environ()
-    # bench lies in the checkout, which the current folder is for who starts this.
-    paths = [str(ROOT), *(str(p) for p in stack.pythonpath)]
-    variables["PYTHONPATH"] = os.pathsep.join(paths)
-    variables.setdefault("OMP_NUM_THREADS", "1")
-    if run.device == "cpu":
-        variables["TRITON_INTERPRET"] = "1"
-    return variables
-
-
-def _launch(
-    command: Sequence[str], variables: Mapping[str, str], folder: str, timeout: float
-) -> str:
-    """ "" or what went wrong. In a session of its own, so that nothing outlives it."""
-    log = Path(folder) / "log.txt"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return f"it took more than {timeout:g} s"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    if code == 0:
-        return ""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line and "ChildFailed" not in line]
-    return f"exit code {code}: {(named or lines or ['no word'])[-1].strip()[:300]}"
+    interpreted = {"TRITON_INTERPRET": "1"} if run.device == "cpu" else {}
+    return {**torchrun.variables(stack), **interpreted}
 
 
 # ------------------------------------------------------------------------ the page

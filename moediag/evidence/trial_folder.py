@@ -56,7 +56,9 @@ def _read(folder: Path) -> Evidence:
     }
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
-    ranks = {rank: _rank(folder, log, launch) for rank, log in logs.items()}
+    # A rank that died before it recorded any runs the same installation as the others.
+    libraries = next((log.libraries for log in logs.values() if log.libraries), ())
+    ranks = {rank: _rank(folder, log, launch, libraries) for rank, log in logs.items()}
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
     return Evidence(
         world_size=world_size,
@@ -101,13 +103,16 @@ def _layout(value: Any) -> dict[str, int]:
     return {str(a): n for a, n in value.items() if isinstance(n, int) and not isinstance(n, bool)}
 
 
-def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence:
+def _rank(
+    folder: Path, log: RankLog, launch: exits.LaunchFacts, libraries: tuple[str, ...]
+) -> RankEvidence:
     rank = log.rank
+    libraries = log.libraries or libraries
     output = exits.tail(folder / protocol.output_file(rank))
     outcome, lost = _outcome(folder, rank)
-    error = log.error or exits.read_error_file(folder / protocol.error_file(rank))
+    error = log.error or exits.read_error_file(folder / protocol.error_file(rank), libraries)
     if error is None and not log.finished:
-        error = exits.error_in_output(output)
+        error = exits.error_in_output(output, libraries)
     told = _device(folder, log)
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
@@ -128,6 +133,7 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         error=error,
         outcome=outcome,
         versions=versions,
+        libraries=libraries,
         last_phase=log.last_phase,
         finished=log.finished,
         not_seen=(*log.not_seen, *lost, *told.not_seen),

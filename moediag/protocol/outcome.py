@@ -166,25 +166,6 @@ class ResumeOutcome:
 
 
 @dataclass(frozen=True)
-class LoadTiming:
-    """One way to load a model of ``parameters`` parameters, on one rank.
-
-    ``bytes``: of the whole model. ``seconds``: of each round, the whole load. ``communication``:
-    of each round, its collectives alone on buffers that exist; empty where it has none.
-    ``calls``: how many collectives of which kind the whole load issued. ``wrong``: FQNs of
-    parameters whose shard differed, in any bit and any round, from its cut of the true tensor.
-    """
-
-    method: str
-    parameters: int
-    bytes: int
-    calls: Dict[str, int] = field(default_factory=dict)
-    seconds: List[float] = field(default_factory=list)
-    communication: List[float] = field(default_factory=list)
-    wrong: List[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
 class OutcomeTable:
     """Numbers of a program for its page; ranks that share the rows of one table give it the same
     title and columns. Cells: text, whole numbers, fractions, null."""
@@ -208,11 +189,10 @@ class Outcome:
     it to itself. ``replicas``: by step, "0" before training. ``applicable``: a reason when this
     trial cannot be done on this stack (verdict not-applicable), else null. ``cost``: by fix name
     ("" is the unfixed step, "again" the same once more, which shows the noise), the seconds of each
-    round. ``loads``: of a load-cost trial. ``notes``: facts about how the trial was run that a
-    reader of the result must know (shims, look-alikes). ``resume``: of a resume trial, whose losses
-    and norms are the straight run's. ``applied``: by step. ``metrics``: by step and name, as this
-    rank reports them after they were reduced over ranks; ``reference_metrics``: what they are.
-    ``tables``: of a program.
+    round. ``notes``: facts about how the trial was run that a reader of the result must know
+    (shims, look-alikes). ``resume``: of a resume trial, whose losses and norms are the straight
+    run's. ``applied``: by step. ``metrics``: by step and name, as this rank reports them after they
+    were reduced over ranks; ``reference_metrics``: what they are. ``tables``: of a program.
     """
 
     rank: int
@@ -226,7 +206,6 @@ class Outcome:
     step_seconds: List[float] = field(default_factory=list)
     applicable: Optional[str] = None
     cost: Dict[str, List[float]] = field(default_factory=dict)
-    loads: List[LoadTiming] = field(default_factory=list)
     notes: List[str] = field(default_factory=list)
     versions: Dict[str, Optional[str]] = field(default_factory=dict)
     inputs: Dict[str, Dict[str, GradientError]] = field(default_factory=dict)

@@ -126,28 +126,6 @@ class CostSpec:
     seq_len: int = 512
 
 
-LOAD_METHODS = (
-    "per-parameter",  # one broadcast per parameter, then each rank cuts its shard
-    "accelerate",  # accelerate's fsdp2_load_full_state_dict as installed
-    "coalesced",  # one broadcast per bucket of parameters, then each rank cuts
-    "torch",  # set_model_state_dict with broadcast_from_rank0
-    "scatter",  # distribute_tensor as torch sets it up: one scatter per parameter
-    "local",  # distribute_tensor(src_data_rank=None): every rank has all weights already
-)
-
-
-@dataclass(frozen=True)
-class LoadCostSpec:
-    """The side-by-side timing of ways to load full weights into a sharded model."""
-
-    parameters: List[int] = field(default_factory=lambda: [100, 200, 400])
-    numel: int = 4096  # elements of one matrix; every eighth parameter is a vector of odd length
-    methods: List[str] = field(default_factory=lambda: list(LOAD_METHODS))
-    rounds: int = 3
-    bucket_mb: float = 25.0  # coalesced: bytes of one broadcast, in 10^6
-    dtype: str = "float32"  # float32 | bfloat16
-
-
 @dataclass(frozen=True)
 class ResumeSpec:
     """Training is saved, loaded into a new model and a new optimizer, and goes on.
@@ -181,14 +159,13 @@ class Trial:
     test, or with ``resume`` the steps in one go against the same with a save and a load between;
     ``reference`` runs the same step in one process in fp32 and writes ``reference_path``;
     ``susceptibility`` asks in one process whether ranks would disagree about which parameters have
-    a gradient; ``cost`` times the fixes side by side; ``load-cost`` times the ways to load
-    weights."""
+    a gradient; ``cost`` times the fixes side by side."""
 
     name: str  # unique within the run; also its folder's name
     scenario: str
     variant: str
     role: str = "unfixed"  # unfixed | fix | control
-    purpose: str = "step"  # step | reference | susceptibility | cost | load-cost
+    purpose: str = "step"  # step | reference | susceptibility | cost
     world_size: int = 2
     layout: Dict[str, int] = field(default_factory=dict)  # mesh axis -> size, outermost first
     backend: str = "gloo"
@@ -199,7 +176,6 @@ class Trial:
     skew: SkewSpec = field(default_factory=SkewSpec)
     cost: Optional[CostSpec] = None
     resume: Optional[ResumeSpec] = None
-    load_cost: Optional[LoadCostSpec] = None
     program: Optional[ProgramSpec] = None
     fix: Optional[str] = None  # name of a module in moediag.worker.fixes, in kebab-case
     reference_path: Optional[str] = None

@@ -231,12 +231,6 @@ def _too_many(merged: Scenario, path: KeyPath, owner: KeyPath) -> Iterator[Probl
 
 def _roles(scenario: Scenario) -> Iterator[Problem]:
     unfixed = [name for name, v in scenario.variants.items() if v.role == "unfixed"]
-    if scenario.measures:
-        for name, variant in scenario.variants.items():
-            if variant.role != "control":
-                message = "a scenario with load_cost only measures: each variant is a control"
-                yield Problem(("variants", name, "role"), message, involved=(("load_cost",),))
-        return
     for name, variant in scenario.variants.items():
         if variant.repairs is not None and variant.role != "fix":
             message = f"a variant with role {variant.role} repairs nothing"

@@ -16,7 +16,6 @@ from moediag.axes import AXES, WORLD, Layout
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.protocol import (
     CostSpec,
-    LoadCostSpec,
     ModelSpec,
     ProgramSpec,
     RecorderSpec,
@@ -34,8 +33,6 @@ from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, 
 from moediag.scenario.source import nearest
 
 COST = "cost"  # name, variant and purpose of the trial that times the fixes
-LOAD_COST = "load-cost"  # purpose of the trials of a scenario that times loading
-TIMED = (COST, LOAD_COST)
 BACKENDS = {name: kind.backend for name, kind in devices.DEVICES.items()}
 # Fields of StepSpec that change how a step is done, not what is right.
 _HOW = (
@@ -155,14 +152,10 @@ class _Build:
         resume = None if merged.resume is None else ResumeSpec(**merged.resume.model_dump())
         trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, resume=resume)
         stack = dict(merged.stack)
-        if merged.load_cost is not None:
-            # Unrecorded: what the recorder takes a call would weigh on those with most calls.
-            load = LoadCostSpec(**merged.load_cost.model_dump())
-            trial = dataclasses.replace(trial, purpose=LOAD_COST, load_cost=load, record=False)
         program = _program(merged.program)
         trial = dataclasses.replace(trial, program=program)
         # A program knows itself what is right.
-        key = None if merged.measures or program else reference_key(trial, stack)
+        key = None if program else reference_key(trial, stack)
         return PlannedTrial(
             trial,
             stack,

@@ -27,7 +27,6 @@ from moediag.scenario.sections import (
     CostSection,
     Kebab,
     LayoutRequest,
-    LoadCostSection,
     ModelSection,
     PackageName,
     ProgramSection,
@@ -129,8 +128,8 @@ class Variant(Section):
     a ``layout`` replaces the scenario's whole."""
 
     role: Literal["unfixed", "fix", "control"] = Field(
-        description="unfixed: the failure itself, one or several ways it shows (none where a "
-        "scenario only measures); fix: a repair to be judged; "
+        description="unfixed: the failure itself, one or several ways it shows; "
+        "fix: a repair to be judged; "
         "control: must stay clean, or the whole comparison proves nothing."
     )
     title: str = Field(default="", description="One line for a person.")
@@ -239,11 +238,6 @@ class Scenario(Section):
     recorder: RecorderSection = Field(
         default_factory=RecorderSection, description="What the recorder does besides recording."
     )
-    load_cost: LoadCostSection | None = Field(
-        default=None,
-        description="Makes this a scenario that only measures: every trial times ways to load a "
-        "model, and every variant is a control.",
-    )
     variants: dict[Kebab, Variant] = Field(
         min_length=1, description="The code paths, in the order they run."
     )
@@ -275,16 +269,9 @@ class Scenario(Section):
         return Layout.resolve(self.layout, world_size)
 
     @property
-    def measures(self) -> bool:
-        """No failure is claimed: nothing is unfixed, and nothing can be reproduced."""
-        return self.load_cost is not None
-
-    @property
     def unfixed(self) -> Variant:
-        """The failure itself, the first way it shows; one exists once the file is loaded. Of a
-        scenario that only measures, its first variant."""
-        first = next(iter(self.variants.values()))
-        return next((v for v in self.variants.values() if v.role == "unfixed"), first)
+        """The first unfixed variant. The check of a loaded file guarantees that there is one."""
+        return next(v for v in self.variants.values() if v.role == "unfixed")
 
     def merged(self, variant: str) -> Scenario:
         """The scenario with this variant's sections laid over its own."""

@@ -1,6 +1,6 @@
 """The parts of a scenario that reach the ranks, as strict types.
 
-model, wrapper, step, skew, cost, load_cost, program and resume mirror the dataclasses of
+model, wrapper, step, skew, cost, program and resume mirror the dataclasses of
 ``moediag.protocol`` (a test holds names and defaults equal) and add the bounds and the words that
 an editor shows.
 """
@@ -300,40 +300,4 @@ class RecorderSection(Section):
         default=300.0,
         gt=0,
         description="Seconds before a rank that others wait for in the guard is called absent.",
-    )
-
-
-Count = Annotated[int, Field(ge=1)]
-LoadMethod = Literal[
-    "per-parameter", "accelerate", "coalesced", "torch", "scatter", "local",
-]  # fmt: skip
-
-
-class LoadCostSection(Section):
-    """The side-by-side timing of ways to load full weights into a sharded model."""
-
-    parameters: list[Count] = Field(
-        default=[100, 200, 400],
-        min_length=1,
-        description="Sizes of model, in parameters (tensors); growth needs two or more.",
-    )
-    numel: int = Field(
-        default=4096,
-        ge=1,
-        description="Elements of one matrix; every eighth parameter is a vector of odd length.",
-    )
-    methods: list[LoadMethod] = Field(
-        default=["per-parameter", "accelerate", "coalesced", "torch", "scatter", "local"],
-        min_length=1,
-        description="per-parameter: one broadcast each, then a cut; accelerate: its "
-        "fsdp2_load_full_state_dict; coalesced: one broadcast per bucket; torch: "
-        "set_model_state_dict from rank 0; scatter: distribute_tensor; local: the same without "
-        "communication, where every rank has all weights.",
-    )
-    rounds: int = Field(default=3, ge=1, description="Timed loads of each, taken in turn.")
-    bucket_mb: float = Field(
-        default=25.0, gt=0, description="Of coalesced: size of one broadcast, in 10^6 bytes."
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Type of the parameters."
     )

@@ -238,11 +238,6 @@ def ask(scenario: Scenario, asked: Asked) -> Question:
 
 def _variant(scenario: Scenario, name: str) -> str:
     unfixed = [n for n, v in scenario.variants.items() if v.role == "unfixed"]
-    if not unfixed:
-        raise UsageError(
-            f"{scenario.name} only measures: there is no failure to look for",
-            "`moediag list` shows the scenarios.",
-        )
     if name and name not in unfixed:
         raise UsageError(
             f"--variant {name}: no unfixed variant of {scenario.name}{like(name, unfixed)}",

@@ -13,7 +13,6 @@ from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
-from moediag.diagnosis.numbers.load_cost import LoadFacts, load_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
 from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
@@ -153,10 +152,6 @@ class Facts:
     @cached_property
     def replicas(self) -> ReplicaFacts:
         return replica_facts(self.evidence)
-
-    @cached_property
-    def loads(self) -> LoadFacts:
-        return load_facts(self.evidence)
 
     @cached_property
     def resume(self) -> ResumeFacts:

@@ -37,11 +37,9 @@ from moediag.diagnosis.rules.measured import (
     resume_drift,
     resume_exact,
     resume_undecided,
-    right_load,
     right_numbers,
     unequal_replicas,
     wrong_gradients,
-    wrong_load,
     wrong_metrics,
     wrong_norm,
     wrong_ownership,
@@ -93,9 +91,6 @@ RULES: tuple[Detector, ...] = (
     healthy_job,
     # Something was to be measured, and was not.
     no_measurements,
-    # Loading alone was measured.
-    wrong_load,
-    right_load,
     # Wrong weights make everything else wrong.
     wrong_ownership,
     nonfinite_numbers,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import torchrun
 from bench.speed import __main__ as command
 from bench.speed import clock, flops, listed, rank, sizes, suite
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
@@ -21,6 +22,7 @@ from moediag.errors import StackError
 from moediag.protocol import ModelSpec
 from moediag.worker import fixes
 from moediag.worker.models import tiny
+from moediag.worker.not_applicable import NotApplicable
 
 SMALL = ModelSpec(layers=2, hidden=10, intermediate=3, experts=5, top_k=2, heads=2, kv_heads=1,
                   head_dim=4, vocab=32)  # fmt: skip
@@ -104,7 +106,7 @@ def test_a_model_of_modules_stays_as_it_is_and_another_fused_family_is_refused()
     listed.take_apart(model, tiny.anatomy(model, spec))
     assert dict(model.named_modules()) == before
     other = tiny.Anatomy((), (tiny.MoeBlock("mlp", torch.nn.Linear(1, 1), 0, ()),), 4)
-    with pytest.raises(tiny.NotApplicable, match="Linear cannot be taken apart"):
+    with pytest.raises(NotApplicable, match="Linear cannot be taken apart"):
         listed.take_apart(model, other)
 
 
@@ -196,10 +198,10 @@ def test_without_a_gpu_its_rows_are_listed_with_the_reason() -> None:
 def test_a_run_that_breaks_or_lasts_says_so(tmp_path: Path) -> None:
     folder = str(tmp_path)
     failing = [sys.executable, "-c", "raise ValueError('no such thing')"]
-    assert suite._launch(failing, {}, folder, 60) == "exit code 1: ValueError: no such thing"
+    assert torchrun.launch(failing, {}, folder, 60) == "exit code 1: ValueError: no such thing"
     endless = [sys.executable, "-c", "import signal; signal.pause()"]
-    assert suite._launch(endless, {}, folder, 0.2) == "it took more than 0.2 s"
-    assert suite._launch([sys.executable, "-c", ""], {}, folder, 60) == ""
+    assert torchrun.launch(endless, {}, folder, 0.2) == "it took more than 0.2 s"
+    assert torchrun.launch([sys.executable, "-c", ""], {}, folder, 60) == ""
 
 
 def test_a_stack_that_cannot_be_had_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,11 +166,6 @@ def test_what_cannot_be_asked(options: dict[str, Any], error: type, text: str) -
         asked(**options)
 
 
-def test_a_scenario_that_only_measures_cannot_be_bisected() -> None:
-    with pytest.raises(UsageError, match="only measures"):
-        asked("ep-load-cost", bad="4.53.0")
-
-
 def test_the_search_has_patience_and_the_given_ends() -> None:
     question = asked(good="4.51.0", window=True)
     options = question.options(question.versions, Rate(2, 3))

@@ -95,9 +95,8 @@ def test_dumps_of_other_jobs_have_them_too(tmp_path: Path, fault: str) -> None:
     assert shown is not None
     shown_ranks = [rank for lane in shown.lanes for rank in lane.ranks]
     assert set(trial.culprits) <= {*shown_ranks}
-    assert sorted(rank for state in trial.diagnosis.states for rank in state.ranks) == list(
-        range(8)
-    )
+    ended = [rank for state in trial.diagnosis.states for rank in state.ranks]
+    assert sorted(ended) == list(range(8))
 
 
 def test_a_rank_without_a_dump_is_unseen(tmp_path: Path) -> None:

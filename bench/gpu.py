@@ -20,13 +20,13 @@ from typing import Any
 import moediag
 from bench.speed import suite as speed
 from moediag import doctor, hardware
+from moediag.campaign.engine import shown
 from moediag.campaign.sweep import session as sweeping
 from moediag.errors import MoediagError
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import run as runner
+from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
-from moediag.report import views
 from moediag.result import RunResult, wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
@@ -195,7 +195,7 @@ def measure(asked: Sequence[Question], folder: Path, timeout: float | None) -> I
     options = LaunchOptions()
     hosts = Hosts(folder / sweeping.HOSTS_FOLDER, options)
     try:
-        with views.progress() as observer:
+        with shown() as observer:
             for number, question in enumerate(asked):
                 try:
                     scenario = loading.load(catalogue.find(question.scenario))
@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     report = Report(started, moediag.__version__, doctor.machine(), versions())
     with tempfile.TemporaryDirectory() as scratch:
-        folder = runner.run_folder(options.evidence or Path(scratch) / "runs", "gpu")
+        folder = run_folder(options.evidence or Path(scratch) / "runs", "gpu")
         for one in measure(asked, folder, options.timeout):
             report = dataclasses.replace(report, rows=(*report.rows, one))
             write(report, options.out)

@@ -77,6 +77,10 @@ class MachineError(MoediagError):
     help_text = "`moediag doctor` says what this machine can do."
 
 
+class DiskFull(MachineError):
+    """No space is left for results or evidence. What was finished before is kept."""
+
+
 class LaunchError(MoediagError):
     """The ranks could not be started at all."""
 

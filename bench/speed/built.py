@@ -14,11 +14,10 @@ from torch import nn
 from bench.speed import listed
 from bench.speed.sizes import Size
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.worker import preparation, training
 from moediag.worker.models import checkpoint, tiny
 from moediag.worker.models.skew import RouterSkew
-from moediag.worker.shard.wrap import wrap
 from moediag.worker.shard.wrapped import Wrapped
-from moediag.worker.tasks import step
 
 SEED = 0
 
@@ -78,8 +77,8 @@ def stepping(wrapped: Wrapped, routing: str, device: torch.device) -> Callable[[
 
     def one() -> None:
         with skew.installed(wrapped.anatomy):
-            step.forward_backward(wrapped, dist.get_rank(), 1, device)
-            step.finish(wrapped)
+            training.forward_backward(wrapped, dist.get_rank(), 1, device)
+            training.finish(wrapped)
 
     return one
 
@@ -92,7 +91,7 @@ def _on_device(spec: ModelSpec, device: torch.device) -> nn.Module:
 def _wrapped(model: nn.Module, asked: Trial) -> Wrapped:
     for part in _configs(model):
         part._attn_implementation = "sdpa"  # the eager one keeps the whole square
-    return wrap(model, tiny.anatomy(model, asked.model), asked)
+    return preparation.wrap(model, tiny.anatomy(model, asked.model), asked)
 
 
 def _configs(model: Any) -> list[Any]:

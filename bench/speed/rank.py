@@ -22,7 +22,7 @@ from bench.speed import built, clock, flops, sizes
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag.protocol import Trial, write_json
 from moediag.worker import kernels
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped, synchronize
 from moediag.worker.versions import versions
 

@@ -138,7 +138,7 @@ def bisect(
         return
     o.require_gpus(device, what.world_size * jobs, held.get("torch"))
     clone = _clone(repo, what) if repo and not git_bisect else None
-    command = ("moediag", *(context.obj or ()))
+    command = o.command(context)
     launch = LaunchOptions(quiescence=quiescence)
     with watching(no_color) as watcher:
         make = functools.partial(Releases, watcher=watcher, launch=launch)

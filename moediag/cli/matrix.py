@@ -119,7 +119,7 @@ def matrix(
         session.check_page(markdown)
     asked = question.ask(wanted)
     o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
-    command = ("moediag", *(context.obj or ()))
+    command = o.command(context)
     with watching(no_color) as progress:
         make = functools.partial(session.Cells, launch=LaunchOptions(quiescence=quiescence))
         found, folder = session.run(asked, out, resume, command, progress, make)

@@ -81,11 +81,12 @@ def nightly(
     if annotate and as_json:
         raise UsageError("--annotate and --json exclude each other", "--json has them as well.")
 
+    from moediag.campaign.engine import shown
     from moediag.campaign.nightly import drive, jobs, tracks
     from moediag.campaign.nightly import summary as pages
     from moediag.campaign.nightly.changes import Change, compare
     from moediag.campaign.nightly.history import History
-    from moediag.pipeline import run as runner
+    from moediag.pipeline.run_folder import run_folder
     from moediag.report import terminal, views
     from moediag.stacks.base import current_base
     from moediag.stacks.environment import cache_root
@@ -99,8 +100,8 @@ def nightly(
     kept = History(history)
     notes: list[str] = []
     planned = jobs.plan_all(list(tracks.resolved(wanted, base.python, notes.append)), asked)
-    folder = runner.run_folder(out, "nightly")
-    with views.progress(no_color) as observer:
+    folder = run_folder(out, "nightly")
+    with shown(no_color) as observer:
         ran = drive.run(planned, asked, notes, kept, folder, minutes, observer)
     compared = compare(ran.night, kept.nights, nights)
     blames = _blames(compared, planned, asked, folder, bisect_minutes, no_color)
@@ -124,9 +125,9 @@ def _blames(
 ) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
     """What a bisect said of each new failure, until the time is up."""
     from moediag.campaign.bisect.progress import watching
+    from moediag.campaign.engine import Clock
     from moediag.campaign.nightly.blame import blame
     from moediag.campaign.nightly.changes import Change
-    from moediag.campaign.nightly.clock import Clock
     from moediag.launch.settings import LaunchOptions
 
     names = {one.scenario: one.name for one in planned}

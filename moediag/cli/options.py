@@ -109,6 +109,9 @@ Out = Annotated[
         "--out", metavar="DIR", help="Run directory.  [default: a new one in moediag-runs]"
     ),
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Resume what an interrupted command left in --out DIR.")
+]
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="One page, without scripts.")
 ]
@@ -185,6 +188,11 @@ def require_gpus(device: str, ranks: int, torch: str | None = None) -> None:
         doctor.require_gpus(ranks, torch, shared=device != "gpu")
 
 
+def command(context: typer.Context) -> tuple[str, ...]:
+    """The command line as typed."""
+    return ("moediag", *(context.obj or ()))
+
+
 def launcher_for(chosen: LauncherKind, nnodes: int) -> str:
     """Only torchrun starts ranks on several nodes, whatever they compute on."""
     return "torchrun" if chosen is LauncherKind.auto and nnodes > 1 else chosen.value
@@ -197,6 +205,7 @@ def nodes(
     launcher: str,
     folder: Path | None,
     every: bool = False,
+    resume: bool = False,
 ) -> None:
     """Raises UsageError for a multi-node launch that cannot work. ``folder``: of --shared."""
     if nnodes == 1 and endpoint is None and node_rank is None and folder is None:
@@ -213,6 +222,11 @@ def nodes(
     if every and nnodes > 1:
         raise UsageError(
             "--all runs on one node", "Name one scenario at a time: moediag run NAME --nnodes …"
+        )
+    if resume and nnodes > 1:
+        raise UsageError(
+            "--resume is for runs on one node",
+            "Type the command again on each node, with another --out and another --shared.",
         )
     if folder is None and nnodes > 1:
         raise UsageError(

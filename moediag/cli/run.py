@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(
+    context: typer.Context,
     name: o.NameOrNone = None,
     every: o.All = False,
     variant: o.Variants = [],  # noqa: B006 - typer copies defaults
@@ -34,6 +35,7 @@ def run(
     timeout: o.Timeout = None,
     quiescence: o.Quiescence = 3.0,
     out: o.Out = None,
+    resume: o.Resume = False,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out, wherever it stands
@@ -45,7 +47,7 @@ def run(
     gradients are held against a single-process reference.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
-    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every)
+    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every, resume)
     stack_overrides = o.pairs(stack, "--stack")
     _one_or_all(name, every, variant, set_)
 
@@ -62,9 +64,11 @@ def run(
             world_size, device, o.launcher_for(launcher, nnodes), repeat, timeout,
             stack_overrides, launch,
         )  # fmt: skip
-        raise typer.Exit(_all(options, out, as_json, no_color))
+        raise typer.Exit(_all(options, out, resume, o.command(context), as_json, no_color))
 
-    from moediag.pipeline import run as runner
+    from moediag.campaign import run as runner
+    from moediag.campaign.engine import opened, shown
+    from moediag.pipeline.trials import TrialOptions
     from moediag.report import json_view, page, terminal, views
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
@@ -83,13 +87,13 @@ def run(
     )
     ranks = world_size or scenario.world.default
     o.require_gpus(device, ranks // nnodes, plan.scenario.stack.get("torch"))
-    folder = runner.run_folder(out, scenario.name)
-    with views.progress(no_color) as observer:
-        result = runner.run(plan, runner.RunOptions(folder, launch), observer)
+    asked = runner.header(plan, launch, o.command(context))
+    with opened(asked, out, resume, scenario.name) as journal, shown(no_color) as display:
+        result = runner.run(plan, journal, TrialOptions(launch), display)
     if as_json:
         stdout.write(json_view.render(result))
     else:
-        terminal.render(result, views.output(no_color), views.short(folder))
+        terminal.render(result, views.output(no_color), views.short(journal.folder))
     raise typer.Exit(page.exit_code(result))
 
 
@@ -109,23 +113,26 @@ def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[st
             )
 
 
-def _all(options: SweepOptions, out: Path | None, as_json: bool, no_color: bool) -> int:
+def _all(
+    options: SweepOptions, out: Path | None, resume: bool, command: tuple[str, ...],
+    as_json: bool, no_color: bool,
+) -> int:  # fmt: skip
     """Returns the exit code."""
     import json
 
+    from moediag.campaign.engine import opened, shown
     from moediag.campaign.sweep import session
     from moediag.campaign.sweep import summary as view
-    from moediag.pipeline import run as runner
     from moediag.report import views
 
     ranks = (options.world_size or 1) // options.launch.nnodes
     o.require_gpus(options.device, ranks, options.stack.get("torch"))
     planned = session.plan_all(options)
-    folder = runner.run_folder(out, "all")
-    with views.progress(no_color) as observer:
-        found = session.sweep(planned, options, folder, observer)
+    asked = session.header(planned, options, command)
+    with opened(asked, out, resume, "all") as journal, shown(no_color) as display:
+        found = session.sweep(planned, options, journal, display)
     if as_json:
         stdout.line(json.dumps(found.to_json(), indent=1))
     else:
-        view.render(found, views.output(no_color), str(views.short(folder)))
+        view.render(found, views.output(no_color), str(views.short(journal.folder)))
     return found.exit_code

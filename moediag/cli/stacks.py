@@ -74,7 +74,7 @@ def build(
         )
     wanted = [o.pairs(packages, "stacks build")] if packages else _catalogue()
 
-    from moediag.report import views
+    from moediag.campaign.engine import shown
 
     if out is not None:
         import sys
@@ -82,7 +82,7 @@ def build(
         from moediag.stacks.offline import make_bundle
 
         version = python_version or f"{sys.version_info[0]}.{sys.version_info[1]}"
-        with views.progress(no_color) as observer:
+        with shown(no_color) as observer:
             bundle = make_bundle(
                 wanted,
                 version,
@@ -97,7 +97,7 @@ def build(
 
     for request in wanted:
         label = _label(request)
-        with views.progress(no_color) as observer:
+        with shown(no_color) as observer:
             stack = ensure(request, functools.partial(observer.stack, label))
         stdout.line(f"{stack.key}  {label}  {stack.seconds:.1f} s  {stack.python}")
 

@@ -39,6 +39,7 @@ class RankLog:
     world_size: int | None = None
     backend: str = ""
     versions: dict[str, str | None] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()  # folders of installed packages and the standard library
     groups: dict[str, Group] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
     tokens: list[TokenCount] = field(default_factory=list)
@@ -134,6 +135,8 @@ class _Reader:
     def start(self, event: Mapping[str, Any]) -> None:
         self.log.world_size = int(event["world_size"])
         self.log.backend = str(event.get("backend") or "")
+        folders = tuple(str(folder) for folder in event.get("libraries") or ())
+        self.log.libraries = self.intern.setdefault(folders, folders)
         for package in ("python", "torch", "transformers", "accelerate", "deepspeed", "nccl"):
             if package in event:
                 version = event[package]

@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from moediag.protocol import innermost_user
+
 _DECORATION = re.compile(r"^_+|_(?:base|oop|single|sparse|coalesced|into_tensor|tensor|v)(?=_|$)")
 _PLAIN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
           "reducescatter": "reduce_scatter", "sparse_all_reduce": "all_reduce",
           "all_reduce_barrier": "barrier"}  # fmt: skip
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64",
            "int": "int32", "short": "int16", "char": "int8", "byte": "uint8"}  # fmt: skip
-# Frames that belong to torch or to the interpreter, not to the program that a person wrote.
-_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python", "/moediag/", "<frozen ",
-             "/torch/", "/multiprocessing/")  # fmt: skip
 
 
 def user_site(frames: Any) -> str:
     """The innermost frame of the user's own code as ``file.py:12 function``, else the innermost of
-    all; innermost frames come first."""
+    all; innermost frames come first. A dump does not say where its libraries are installed."""
     usable = [
         (
             plain_text(f.get("filename"))[-400:],
@@ -30,11 +29,9 @@ def user_site(frames: Any) -> str:
         for f in frames
         if isinstance(f, Mapping)
     ]
-    own = (frame for frame in usable if not any(part in frame[0] for part in _NOT_USER))
-    frame = next(own, usable[0] if usable else None)
-    if frame is None:
+    if not usable:
         return ""
-    file, line, function = frame
+    file, line, function = usable[innermost_user([frame[0] for frame in usable]) or 0]
     return f"{file.rpartition('/')[2]}:{line or 0} {function or '?'}"
 
 

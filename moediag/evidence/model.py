@@ -182,6 +182,7 @@ class RankEvidence:
     error: RankError | None = None
     outcome: Outcome | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()  # folders of its libraries; empty where it recorded none
     last_phase: str = ""
     finished: bool = False
     not_seen: tuple[str, ...] = ()

@@ -130,7 +130,7 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
     return tuple(latest.values())
 
 
-_IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
+_COMMUNICATION = re.compile(r"gloo|nccl|c10d")  # in names of files and shared libraries
 _ON_THE_DEVICE = re.compile(r"[sS]ynchronize|^item$|^_?local_scalar|^tolist$|^cpu$|^nonzero$")
 # Below these the driver spins in functions without names; above them stands the line of Python.
 _DRIVER = re.compile(
@@ -141,12 +141,14 @@ _DRIVER = re.compile(
 
 def in_collective(stack: Stack) -> bool:
     """Whether the thread's innermost frames belong to communication."""
-    return any(
-        part in frame.file
-        for frame in stack.frames[:8]
-        for part in _IN_A_COLLECTIVE
-        if "/elastic/" not in frame.file
-    )
+    return any(_communicates(frame) for frame in stack.frames[:8] if "/elastic/" not in frame.file)
+
+
+def _communicates(frame: Frame) -> bool:
+    """By the name of its file, because folders of the user may be called anything. C++ files that
+    a debugger names lie in folders such as ``gloo/transport/tcp``."""
+    name = frame.file if frame.native else frame.file.rpartition("/")[2]
+    return "torch/distributed/" in frame.file or _COMMUNICATION.search(name) is not None
 
 
 def on_the_device(stack: Stack) -> bool:

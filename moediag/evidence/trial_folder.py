@@ -57,8 +57,10 @@ def _read(folder: Path) -> Evidence:
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
     dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
+    # A rank that died before it recorded any runs the same installation as the others.
+    libraries = next((log.libraries for log in logs.values() if log.libraries), ())
     ranks = {
-        rank: _rank(folder, log, launch, _device(log, dumps.get(rank)))
+        rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)))
         for rank, log in logs.items()
     }
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
@@ -106,14 +108,19 @@ def _layout(value: Any) -> dict[str, int]:
 
 
 def _rank(
-    folder: Path, log: RankLog, launch: exits.LaunchFacts, told: device_progress.Told
+    folder: Path,
+    log: RankLog,
+    launch: exits.LaunchFacts,
+    libraries: tuple[str, ...],
+    told: device_progress.Told,
 ) -> RankEvidence:
     rank = log.rank
+    libraries = log.libraries or libraries
     output = exits.tail(folder / protocol.output_file(rank))
     outcome, lost = _outcome(folder, rank)
-    error = log.error or exits.read_error_file(folder / protocol.error_file(rank))
+    error = log.error or exits.read_error_file(folder / protocol.error_file(rank), libraries)
     if error is None and not log.finished:
-        error = exits.error_in_output(output)
+        error = exits.error_in_output(output, libraries)
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
@@ -133,6 +140,7 @@ def _rank(
         error=error,
         outcome=outcome,
         versions=versions,
+        libraries=libraries,
         last_phase=log.last_phase,
         finished=log.finished,
         not_seen=(*log.not_seen, *lost, *told.not_seen),

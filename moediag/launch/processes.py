@@ -16,7 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moediag import protocol
+
 ENV_LAUNCH = "MOEDIAG_LAUNCH"  # the marker: a token that is unique to one launch
+NEVER = -1
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,16 +41,44 @@ class ProcStat:
     def alive(self) -> bool:
         return self.state not in "ZXx"
 
+    @property
+    def process(self) -> Process:
+        return Process(self.pid, self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, and not another that got its pid later."""
+
+    pid: int
+    started: int  # clock ticks since boot; NEVER matches no process
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """The process that has ``pid`` now."""
+        stat = read_stat(pid)
+        return cls(pid, NEVER) if stat is None else stat.process
+
+    def stat(self) -> ProcStat | None:
+        """None when it is gone."""
+        stat = read_stat(self.pid)
+        return stat if stat is not None and stat.started == self.started else None
+
+    @property
+    def alive(self) -> bool:
+        return (stat := self.stat()) is not None and stat.alive
+
+    def send(self, sig: int) -> None:
+        """Does nothing when it is gone, whoever has its pid now."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, sig)
+
 
 def read_stat(pid: int) -> ProcStat | None:
     """None when there is no such process (any more)."""
-    try:
-        raw = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The name is in parentheses and may itself hold blanks and parentheses.
-    f = raw[raw.rfind(")") + 2 :].split()
-    if len(f) < 20:
+    f = protocol.stat_fields(pid)
+    if not f:
         return None
     cpu = (int(f[11]) + int(f[12])) / _TICK
     return ProcStat(pid, f[0], int(f[1]), int(f[2]), int(f[3]), cpu, int(f[19]))
@@ -145,10 +176,9 @@ class Family:
         for group in groups - kept:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, sig)
-        for pid, stat in alive.items():
+        for stat in alive.values():
             if stat.group in kept:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, sig)
+                stat.process.send(sig)
 
     def wait(self, seconds: float) -> bool:
         """Whether all members are gone, within ``seconds``."""

@@ -1,0 +1,3 @@
+"""From a question to a result: a run of a scenario, a watched job, evidence on disk."""
+
+__all__ = ["examine", "rows", "run", "watch"]

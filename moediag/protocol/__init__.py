@@ -1,7 +1,8 @@
 """What crosses from the control side to the ranks, and the files the ranks leave behind.
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
-``trial``, what a rank is given; ``programs``, steps of another kind; ``outcome``, what it measured.
+``trial``, what a rank is given; ``programs``, steps of another kind; ``outcome``, what it measured;
+``user_code``, which frames are the user's own.
 The only package that both sides import, so: standard library only, Python >= 3.9.
 A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
 (one JSON object a line, written with a single ``write`` so that a killed rank loses
@@ -62,6 +63,10 @@ from moediag.protocol.outcome import (
     StepReplicas,
     Susceptibility,
 )
+from moediag.protocol.process_start import (
+    start_time,
+    stat_fields,
+)
 from moediag.protocol.programs import (
     PROGRAMS,
     ProgramSpec,
@@ -84,6 +89,11 @@ from moediag.protocol.trial import (
     StepSpec,
     Trial,
     WrapperSpec,
+)
+from moediag.protocol.user_code import (
+    in_libraries,
+    innermost_user,
+    is_moediag,
 )
 
 __all__ = [
@@ -142,6 +152,9 @@ __all__ = [
     "executed_file",
     "flight_file",
     "heartbeat_file",
+    "in_libraries",
+    "innermost_user",
+    "is_moediag",
     "job_file",
     "older_events_file",
     "outcome_file",
@@ -149,6 +162,8 @@ __all__ = [
     "pid_file",
     "program_options",
     "stacks_file",
+    "start_time",
+    "stat_fields",
     "watchdog_dump",
     "write_json",
     "write_text",

@@ -11,6 +11,7 @@ from typing import Optional, Union
 #
 # start       rank world_size pid host python torch transformers accelerate backend
 #             nccl(version of the NCCL that torch loaded|null)
+#             libraries[folders of installed packages, of the standard library, torch and moediag]
 # group       group(name) desc axis(mesh axis name or null) ranks backend
 # names       id fqns[]            interned list of parameter names; later events carry the id
 # collective  n(per-rank index, from 0)  group  k(index of this op within its group, from 0)

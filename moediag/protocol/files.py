@@ -32,9 +32,10 @@ def attempt_folder(attempt: int) -> str:
 
 
 def pid_file(rank: int) -> str:
-    """JSON: pid, host, time (epoch seconds), of a watched job also world_size and local_ranks (null
-    where the rank does not know) and flight_dumps, prefixes of what torch's watchdog writes. Lets
-    the watchdog find the rank before its first heartbeat."""
+    """JSON: ``pid``; ``started``, see :func:`.start_time`; ``host``; ``time``, epoch
+    seconds. Of a watched job also ``world_size`` and ``local_ranks`` (null where the rank does not
+    know) and ``flight_dumps``, prefixes of what torch's watchdog writes. Lets the watchdog find the
+    rank before its first heartbeat."""
     return f"rank-{rank}.pid"
 
 

@@ -121,7 +121,7 @@ class Observer:
 
     def _send(self, pids: Dict[int, int], sig: signal.Signals) -> None:
         for rank, pid in pids.items():
-            if rank in self._ended:
+            if rank in self._ended or not is_child(pid):
                 continue
             self._sent[rank] = sig
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -130,6 +130,16 @@ class Observer:
                     os.killpg(pid, sig)
                 else:
                     os.kill(pid, sig)
+
+
+def is_child(pid: int) -> bool:
+    """Whether ``pid`` is a child of this process, running or not yet reaped; once it was reaped,
+    another process may have its pid."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def peek(pid: int) -> Optional[int]:
@@ -229,7 +239,7 @@ class _Seat:
         inherit what they call this start."""
         os.environ.pop(protocol.ENV_JOB, None)
         if self._of_job and store is not None:
-            from moediag.ranks.inject import job_token
+            from moediag.ranks import job_token
 
             os.environ[protocol.ENV_JOB] = job_token.token(store)
 

@@ -30,7 +30,10 @@ def run(trial_path: str) -> None:
     folder = Path(trial_path).parent
     _redirect(folder / protocol.output_file(rank))
     _lifeline(folder, rank)
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+    me = {
+        "pid": os.getpid(), "started": protocol.start_time(), "host": socket.gethostname(),
+        "time": time.time(),
+    }  # fmt: skip
     protocol.write_json(folder / protocol.pid_file(rank), me)
     os.environ[protocol.ENV_TRIAL] = trial_path
     os.environ[protocol.ENV_EVIDENCE] = str(folder)

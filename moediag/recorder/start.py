@@ -18,6 +18,7 @@ from moediag.protocol import ENV_GUARD, events_file, heartbeat_file, older_event
 from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.late_imports import when_imported
+from moediag.recorder.library_folders import library_folders
 from moediag.recorder.log import SEGMENT_BYTES, EventLog
 
 installed: Optional[Recorder] = None
@@ -52,7 +53,7 @@ def install(
         "start", keep=True, rank=rank, world_size=world_size, pid=os.getpid(),
         host=socket.gethostname(), python=platform.python_version(), torch=torch.__version__,
         transformers=_version("transformers"), accelerate=_version("accelerate"),
-        backend=None, nccl=_nccl(),
+        backend=None, nccl=_nccl(), libraries=library_folders(),
     )  # fmt: skip
     for name, start, waits_for in _watchers(folder):
         begin = functools.partial(_begin, recorder, name, start)

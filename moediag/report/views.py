@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from rich.console import Console
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.report import stdout
-from moediag.report.progress import Lines, Live, Observer
 from moediag.result import RESULT_FILE, RunResult, read_result
 
 if TYPE_CHECKING:
@@ -36,15 +35,11 @@ def output(no_color: bool = False) -> Console:
     return _Stdout(width=width, no_color=no_color or None, highlight=False, emoji=False)
 
 
-@contextlib.contextmanager
-def progress(no_color: bool = False) -> Iterator[Observer]:
-    """Live on stderr when a person watches it, lines otherwise."""
+def watched_stderr(no_color: bool = False) -> Console | None:
+    """The console of stderr where a person watches it; None in pipes, logs and CI."""
     console = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
-    if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI"):
-        with Live(console) as live:
-            yield live
-    else:
-        yield Lines(lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+    watched = console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
+    return console if watched else None
 
 
 def load(path: Path) -> tuple[RunResult, Path]:

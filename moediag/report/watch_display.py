@@ -248,11 +248,10 @@ def balance_of(progress: Progress) -> str:
 def view(no_color: bool, every: float, to_stderr: bool) -> Iterator[View]:
     """Live in a terminal, lines elsewhere. ``to_stderr``: stdout is for data, so the job's own goes
     to stderr."""
-    from rich.console import Console
+    from moediag.report.views import watched_stderr
 
-    console = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
-    plain = os.environ.get("CI") or to_stderr or console.is_dumb_terminal
-    if console.is_terminal and sys.stdout.isatty() and not plain:
+    console = watched_stderr(no_color)
+    if console is not None and sys.stdout.isatty() and not to_stderr:
         with LiveView(every, console) as live:
             yield live
         return

@@ -45,7 +45,7 @@ def read_result(path: Path) -> RunResult:
         raise ValueError("it has no schema_version")
     if version != 1:
         raise ValueError(f"schema_version {version!r}, this moediag reads 1")
-    trials = tuple(_trial(t) for t in raw.pop("trials"))
+    trials = tuple(trial_from_json(t) for t in raw.pop("trials"))
     end = raw.pop("conclusion")
     conclusion = Conclusion(
         end["reproduced"],
@@ -63,7 +63,7 @@ def _known(raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if name in names}
 
 
-def _trial(raw: dict[str, Any]) -> TrialResult:
+def trial_from_json(raw: dict[str, Any]) -> TrialResult:
     values = _known(raw, _OF_TRIAL)
     values["seconds"] = Seconds(**values.get("seconds", {}))
     if values.get("step_time_spread"):

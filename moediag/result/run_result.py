@@ -13,6 +13,7 @@ from moediag.result.table import Table
 from moediag.result.verdicts import Confidence, Verdict
 
 RESULT_FILE = "result.json"
+SCENARIO_FILE = "scenario.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,9 @@ class Seconds:
     launch: float | None = None
     stall_to_verdict: float | None = None
     total: float | None = None
+    """The trial itself, without its reference."""
+    reference: float | None = None
+    """The single-process reference, of the trial that it was computed for."""
 
 
 @dataclass(frozen=True, slots=True)

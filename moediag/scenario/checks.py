@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 from collections.abc import Iterator
 
+from moediag.axes import AXES
 from moediag.errors import LayoutError
 from moediag.protocol import PROGRAMS, program_options
 from moediag.scenario.explain import Problem
@@ -15,7 +16,7 @@ from moediag.scenario.source import KeyPath, nearest
 # Folders of the run directory and its own trial of costs.
 _TAKEN = ("cost",)
 _TAKEN_PREFIXES = ("stack-", "reference-")
-# With these wrappers the experts of an ep axis are from_pretrained's part.
+# With these wrappers from_pretrained divides the model over the axes that it knows.
 _LOADED_SHARDED = ("fsdp2", "transformers", "accelerate")
 _SHARD_THEMSELVES = ("fsdp2", "fsdp1", "ddp", "zero2", "zero3", "accelerate")
 # Wrappers whose training a resume section can save and load.
@@ -112,14 +113,15 @@ def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Itera
         message = f"is given to torch's fully_shard: it goes with kind fsdp2, not {kind}"
         involved = (("wrapper", "kind"), (*at, "wrapper", "kind"))
         yield Problem((*at, "wrapper", "param_dtype"), message, involved=involved)
-    by_loading = merged.layout.get("ep", 1) != 1 and kind in _LOADED_SHARDED
-    if by_loading and merged.model.source == "config":
+    by_loading = [axis for axis in AXES if axis.by_loading and merged.layout.get(axis, 1) != 1]
+    if by_loading and kind in _LOADED_SHARDED and merged.model.source == "config":
         sections = ("layout", "model", "wrapper")
         own = [s for s in sections if s in owner.model_fields_set] if at else ["layout"]
         if own:
-            message = "from_pretrained divides the experts of an ep axis: set model.source to "
-            message += "checkpoint"
-            involved = (("model", "source"), ("wrapper", "kind"), ("layout", "ep"))
+            what = "the experts" if by_loading[0].experts_only else "the model"
+            message = f"from_pretrained divides {what} over the axis {by_loading[0]}: set "
+            message += "model.source to checkpoint"
+            involved = (("model", "source"), ("wrapper", "kind"), ("layout", str(by_loading[0])))
             yield Problem((*at, own[0]), message, involved=involved)
 
 

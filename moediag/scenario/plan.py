@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moediag.axes.layout import AXES, WORLD
+from moediag.axes import AXES, WORLD, Layout
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.protocol import (
     CostSpec,
@@ -193,7 +193,8 @@ class _Build:
         )
 
     def _trial(self, merged: Scenario, name: str, variant: str) -> Trial:
-        layout = dict(merged.layout_for(self.world_size).axes)
+        axes = merged.layout_for(self.world_size).axes
+        layout = {str(axis): size for axis, size in axes.items()}
         return Trial(
             name=name,
             scenario=merged.name,
@@ -234,7 +235,7 @@ def _program(section: ProgramSection | None) -> ProgramSpec | None:
 
 def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int) -> WrapperSpec:
     """Texts in ``distributed_config`` that name a mesh axis become its size here."""
-    sizes = {**dict.fromkeys(AXES, 1), **layout, WORLD: world_size}
+    sizes = {**{str(axis): 1 for axis in AXES}, **layout, WORLD: world_size}
     values = section.model_dump()
     asked = values["distributed_config"]
     if asked is not None:
@@ -260,6 +261,12 @@ def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
     return CostSpec(fixes=list(fixes), model=ModelSpec(**section.model.model_dump()), **values)
 
 
+def _layout_decides_batches(trial: Trial) -> bool:
+    batches = trial.skew.batches
+    shared = Layout(trial.layout).shares_batches(batches) and batches != "identical"
+    return batches == "per-replica" or shared
+
+
 def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
     """Equal for trials whose gradients one single-process run decides: same model, data, routing,
     step and stack. The fix, the sharding, checkpointing, and how experts, optimizer and clipping
@@ -275,7 +282,7 @@ def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
         # The reference measures what rounding to it does.
         "computes_in": trial.computes_in,
         # Who shares a batch follows from the layout.
-        "layout": trial.layout if trial.skew.batches == "per-replica" else {},
+        "layout": trial.layout if _layout_decides_batches(trial) else {},
         "world_size": trial.world_size,
         "stack": dict(stack),
     }

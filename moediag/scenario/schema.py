@@ -21,7 +21,7 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from moediag.axes.layout import Layout
+from moediag.axes import DP_SHARD, Layout
 from moediag.scenario.sections import (
     Backend,
     CostSection,
@@ -201,7 +201,7 @@ class Variant(Section):
 
 
 def _whole_world() -> LayoutRequest:
-    return {"dp_shard": "world"}
+    return {str(DP_SHARD): "world"}
 
 
 class Scenario(Section):
@@ -266,8 +266,7 @@ class Scenario(Section):
 
     def layout_for(self, world_size: int) -> Layout:
         """The mesh of ``world_size`` ranks. Raises LayoutError, printing every factor."""
-        request: dict[str, int | str] = {str(axis): size for axis, size in self.layout.items()}
-        return Layout.resolve(request, world_size)
+        return Layout.resolve(self.layout, world_size)
 
     @property
     def unfixed(self) -> Variant:

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticKnownError
+
+from moediag.axes import AXES
 
 Family = Literal[
     "qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "glm4v_moe",
@@ -21,7 +31,6 @@ VerdictName = Literal[
     "not-applicable", "inconclusive",
 ]  # fmt: skip
 Backend = Literal["gloo", "nccl"]
-Axis = Literal["pp", "dp_replicate", "dp_shard", "ep", "etp", "tp"]
 AxisSize = Annotated[int, Field(ge=1)] | Literal["world"]
 
 # Lower-case kebab: names become folders, JUnit names and command-line words.
@@ -34,7 +43,22 @@ PackageName = Annotated[
 ]
 Rank = Annotated[int, Field(ge=0)]
 Versions = dict[PackageName, Version]
-LayoutRequest = dict[Axis, AxisSize]
+
+
+def _axis(name: str) -> str:
+    """An axis by name, refused as pydantic refuses a word that is not in a Literal."""
+    if name not in AXES:
+        expected = ", ".join(f"'{axis}'" for axis in AXES)
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return name
+
+
+AxisName = Annotated[
+    str,
+    AfterValidator(_axis),
+    WithJsonSchema({"enum": [str(axis) for axis in AXES], "type": "string"}),
+]
+LayoutRequest = dict[AxisName, AxisSize]
 
 
 class Section(BaseModel):

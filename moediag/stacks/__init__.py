@@ -1,7 +1,6 @@
-"""Software stacks: releases of a package, environments of exact releases, what is built here.
+"""Software stacks: which releases a package has, and environments that hold exact releases.
 
-The functions that the command line calls. They import what they need when called, so that
-``moediag --help`` stays fast.
+The functions below import what they need when they are called, so ``moediag --help`` stays fast.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from moediag.stacks.built import EnvironmentInfo, Removed
     from moediag.stacks.environment import Stack
     from moediag.stacks.offline import Bundle
+
+__all__ = ["build", "build_offline", "clean", "list_environments", "parse_request"]
 
 Progress = Callable[[str, "float | None"], None]
 
@@ -64,7 +65,7 @@ def build_offline(
 
 
 def list_environments() -> list[EnvironmentInfo]:
-    """What is built, last used first."""
+    """The environments that exist, last used first."""
     from moediag.stacks import built
 
     return built.list_environments()

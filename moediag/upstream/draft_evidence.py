@@ -10,8 +10,8 @@ from pathlib import Path
 
 from moediag import doctor
 from moediag.errors import MoediagError, UsageError
-from moediag.pipeline.run import SCENARIO_FILE
 from moediag.result import RunResult, TrialResult
+from moediag.result.run_result import SCENARIO_FILE
 from moediag.scenario import devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning

@@ -29,16 +29,19 @@ def main(trial_path: str) -> None:
 
 
 def _reference(trial: Trial, folder: Path) -> None:
-    from moediag.worker.measure import reference
-    from moediag.worker.models.tiny import NotApplicable
-    from moediag.worker.versions import versions
+    import torch
 
+    from moediag.worker.collector import Collector
+    from moediag.worker.measure import reference
+    from moediag.worker.not_applicable import NotApplicable
+
+    collector = Collector(trial, 0, torch.device("cpu"))
     try:
         reference.run(trial)
+        outcome = collector.outcome()
     except NotApplicable as reason:
-        Outcome(rank=0, applicable=str(reason), versions=versions()).write(folder)
-    else:
-        Outcome(rank=0, versions=versions()).write(folder)
+        outcome = collector.outcome(reason)
+    outcome.write(folder)
 
 
 def _distributed(trial: Trial, folder: Path) -> None:
@@ -90,9 +93,9 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch.distributed as dist
 
     from moediag.worker import gpu, programs
-    from moediag.worker.models.tiny import NotApplicable
+    from moediag.worker.collector import Collector
+    from moediag.worker.not_applicable import NotApplicable
     from moediag.worker.tasks import cost, resume, step, trainer
-    from moediag.worker.versions import versions
 
     device = gpu.device(trial)
     if device.type == "cuda":
@@ -100,22 +103,25 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     # Longer than the launch's own bound: the watchdog judges a stall, not the library's timeout.
     timeout = datetime.timedelta(seconds=2 * trial.timeout)
     dist.init_process_group(trial.backend, timeout=timeout)
+    collector = Collector(trial, rank, device, recorder)
     try:
         if trial.purpose == "cost":
-            return cost.run(trial, rank, recorder, device)
-        if trial.program is not None:
-            return programs.load(trial.program.name).run(trial, rank, recorder, device)
-        if trial.resume is not None:
-            return resume.run(trial, rank, recorder, device)
-        if trial.wrapper.kind in trainer.KINDS:
-            return trainer.run(trial, rank, recorder, device)
-        return step.run(trial, rank, recorder, device)
+            cost.run(collector)
+        elif trial.program is not None:
+            programs.load(trial.program.name).run(collector)
+        elif trial.resume is not None:
+            resume.run(collector)
+        elif trial.wrapper.kind in trainer.KINDS:
+            trainer.run(collector)
+        else:
+            step.run(collector)
     except NotApplicable as reason:
-        return Outcome(rank=rank, applicable=str(reason), versions=versions())
+        return collector.outcome(reason)
     finally:
         # Not reached by a rank that aborts; a raising rank must not wait for its peers here.
         if not _raising():
             dist.destroy_process_group()
+    return collector.outcome()
 
 
 def _raising() -> bool:

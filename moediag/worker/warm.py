@@ -48,6 +48,7 @@ def warm(families: Sequence[str]) -> None:
             continue  # another torch; the step will import what it has
     from moediag.worker.measure import reference  # noqa: F401
     from moediag.worker.models import tiny
+    from moediag.worker.not_applicable import NotApplicable
 
     if importlib.util.find_spec("trl") is not None:  # only a stack that asks for it has it
         for name in _TRAINERS:
@@ -56,13 +57,13 @@ def warm(families: Sequence[str]) -> None:
     if importlib.util.find_spec("torchtitan") is not None:
         from moediag.worker.programs.router_block import titan_cpu
 
-        with contextlib.suppress(tiny.NotApplicable):  # another release than its scenario's
+        with contextlib.suppress(NotApplicable):  # another release than its scenario's
             titan_cpu.load()
 
     for family in families:
         try:
             tiny.import_family(family)
-        except tiny.NotApplicable:
+        except NotApplicable:
             continue
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.zeros(2)

@@ -60,7 +60,7 @@ class Ran:
 
 @dataclass
 class Hosts:
-    """Stands in for moediag.pipeline.run.launcher: fork launchers are kept, torchrun is not."""
+    """Stands in for moediag.pipeline.trials.launcher: fork launchers are kept, torchrun is not."""
 
     folder: Path
     kept: dict[str, Launcher] = field(default_factory=dict)

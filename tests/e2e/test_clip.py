@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
-from moediag.worker import clipping  # noqa: E402
+from moediag.worker.shard import clipping  # noqa: E402
 from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
 from moediag.worker.shard.placement import local  # noqa: E402
 

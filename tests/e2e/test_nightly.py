@@ -10,7 +10,7 @@ import pytest
 
 from moediag.campaign.nightly import drive, tracks
 from moediag.errors import ExitCode, StackError
-from moediag.pipeline import run as runner
+from moediag.pipeline import trials
 from moediag.stacks import releases
 from tests.e2e.pipeline import Command, need
 
@@ -56,7 +56,7 @@ def test_what_a_release_breaks_is_new_and_what_it_mends_is_fixed(
     class Shared:
         """The hosts of the session."""
 
-        launcher = staticmethod(runner.launcher)
+        launcher = staticmethod(trials.launcher)
 
         def __init__(self, *_: object) -> None: ...
 

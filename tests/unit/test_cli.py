@@ -18,6 +18,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import moediag
+from moediag.campaign.engine import Header, Line
+from moediag.campaign.run import outcome
 from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
 from moediag.result import RunResult, read_result
@@ -62,29 +64,25 @@ class Pipeline:
         self.planned = {"world_size": world_size, "device": device, **named}
         return types.SimpleNamespace(scenario=scenario, trials=[1, 2])
 
-    def run(self, plan: Any, run_options: Any, observer: Any) -> RunResult:
+    def run(self, plan: Any, _: Any, run_options: Any, observer: Any) -> RunResult:
         self.options = run_options
-        observer.plan(plan)
+        observer.begin("s: 2 trials", 2)
         if isinstance(self.result, Exception):
             raise self.result
         for trial in self.result.trials:
-            observer.trial_finished(trial)
+            observer.finished(trial.variant, Line(outcome(trial)))
         return self.result
 
 
 @pytest.fixture
-def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
     made = Pipeline()
     monkeypatch.setattr("moediag.doctor.require_gpus", made.require_gpus)
     module("moediag.scenario.catalogue", find=Path, names=lambda: ["s"])
     module("moediag.scenario.load", load=made.load)
     module("moediag.scenario.plan", plan=made.plan)
-    module(
-        "moediag.pipeline.run",
-        run=made.run,
-        run_folder=lambda out, name: out or Path("runs") / name,
-        RunOptions=lambda out, launch: types.SimpleNamespace(out=out, launch=launch),
-    )
+    module("moediag.campaign.run", run=made.run, header=lambda *_: Header("run", {}))
+    monkeypatch.chdir(tmp_path)
     return made
 
 
@@ -124,7 +122,7 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
         "world_size": 8, "device": "gpu", "variants": ["a", "b"], "launcher": "torchrun",
         "repeat": 3, "timeout": 60.0, "stack_overrides": {"transformers": "4.53.2"},
     }  # fmt: skip
-    assert pipeline.options.out == tmp_path
+    assert (tmp_path / "journal.jsonl").is_file()
     launch = pipeline.options.launch
     assert (launch.nnodes, launch.rdzv_endpoint, launch.node_rank) == (2, "head:29500", 1)
     assert (launch.shared, launch.silence) == (tmp_path / "s", 9.0)
@@ -188,6 +186,12 @@ def test_run_exit_code_is_that_of_the_result(pipeline: Pipeline, sample: str, co
         (["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "1"], "by its own ranks alone"),
         (["--shared", "d"], "together"),
         (["--nnodes", "2", "--launcher", "fork"], "one node"),
+        (
+            ["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "1", "--resume"],
+            "--resume is for runs on one node",
+        ),
+        (["--resume"], "--resume needs the folder of the run"),
+        (["--resume", "--out", "nowhere"], "there is no"),
         (["--cpu", "0"], "--cpu"),
         (["--launcher", "slurm"], "slurm"),
     ],
@@ -224,7 +228,7 @@ def test_each_class_of_error_has_its_exit_code(
     def fail(*_: Any) -> RunResult:
         raise error
 
-    monkeypatch.setattr(sys.modules["moediag.pipeline.run"], "run", fail)
+    monkeypatch.setattr(sys.modules["moediag.campaign.run"], "run", fail)
     assert app.main(["run", "s"]) == code
     said = capsys.readouterr()
     assert said.out == ""

@@ -1,7 +1,6 @@
 """A probe of one release: its environment, the scenario's trials on it, and what they say.
 
-The trials are run as in every run (:mod:`moediag.pipeline.run`); a probe's folder is a run
-directory.
+The trials run as in every run (:mod:`moediag.campaign.run`); a probe's folder is a run directory.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moediag.campaign import run as runner
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, skip
 from moediag.campaign.bisect.prober import Learned, Setting
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
 from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.engine import Display, opened
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import (
     ExitCode,
@@ -31,8 +32,7 @@ from moediag.errors import (
 from moediag.hardware import cores
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import run as runner
-from moediag.report.progress import Silent, glance
+from moediag.pipeline.trials import TrialOptions
 from moediag.result.run_result import RunResult, TrialResult
 from moediag.scenario.plan import LAUNCHERS
 from moediag.stacks import environment
@@ -40,7 +40,6 @@ from moediag.stacks.environment import Stack
 
 if TYPE_CHECKING:
     from moediag.campaign.bisect.progress import Watcher
-    from moediag.launch.settings import Progress
 
 Building = Callable[[str, "float | None"], None]
 PROBES = "probes"  # folder of the probes' run directories, in the bisect's
@@ -185,8 +184,10 @@ class Releases:
             self.ahead.end(ran.name)
             folder = new_folder(self.folder / PROBES, ran.name.replace(" ", "-"))
             ran.evidence = str(folder.relative_to(self.folder))
-            options = runner.RunOptions(folder, self.launch, self.hosts.launcher, ensure)
-            ran.result = runner.run(planned, options, observer)
+            options = TrialOptions(self.launch, self.hosts.launcher, ensure)
+            asked = runner.header(planned, self.launch)
+            with opened(asked, folder, False, ran.name) as journal:
+                ran.result = runner.run(planned, journal, options, observer)
         except NoEnvironments:
             raise
         except (StackError, LaunchError) as error:
@@ -241,14 +242,14 @@ class _Ran:
         )
 
 
-class _Observer(Silent):
+class _Observer(Display):
     """Passes on in one line what a run is doing, and ends it when it is to stop."""
 
     def __init__(self, watcher: Watcher, version: str, stopping: threading.Event) -> None:
+        super().__init__()
         self.watcher = watcher
         self.version = version
         self.stopping = stopping
-        self.trial = ""
 
     def building(self, text: str, fraction: float | None) -> None:  # noqa: ARG002
         if self.stopping.is_set():
@@ -258,12 +259,11 @@ class _Observer(Silent):
     def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
         self.building(text, fraction)
 
-    def trial_started(self, name: str) -> None:
-        self.trial = name
+    def begun(self, name: str) -> None:
         self.watcher.doing(self.version, f"{name}: launching")
 
-    def trial_progress(self, name: str, progress: Progress) -> None:
-        self.watcher.doing(self.version, f"{name}: {glance(progress)}")
+    def doing(self, name: str, text: str) -> None:
+        self.watcher.doing(self.version, f"{name}: {text}")
 
 
 def new_folder(base: Path, version: str) -> Path:

@@ -27,7 +27,7 @@ from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Search, most_probes
 from moediag.campaign.bisect.state import State
 from moediag.errors import MoediagError, UsageError
-from moediag.pipeline import run as runner
+from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
 from moediag.result.run_result import RESULT_FILE
 from moediag.scenario import devices
@@ -77,7 +77,7 @@ def run(
 def _opened(question: Question, out: Path | None, resume: bool, command: Sequence[str]) -> State:
     header = question.header(command)
     if not resume:
-        return states.create(runner.run_folder(out, f"bisect-{question.scenario.name}"), header)
+        return states.create(run_folder(out, f"bisect-{question.scenario.name}"), header)
     if out is None:
         raise UsageError(
             "--resume needs the folder of the bisect",

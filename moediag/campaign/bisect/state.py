@@ -1,7 +1,7 @@
 """What a bisect has found out so far, in a file that only grows: one JSON object a line.
 
 What the lines say is in :mod:`moediag.campaign.bisect.stored`; how they are written, so that a kill
-loses at most one of them, is in :mod:`moediag.campaign.journal`.
+loses at most one of them, is in :mod:`moediag.campaign.old_journal`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from moediag.campaign.bisect.stored import (
     parse,
 )
 from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.journal import append as _append
-from moediag.campaign.journal import cut as _repair
-from moediag.campaign.journal import locked
+from moediag.campaign.old_journal import append as _append
+from moediag.campaign.old_journal import cut as _repair
+from moediag.campaign.old_journal import locked
 from moediag.errors import EvidenceError, UsageError
 
 STATE_FILE = "bisect.jsonl"

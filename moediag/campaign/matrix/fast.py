@@ -11,7 +11,7 @@ from moediag.campaign.matrix.question import Subject
 from moediag.errors import LaunchError, NoEnvironments, StackError
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.run import last_line
+from moediag.pipeline.trials import last_line
 from moediag.protocol import SUSCEPTIBILITY, Susceptibility, Trial, output_file
 from moediag.scenario.plan import plan
 from moediag.stacks import environment

@@ -27,7 +27,7 @@ from moediag.errors import Interrupted, UsageError
 from moediag.launch import signals
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import run as runner
+from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
 from moediag.result import wording
 from moediag.stacks.base import current_base
@@ -124,7 +124,7 @@ def _folder(question: MatrixQuestion, out: Path | None, resume: bool) -> Path:
     if out is not None and (out / states.STATE_FILE).exists():
         return out.resolve()  # where the message about it comes from
     name = question.subjects[0].question.scenario.name
-    return runner.run_folder(out, f"matrix-{name}")
+    return run_folder(out, f"matrix-{name}")
 
 
 def _fill(

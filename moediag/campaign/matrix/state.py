@@ -14,7 +14,7 @@ from typing import Any
 
 import filelock
 
-from moediag.campaign import journal
+from moediag.campaign import old_journal as journal
 from moediag.campaign.matrix.cells import Cell, Key
 from moediag.errors import EvidenceError, UsageError
 

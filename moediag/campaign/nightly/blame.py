@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moediag.campaign.engine import Clock
 from moediag.campaign.nightly.changes import Compared
-from moediag.campaign.nightly.clock import Clock
 from moediag.campaign.nightly.night import Entry
 from moediag.campaign.nightly.tracks import PACKAGES
 from moediag.errors import Interrupted, MoediagError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import moediag
 from moediag import doctor
+from moediag.campaign.engine import Clock, Display
 from moediag.campaign.nightly import jobs, judged
-from moediag.campaign.nightly.clock import Bounded, Clock
 from moediag.campaign.nightly.history import History
 from moediag.campaign.nightly.jobs import Asked, Planned
 from moediag.campaign.nightly.night import Entry, Job, Night
@@ -22,7 +22,6 @@ from moediag.errors import ExitCode, Interrupted
 from moediag.launch import signals
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.report.progress import Observer
 from moediag.result.run_result import RunResult
 from moediag.scenario import devices
 from moediag.scenario.plan import Plan
@@ -52,7 +51,7 @@ def run(
     history: History,
     folder: Path,
     minutes: float,
-    observer: Observer,
+    observer: Display,
     launch: LaunchOptions | None = None,
 ) -> Result:
     """Runs what fits into ``minutes`` and keeps the night in ``history``, after each job anew.
@@ -80,7 +79,7 @@ def run(
         return night
 
     ordered = jobs.ordered(planned, earlier)
-    observer.series([len(p.plan.trials) for p in ordered if p.plan])
+    observer.series("job", [len(p.plan.trials) for p in ordered if p.plan])
     try:
         with Clock(minutes * 60) as clock:
             options = dataclasses.replace(launch or LaunchOptions(), stop=clock.stop)
@@ -107,7 +106,7 @@ def _done(tonight: _Tonight) -> int:
 
 def _job(
     one: Planned, tonight: _Tonight, earlier: Sequence[Night], folder: Path,
-    options: LaunchOptions, hosts: Hosts, observer: Observer, clock: Clock,
+    options: LaunchOptions, hosts: Hosts, observer: Display, clock: Clock,
 ) -> None:  # fmt: skip
     if one.plan is None:
         tonight.jobs += one.jobs(False, problem=one.problem)
@@ -121,9 +120,7 @@ def _job(
         return
     begun = time.monotonic()
     try:
-        ran = session.run_one(
-            one.plan, folder / RUNS / one.folder, options, hosts, Bounded(observer, clock)
-        )
+        ran = session.run_one(one.plan, folder / RUNS / one.folder, options, hosts, observer)
     except Interrupted:
         if not clock.up:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,10 @@ class Row:
                          for t in judged if not t.met),
             seconds=seconds,
         )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Row:
+        return cls(**{**raw, "broken": tuple(raw["broken"])})
 
     @property
     def status(self) -> str:

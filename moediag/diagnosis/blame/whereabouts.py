@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-from moediag.evidence.model import Evidence, Frame, RankEvidence, Stack
+from moediag.evidence.model import Evidence, RankEvidence, Stack
 from moediag.evidence.rank_stacks import waits_for_device
+from moediag.protocol import in_libraries, innermost_user
 
-# Frames of the machinery, not of the program that a person wrote.
-_NOT_USER = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<|[/\\]moediag[/\\]"
-)
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
 _MUTE = "the rank did not answer"  # what the capture says of a recorder thread that never ran
 
@@ -22,17 +18,15 @@ def whereabouts(evidence: Evidence, ranks: Iterable[int]) -> str:
     return " ".join(text for text in texts if text)
 
 
-def user_frame(stack: Stack) -> Frame | None:
-    """The innermost frame of a person's own code."""
-    python = (frame for frame in stack.frames if not frame.native)
-    return next((frame for frame in python if not _NOT_USER.search(frame.file)), None)
-
-
 def program_line(seen: RankEvidence) -> str:
-    """``train.py:12 function``, the innermost of a person's own code; "" where it was not seen."""
+    """``train.py:12 function``, the innermost of the user's own code; "" where it was not seen."""
     stack = _main(seen)
-    frame = user_frame(stack) if stack is not None else None
-    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" if frame else ""
+    python = [frame for frame in stack.frames if not frame.native] if stack is not None else []
+    own = innermost_user([frame.file for frame in python], seen.libraries)
+    if own is None:
+        return ""
+    frame = python[own]
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
 
 
 def _one(evidence: Evidence, seen: RankEvidence) -> str:
@@ -45,13 +39,19 @@ def _one(evidence: Evidence, seen: RankEvidence) -> str:
         return ""
     if stack.holds_gil and _mute(evidence, seen.rank):
         return f"{who} holds the GIL in native code{at}: no other thread of it can run."
-    if any(part in f.file for f in stack.frames for part in _DATA):
+    if _loads_data(stack, seen.libraries):
         return f"{who} waits for data{at}."
     if waits_for_device(seen.stacks):
         return f"{who} waits for its device{at}."
     if not at:
         return ""
     return f"{who} computes{at}." if seen.os_state == "R" else f"{who} stands{at}."
+
+
+def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:
+    files = [frame.file for frame in stack.frames if not frame.native]
+    found = zip(files, in_libraries(files, libraries), strict=True)
+    return any(library and any(part in file for part in _DATA) for file, library in found)
 
 
 def _main(seen: RankEvidence) -> Stack | None:

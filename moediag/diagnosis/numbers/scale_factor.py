@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from moediag.axes import AXES
 from moediag.diagnosis.numbers import by_part, norms
 from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.gradients import number
@@ -28,7 +29,6 @@ NEAR = {"float32": 1e-3, "bfloat16": 5e-2}
 HIDDEN = 2e-2
 LEAST = 4  # elements of one tensor: fewer are a multiple of anything
 WORLD = "all ranks"
-_EXPERT_AXES = ("ep", "etp")
 _KINDS = (EXPERTS, ROUTER, REST, INPUT)
 _WORDS = {
     EXPERTS: "the experts",
@@ -137,10 +137,11 @@ def size_of(
     fits = [a for a in products if abs(math.prod(whole[x] for x in a) / wanted - 1) <= near]
     if not fits:
         return None
+    experts_only = [axis for axis in AXES if axis.experts_only]
 
     def rank(axes: tuple[str, ...]) -> tuple[int, int, int]:
         lies = sum(f" on {axis}[" in placements for axis in axes)
-        foreign = sum(axis not in _EXPERT_AXES for axis in axes) if kind == EXPERTS else 0
+        foreign = sum(axis not in experts_only for axis in axes) if kind == EXPERTS else 0
         return len(axes), lies, foreign
 
     fits.sort(key=rank)

@@ -31,9 +31,10 @@ _LOOK_AGAIN = 10.0  # seconds between two looks at stacks: each stops a rank for
 _LOOK_THERE = 10.0  # seconds that the watcher of another node gets to look at its ranks' stacks
 # What a long pause may be, by the files on the stack of the rank that others wait for.
 _WORK = {
-    "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/", "/torch/utils/cpp_extension"),
+    "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/",
+                 "/triton/runtime/", "/triton/backends/", "/torch/utils/cpp_extension"),
     "saves or loads a checkpoint": (
-        "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/",
+        "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/torch.py",
         "/torch/distributed/_state_dict_utils.py", "checkpoint_engine",
     ),
     "imports": ("importlib._bootstrap",),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch.processes import Process
 from moediag.launch.record import Death
 
 # How gloo, the store and NCCL say that another rank went away.
@@ -23,7 +24,7 @@ class Seen:
 
     started: float
     first_progress: float | None = None
-    pids: dict[int, int] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
     exits: dict[int, ExitStatus] = field(default_factory=dict)
     ended_at: dict[int, float] = field(default_factory=dict)
     stall: Stall | None = None

@@ -3,7 +3,6 @@ the others'. A hang is one of all ranks, and the evidence of all of them comes t
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
@@ -116,9 +115,9 @@ class NodesSupervisor(Supervisor):
         """Ranks that end on one node fail their peers on another: first everybody has looked at
         its own and holds them, so that what they left stays what it was."""
         self._ended_before = frozenset(self.seen.exits)
-        for pid in (self.seen.pids[s.rank] for s in samples if s.alive and s.known):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGSTOP)
+        for s in samples:
+            if s.alive and s.known:
+                self.seen.processes[s.rank].send(signal.SIGSTOP)
         self._share("torchrun")
         return True
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +20,7 @@ from moediag.launch.capture.collect import blocked_frames, capture, on_device, p
 from moediag.launch.follow.seen import Seen, status_of
 from moediag.launch.follow.watchdog import RankSample, Watchdog, states
 from moediag.launch.launcher import Running, json_lines, last_lines
-from moediag.launch.processes import oom_kills, read_stat
+from moediag.launch.processes import NEVER, Process, oom_kills
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 
@@ -111,7 +111,7 @@ class Supervisor:
             launch_error=seen.launch_error,
             capture_seconds=seen.capture_seconds,
             not_seen=tuple(dict.fromkeys(seen.not_seen)),
-            pids=dict(sorted(seen.pids.items())),
+            pids={rank: process.pid for rank, process in sorted(seen.processes.items())},
             notes=tuple(seen.notes),
             oom_kills=self._oom_kills(),
         )
@@ -132,7 +132,7 @@ class Supervisor:
             self._note_ends(samples)
             if self._is_over():
                 return
-            self._tell("running" if self.seen.pids else "launching", samples)
+            self._tell("running" if self.seen.processes else "launching", samples)
             now = time.monotonic()
             if self._died(now, samples):
                 pass
@@ -191,16 +191,16 @@ class Supervisor:
     def _look(self) -> list[RankSample]:
         samples = []
         for rank in self.ranks:
-            pid = self.seen.pids.get(rank) or self._find_pid(rank)
+            process = self.seen.processes.get(rank) or self._find(rank)
             beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
-            stat = read_stat(pid) if pid is not None else None
-            alive = pid is None or (stat is not None and stat.alive)
+            stat = process.stat() if process is not None else None
+            alive = process is None or (stat is not None and stat.alive)
             if beat is not None and self.seen.first_progress is None:
                 self.seen.first_progress = beat.time or time.time()
             samples.append(
                 RankSample(
                     rank,
-                    known=pid is not None,
+                    known=process is not None,
                     alive=alive,
                     state=beat.state if beat else "starting",
                     progress=beat.progress if beat else -1,
@@ -213,42 +213,46 @@ class Supervisor:
             )
         return samples
 
-    def _find_pid(self, rank: int) -> int | None:
+    def _find(self, rank: int) -> Process | None:
         """From the file the rank wrote first of all; of this machine's ranks only (nodes may share
         the folder)."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             raw = json.loads((self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
             if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
-                self.seen.pids[rank] = int(raw["pid"])
-                return int(raw["pid"])
+                started = raw.get("started")
+                self.seen.processes[rank] = Process(
+                    int(raw["pid"]), started if isinstance(started, int) else NEVER
+                )
+                return self.seen.processes[rank]
         return None
 
+    def _of(self, ranks: Iterable[int]) -> dict[int, Process]:
+        return {r: self.seen.processes[r] for r in ranks if r in self.seen.processes}
+
     def _blocked(self, ranks: Sequence[int]) -> list[int]:
-        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
-        return blocked_frames(pids, self.options.capture)
+        return blocked_frames(self._of(ranks), self.options.capture)
 
     def _on_device(self, ranks: Sequence[int]) -> list[int]:
         """Those whose main thread waits for its GPU, by its native frames."""
-        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
-        found = python_frames(pids, NATIVE, native=True)
+        found = python_frames(self._of(ranks), NATIVE, native=True)
         return [rank for rank, dump in found.items() if on_device(dump)]
 
     def _capture(self, samples: Sequence[RankSample]) -> None:
         self._tell("capturing", samples, force=True)
-        pids = {s.rank: self.seen.pids[s.rank] for s in samples if s.alive and s.known}
+        processes = self._of(s.rank for s in samples if s.alive and s.known)
         seconds = max(self.options.capture, NATIVE) if self._gpu else self.options.capture
         with ThreadPoolExecutor(max_workers=1) as pool:
-            beside = pool.submit(self._ask_machine, pids)
-            done = capture(self.folder, pids, seconds)
+            beside = pool.submit(self._ask_machine, processes)
+            done = capture(self.folder, processes, seconds)
             of_machine = beside.result()
         self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
         self.seen.not_seen += [*done.not_seen, *of_machine]
 
-    def _ask_machine(self, pids: Mapping[int, int]) -> tuple[str, ...]:
+    def _ask_machine(self, processes: Mapping[int, Process]) -> tuple[str, ...]:
         """GPUs and communicators, where the ranks may use any."""
         if not self._gpu and self.backend:
             return ()
-        return machine.look(self.folder, pids, MACHINE, self.backend)
+        return machine.look(self.folder, processes, MACHINE, self.backend)
 
     def _read_events(self) -> None:
         """The agent's reports. Ends after the ladder began are our doing."""
@@ -278,10 +282,10 @@ class Supervisor:
     def _end(self) -> None:
         """Ends what is left, then accounts for every rank."""
         gone = self._end_processes()
-        for rank, pid in self.seen.pids.items():
+        for rank, process in self.seen.processes.items():
             if rank not in self.seen.exits:
                 # Not even the agent saw it end: it went with the agent.
-                self.seen.exits[rank] = ExitStatus(signal=gone.get(pid, "SIGKILL"), by_us=True)
+                self.seen.exits[rank] = ExitStatus(signal=gone.get(process, "SIGKILL"), by_us=True)
         self._account()
 
     def _account(self) -> None:
@@ -289,8 +293,8 @@ class Supervisor:
         if not ours and not self.seen.launch_error:
             self.seen.launch_error = self._launch_error()
 
-    def _end_processes(self) -> Mapping[int, str]:
-        """By pid, the signal after which it was gone."""
+    def _end_processes(self) -> Mapping[Process, str]:
+        """The signal after which each was gone."""
         self._tell("ending", (), force=True)
         self._end_begun = time.time()
         gone, stuck = shutdown.end(self.running.family, self._graces())
@@ -328,7 +332,7 @@ class Supervisor:
         self._told = now
         steps = {s.rank: s.step for s in samples}
         events = {s.rank: s.progress for s in samples}
-        pids = dict(self.seen.pids)
+        pids = {rank: process.pid for rank, process in self.seen.processes.items()}
         at = now - self._begun
         tokens = self._tokens()
         self._on_progress(Progress(doing, states(samples), steps, at, events, pids, tokens))

@@ -4,7 +4,6 @@ or a death that is told at once, while the job is still there."""
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,6 @@ from moediag.launch.follow.supervise import NATIVE, Supervisor
 from moediag.launch.follow.watchdog import RankSample
 from moediag.launch.launcher import Running
 from moediag.launch.nodes.other_nodes import Together
-from moediag.launch.processes import read_stat
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 
@@ -110,10 +108,9 @@ class JobSupervisor(Supervisor):
         return super()._someone_died() or bool(self.nodes.deaths)
 
     def _stacks(self, ranks: Sequence[int], native: bool) -> Mapping[int, bytes]:
-        pids = {rank: self.seen.pids[rank] for rank in ranks if rank in self.seen.pids}
         # Reading the symbols of CUDA's libraries takes seconds, the first time.
         seconds = NATIVE if native else self.options.capture
-        return python_frames(pids, seconds, native=native)
+        return python_frames(self._of(ranks), seconds, native=native)
 
     def _tokens(self) -> Mapping[str, Sequence[int]]:
         now = time.monotonic()
@@ -126,9 +123,8 @@ class JobSupervisor(Supervisor):
     def _look(self) -> list[RankSample]:
         if self._expected is None or len(self.ranks) < self._expected:
             self._discover()
-        for rank, pid in list(self.seen.pids.items()):
-            stat = read_stat(pid)
-            if stat is None or not stat.alive:
+        for rank, process in list(self.seen.processes.items()):
+            if not process.alive:
                 self._reclaimed(rank)
         samples = super()._look()
         missing = (self._expected or 0) - len(self.ranks)
@@ -144,7 +140,7 @@ class JobSupervisor(Supervisor):
         found = set(self.ranks)
         for path in self.folder.glob("rank-*.pid"):
             number = path.name.split("-")[1].split(".")[0]
-            if number.isdigit() and int(number) not in found and self._find_pid(int(number)):
+            if number.isdigit() and int(number) not in found and self._find(int(number)):
                 found.add(int(number))
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
@@ -156,11 +152,11 @@ class JobSupervisor(Supervisor):
 
     def _reclaimed(self, rank: int) -> None:
         """A rank's script may run one program after the other under the same RANK."""
-        known = self.seen.pids[rank]
+        known = self.seen.processes[rank]
         if rank not in self.seen.exits:
-            del self.seen.pids[rank]
-            if not self._find_pid(rank):
-                self.seen.pids[rank] = known
+            del self.seen.processes[rank]
+            if not self._find(rank):
+                self.seen.processes[rank] = known
 
     # ------------------------------------------------------------------ how ranks ended
 
@@ -172,7 +168,7 @@ class JobSupervisor(Supervisor):
         certain = self.seen.stall is not None or self._root_code not in (None, 0)
         for s in samples:
             gone = s.known and not s.alive and s.rank not in self.seen.exits
-            if gone and self.seen.pids[s.rank] != self.running.root:
+            if gone and self.seen.processes[s.rank].pid != self.running.root:
                 status = self._traces(s)
                 if status is not None and (certain or status.signal != UNTOLD):
                     self.seen.exits[s.rank] = status
@@ -249,16 +245,16 @@ class JobSupervisor(Supervisor):
             self._clear()
         self._look()
         self._read_events()
-        for rank, pid in self.seen.pids.items():
+        for rank, process in self.seen.processes.items():
             if rank in self.seen.exits:
                 continue
-            if pid == self.running.root and self._root_code is not None:
+            if process.pid == self.running.root and self._root_code is not None:
                 status = status_of(self._root_code)
-                by_us = pid in gone and status.signal is not None
+                by_us = process in gone and status.signal is not None
                 self.seen.exits[rank] = replace(status, by_us=by_us)
                 self.seen.ended_at[rank] = time.time()
-            elif pid in gone:
-                self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)
+            elif process in gone:
+                self.seen.exits[rank] = ExitStatus(signal=gone[process], by_us=True)
         samples = super()._look()
         dumps.keep(self.folder, self.ranks, self.seen.started)
         self._note_ends(samples)
@@ -271,14 +267,13 @@ class JobSupervisor(Supervisor):
     def _clear(self) -> None:
         """Ends ranks that their launcher left behind."""
         for sig, grace in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-            left = [p for p in self.seen.pids.values() if (s := read_stat(p)) and s.alive]
+            left = [process for process in self.seen.processes.values() if process.alive]
             deadline = time.monotonic() + grace
-            for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, sig)
+            for process in left:
+                process.send(sig)
             while left and time.monotonic() < deadline:
                 time.sleep(0.02)
-                left = [p for p in left if (s := read_stat(p)) and s.alive]
+                left = [process for process in left if process.alive]
 
 
 def _pause(stall: Stall | None) -> str:

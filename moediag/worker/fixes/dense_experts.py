@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from moediag.protocol import WrapperSpec
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 SUMMARY = "every expert computes every token, weighted by zero where it was not chosen"
 SOURCE = "https://github.com/THUDM/slime/pull/1010 and other reports of hung Qwen3-MoE runs"

@@ -13,7 +13,7 @@ import os
 import sys
 from types import ModuleType
 
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 NAME = "triton"
 ENV_INTERPRET = "TRITON_INTERPRET"  # read by triton when a kernel is defined

@@ -17,21 +17,9 @@ from torch import nn
 from moediag.protocol import ExpertRows, Trial
 from moediag.worker.models.tiny import Anatomy
 from moediag.worker.shard import placement
-from moediag.worker.shard.wrapped import clean_fqn
+from moediag.worker.shard.wrapped import clean_fqn, expert_parameters
 
 Rows = Tuple[List[ExpertRows], List[str], int]
-
-
-def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
-    """FQN -> parameter with the experts as its first dimension, of every MoE block."""
-    inside = tuple(f"{block.fqn}.experts." for block in anatomy.blocks)
-    found = {}
-    for name, parameter in model.named_parameters():
-        fqn = clean_fqn(name)
-        # A ModuleList has 2-D weights and "experts.3." in their names: whole or absent, never cut.
-        if fqn.startswith(inside) and "." not in fqn.rpartition(".experts.")[2]:
-            found[fqn] = parameter
-    return found
 
 
 def examine(

@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from moediag.protocol import Trial
-from moediag.worker import data, optimizers
+from moediag.worker import data
 from moediag.worker.measure.block_inputs import InputGradients
 from moediag.worker.models import tiny
 from moediag.worker.models.checkpoint import save
 from moediag.worker.models.pretrain import pretrain
 from moediag.worker.models.skew import RouterSkew
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import optimizers
 from moediag.worker.shard.wrapped import Wrapped
 
 

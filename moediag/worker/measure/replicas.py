@@ -18,11 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import Replica, Sketch, StepReplicas, Trial
-from moediag.worker import optimizers
-from moediag.worker.measure import ownership
-from moediag.worker.shard import declared_slices, placement
+from moediag.worker.shard import declared_slices, optimizers, placement
 from moediag.worker.shard.declared_slices import PlainShards
-from moediag.worker.shard.wrapped import Wrapped, clean_fqn
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn, expert_parameters
 
 PROJECTIONS = 16
 _SEED = 20_240_613  # any number, but the same on all ranks
@@ -139,7 +137,7 @@ def plain_experts(wrapped: Wrapped) -> PlainShards:
     place on the ep axis each rank declares the next ones. May create process groups: collective."""
     trial = wrapped.trial
     rows = {}
-    for fqn, parameter in ownership.expert_parameters(wrapped.model, wrapped.anatomy).items():
+    for fqn, parameter in expert_parameters(wrapped.model, wrapped.anatomy).items():
         count = int(parameter.shape[0])
         at = wrapped.ep_rank
         if not placement.distributed(parameter) and at is not None and count < trial.model.experts:

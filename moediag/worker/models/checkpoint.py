@@ -19,7 +19,7 @@ from torch import nn
 from moediag.protocol import Trial
 from moediag.worker import kernels
 from moediag.worker.models import tiny
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 SHARDERS = ("transformers", "fsdp2", "accelerate")  # wrapper kinds that can lie on an ep axis
 

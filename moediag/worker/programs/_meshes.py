@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from moediag.protocol import Outcome, Trial
+from moediag.protocol import Trial
+from moediag.worker import training
+from moediag.worker.collector import Collector
 from moediag.worker.measure import reference
 from moediag.worker.models import tiny
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import dispatch
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn
-from moediag.worker.tasks import step
 
 Wrap = Callable[[nn.Module, Anatomy, Trial], Wrapped]
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device, wrap: Wrap) -> Outcome:
-    """All steps of the trial's model as ``wrap`` shards it, against the same in one process. The
-    experts are told by ``wrapped.plain_shards``, and which each local row is by ``held``."""
-    with recorder.paused() if recorder is not None else contextlib.nullcontext():
+def run(collector: Collector, wrap: Wrap) -> None:
+    """All steps of the trial's model as ``wrap`` shards it, compared with the same steps in one
+    process. ``wrapped.plain_shards`` names the experts' parameters, and ``held`` the expert of each
+    local row."""
+    trial = collector.trial
+    with collector.recorder.paused():
         expected = reference.compute(trial, moved=True)
-    model = tiny.build(trial.model, trial.step.seed, experts="eager").to(device)
+    model = tiny.build(trial.model, trial.step.seed, experts="eager").to(collector.device)
     anatomy = tiny.anatomy(model, trial.model)
     experts = " and ".join(n for n, _ in anatomy.blocks[0].module.experts.named_parameters())
     wrapped = wrap(model, anatomy, trial)
     wrapped.make_optimizer()
-    wrapped.notes.insert(0, dispatch.NOTE.format(experts))
-    if recorder is not None:
-        for note in wrapped.notes:
-            recorder.event("note", keep=True, text=note)
+    collector.note(dispatch.NOTE.format(experts), *wrapped.notes)
     held: Dict[str, List[int]] = getattr(wrapped, "held", {})
-    return step.train(wrapped, expected, rank, recorder, device, held)
+    training.train(collector, wrapped, expected, held)
 
 
 def mesh(trial: Trial) -> DeviceMesh:

@@ -17,10 +17,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import _init_utils, _wrap_utils
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
-from moediag.protocol import Outcome, Trial
+from moediag.worker.collector import Collector
 from moediag.worker.programs import _meshes
 from moediag.worker.shard import dispatch
-from moediag.worker.shard.wrap import FSDP1
+from moediag.worker.shard.data_parallel import FSDP1
 from moediag.worker.shard.wrapped import Select
 
 REMOVED = (
@@ -29,9 +29,9 @@ REMOVED = (
 )
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+def run(collector: Collector) -> None:
     """Collective. Raises what FSDP raises."""
-    return _meshes.run(trial, rank, recorder, device, Nested)
+    _meshes.run(collector, Nested)
 
 
 class Nested(FSDP1):

@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from moediag.protocol import Outcome, Trial
-from moediag.worker import clipping as clip
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.collector import Collector
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import _meshes
+from moediag.worker.shard import clipping as clip
 from moediag.worker.shard import dispatch, fsdp2_internals, placement
 from moediag.worker.shard.declared_slices import PlainShards
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+def run(collector: Collector) -> None:
     """Collective. Raises what FSDP2 and clipping raise."""
-    return _meshes.run(trial, rank, recorder, device, TwoMeshes)
+    _meshes.run(collector, TwoMeshes)
 
 
 class TwoMeshes(Wrapped):

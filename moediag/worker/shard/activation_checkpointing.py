@@ -15,7 +15,8 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 # What selective checkpointing saves in the forward, and gives back instead of computing it again.
 SAVED: Dict[str, List[Any]] = {

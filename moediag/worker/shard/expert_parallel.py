@@ -16,13 +16,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Trial
-from moediag.worker import optimizers
-from moediag.worker.measure import ownership
 from moediag.worker.models import checkpoint
-from moediag.worker.models.tiny import NotApplicable
-from moediag.worker.shard import fsdp2_internals, placement
-from moediag.worker.shard.wrap import FSDP2
-from moediag.worker.shard.wrapped import Wrapped
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import fsdp2_internals, optimizers, placement
+from moediag.worker.shard.data_parallel import FSDP2
+from moediag.worker.shard.wrapped import Wrapped, expert_parameters
 
 ACCELERATE_ON_CPU = (
     "accelerate never enters its FSDP path on the CPU: after Accelerator(cpu=True, "
@@ -72,7 +70,7 @@ class ExpertsLeftOut(FSDP2):
     from_pretrained put them."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        experts = ownership.expert_parameters(model, self.anatomy)
+        experts = expert_parameters(model, self.anatomy)
         others = (p for p in model.parameters() if not any(p is e for e in experts.values()))
         if any(map(placement.distributed, others)):
             raise NotApplicable(
@@ -95,7 +93,7 @@ class ExpertsLeftOut(FSDP2):
 
         if "ignored_params" not in inspect.signature(fully_shard).parameters:
             raise NotApplicable(f"fully_shard of torch {torch.__version__} has no ignored_params")
-        experts = ownership.expert_parameters(model, self.anatomy)
+        experts = expert_parameters(model, self.anatomy)
         return {"ignored_params": set(experts.values())}
 
 

@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Sequence
 
 import torch
 
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 
 def distributed(tensor: Any) -> bool:

@@ -1,7 +1,8 @@
 """A model ready to train, and where this rank's part of each parameter lies in the whole one.
 
 ``gradients()`` yields, per parameter, this rank's part of the gradient and a function that cuts the
-same part out of the full one. The ways to shard are in :mod:`moediag.worker.shard.wrap`.
+same part out of the full one. The ways to shard are in
+:mod:`moediag.worker.shard.data_parallel` and :mod:`moediag.worker.shard.expert_parallel`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.protocol import Trial
-from moediag.worker import clipping as clip
-from moediag.worker import optimizers
-from moediag.worker.models.tiny import Anatomy, NotApplicable
-from moediag.worker.shard import placement
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import clipping as clip
+from moediag.worker.shard import optimizers, placement
 from moediag.worker.shard.declared_slices import PlainShards
 
 Select = Callable[[torch.Tensor], torch.Tensor]
@@ -32,6 +33,18 @@ _PREFIXES = re.compile(r"(?:^|(?<=\.))(?:module|_fsdp_wrapped_module|_checkpoint
 def clean_fqn(name: str) -> str:
     """The parameter's name in the user's model, without the wrappers' prefixes."""
     return _PREFIXES.sub("", name)
+
+
+def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
+    """FQN -> parameter with the experts as its first dimension, of every MoE block."""
+    inside = tuple(f"{block.fqn}.experts." for block in anatomy.blocks)
+    found = {}
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
+        # A ModuleList has 2-D weights and "experts.3." in their names: whole or absent, never cut.
+        if fqn.startswith(inside) and "." not in fqn.rpartition(".experts.")[2]:
+            found[fqn] = parameter
+    return found
 
 
 def mesh_of(trial: Trial) -> DeviceMesh:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Dict, List
+from typing import Dict, List
 
-import torch
-
-from moediag.protocol import Outcome, SkewSpec, Trial
-from moediag.worker.models.tiny import NotApplicable
+from moediag.protocol import SkewSpec
+from moediag.worker import preparation, training
+from moediag.worker.collector import Collector
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped, synchronize
-from moediag.worker.tasks import step
-from moediag.worker.versions import versions
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
-    """``Outcome.cost``: by fix name ("" unfixed, "again" the same) the seconds of each round.
+def run(collector: Collector) -> None:
+    """Fills ``Outcome.cost``: by fix name ("" unfixed, "again" the same) the seconds of each round.
     Raises ValueError when the trial has no ``cost`` section."""
+    trial, device = collector.trial, collector.device
     if trial.cost is None:
         raise ValueError("a cost trial needs a cost section")
     healthy = dataclasses.replace(
@@ -35,12 +34,12 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         reference_path=None,
     )
     candidates: Dict[str, Wrapped] = {}
-    notes: List[str] = []
     for fix in ["", *trial.cost.fixes]:
         try:
-            candidates[fix] = step.prepare(dataclasses.replace(healthy, fix=fix or None), device)
+            fixed = dataclasses.replace(healthy, fix=fix or None)
+            candidates[fix] = preparation.prepare(fixed, device)
         except NotApplicable as reason:
-            notes.append(f"cost of {fix}: {reason}")
+            collector.note(f"cost of {fix}: {reason}")
     # The unfixed step twice: what differs between the two is the machine's noise, not a cost.
     candidates["again"] = candidates[""]
     seconds: Dict[str, List[float]] = {fix: [] for fix in candidates}
@@ -52,15 +51,9 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         for fix in order:
             synchronize()
             began = time.perf_counter()
-            step.forward_backward(candidates[fix], rank, number + 1, device)
-            step.finish(candidates[fix])
+            training.forward_backward(candidates[fix], collector.rank, number + 1, device)
+            training.finish(candidates[fix])
             synchronize()
             if number:
                 seconds[fix].append(time.perf_counter() - began)
-    return Outcome(
-        rank=rank,
-        cost=seconds,
-        steps_done=trial.cost.rounds,
-        notes=notes,
-        versions=versions(),
-    )
+    collector.set(cost=seconds, steps_done=trial.cost.rounds)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from moediag.protocol import ResumeSpec, Trial
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped
 
 

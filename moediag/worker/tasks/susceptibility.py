@@ -15,7 +15,7 @@ from moediag.protocol import Susceptibility, Trial
 from moediag.worker import data
 from moediag.worker.models import checkpoint, tiny
 from moediag.worker.models.skew import RouterSkew
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped
 
 

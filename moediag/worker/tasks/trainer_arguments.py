@@ -12,7 +12,7 @@ import torch
 
 from moediag.protocol import Trial
 from moediag.worker import data
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 Row = Dict[str, List[int]]
 

@@ -79,7 +79,7 @@ def test_what_was_measured_and_what_was_not_is_written(
         trials = tuple(dataclasses.replace(t, shared_gpu=True) for t in GOLDEN.trials)
         return dataclasses.replace(GOLDEN, scenario=plan.scenario.name, trials=trials)
 
-    monkeypatch.setattr("moediag.pipeline.run.run", run)
+    monkeypatch.setattr("moediag.campaign.run.run", run)
     line = ["--scenario", "expert-starvation-hang", "--scenario", "ep-overwrite"]
     assert suite.main([*line, "--out", str(tmp_path), "--evidence", str(tmp_path / "e")]) == 0
     assert asked == [("expert-starvation-hang", 2, True), ("expert-starvation-hang", 4, True),

@@ -22,6 +22,7 @@ from moediag.errors import StackError
 from moediag.protocol import ModelSpec
 from moediag.worker import fixes
 from moediag.worker.models import tiny
+from moediag.worker.not_applicable import NotApplicable
 
 SMALL = ModelSpec(layers=2, hidden=10, intermediate=3, experts=5, top_k=2, heads=2, kv_heads=1,
                   head_dim=4, vocab=32)  # fmt: skip
@@ -105,7 +106,7 @@ def test_a_model_of_modules_stays_as_it_is_and_another_fused_family_is_refused()
     listed.take_apart(model, tiny.anatomy(model, spec))
     assert dict(model.named_modules()) == before
     other = tiny.Anatomy((), (tiny.MoeBlock("mlp", torch.nn.Linear(1, 1), 0, ()),), 4)
-    with pytest.raises(tiny.NotApplicable, match="Linear cannot be taken apart"):
+    with pytest.raises(NotApplicable, match="Linear cannot be taken apart"):
         listed.take_apart(model, other)
 
 

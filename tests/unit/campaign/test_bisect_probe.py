@@ -23,6 +23,7 @@ from moediag.campaign.bisect.prober import Setting
 from moediag.campaign.bisect.progress import Lines
 from moediag.campaign.bisect.question import Asked, Question
 from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import Interrupted, LaunchError, NoEnvironments, StackError
 from moediag.launch.settings import LaunchOptions
@@ -56,11 +57,11 @@ class World:
         if self.fails:
             raise self.fails
 
-    def run(self, plan: Plan, options: Any, observer: Any) -> RunResult:
+    def run(self, plan: Plan, journal: Any, options: Any, observer: Any) -> RunResult:
         if self.run_fails:
             raise self.run_fails
-        self.folders.append(options.out.name)
-        assert not list(options.out.iterdir())
+        self.folders.append(journal.folder.name)
+        assert [path.name for path in journal.folder.iterdir()] == [JOURNAL_FILE]
         found = []
         for number, planned in enumerate(plan.trials):
             role, variant = planned.trial.role, planned.trial.variant

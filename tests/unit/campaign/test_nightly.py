@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from moediag.campaign.engine import Display
 from moediag.campaign.nightly import artifacts, blame, drive, judged, tracks
 from moediag.campaign.nightly import jobs as planning
 from moediag.campaign.nightly import summary as pages
@@ -23,7 +24,6 @@ from moediag.campaign.nightly.tracks import Track
 from moediag.cli import app
 from moediag.errors import ExitCode, Interrupted, NoEnvironments, UsageError
 from moediag.launch.settings import LaunchOptions
-from moediag.report.progress import Silent
 from moediag.result import RunResult, TrialResult, read_result
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
@@ -182,11 +182,11 @@ def nightly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Callable[[str], RunResult],
     minutes: float = 5.0,
 ) -> tuple[drive.Result, History]:  # fmt: skip
-    monkeypatch.setattr("moediag.pipeline.run.run", lambda plan, *_: outcome(plan.scenario.name))
+    monkeypatch.setattr("moediag.campaign.run.run", lambda plan, *_: outcome(plan.scenario.name))
     kept = History(tmp_path / "history")
     folder = tmp_path / f"out-{len(kept.nights)}"
     return (
-        drive.run(planned(MOVED), ASKED, ["a note"], kept, folder, minutes, Silent()), kept,
+        drive.run(planned(MOVED), ASKED, ["a note"], kept, folder, minutes, Display()), kept,
     )  # fmt: skip
 
 
@@ -234,15 +234,17 @@ def test_what_runs_when_the_time_is_up_is_ended_and_told_from_ctrl_c(
 ) -> None:
     stops = []
 
-    def until_stopped(plan: object, options: object, observer: object) -> RunResult:
+    def until_stopped(
+        plan: object, journal: object, options: object, observer: object
+    ) -> RunResult:
         launch: LaunchOptions = options.launch  # type: ignore[attr-defined]
         assert launch.stop is not None
         stops.append(launch.stop.wait(60))
         raise Interrupted("x")
 
-    monkeypatch.setattr("moediag.pipeline.run.run", until_stopped)
+    monkeypatch.setattr("moediag.campaign.run.run", until_stopped)
     kept = History(tmp_path / "history")
-    ran = drive.run(planned(MOVED), ASKED, [], kept, tmp_path / "o", 0.002, Silent())
+    ran = drive.run(planned(MOVED), ASKED, [], kept, tmp_path / "o", 0.002, Display())
     assert stops == [True]
     assert "did not fit: ended after" in ran.night.jobs[0].problem
     assert [j.finished for j in ran.night.jobs] == [False] * 4

@@ -16,6 +16,7 @@ import pytest
 from moediag import protocol
 from moediag.launch.capture import dumps, machine
 from moediag.launch.capture.collect import _Looker
+from moediag.launch.processes import Process
 from moediag.protocol import write_json
 
 SMI = """#!/bin/sh
@@ -94,7 +95,7 @@ def test_both_are_kept_beside_the_stacks(
     asked: list[str] = []
     address = serve(ras(asked))
     with started(monkeypatch, NCCL_RAS_ADDR=address) as rank:
-        missing = machine.look(tmp_path, {0: rank.pid}, 20.0, "nccl")
+        missing = machine.look(tmp_path, {0: Process.of(rank.pid)}, 20.0, "nccl")
         assert rank.stdin is not None
         rank.stdin.close()
     assert missing == ()
@@ -149,7 +150,7 @@ def test_an_nvidia_smi_that_fails(
 def test_ras_that_was_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_smi(tmp_path / "bin", SMI, monkeypatch)
     with started(monkeypatch, NCCL_RAS_ENABLE="0") as rank:
-        (said,) = machine.look(tmp_path, {0: rank.pid}, 20.0, "nccl")
+        (said,) = machine.look(tmp_path, {0: Process.of(rank.pid)}, 20.0, "nccl")
         assert rank.stdin is not None
         rank.stdin.close()
     assert said == "NCCL's own view (RAS is switched off: NCCL_RAS_ENABLE=0)"

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore
 
 from moediag import protocol
-from moediag.ranks.inject import job_token
+from moediag.ranks import job_token
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvid
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.watchdog import RankSample
 from moediag.launch.follow.watched_job import JobSupervisor, Then
-from moediag.launch.processes import Family, oom_kills
+from moediag.launch.processes import NEVER, Family, Process, oom_kills
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
@@ -80,7 +83,7 @@ class Ended:
         self.job = JobSupervisor(
             running, folder, 0, LaunchOptions(), None, lambda _: Then.LEAVE
         )  # fmt: skip
-        self.job.seen.pids[0] = self.process.pid
+        self.job.seen.processes[0] = Process(self.process.pid, NEVER)
 
     def status(self, state: str = "running", progress: int = 5) -> ExitStatus | None:
         self.job._note_ends([RankSample(0, alive=False, state=state, progress=progress)])
@@ -90,6 +93,61 @@ class Ended:
 @pytest.fixture
 def ended(tmp_path: Path) -> Ended:
     return Ended(tmp_path)
+
+
+@pytest.fixture
+def other(ended: Ended) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the pid which the ended rank wrote down."""
+    process = subprocess.Popen(["sleep", "60"])
+    me = {"pid": process.pid, "started": Process.of(process.pid).started - 1}
+    me |= {"host": socket.gethostname(), "time": time.time()}
+    protocol.write_json(ended.folder / protocol.pid_file(0), me)
+    ended.job.seen.processes.clear()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_another_process_with_a_ranks_pid_is_left_alone(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    ended.job.ranks = [0]
+    (sample,) = ended.job._look()
+    assert sample.known and not sample.alive and sample.cpu == 0.0
+    assert ended.job.seen.processes[0].pid == other.pid
+    ended.job._clear()
+    assert ended.job._blocked([0]) == [] and not ended.job._stacks([0], False)
+    assert other.poll() is None and Process.of(other.pid).alive
+
+
+def test_a_rank_that_its_launcher_left_behind_is_ended(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    ended.job.seen.processes[0] = Process.of(other.pid)
+    ended.job._clear()
+    assert other.wait(10) == -signal.SIGTERM
+
+
+def test_a_pid_without_a_start_time_identifies_no_process(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    me = {"pid": other.pid, "host": socket.gethostname(), "time": time.time()}
+    protocol.write_json(ended.folder / protocol.pid_file(0), me)
+    ended.job.ranks = [0]
+    (sample,) = ended.job._look()
+    assert not sample.alive
+    ended.job._clear()
+    assert other.poll() is None
+
+
+def test_a_signal_is_passed_on_to_the_job_only(other: subprocess.Popen[bytes]) -> None:
+    job = Process.of(other.pid)
+    with watch.passed_on(Process(job.pid, job.started - 1)):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert other.poll() is None
+    with watch.passed_on(job):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert other.wait(10) == -signal.SIGUSR1
 
 
 def test_an_exception_is_the_end_of_a_rank(ended: Ended) -> None:

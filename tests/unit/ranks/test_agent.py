@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,20 @@ def test_the_rest_is_ended_after_the_release_only(
     observer.hold(pids)
     told = {e["rank"]: (e["signal"], e["by_us"]) for e in events(tmp_path)}
     assert told == {0: ("SIGABRT", False), 1: ("SIGTERM", True), 2: ("SIGKILL", True)}
+
+
+def test_a_pid_that_is_no_child_any_more_gets_no_signal(tmp_path: Path) -> None:
+    """The agent reaped its rank, and another process got the pid."""
+    command = "sleep 60 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        other = int(parent.stdout.readline())
+        observer = agent.Observer(tmp_path)
+        observer._send({0: other}, signal.SIGKILL)
+        assert Path(f"/proc/{other}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        observer._send({0: parent.pid}, signal.SIGKILL)
+        assert parent.wait(10) == -signal.SIGKILL
+        os.kill(other, signal.SIGKILL)
 
 
 def test_an_error_file_has_torch_elastics_shape() -> None:

@@ -20,7 +20,7 @@ from moediag.upstream.export.export_facts import asked, refused, unsupported
 from moediag.worker import data
 from moediag.worker.measure import gradients
 from moediag.worker.models import checkpoint as loading
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.17.0", "accelerate": "1.15.0"}
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from moediag.worker.models.rerouted import Rerouted, recomputing
-from moediag.worker.models.tiny import Anatomy, MoeBlock, NotApplicable
+from moediag.worker.models.tiny import Anatomy, MoeBlock
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import activation_checkpointing
 
 EXPERTS, TOKENS, WIDTH = 4, 12, 6

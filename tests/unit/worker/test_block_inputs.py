@@ -12,12 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from moediag.protocol import ModelSpec, StepSpec, Trial  # noqa: E402
-from moediag.worker import data  # noqa: E402
+from moediag.worker import data, preparation, training  # noqa: E402
 from moediag.worker.measure import gradients, reference  # noqa: E402
 from moediag.worker.measure.block_inputs import InputGradients  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
-from moediag.worker.tasks import step as training  # noqa: E402
 
 MODEL = ModelSpec(experts=4, vocab=64)
 BLOCKS = {"model.layers.0.mlp", "model.layers.1.mlp"}
@@ -39,7 +38,7 @@ def kept_on(subject: Trial, rank: int, spoil: Any = None) -> tuple[Wrapped, dict
     """What one rank keeps of one step; ``spoil(block)`` before it runs."""
     model = tiny.build(MODEL, subject.step.seed)
     anatomy = tiny.anatomy(model, MODEL)
-    training.checkpoint(model, subject.step.checkpointing)
+    preparation.checkpoint_activations(model, subject.step.checkpointing)
     wrapped = Wrapped(model, anatomy, subject)
     if spoil is not None:
         spoil(anatomy.blocks[1].module)

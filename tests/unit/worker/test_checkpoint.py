@@ -16,12 +16,13 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.worker import preparation  # noqa: E402
 from moediag.worker.models import checkpoint, tiny  # noqa: E402
-from moediag.worker.models.tiny import Anatomy, NotApplicable  # noqa: E402
+from moediag.worker.models.tiny import Anatomy  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import expert_parallel, fsdp2_internals  # noqa: E402
-from moediag.worker.shard.wrap import _kind  # noqa: E402
+from moediag.worker.shard.kinds import kind_of  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped, ep_rank  # noqa: E402
-from moediag.worker.tasks import step as training  # noqa: E402
 from tests.unit.sharded import placed, rank_of  # noqa: E402
 
 # What DistributedConfig knows, by the release that brought it.
@@ -220,7 +221,7 @@ def test_an_implementation_that_a_release_lacks(monkeypatch: pytest.MonkeyPatch)
     # Not only of what is loaded: a built model would ignore the word.
     built = Trial("t", "s", "v", model=ModelSpec(experts_implementation="grouped_mm"))
     with pytest.raises(NotApplicable, match="has no experts_implementation"):
-        training.prepare(built, torch.device("cpu"))
+        preparation.prepare(built, torch.device("cpu"))
 
 
 # ------------------------------------------------------------------------ a real checkpoint
@@ -254,22 +255,22 @@ def built(kind: Any, subject: Trial, model: nn.Module) -> Wrapped:
 def test_a_wrapper_or_an_axis_that_nobody_shards_by(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ddp", "fsdp1", "zero3"):
         with pytest.raises(NotApplicable, match=f"wrapper {name} has no mesh axis ep"):
-            _kind(trial(EP, name))
+            kind_of(trial(EP, name))
     for name in ("transformers", "accelerate", "fsdp2"):
-        assert issubclass(_kind(trial(EP, name)), Wrapped)
+        assert issubclass(kind_of(trial(EP, name)), Wrapped)
         with pytest.raises(NotApplicable, match="has no mesh axis tp"):
-            _kind(trial({"ep": 2, "tp": 2}, name))
+            kind_of(trial({"ep": 2, "tp": 2}, name))
     spelt = trial({"ep": 2, "tp": 2}, distributed_config={"tp_size": 2})
-    assert _kind(spelt) is expert_parallel.Transformers
+    assert kind_of(spelt) is expert_parallel.Transformers
 
 
 def test_gloo_that_adds_where_fsdp2_wants_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsdp2_internals, "sums_for_means", lambda backend: backend == "gloo")
-    assert _kind(trial(EP)) is expert_parallel.Transformers, "no FSDP2 there"
+    assert kind_of(trial(EP)) is expert_parallel.Transformers, "no FSDP2 there"
     for asked in (trial(EP, **NATIVE), trial(EP, "fsdp2"), trial(FSDP, "accelerate")):
         with pytest.raises(NotApplicable, match=r"needs torch >= 2\.9"):
-            _kind(asked)
-        assert _kind(dataclasses.replace(asked, backend="nccl"))
+            kind_of(asked)
+        assert kind_of(dataclasses.replace(asked, backend="nccl"))
 
 
 def test_fully_shard_by_hand_leaves_no_room_for_sharded_weights() -> None:

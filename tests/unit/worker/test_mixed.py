@@ -16,6 +16,7 @@ from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  
 from moediag.worker import kernels  # noqa: E402
 from moediag.worker.measure import reference  # noqa: E402
 from moediag.worker.models import skew, tiny  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import expert_parallel  # noqa: E402
 
 ROUTED = SkewSpec(routing="zero-token", batches="identical")
@@ -103,7 +104,7 @@ def test_experts_that_are_left_out_are_cast_and_come_back() -> None:
 
 def test_without_triton_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(tiny.NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
+    with pytest.raises(NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
         kernels.register()
 
 
@@ -111,7 +112,7 @@ def test_a_release_without_the_registry_is_not_applicable(monkeypatch: pytest.Mo
     """The development environment's transformers 4.53 has none."""
     monkeypatch.setattr(kernels, "load", lambda: None)
     monkeypatch.setitem(sys.modules, "moediag.worker.kernels.experts", ModuleType("experts"))
-    with pytest.raises(tiny.NotApplicable, match="no registry of experts functions"):
+    with pytest.raises(NotApplicable, match="no registry of experts functions"):
         kernels.register()
 
 

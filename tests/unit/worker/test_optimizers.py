@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from moediag.protocol import StepSpec  # noqa: E402
-from moediag.worker import clipping, optimizers  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
+from moediag.worker.shard import clipping, optimizers  # noqa: E402
 from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard  # noqa: E402
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
 from moediag.worker.measure import ownership  # noqa: E402
 from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
+from moediag.worker.shard.wrapped import expert_parameters  # noqa: E402
 from tests.unit.sharded import fully_sharded, placed, rank_of  # noqa: E402
 
 EXPERTS = 4
@@ -145,7 +146,7 @@ def test_bfloat16_is_compared_as_it_was_saved() -> None:
 def test_experts_that_are_modules_are_other_weights() -> None:
     """As in transformers 4.x: whole or absent, never cut."""
     model, anatomy, truth = made(listed=True)
-    assert ownership.expert_parameters(model, anatomy) == {}
+    assert expert_parameters(model, anatomy) == {}
     assert ownership.examine(model, anatomy, truth, None) == ([], [], 10)
     model.layers[0].mlp.experts[3].weight.data.zero_()
     _, unequal, _ = ownership.examine(model, anatomy, truth, None)

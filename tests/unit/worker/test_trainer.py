@@ -11,10 +11,11 @@ pytest.importorskip("transformers")
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import data  # noqa: E402
+from moediag.worker.collector import Collector  # noqa: E402
 from moediag.worker.measure import reference  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
 from moediag.worker.models.pretrain import pretrain  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import accelerate_on_cpu  # noqa: E402
 from moediag.worker.tasks import trainer_arguments  # noqa: E402
 from moediag.worker.tasks.trainer import Watched  # noqa: E402
@@ -97,7 +98,9 @@ class TestArguments:
 class TestWatched:
     @pytest.fixture
     def watched(self) -> Watched:
-        made = Watched(trial(step=StepSpec(accumulate=2, steps=2)), 1, None, torch.device("cpu"))
+        made = Watched(
+            Collector(trial(step=StepSpec(accumulate=2, steps=2)), 1, torch.device("cpu"))
+        )
         made.load()
         return made
 
@@ -106,18 +109,12 @@ class TestWatched:
             tokens = data.batch(watched.trial, 1, number, micro)
             watched.before(watched.model, tokens)
             watched.after(float(number))
-        assert watched.losses == [2.0, 4.0]
-        assert len(watched.seconds) == 2
+        assert watched.collector.measured.losses == [2.0, 4.0]
+        assert len(watched.collector.measured.step_seconds) == 2
 
     def test_another_batch_than_the_references_is_noticed(self, watched: Watched):
-        with pytest.raises(NotApplicable, match="in step 1 the Trainer dealt rank 1 another batch"):
+        with pytest.raises(NotApplicable, match="in step 1 the Trainer gave rank 1 another batch"):
             watched.before(watched.model, data.batch(watched.trial, 0, 1, 0))
-
-    def test_a_note_is_kept_once(self, watched: Watched):
-        before = len(watched.notes)
-        watched.note("told")
-        watched.note("told")
-        assert watched.notes[before:] == ["told"]
 
 
 class TestPretrain:

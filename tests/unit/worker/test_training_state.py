@@ -13,7 +13,7 @@ from moediag.protocol import ResumeSpec, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import data  # noqa: E402
 from moediag.worker.measure import training_state  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
 from moediag.worker.tasks import save_and_load  # noqa: E402
 

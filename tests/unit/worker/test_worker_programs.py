@@ -37,7 +37,7 @@ class TestSkippedStep:
     def test_one_row_overflows_and_nothing_else(self) -> None:
         made = trial("skipped-step", overflow="one-row", at=1)
         model = matrices.Matrices(0)
-        skipped_step._backward(model, made, 0, 1, torch.device("cpu"))
+        skipped_step._backward(model, made, options_of(made), 0, 1, torch.device("cpu"))
         finite = {n: torch.isfinite(p.grad).all(dim=1) for n, p in model.named_parameters()}
         assert finite["first.weight"].tolist() == [True] * (matrices.WIDTH - 1) + [False]
         assert finite["middle.weight"].all() and finite["last.weight"].all()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from moediag.protocol import Trial
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs.router_block.plans import Cell, Plan
 
 NOTES = [

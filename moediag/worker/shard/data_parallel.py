@@ -1,4 +1,4 @@
-"""Sharding of the model under test: one class per way to do data parallelism, one interface.
+"""Data parallelism of the model under test: one class for each way to shard, with one interface.
 
 Each class knows how to run backward, how to leave out synchronisation while accumulating, how to
 clip, and how to show its gradients beside the reference's.
@@ -7,14 +7,13 @@ clip, and how to show its gradients beside the reference's.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager, Dict, Iterator, Optional, Type
+from typing import Any, ContextManager, Dict, Iterator, Optional
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moediag.protocol import Trial
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals
 from moediag.worker.shard.wrapped import GradientView, Select, Wrapped, clean_fqn, mesh_of, whole
 
@@ -201,40 +200,3 @@ class DeepSpeedZero(Wrapped):
 
         for name, parameter in self.model.named_parameters():
             yield clean_fqn(name), full_gradient(parameter), whole
-
-
-_KINDS: Dict[str, Type[Wrapped]] = {
-    "fsdp2": FSDP2,
-    "fsdp1": FSDP1,
-    "ddp": DDP,
-    "zero2": DeepSpeedZero,
-    "zero3": DeepSpeedZero,
-    "none": Wrapped,
-}
-
-
-def wrap(model: nn.Module, anatomy: Anatomy, trial: Trial) -> Wrapped:
-    """Shards ``model`` as the trial says, with the fix's hooks around it. Raises NotApplicable."""
-    from moediag.worker import fixes
-
-    fix = fixes.load(trial.fix) if trial.fix else None
-    if fix is not None and hasattr(fix, "before_wrap"):
-        fix.before_wrap(model, anatomy, trial.wrapper)
-    kind = _kind(trial)
-    if not kind.tells_slices and trial.step.clipping != "torch":
-        raise NotApplicable(
-            f"wrapper {trial.wrapper.kind} clips by itself, not by clipping: {trial.step.clipping}"
-        )
-    wrapped = kind(model, anatomy, trial)
-    if fix is not None and hasattr(fix, "after_wrap"):
-        fix.after_wrap(wrapped.model, anatomy, trial.wrapper)
-    wrapped.make_optimizer()
-    return wrapped
-
-
-def _kind(trial: Trial) -> Type[Wrapped]:
-    if trial.layout.get("ep", 1) > 1 or trial.wrapper.kind not in _KINDS:
-        from moediag.worker.shard import expert_parallel
-
-        return expert_parallel.kind(trial)
-    return _KINDS[trial.wrapper.kind]

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 import torch
 
 from moediag.protocol import StepSpec
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.declared_slices import mesh_name
 
 FINDING = "optimizer-group"

@@ -86,15 +86,14 @@ def make_bundle(
     wheels = out / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
     # One download each: two of them may hold different versions of one package.
-    wanted_pins = [_own_requirements(target, config), *(r.pins for _, r in resolutions)]
+    lists = [_own_requirements(target, config), *(r.pins for _, r in resolutions)]
     fetched: set[str] = set()
-    for done, pins in enumerate(wanted_pins):
-        report(
-            f"downloading {len(set(pins) - fetched)} wheels", 0.2 + 0.75 * done / len(wanted_pins)
-        )
-        if set(pins) - fetched:
-            _download(set(pins) - fetched, target, wheels, config)
-        fetched |= set(pins)
+    for done, pins in enumerate(lists):
+        new = set(pins) - fetched
+        report(f"downloading {len(new)} wheels", 0.2 + 0.75 * done / len(lists))
+        if new:
+            _download(new, target, wheels, config)
+        fetched |= new
     report("packing moediag itself", 0.96)
     _own_wheel(wheels, config)
     _write_guides(out, target, resolutions)
@@ -105,7 +104,7 @@ def make_bundle(
 
 
 def locked(folder: Path, wanted: Mapping[str, str], base: Base) -> Resolution | None:
-    """The resolution of this request in the bundle; None if it has none, as a plain folder of wheels.
+    """The bundle's resolution of this request, or None, as in a plain folder of wheels.
 
     Raises StackError for a bundle of another Python.
     """

@@ -17,7 +17,7 @@ from moediag.errors import ScenarioError
 from moediag.result import Role, Verdict
 from moediag.scenario import sections
 from moediag.scenario.catalogue import entries, find, folder, names
-from moediag.scenario.checks import known_fixes
+from moediag.scenario.fixes import described, known_fixes
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
 from moediag.scenario.schema import Expectation, json_schema
@@ -144,9 +144,21 @@ def test_the_known_fixes_are_the_modules() -> None:
     from moediag.worker import fixes
 
     assert "zero-fill" in known_fixes()
-    for name in known_fixes():
+    for name, fix in known_fixes().items():
         module = fixes.load(name)
+        assert (fix.name, fix.summary, fix.source) == (name, module.SUMMARY, module.SOURCE)
+        assert fix.summary and fix.source
         assert hasattr(module, "before_wrap") or hasattr(module, "after_wrap")
+
+
+def test_a_fix_is_described_by_its_module_and_by_its_variant() -> None:
+    variants = load(find("expert-starvation")).variants
+    touch = known_fixes()["touch"]
+    assert described(variants["touch"]) == (touch.summary, touch.source)
+    summary, source = described(variants["iterate-all"])
+    assert summary == known_fixes()["iterate-all"].summary
+    assert source == "https://github.com/NovaSky-AI/SkyRL/pull/1370"
+    assert described(variants["upgrade"]) == (variants["upgrade"].title, "")  # it has no module
 
 
 def test_expected_verdicts_by_backend() -> None:

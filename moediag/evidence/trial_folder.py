@@ -46,6 +46,7 @@ def _read(folder: Path) -> Evidence:
             f"{folder}: no such folder", "Give a trial's folder inside a run directory."
         )
     trial = _json(folder / protocol.TRIAL_FILE)
+    task = protocol.task_fields(trial)
     launch = exits.read_launch(folder / LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size")
@@ -73,10 +74,10 @@ def _read(folder: Path) -> Evidence:
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
         deaths=launch.deaths,
-        program=str((trial.get("program") or {}).get("name", "")),
+        program=str(task.get("name", "")) if task["kind"] == "program" else "",
         not_seen=launch.not_seen,
         oom_kills=launch.oom_kills,
-        watched=trial.get("purpose") == "watch",
+        watched=task["kind"] == "watch",
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
     )

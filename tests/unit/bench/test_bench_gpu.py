@@ -123,4 +123,4 @@ def test_the_speed_of_the_step_is_a_part_of_the_report(
     assert raw["rows"] == []
     assert [run["size"] for run in raw["speed"]].count("large") == 1
     assert all(row["reason"] for run in raw["speed"] for row in run["rows"])
-    assert "### Speed that was not measured" in path.with_suffix(".md").read_text()
+    assert "### Speed not measured" in path.with_suffix(".md").read_text()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers.optimizer_update import (
     RATE,
     UPDATES,

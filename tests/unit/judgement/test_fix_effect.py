@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moediag.judgement.conclusion import conclusion
+from moediag.judgement.conclusion import conclude
 from moediag.judgement.fix_effect import claim, effect, extent, stage
 from moediag.result import TrialResult
 from tests.unit.trial_results import changed, trial_result
@@ -131,9 +131,9 @@ def test_claim(trials: list[TrialResult], reproduced: bool | None, said: str) ->
 def test_a_fix_is_held_against_the_failure_that_it_is_meant_for() -> None:
     silent = wrong("f", "fix", 0.5, "a", "b")
     trials = [LOUD, QUIET, silent, replace(silent, variant="g", repairs="unfixed")]
-    judged = {f.variant: f.effect for f in conclusion(trials).fixes}
+    judged = {f.variant: f.effect for f in conclude(trials).fixes}
     assert judged == {"f": "no effect", "g": "makes it worse"}
-    assert [(c.variant, c.reproduced) for c in conclusion(trials).claims] == [
+    assert [(c.variant, c.reproduced) for c in conclude(trials).claims] == [
         ("unfixed", True),
         ("permuted", True),
     ]

@@ -124,8 +124,7 @@ def _blames(
     minutes: float, no_color: bool,
 ) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
     """What a bisect said of each new failure, until the time is up."""
-    from moediag.campaign.bisect.progress import watching
-    from moediag.campaign.engine import Clock
+    from moediag.campaign.engine import Clock, shown
     from moediag.campaign.nightly.blame import blame
     from moediag.campaign.nightly.changes import Change
     from moediag.launch.settings import LaunchOptions
@@ -136,9 +135,9 @@ def _blames(
         for number, one in enumerate(c for c in compared if c.change == Change.NEW):
             where = folder / "bisect" / str(number + 1)
             name = names[one.entry.scenario]
-            with watching(no_color) as watcher:
+            with shown(no_color) as display:
                 found[one.entry.key] = blame(
-                    one, name, asked, where, clock.left, watcher, LaunchOptions()
+                    one, name, asked, where, clock.left, display, LaunchOptions()
                 )
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moediag.campaign.engine import Clock
+from moediag.campaign.engine import Clock, Display
 from moediag.campaign.nightly.changes import Compared
 from moediag.campaign.nightly.night import Entry
 from moediag.campaign.nightly.tracks import PACKAGES
@@ -18,7 +18,6 @@ from moediag.scenario import devices
 
 if TYPE_CHECKING:
     from moediag.campaign.bisect.probe import Releases
-    from moediag.campaign.bisect.progress import Watcher
     from moediag.campaign.bisect.question import Question
     from moediag.campaign.nightly.jobs import Asked
     from moediag.launch.settings import LaunchOptions
@@ -83,7 +82,7 @@ def _day(night: str) -> str:
 
 
 def blame(
-    compared: Compared, name: str, asked: Asked, folder: Path, seconds: float, watcher: Watcher,
+    compared: Compared, name: str, asked: Asked, folder: Path, seconds: float, display: Display,
     launch: LaunchOptions,
 ) -> Blame:  # fmt: skip
     """Bisects for at most ``seconds``, in ``folder``. ``name``: of the scenario, as typed."""
@@ -94,7 +93,7 @@ def blame(
     if seconds < LEAST:
         return Blame(f"Not bisected: no time was left. To do it: `{command}`", command=command)
     try:
-        return _bisect(found, compared, name, asked, folder, seconds, watcher, launch, command)
+        return _bisect(found, compared, name, asked, folder, seconds, display, launch, command)
     except Interrupted:
         raise
     except MoediagError as error:
@@ -103,7 +102,7 @@ def blame(
 
 def _bisect(
     found: Span, compared: Compared, name: str, asked: Asked, folder: Path, seconds: float,
-    watcher: Watcher, launch: LaunchOptions, command: str,
+    display: Display, launch: LaunchOptions, command: str,
 ) -> Blame:  # fmt: skip
     from packaging.version import Version
 
@@ -124,7 +123,7 @@ def _bisect(
     probers: list[Releases] = []
 
     def make(asked_now: Question, where: Path) -> Releases:
-        probers.append(Releases(asked_now, where, watcher=watcher, launch=launch))
+        probers.append(Releases(asked_now, where, display=display, launch=launch))
         if clock.up:  # before there was anything to stop
             stop()
         return probers[-1]
@@ -136,7 +135,7 @@ def _bisect(
     words = tuple(shlex.split(command))
     with Clock(seconds, stop) as clock:
         try:
-            report, _ = session.run(what, folder, False, words, make, watcher)
+            report, _ = session.run(what, folder, False, words, make, display)
         except Interrupted as error:
             if not clock.up:
                 raise

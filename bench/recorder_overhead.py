@@ -1,4 +1,5 @@
-"""Recorder off, on, and on with the guard, in turns within one process group, on the mid-size step.
+"""Times the mid-size step with the recorder off, on, and on with the guard, alternating in one
+group.
 
 ``torchrun --nproc-per-node 2 bench/recorder_overhead.py OUT.json ROUNDS``; rank 0 writes seconds.
 """

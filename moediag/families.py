@@ -1,7 +1,7 @@
-"""What each MoE family of transformers calls its sizes: the only place that knows.
+"""The configuration fields of each MoE family of transformers.
 
-Standard library only, as the protocol, and for the same reason: ranks build models from it, the
-control side writes the same configuration into exported files.
+Standard library only, like the protocol: ranks build models from it, and the control side writes
+the same configuration into exported files.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from moediag.protocol import ModelSpec
 
 @dataclass(frozen=True)
 class Family:
-    """``build(spec)`` returns the keyword arguments of the configuration class. ``module`` is the
-    package below ``transformers.models``."""
+    """Where transformers has a family, and how its small configuration is written."""
 
-    module: str
-    config: str
-    model: str
-    build: Callable[[ModelSpec], Dict[str, Any]]
+    module: str  # package below transformers.models
+    config: str  # configuration class
+    model: str  # model class
+    build: Callable[[ModelSpec], Dict[str, Any]]  # keyword arguments of the configuration class
 
 
 def _common(s: ModelSpec) -> Dict[str, Any]:
@@ -152,7 +151,8 @@ def _vision(s: ModelSpec, **more: Any) -> Dict[str, Any]:
 
 
 def _special(s: ModelSpec) -> Dict[str, Any]:
-    """Special tokens of multimodal models, moved inside the tiny vocabulary's last rows."""
+    """Returns the special tokens of multimodal models, moved into the last rows of the tiny
+    vocabulary."""
     names = (
         "image_token_id",
         "video_token_id",

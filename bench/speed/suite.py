@@ -1,4 +1,4 @@
-"""Which speed runs there are, how they are launched, and their page."""
+"""The speed runs: which ones, their launch, and their page."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NO_GPU = "there is no GPU here"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``what``: kernels | fixes. ``device``: cpu | cuda. ``ranks``: of one run; more than GPUs:
-    they share. ``kernels``, ``routings``: these alone; empty for all."""
+    """One run. ``what`` is kernels or fixes, ``device`` cpu or cuda. ``ranks`` share GPUs if there
+    are fewer GPUs. Empty ``kernels`` or ``routings`` mean all."""
 
     what: str
     size: str
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What a person types for the same."""
+        """Returns the command for the same run."""
         ranks = f" --ranks {self.ranks}" if self.ranks > 1 else ""
         chosen = "".join(f" --kernel {k}" for k in self.kernels)
         chosen += "".join(f" --routing {r}" for r in self.routings)
@@ -44,8 +44,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``report``: as bench.speed.rank wrote it, {} where it wrote none. ``problem``: why rows are
-    missing; "" where none are."""
+    """The result of one run. ``report`` is that of bench.speed.rank, {} without one; ``problem``
+    says why rows are missing."""
 
     run: Run
     report: dict[str, Any]
@@ -53,7 +53,7 @@ class Measured:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each that was asked for; ``reason`` says why it was not measured."""
+        """Returns one row per requested measurement; ``reason`` says why it is missing."""
         told = {(r["kernel"], r["routing"]): r for r in self.report.get("rows", [])}
         why = self.problem or "the run ended before it"
         return [
@@ -68,7 +68,7 @@ class Measured:
 
 
 def asked(run: Run) -> list[tuple[str, str]]:
-    """(kernel or fix, routing) of every row of a run."""
+    """Returns (kernel or fix, routing) of every row of a run."""
     if run.what == "fixes":
         routings = run.routings or ("balanced", "zero-token")
         return [(name, r) for r in routings for name in (LOOP, *FIXES, *FUSED)]
@@ -76,8 +76,8 @@ def asked(run: Run) -> list[tuple[str, str]]:
 
 
 def runs(device: str) -> Iterator[Run]:
-    """On a GPU: all sizes on one rank, the middle one on two that divide the experts, the fixes on
-    both. On a CPU the same code on the tiny size, in minutes."""
+    """Yields the runs. GPU: all sizes on one rank, the middle one on two ranks that divide the
+    experts, the fixes on both. CPU: the same code with the tiny size, in minutes."""
     gpu = device == "cuda"
     for size in ("small", "mid", "large") if gpu else ("tiny",):
         yield Run("kernels", size, device)
@@ -87,12 +87,12 @@ def runs(device: str) -> Iterator[Run]:
 
 
 def elsewhere() -> list[Measured]:
-    """The rows that a GPU is needed for, on a machine without one."""
+    """Returns the rows that need a GPU, as missing."""
     return [Measured(run, {}, NO_GPU) for run in runs("cuda")]
 
 
 def measure(run: Run, timeout: float = TIMEOUT) -> Measured:
-    """Launches the ranks and waits. What was written before a failure counts."""
+    """Launches the ranks and waits. Rows written before a failure count."""
     request = STACK if run.device == "cuda" else {**STACK, "triton": TRITON}
     try:
         stack = environment.ensure(request)
@@ -125,13 +125,13 @@ def _variables(stack: environment.Stack, run: Run) -> dict[str, str]:
 
 
 def page(measured: Sequence[Measured]) -> list[str]:
-    """Lines of markdown: a table a run, then what was not measured and why."""
+    """Returns lines of markdown: a table per run, then what is missing and why."""
     lines = ["## Speed of the real step", ""]
     lines += [
         "FSDP2 in bf16 with fp32 reduction, forward, backward, clip, AdamW; several ranks of a run "
-        "of kernels divide the experts. Times are medians (quartiles); TFLOP/s counts the experts "
-        "that a token is sent to, backward twice forward; its share is of a bf16 matrix product "
-        "measured in the same run.",
+        "of kernels divide the experts. Times are medians (quartiles). TFLOP/s counts the experts "
+        "that a token is sent to, and backward as twice forward; its share is relative to a bf16 "
+        "matrix product measured in the same run.",
         "",
     ]  # fmt: skip
     for one in measured:
@@ -139,7 +139,7 @@ def page(measured: Sequence[Measured]) -> list[str]:
         if rows:
             lines += [f"### `{one.run.command}`", "", _about(one.report), "", *_table(rows), ""]
     if any(row["reason"] for one in measured for row in one.rows):
-        lines += ["### Speed that was not measured", "", "| run | row | why |", "|---|---|---|"]
+        lines += ["### Speed not measured", "", "| run | row | reason |", "|---|---|---|"]
         lines += [
             f"| `{one.run.command}` | {names} | {reason} |"
             for one in measured
@@ -166,7 +166,7 @@ def _about(report: Mapping[str, Any]) -> str:
     return (
         f"{report['device']}, {ran}; "
         f"{report['layers']} layers, {report['parameters']:,} parameters, "
-        f"{report['tokens']:,} tokens a step; matrix peak {report['peak_tflops']:,.1f} TFLOP/s."
+        f"{report['tokens']:,} tokens per step; matrix peak {report['peak_tflops']:,.1f} TFLOP/s."
     )
 
 

@@ -24,8 +24,8 @@ def watch(
         str,
         typer.Option(
             metavar="report|abort|continue|COMMAND",
-            help="After the page of a stall or a death: leave the job alone, end it, watch on, or "
-            "run this in a shell and leave the job alone.",
+            help="After the page of a hang or a death: leave the job alone, end it, keep watching, "
+            "or leave it alone and run COMMAND in a shell for at most 5 minutes.",
         ),
     ] = "report",
     quiescence: o.Quiescence = 3.0,
@@ -102,6 +102,8 @@ def watch(
                 view.line(f"{found.verdict}: {found.cause}")
 
         done = watcher.watch(command, options, tell, view.progress)
+    for how in done.commands:
+        print(f"moediag: {how}", file=sys.stderr)  # noqa: T201
     if as_json:
         stdout.write(json_view.render(done.result))
     else:

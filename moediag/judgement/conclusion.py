@@ -126,17 +126,18 @@ def _ratio(own: Sequence[TrialResult]) -> float | None:
 
 
 def _cheapest(trials: Sequence[TrialResult], fixes: Sequence[FixJudgement]) -> str | None:
-    """Of the correct fixes the one with the smallest step-time ratio. One whose spread overlaps
-    the smallest's is equally cheap, and of equals the first listed wins. Without any cost only a
-    single correct fix can be called the cheapest. A workaround that trains on another batch is
-    right for that batch, but no answer to the question."""
+    """The correct fix with the smallest step-time ratio; None where none was timed. A fix whose
+    spread overlaps that of the smallest is equally cheap; of equals the first listed wins. A
+    workaround that trains on another batch is correct for that batch, but does not answer the
+    question."""
     other = {t.variant for t in trials if t.other_batch}
-    correct = [fix for fix in fixes if fix.correct and fix.variant not in other]
     timed = [
-        (fix.variant, fix.step_time_ratio) for fix in correct if fix.step_time_ratio is not None
+        (fix.variant, fix.step_time_ratio)
+        for fix in fixes
+        if fix.correct and fix.variant not in other and fix.step_time_ratio is not None
     ]
     if not timed:
-        return correct[0].variant if len(correct) == 1 else None
+        return None
     best, least = min(timed, key=lambda item: item[1])
     top = _spread(trials, best, least)
     return next(v for v, ratio in timed if _overlap(_spread(trials, v, ratio), top))

@@ -85,7 +85,7 @@ def start(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_end_with_us(),
+            preexec_fn=end_with_us(),
         )
     except FileNotFoundError as error:
         raise UsageError(
@@ -98,15 +98,15 @@ def start(
     return WatchedJob(process, token)
 
 
-def _end_with_us() -> Callable[[], None] | None:
-    """SIGTERM for the job when moediag is killed, as if it had been killed itself. The request is
-    bound to the thread that forks, so only the main thread makes it."""
+def end_with_us() -> Callable[[], None] | None:
+    """For ``preexec_fn``: the kernel sends the new process SIGTERM when moediag is killed. The
+    request is bound to the thread that forks, so only the main thread makes it."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
-    libc, us = ctypes.CDLL(None), os.getpid()
+    prctl, us = ctypes.CDLL(None).prctl, os.getpid()  # nothing is looked up after the fork
 
     def request() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != us:
             os._exit(1)
 

@@ -212,12 +212,12 @@ class Trials:
     # -- one trial ---------------------------------------------------------------------
 
     def _one(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> TrialResult:
-        began = time.monotonic()
         trial = planned.trial
         self._go_on()
         versions = dict(stack.versions)
+        took = None
         if planned.reference_key is not None:
-            reference = self._reference(planned, stack, start)
+            reference, took = self._reference(planned, stack, start)
             if reference.verdict is not None:
                 self._meet(reference.reason)
                 return rows.without_launch(planned, versions, reference.verdict, reference.reason)
@@ -225,6 +225,7 @@ class Trials:
         if elsewhere := self._meet():
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, elsewhere)
         folder = self._fresh(trial.name)
+        began = time.monotonic()
         try:
             record = start.run(trial, folder, _telling(self.observer, trial.name))
         except LaunchError as error:
@@ -242,6 +243,7 @@ class Trials:
             launch=_since(record.started, record.first_progress),
             stall_to_verdict=record.since_stall(),
             total=round(time.monotonic() - began, 3),
+            reference=took,
         )
         # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
         repeated = trial.skew.batches in ("identical", "one-token")
@@ -249,12 +251,15 @@ class Trials:
         done = rows.planned_row(planned, found, versions, folder.name)
         return dataclasses.replace(done, seconds=seconds, other_batch=other_batch)
 
-    def _reference(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> Reference:
-        """The single-process run that this trial is held against, done once per key and stack."""
+    def _reference(
+        self, planned: PlannedTrial, stack: Stack, start: Launcher
+    ) -> tuple[Reference, float | None]:
+        """The single-process run that this trial is held against, done once per key and stack; and
+        its seconds, None where it was done before."""
         name = f"reference-{planned.reference_key}-{stack.key}"
         known = self.references.get(name)
         if known is not None:
-            return known
+            return known, None
         path = self.folder / f"{name}.pt"
         trial = dataclasses.replace(
             planned.trial,
@@ -265,6 +270,7 @@ class Trials:
             reference_path=str(path),
         )
         folder = self._fresh(name)
+        began = time.monotonic()
         try:
             start.run(trial, folder, None)
             reason = Outcome.read(folder / outcome_file(0)).applicable
@@ -281,7 +287,7 @@ class Trials:
                 f"{last_line(log) or 'it left no output'} (all of it in {name}/{log.name})",
             )
         self.references.add(name, found)
-        return found
+        return found, round(time.monotonic() - began, 3)
 
     def _fresh(self, name: str) -> Path:
         """The folder of a trial. What an interrupted one left there is kept beside it."""

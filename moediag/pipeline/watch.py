@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.pipeline.examine import result_of
+from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Trial
 from moediag.report.finding import FAILURES
@@ -65,11 +65,15 @@ class WatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """``result``: one trial per attempt. ``code``: the job's own exit code (negative: a signal)."""
+    """A job that ended."""
 
     result: RunResult
+    """One trial per attempt."""
     folder: Path
     code: int
+    """The job's own exit code; negative: a signal."""
+    commands: tuple[str, ...] = ()
+    """How each run of the ``--on-hang`` command ended."""
 
     @property
     def exit_code(self) -> int:
@@ -132,20 +136,28 @@ class _Watch:
         self.on_progress = on_progress
         self.results: list[TrialResult] = []
         self.told: TrialResult | None = None  # of the attempt that runs
+        self.commands: list[HangCommand] = []
 
     def run(self) -> Watched:
         running = watched.start(
             self.command, self.folder, self.options.job, self.options.stdout, self.options.stderr
         )
         with passed_on(Process.of(running.root)):
-            record = self._attempts(running)
+            try:
+                record = self._attempts(running)
+                interrupted = record.interrupted
+            except BaseException:
+                interrupted = True
+                raise
+            finally:
+                said = self._commands_ended(wait=not interrupted)
         result = self._write(record)
         if record.interrupted:
             raise Interrupted(
                 f"interrupted; the job was ended, evidence is in {self.folder}",
                 f"`moediag diagnose {self.folder}` tells what it shows.",
             )
-        return Watched(result, self.folder, running.poll() or 0)
+        return Watched(result, self.folder, running.poll() or 0, said)
 
     def _attempts(self, running: Running) -> LaunchRecord:
         attempt = 0
@@ -185,7 +197,7 @@ class _Watch:
         if choice == CONTINUE:
             return Then.WATCH
         if choice != REPORT:
-            self._command(choice, found, running)
+            self._command(choice, found, running, folder)
         return Then.LEAVE
 
     def _finish(self, record: LaunchRecord, folder: Path) -> None:
@@ -197,10 +209,10 @@ class _Watch:
             if not record.interrupted or self.told is None:
                 self.on_result(found, self.folder)
             self.results.append(found)
-            self.told = None  # the job came out of it: only a note of the last page
         else:
             protocol.write_json(folder / END_FILE, dataclasses.asdict(record))
             self.results.append(told)
+        self.told = None
 
     def _diagnose(self, record: LaunchRecord, folder: Path) -> TrialResult:
         record.write(folder)
@@ -245,7 +257,7 @@ class _Watch:
                 "PYTHONPATH (python -I or -E, a container, or an environment that is not passed on)"
             )
 
-    def _command(self, command: str, found: TrialResult, running: Running) -> None:
+    def _command(self, command: str, found: TrialResult, running: Running, folder: Path) -> None:
         env = dict(
             os.environ,
             MOEDIAG_RUN=str(self.folder),
@@ -254,10 +266,23 @@ class _Watch:
             MOEDIAG_CAUSE=found.cause,
             MOEDIAG_JOB_PID=str(running.root),
         )
-        subprocess.run(command, shell=True, env=env, check=False)  # noqa: S602 - the user's own
+        self.commands.append(HangCommand(command, env, folder))
+
+    def _commands_ended(self, wait: bool) -> tuple[str, ...]:
+        """Notes how each ended in the result of its attempt."""
+        said = []
+        for command in self.commands:
+            said.append(command.finish(wait))
+            self.results = [
+                found.diagnosed(notes=(*found.notes, said[-1]))
+                if found.evidence == command.folder.name
+                else found
+                for found in self.results
+            ]
+        return tuple(said)
 
     def _write(self, record: LaunchRecord) -> RunResult:
-        told = [self.told] if self.told is not None and self.told not in self.results else []
+        told = [self.told] if self.told is not None else []
         result = of_job(self.name, (*self.results, *told), self.started)
         result = dataclasses.replace(
             result,

@@ -250,7 +250,19 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
         lines.append(f"clean in {wording.plural(len(result.trials), 'trial')}")
     if result.conclusion.cheapest_correct_fix and not failed:
         lines.append(f"cheapest correct fix: {result.conclusion.cheapest_correct_fix}")
+    elif untimed := _untimed(result):
+        fixes = "correct fix" if len(untimed) == 1 else "correct fixes"
+        lines.append(f"{fixes}, not timed: {', '.join(untimed)}")
     return tuple(lines)
+
+
+def _untimed(result: RunResult) -> list[str]:
+    """The correct fixes where no correct fix was timed."""
+    other = {t.variant for t in result.trials if t.other_batch}
+    correct = [f for f in result.conclusion.fixes if f.correct and f.variant not in other]
+    return (
+        [] if any(f.step_time_ratio is not None for f in correct) else [f.variant for f in correct]
+    )
 
 
 def _some_reproduced(result: RunResult) -> str:

@@ -24,6 +24,9 @@ class Seconds:
     launch: float | None = None
     stall_to_verdict: float | None = None
     total: float | None = None
+    """The trial itself, without its reference."""
+    reference: float | None = None
+    """The single-process reference, of the trial that it was computed for."""
 
 
 @dataclass(frozen=True, slots=True)

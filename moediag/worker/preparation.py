@@ -23,6 +23,7 @@ Told = Callable[[str, nn.Module, tiny.Anatomy], None]
 def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> Wrapped:
     """The wrapped model on ``device``. Calls ``told(when, model, anatomy)`` once it is ``loaded``
     and once it is ``prepared``. Raises NotApplicable, on all ranks alike."""
+    kind_of(trial)  # refuses what cannot be sharded before anything is loaded
     if trial.model.source == "checkpoint":
         expert_parallel.launch_environment(trial)
         model = load.from_checkpoint(trial, device)

@@ -60,6 +60,7 @@ TRIAL = {
         "launch": (float, NULL),
         "stall_to_verdict": (float, NULL),
         "total": (float, NULL),
+        "reference": (float, NULL),
     },
     "evidence": str,
 }

@@ -221,7 +221,7 @@ class TestHang:
     def test_the_flag_is_a_wrong_fix_here_and_another_is_right(self, ran: Ran) -> None:
         assert ran.fixes == {"unused-params-flag": False, "zero-fill": False, "iterate-all": True}
         assert ran.verdicts["unused-params-flag"] == HANG
-        assert ran.result["conclusion"]["cheapest_correct_fix"] == "iterate-all"
+        assert ran.result["conclusion"]["cheapest_correct_fix"] is None  # it was not timed
         assert ran.verdicts["natural-routing"] == CLEAN
 
 

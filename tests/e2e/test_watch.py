@@ -61,6 +61,17 @@ def test_every_victim_is_told_right(victim: Victim, tmp_path: Path) -> None:
     assert code == (0 if victim.healthy else 1)
 
 
+def test_the_command_of_on_hang_leaves_standard_output_alone(tmp_path: Path) -> None:
+    (victim,) = [v for v in VICTIMS if v.name == "skips"]
+    command = "echo not JSON, $MOEDIAG_VERDICT; kill $MOEDIAG_JOB_PID"
+    code, trial = under_torchrun(tmp_path, victim, "--on-hang", command)
+    assert (code, trial["verdict"]) == (1, "hang")
+    (written,) = json.loads((tmp_path / "run" / "result.json").read_text())["trials"]
+    (note,) = [note for note in written["notes"] if "--on-hang" in note]
+    assert "exit code 0 after" in note and written == trial
+    assert (tmp_path / "run" / "attempt-0" / "on-hang.log").read_text() == "not JSON, hang\n"
+
+
 def test_the_guard_raises_one_named_error_on_every_rank(tmp_path: Path) -> None:
     (victim,) = [v for v in VICTIMS if v.name == "starves"]
     code, trial = under_torchrun(tmp_path, victim, "--guard")

@@ -134,7 +134,7 @@ def test_a_machine_without_the_gpus_is_told_before_anything_runs(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(count: int, torch: str | None, shared: bool = False) -> None:
-        raise MachineError(f"{count} GPUs are wanted")
+        raise MachineError(f"{count} GPUs requested")
 
     monkeypatch.setattr("moediag.doctor.require_gpus", refuse)
     assert app.main(["run", "s", "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE

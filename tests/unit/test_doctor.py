@@ -119,10 +119,10 @@ def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "driver_gpus", list)
     monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cu128"})
     doctor.require_gpus(2)
-    with pytest.raises(MachineError, match="3 GPUs are wanted here, 2 found") as caught:
+    with pytest.raises(MachineError, match="3 GPUs requested, 2 found") as caught:
         doctor.require_gpus(3)
     assert "--cpu 3" in caught.value.help_text
-    with pytest.raises(MachineError, match="built for CPUs"):
+    with pytest.raises(MachineError, match="is a CPU build"):
         doctor.require_gpus(2, "2.9.0+cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1"):

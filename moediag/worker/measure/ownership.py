@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
+from moediag.axes import EP
 from moediag.protocol import ExpertRows, Trial
 from moediag.worker.models.tiny import Anatomy
 from moediag.worker.shard import placement
@@ -154,7 +155,7 @@ def event(when: str, rows: Rows, trial: Trial) -> Dict[str, Any]:
         "experts": [dataclasses.asdict(row) for row in experts],
         "unequal": unequal,
         "compared": compared,
-        "asked": trial.layout.get("ep", 1),
+        "asked": trial.layout.get(EP, 1),
         "whole": trial.model.experts,
         "left_out": trial.wrapper.ignore_experts,
     }

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moediag.axes import EP, Layout
 from moediag.protocol import Replica, Sketch, StepReplicas, Trial
 from moediag.worker.shard import declared_slices, optimizers, placement
 from moediag.worker.shard.declared_slices import PlainShards
@@ -141,21 +142,16 @@ def plain_experts(wrapped: Wrapped) -> PlainShards:
         count = int(parameter.shape[0])
         at = wrapped.ep_rank
         if not placement.distributed(parameter) and at is not None and count < trial.model.experts:
-            rows[fqn] = (at * count, (at + 1) * count)
+            size = Layout(trial.layout).size(EP)
+            mine = EP.mine(count * size, at, size, experts=True)
+            rows[fqn] = (mine.start, mine.stop)
     if not rows:
         return PlainShards()
-    if trial.layout["ep"] == trial.world_size:
+    layout = Layout(trial.layout)
+    if layout.size(EP) == trial.world_size:
         return PlainShards(rows, dist.group.WORLD)
-    group, _ = dist.new_subgroups_by_enumeration(_groups(trial.layout, "ep"))
+    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in layout.groups(EP)])
     return PlainShards(rows, group)
-
-
-def _groups(layout: Dict[str, int], axis: str) -> List[List[int]]:
-    """The ranks that differ along ``axis`` alone, for every such group of the world."""
-    grid = torch.arange(math.prod(layout.values())).view(*layout.values())
-    moved = grid.movedim(list(layout).index(axis), -1)
-    groups: List[List[int]] = moved.reshape(-1, layout[axis]).tolist()
-    return groups
 
 
 def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:

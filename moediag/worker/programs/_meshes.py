@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from moediag.axes import DP_SHARD, EP, Layout
 from moediag.protocol import Trial
 from moediag.worker import training
 from moediag.worker.collector import Collector
@@ -39,12 +40,13 @@ def run(collector: Collector, wrap: Wrap) -> None:
 
 def mesh(trial: Trial) -> DeviceMesh:
     """The axes dp_shard and ep, in this order, an absent one of size 1. Raises NotApplicable."""
-    foreign = [a for a, n in trial.layout.items() if n > 1 and a not in ("dp_shard", "ep")]
+    axes, layout = (DP_SHARD, EP), Layout(trial.layout)
+    foreign = [axis for axis in layout.active if axis not in axes]
     if foreign:
         raise NotApplicable(f"this program has no mesh axis {', '.join(foreign)}")
-    sizes = tuple(trial.layout.get(axis, 1) for axis in ("dp_shard", "ep"))
+    sizes = tuple(layout.size(axis) for axis in axes)
     device = "cuda" if trial.on_gpu else "cpu"
-    return init_device_mesh(device, sizes, mesh_dim_names=("dp_shard", "ep"))
+    return init_device_mesh(device, sizes, mesh_dim_names=tuple(map(str, axes)))
 
 
 def expert_parameters(wrapped: Wrapped) -> Iterator[Tuple[str, Any]]:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import _init_utils, _wrap_utils
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
+from moediag.axes import DP_SHARD, EP
 from moediag.worker.collector import Collector
 from moediag.worker.programs import _meshes
 from moediag.worker.shard import dispatch
@@ -42,8 +43,8 @@ class Nested(FSDP1):
         self.options = self.trial.program.options
         mesh = _meshes.mesh(self.trial)
         self.ep = mesh.size(1)
-        self.rows = dispatch.divide(self.anatomy, mesh.get_group("ep"))
-        self.experts = mesh.get_group("dp_shard")
+        self.rows = dispatch.divide(self.anatomy, mesh.get_group(str(EP)))
+        self.experts = mesh.get_group(str(DP_SHARD))
         ways = {
             "ignored-modules": self._ignored_modules,
             "auto-wrap": self._auto_wrap,

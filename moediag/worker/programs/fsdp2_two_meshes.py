@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from moediag.axes import DP_SHARD, EP
 from moediag.worker.collector import Collector
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import _meshes
@@ -39,7 +40,7 @@ class TwoMeshes(Wrapped):
         both = _meshes.mesh(self.trial)
         world = init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp",))
         self.ep = both.size(1)
-        rows = dispatch.divide(self.anatomy, both.get_group("ep"))
+        rows = dispatch.divide(self.anatomy, both.get_group(str(EP)))
         ways = {
             "own-mesh": self._own_mesh,
             "two-axes": self._two_axes,
@@ -47,7 +48,7 @@ class TwoMeshes(Wrapped):
         }
         ways[self.options["experts"]](model, both, world)
         if self.options["experts"] != "two-axes" and self.ep > 1:
-            self.plain_shards = PlainShards(rows, both.get_group("ep"))
+            self.plain_shards = PlainShards(rows, both.get_group(str(EP)))
         self.held = self._held(model)
         self._divide()
         return model
@@ -59,7 +60,7 @@ class TwoMeshes(Wrapped):
         from torch.distributed.fsdp import fully_shard
 
         for experts in self._experts():
-            fully_shard(experts, mesh=both["dp_shard"])
+            fully_shard(experts, mesh=both[str(DP_SHARD)])
         self._rest(model, world)
 
     def _two_axes(self, model: nn.Module, both: Any, world: Any) -> None:
@@ -69,7 +70,7 @@ class TwoMeshes(Wrapped):
 
         for experts in self._experts():
             for name, parameter in list(experts.named_parameters()):
-                part = DTensor.from_local(parameter.detach(), both["ep"], [Shard(0)])
+                part = DTensor.from_local(parameter.detach(), both[str(EP)], [Shard(0)])
                 setattr(experts, name, nn.Parameter(part))
         self._own_mesh(model, both, world)
 
@@ -88,7 +89,7 @@ class TwoMeshes(Wrapped):
             ) from error
         from torch.distributed.tensor import Shard
 
-        theirs = FSDPMeshInfo(mesh=both["dp_shard"], shard_mesh_dim=0)
+        theirs = FSDPMeshInfo(mesh=both[str(DP_SHARD)], shard_mesh_dim=0)
         dense = FSDPMeshInfo(mesh=world, shard_mesh_dim=0)
         experts = {id(p) for module in self._experts() for p in module.parameters()}
 
@@ -116,8 +117,8 @@ class TwoMeshes(Wrapped):
         """FSDP2's own factor, in the modules whose groups hold experts. In a group of both kinds
         it is of both, and the number of all ranks is right for both."""
         how = self.options["divide"]
-        factor = {"world": self.trial.world_size, "world-premul": self.trial.world_size}
-        factor["ep"] = self.ep
+        world = self.trial.world_size
+        factor = {"world": world, "world-premul": world, "ep": self.ep}
         if how not in factor:
             return
         shared = self.options["experts"] == "per-parameter"

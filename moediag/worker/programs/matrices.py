@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 from torch import nn
 
+from moediag.axes import DP_SHARD
 from moediag.protocol import GradientError, Trial
 from moediag.worker.measure import gradients as compare
 from moediag.worker.not_applicable import NotApplicable
@@ -63,7 +64,7 @@ def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
 
     if fsdp2_internals.sums_for_means(trial.backend):
         raise NotApplicable("FSDP2 on gloo needs torch >= 2.9: before, it adds where it averages")
-    mesh = init_device_mesh(device.type, (trial.world_size,), mesh_dim_names=("dp_shard",))
+    mesh = init_device_mesh(device.type, (trial.world_size,), mesh_dim_names=(str(DP_SHARD),))
     model = Matrices(trial.step.seed).to(device)
     for module in (model.first, model.middle, model.last):
         fully_shard(module, mesh=mesh, **options)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from moediag.axes import DP_REPLICATE, Layout
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals
 from moediag.worker.shard.wrapped import GradientView, Select, Wrapped, clean_fqn, mesh_of, whole
@@ -62,11 +63,12 @@ class FSDP2(Wrapped):
         """What the loss must be divided by because this backend does not; 1 as a rule."""
         if not fsdp2_internals.sums_for_means(self.trial.backend):
             return 1
-        replicas = self.trial.layout.get("dp_replicate", 1)
-        if replicas > 1:
-            raise NotApplicable("FSDP2 on dp_replicate and gloo needs torch >= 2.9")
-        self.notes.append(fsdp2_internals.OLD_GLOO.format(self.trial.world_size))
-        return self.trial.world_size
+        layout = Layout.resolve(self.trial.layout, self.trial.world_size)
+        if DP_REPLICATE in layout.active:
+            raise NotApplicable(f"FSDP2 on {DP_REPLICATE} and gloo needs torch >= 2.9")
+        divisor = layout.divisor(self.trial.skew.batches)
+        self.notes.append(fsdp2_internals.OLD_GLOO.format(divisor))
+        return divisor
 
     def backward(self, loss: torch.Tensor) -> None:
         super().backward(loss / self._divide_by if self._divide_by > 1 else loss)

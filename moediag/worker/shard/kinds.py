@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Dict, Type
 
+from moediag.axes import Layout, supported
 from moediag.protocol import Trial
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import expert_parallel
 from moediag.worker.shard.data_parallel import DDP, FSDP1, FSDP2, DeepSpeedZero
 from moediag.worker.shard.wrapped import Wrapped
 
-_WITHOUT_EXPERT_PARALLELISM: Dict[str, Type[Wrapped]] = {
+_DATA_PARALLEL: Dict[str, Type[Wrapped]] = {
     "fsdp2": FSDP2,
     "fsdp1": FSDP1,
     "ddp": DDP,
@@ -21,7 +23,12 @@ _WITHOUT_EXPERT_PARALLELISM: Dict[str, Type[Wrapped]] = {
 
 def kind_of(trial: Trial) -> Type[Wrapped]:
     """The class that shards the trial's model. Raises NotApplicable."""
-    kind = trial.wrapper.kind
-    if trial.layout.get("ep", 1) > 1 or kind not in _WITHOUT_EXPERT_PARALLELISM:
+    kind, active = trial.wrapper.kind, Layout(trial.layout).active
+    refused = [axis for axis in active if not axis.supported]
+    if refused and trial.wrapper.distributed_config is None:
+        raise NotApplicable(
+            f"the step under test cannot run mesh axis {', '.join(refused)}; it runs {supported()}"
+        )
+    if any(axis.by_loading for axis in active) or kind not in _DATA_PARALLEL:
         return expert_parallel.kind(trial)
-    return _WITHOUT_EXPERT_PARALLELISM[kind]
+    return _DATA_PARALLEL[kind]

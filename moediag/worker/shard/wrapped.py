@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from moediag.axes import DP_SHARD, EP, Layout
 from moediag.protocol import Trial
 from moediag.worker.models.tiny import Anatomy
 from moediag.worker.not_applicable import NotApplicable
@@ -49,14 +50,15 @@ def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
 
 def mesh_of(trial: Trial) -> DeviceMesh:
     """The trial's device mesh. Raises NotApplicable for an axis this wrapper does not shard by."""
-    foreign = [a for a, n in trial.layout.items() if n > 1 and not a.startswith("dp_")]
+    layout = Layout(trial.layout)
+    foreign = [axis for axis in layout.active if not axis.data_parallel]
     if foreign:
         raise NotApplicable(f"wrapper {trial.wrapper.kind} has no mesh axis {', '.join(foreign)}")
-    axes = {a: n for a, n in trial.layout.items() if a.startswith("dp_")}
     # An axis of size 1 would only add empty collectives.
-    axes = {a: n for a, n in axes.items() if n > 1} or {"dp_shard": trial.world_size}
+    sizes = {axis: layout.size(axis) for axis in layout.active} or {DP_SHARD: trial.world_size}
     device = "cuda" if trial.on_gpu else "cpu"
-    return init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    names = tuple(str(axis) for axis in sizes)
+    return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=names)
 
 
 class Wrapped:
@@ -169,11 +171,8 @@ def reduced(parameter: Any) -> Optional[torch.Tensor]:
 
 
 def ep_rank(trial: Trial) -> Optional[int]:
-    """This rank's place on the ep axis; None without one. Ranks fill the mesh row by row."""
-    if trial.layout.get("ep", 1) == 1 or not dist.is_initialized():
+    """This rank's place on the ep axis; None without one."""
+    layout = Layout(trial.layout)
+    if EP not in layout.active or not dist.is_initialized():
         return None
-    axes = list(trial.layout)
-    inner = 1
-    for axis in axes[axes.index("ep") + 1 :]:
-        inner *= trial.layout[axis]
-    return dist.get_rank() // inner % trial.layout["ep"]
+    return layout.index(EP, dist.get_rank())

@@ -10,6 +10,7 @@ from typing import Any, Dict, List
 
 import torch
 
+from moediag.axes import DP_REPLICATE, DP_SHARD, EP
 from moediag.protocol import Trial
 from moediag.worker import data
 from moediag.worker.not_applicable import NotApplicable
@@ -26,7 +27,7 @@ def sharding(trial: Trial, layer_class: str) -> Dict[str, Any]:
     if spec.native_fsdp:
         return {}
     # FSDP2 of accelerate, DDP and an ep axis without a partner lie on all ranks.
-    axis = "ep" if "ep" in trial.layout else "dp_shard" if spec.fsdp_plugin else "dp_replicate"
+    axis = EP if EP in trial.layout else DP_SHARD if spec.fsdp_plugin else DP_REPLICATE
     lies = {a: n for a, n in trial.layout.items() if n > 1}
     if lies and lies != {axis: trial.world_size}:
         raise NotApplicable(f"these arguments of a Trainer mean {axis}={trial.world_size}, no other"

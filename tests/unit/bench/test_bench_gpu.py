@@ -52,7 +52,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_4(
     monkeypatch.setattr(doctor, "gpus", list)
     monkeypatch.setattr(doctor, "driver_gpus", list)
     assert suite.main(["--out", str(tmp_path / "reports")]) == ExitCode.CANNOT_RUN_HERE
-    assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
+    assert "1 GPU requested, 0 found" in capsys.readouterr().err
     assert not (tmp_path / "reports").exists()
 
 
@@ -123,4 +123,4 @@ def test_the_speed_of_the_step_is_a_part_of_the_report(
     assert raw["rows"] == []
     assert [run["size"] for run in raw["speed"]].count("large") == 1
     assert all(row["reason"] for run in raw["speed"] for row in run["rows"])
-    assert "### Speed that was not measured" in path.with_suffix(".md").read_text()
+    assert "### Speed not measured" in path.with_suffix(".md").read_text()

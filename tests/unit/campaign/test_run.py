@@ -284,3 +284,28 @@ def test_an_edited_scenario_is_another_question(tmp_path: Path) -> None:
     title = edited.scenario.model_copy(update={"title": "another"})
     with pytest.raises(UsageError, match="the scenario expert-starvation was different then"):
         run(tmp_path, Ranks(), dataclasses.replace(edited, scenario=title))
+
+
+# ------------------------------------------------------------------------ seconds
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_trial_does_not_take_the_time_of_its_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+
+    def tick(name: str) -> None:
+        clock.now += 100.0 if name.startswith("reference") else 2.0
+
+    monkeypatch.setattr(trials, "time", clock)
+    result = run(tmp_path / "out", Ranks(tick), planned(["unfixed", "touch"]))
+    seconds = [(t.seconds.total, t.seconds.reference) for t in result.trials[:2]]
+    assert seconds == [(2.0, 100.0), (2.0, None)]
+    assert read_result(tmp_path / "out").trials[0].seconds.reference == 100.0

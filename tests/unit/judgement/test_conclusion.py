@@ -166,9 +166,9 @@ def test_no_fix_is_judged_beside_a_failing_control() -> None:
         # No spread: only equal numbers are equal.
         ([("a", 1.03, None), ("b", 1.02, None)], "b"),
         ([("a", 1.02, None), ("b", 1.02, None)], "a"),
-        # What was not timed cannot be the cheapest, unless it is the only one.
+        # A fix that was not timed cannot be the cheapest, not even the only correct one.
         ([("a", None, None), ("b", 1.5, None)], "b"),
-        ([("a", None, None)], "a"),
+        ([("a", None, None)], None),
         ([("a", None, None), ("b", None, None)], None),
         ([], None),
     ],
@@ -181,8 +181,8 @@ def test_the_cheapest_correct_fix(
 
 
 def test_a_workaround_that_trains_on_another_batch_is_no_fix_to_choose() -> None:
-    workaround = replace(trial("same data", "fix", "clean"), other_batch=True)
+    workaround = replace(trial("same data", "fix", "clean", ratio=1.0), other_batch=True)
     assert conclusion([UNFIXED, workaround]).cheapest_correct_fix is None
     assert conclusion([UNFIXED, workaround]).fixes[0].correct
-    both = [UNFIXED, workaround, trial("flag", "fix", "clean")]
+    both = [UNFIXED, workaround, trial("flag", "fix", "clean", ratio=1.2)]
     assert conclusion(both).cheapest_correct_fix == "flag"

@@ -104,14 +104,14 @@ def test_fewer_gpus_than_ranks_are_refused_and_the_way_out_is_named(
     have(monkeypatch, 1)
     assert app.main(["run", "expert-starvation", "--gpus", "4"]) == ExitCode.CANNOT_RUN_HERE
     said = capsys.readouterr().err
-    assert "4 GPUs are wanted here, 1 found" in said
+    assert "4 GPUs requested, 1 found" in said
     assert "--gpus 4 --share-gpu" in said and "--cpu 4" in said
     doctor.require_gpus(4, shared=True)
 
 
 def test_without_any_gpu_sharing_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, 0)
-    with pytest.raises(MachineError, match="1 GPU is wanted here, 0 found"):
+    with pytest.raises(MachineError, match="1 GPU requested, 0 found"):
         doctor.require_gpus(4, shared=True)
     with pytest.raises(MachineError) as caught:
         doctor.require_gpus(4)
@@ -151,7 +151,7 @@ def test_every_command_that_launches_shares_gpus(
     assert app.main([*words, "--cpu", "2"]) == ExitCode.USAGE
     assert "--share-gpu is about GPUs" in capsys.readouterr().err
     assert app.main([*words, "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
-    assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
+    assert "1 GPU requested, 0 found" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 EP, EP_OF_TWO, FSDP = {"ep": 4}, {"dp_shard": 2, "ep": 2}, {"dp_shard": 4}
+TP, TP_OF_TWO = {"tp": 2}, {"dp_shard": 2, "tp": 2}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,12 @@ EP, EP_OF_TWO, FSDP = {"ep": 4}, {"dp_shard": 2, "ep": 2}, {"dp_shard": 4}
         ("5.23", trial(EP, batches="distinct", **NATIVE), {"fsdp_size": 4, "ep_size": 4}),
         ("5.23", trial(FSDP, **NATIVE), {"fsdp_size": 4, "ep_size": 1}),
         ("5.23", trial(EP, "trl", batches="distinct"), {"tp_size": 4, "ep_size": 4}),
+        ("5.13", trial(TP), {"tp_size": 2}),
+        ("5.23", trial(TP, batches="distinct"), {"tp_size": 2}),
+        ("5.23", trial(TP_OF_TWO, **NATIVE), {"fsdp_size": 2, "tp_size": 2}),
+        # An argument of from_pretrained asks for it, not DistributedConfig.
+        ("5.12", trial(TP), None),
+        ("4.53", trial(TP), None),
         # Nothing is asked of it.
         ("4.53", trial(FSDP, "fsdp2"), None),
         ("5.23", trial(FSDP, "accelerate"), None),
@@ -113,6 +120,9 @@ def test_each_release_is_asked_in_its_own_words(
         ("5.23", trial(EP_OF_TWO), "leaves 2 ranks for each expert.*needs an ep axis of 4"),
         ("5.12", trial(EP_OF_TWO, "accelerate"), "kind accelerate needs an ep axis of 4"),
         ("5.23", trial(FSDP), "leaves 4 ranks, and nothing shards or replicates"),
+        ("5.23", trial(TP_OF_TWO), "leaves 2 ranks for each piece.*native_fsdp, or tp to 4"),
+        ("5.12", trial(TP_OF_TWO, **NATIVE), "5.12.0 cannot shard by FSDP2"),
+        ("5.23", trial({"tp": 4}), "4 heads and 2 key/value heads cannot be divided over 4 ranks"),
         # Ranks that add up what they computed of different tokens.
         ("5.18", trial(EP, batches="distinct", **NATIVE), "share a batch.*is distinct: set it to"),
         ("5.12", trial(EP, "accelerate", "one-token"), "share a batch.*is one-token"),
@@ -260,8 +270,20 @@ def test_a_wrapper_or_an_axis_that_nobody_shards_by(monkeypatch: pytest.MonkeyPa
         assert issubclass(kind_of(trial(EP, name)), Wrapped)
         with pytest.raises(NotApplicable, match="has no mesh axis tp"):
             kind_of(trial({"ep": 2, "tp": 2}, name))
+    for name in ("ddp", "fsdp1", "fsdp2", "accelerate", "zero3"):
+        with pytest.raises(NotApplicable, match=f"wrapper {name} has no mesh axis tp"):
+            kind_of(trial(TP, name))
+    assert kind_of(trial(TP)) is expert_parallel.Transformers
     spelt = trial({"ep": 2, "tp": 2}, distributed_config={"tp_size": 2})
     assert kind_of(spelt) is expert_parallel.Transformers
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp", "etp"])
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp", "transformers", "zero3"])
+def test_an_axis_that_the_step_cannot_run_is_refused_before_loading(axis: str, kind: str) -> None:
+    why = f"cannot run mesh axis {axis}; it runs dp_replicate, dp_shard, ep and tp"
+    with pytest.raises(NotApplicable, match=why):
+        preparation.prepare(trial({axis: 2}, kind), torch.device("cpu"))
 
 
 def test_gloo_that_adds_where_fsdp2_wants_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,3 +341,58 @@ def test_the_place_on_the_ep_axis(layout: dict[str, int], places: list[int | Non
     for rank, expected in enumerate(places):
         with rank_of(rank, 4):
             assert ep_rank(trial(layout)) == expected
+
+
+# ------------------------------------------------------------------------ tensor parallelism
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Any:
+    """A trial of two tp ranks whose checkpoint of a family is on disk."""
+
+    def save(family: str) -> Trial:
+        spec = ModelSpec(family=family, layers=1, experts=4, vocab=64, source="checkpoint")
+        subject = dataclasses.replace(
+            trial(TP), model=spec, reference_path=str(tmp_path / f"{family}.pt")
+        )
+        checkpoint.save(tiny.build(spec, 0), subject.checkpoint_path)
+        return subject
+
+    return save
+
+
+def test_older_releases_are_asked_by_an_argument(
+    saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = saved("mixtral")
+    there = lambda found: monkeypatch.setattr(  # noqa: E731
+        checkpoint.importlib.util, "find_spec", lambda name: found
+    )
+    there(object())
+    assert checkpoint.plan(subject, None) == {"tp_plan": "auto"}
+    assert checkpoint.plan(subject, {"tp_size": 2}) == {}
+    assert checkpoint.plan(dataclasses.replace(subject, layout={"dp_shard": 2}), None) == {}
+    there(None)
+    with pytest.raises(NotApplicable, match="needs accelerate"):
+        checkpoint.plan(subject, None)
+
+
+def test_a_family_without_a_plan_is_refused(saved: Any) -> None:
+    with pytest.raises(NotApplicable, match=r"olmoe of transformers .* has no tp_plan"):
+        checkpoint.plan(saved("olmoe"), {"tp_size": 2})
+
+
+def test_a_piece_that_nothing_declares_is_refused(saved: Any) -> None:
+    subject = saved("mixtral")
+    model: Any = tiny.build(subject.model, 0)
+    checkpoint._declares_pieces(model, subject)
+    attention = model.model.layers[0].self_attn
+    attention.q_proj.weight = nn.Parameter(attention.q_proj.weight.detach()[:16])
+    with pytest.raises(NotApplicable, match=r"q_proj\.weight as a plain tensor with a part"):
+        checkpoint._declares_pieces(model, subject)
+    with rank_of(0, 2) as mesh:
+        whole = tiny.build(subject.model, 0).model.layers[0].self_attn.q_proj.weight.detach()
+        from torch.distributed.tensor import Shard
+
+        attention.q_proj.weight = nn.Parameter(placed(whole, mesh, Shard(0)))
+        checkpoint._declares_pieces(model, subject)

@@ -138,10 +138,6 @@ class TestSlices:
         assert declared_slices.holders(self.placed(Replicate(), Shard(0)), 4) == 2
         assert declared_slices.holders(self.placed(Shard(0), Shard(1)), 4) == 1
 
-    def test_groups_along_an_axis(self):
-        assert replicas._groups({"dp_shard": 2, "ep": 2}, "ep") == [[0, 1], [2, 3]]
-        assert replicas._groups({"ep": 2, "tp": 2}, "ep") == [[0, 2], [1, 3]]
-
 
 class TestObserver:
     @pytest.fixture

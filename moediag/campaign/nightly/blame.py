@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from moediag.campaign.engine import Clock, Display
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.nightly.changes import Compared
 from moediag.campaign.nightly.night import Entry
 from moediag.campaign.nightly.tracks import PACKAGES
@@ -104,8 +107,6 @@ def _bisect(
     found: Span, compared: Compared, name: str, asked: Asked, folder: Path, seconds: float,
     display: Display, launch: LaunchOptions, command: str,
 ) -> Blame:  # fmt: skip
-    from packaging.version import Version
-
     from moediag.campaign.bisect import answer_page, question, session
     from moediag.campaign.bisect.probe import Releases
     from moediag.scenario import catalogue
@@ -135,7 +136,8 @@ def _bisect(
     words = tuple(shlex.split(command))
     with Clock(seconds, stop) as clock:
         try:
-            report, _ = session.run(what, folder, False, words, make, display)
+            begun = (folder / JOURNAL_FILE).exists()  # by the night that is resumed
+            report, _ = session.run(what, folder, begun, words, make, display)
         except Interrupted as error:
             if not clock.up:
                 raise
@@ -158,4 +160,7 @@ def _command(found: Span, entry: Entry, name: str, asked: Asked) -> str:
     words = ["moediag", "bisect", name, "--package", found.package, "--good", found.good]
     words += ["--bad", found.bad, "--variant", entry.variant]
     words += devices.options(asked.device, _ranks(entry, asked) or 2)
+    words += ["--pre"] if Version(found.bad).is_prerelease else []
+    words += ["--launcher", asked.launcher] if asked.launcher != "auto" else []
+    words += ["--timeout", str(asked.timeout)] if asked.timeout is not None else []
     return shlex.join(words)

@@ -97,7 +97,7 @@ def test_without_the_failure_at_the_bad_end_nothing_is_searched(
         assert search.answer.status == status
         assert len(states.read(tmp_path).probes) == 1
     assert said == [
-        "expert-starvation: transformers, at most 12 probes, 1 finished by an earlier command"
+        "expert-starvation: transformers, at most 19 probes, 1 finished by an earlier command"
     ]
 
 

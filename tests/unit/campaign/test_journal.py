@@ -145,7 +145,7 @@ def test_killed_twenty_times_and_the_same_answer(tmp_path: Path) -> None:
                 grown = path.read_bytes()
                 cut = rng.randint(len(data), len(grown))
                 path.write_bytes(grown[:cut])
-                lost = grown.count(b"\n") - len(read(path).probes) - 1
+                lost = grown.count(b"\n") - len(read(folder).probes) - 1
                 if lost:
                     del made[-lost:]
         with resume(folder, HEADER) as state:

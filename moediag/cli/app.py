@@ -87,30 +87,41 @@ app.command(
 
 @app.command(name="list", epilog="Example: moediag list --json")
 def list_(as_json: o.Json = False) -> None:
-    """The scenarios of the catalogue."""
+    """List the scenarios of the catalogue, and the fixes that they try."""
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
+    from moediag.scenario.fixes import known_fixes
 
     found = [loading.load(catalogue.find(name)) for name in catalogue.names()]
+    fixes = known_fixes().values()
     if as_json:
-        _print_json({"scenarios": [{"name": s.name, "title": s.title} for s in found]})
+        scenarios = [{"name": s.name, "title": s.title} for s in found]
+        _print_json({"scenarios": scenarios, "fixes": [dataclasses.asdict(f) for f in fixes]})
         return
-    width = max((len(s.name) for s in found), default=0)
+    width = max(len(name) for name in (*(s.name for s in found), *known_fixes()))
     for scenario in found:
         stdout.line(f"{scenario.name:{width}}  {scenario.title}")
+    stdout.line("\nfixes:")
+    for fix in fixes:
+        stdout.line(f"{fix.name:{width}}  {fix.summary} ({fix.source})")
 
 
 @app.command(epilog="Example: moediag show expert-starvation")
 def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
-    """A scenario in full, every default filled in."""
+    """Show a scenario in full, every default filled in."""
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
+    from moediag.scenario.fixes import known_fixes
 
     scenario = loading.load(catalogue.find(name), set_)
     if as_json:
         _print_json(scenario.model_dump(mode="json"))
     else:
         stdout.line(scenario.to_yaml().rstrip("\n"))
+        used = {variant.fix for variant in scenario.variants.values()}
+        for fix in known_fixes().values():
+            if fix.name in used:  # as comments: what is printed stays a scenario file
+                stdout.line(f"# fix {fix.name}: {fix.summary} ({fix.source})")
 
 
 @app.command(epilog="Example: moediag schema > scenario.schema.json")

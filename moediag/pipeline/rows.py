@@ -50,6 +50,8 @@ def planned_row(
         repeat=planned.repeat,
         must_show=(expected.shows or "") if expected is not None else "",
         repairs=planned.repairs,
+        what=planned.what,
+        source=planned.source,
     )
 
 

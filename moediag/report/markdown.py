@@ -72,7 +72,9 @@ def _summary(page: Page, result: RunResult) -> str:
         lines += ["", "| fix | judgement | step time [quartiles] | |", "|---|---|---|---|"]
         for row in page.fixes:
             mark = "**cheapest correct**" if row.cheapest else ""
-            remark = "; ".join(wording.inline(text) for text in (row.remark, *row.notes) if text)
+            remark = "; ".join(
+                wording.inline(text) for text in (row.remark, row.described, *row.notes) if text
+            )
             judgement = f"{row.judgement} ({row.verdict})"
             fix = (wording.inline(row.variant), wording.inline(judgement), row.cost)
             lines.append(f"| {' | '.join(fix)} | {' '.join(filter(None, (mark, remark)))} |")

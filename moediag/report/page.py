@@ -27,6 +27,15 @@ class FixRow:
     remark: str
     notes: tuple[str, ...]
     ratio: float | None = None  # of its step time to that of the unfixed step
+    what: str = ""
+    """What the fix does."""
+    source: str = ""
+    """Who proposed it."""
+
+    @property
+    def described(self) -> str:
+        """``run every expert in index order (NovaSky-AI/SkyRL #1370)``."""
+        return f"{self.what} ({self.source})" if self.what and self.source else self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +228,8 @@ def _fix_row(
         remark="; ".join(remarks),
         notes=tuple(dict.fromkeys(note for t in trials for note in t.notes)),
         ratio=measured,
+        what=first.what,
+        source=first.source,
     )
 
 

@@ -222,7 +222,7 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
             below = "; ".join(filter(None, (marker, below)))
         if below:
             yield from indented(below, width, 14)
-        for note in row.notes:
+        for note in filter(None, (row.what, *row.notes)):
             yield from indented(note, width, 14, "faint")
     if any(row.cost for row in rows):
         text = "x: step time relative to the healthy unfixed step [quartiles of the rounds]"

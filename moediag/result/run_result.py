@@ -58,6 +58,10 @@ class TrialResult:
     """Quartiles of the per-round ratio."""
     repairs: str = ""
     """Of a fix: the unfixed variant it is meant for; empty for all of them."""
+    what: str = ""
+    """Of a fix: what it does."""
+    source: str = ""
+    """Of a fix: who proposed it."""
     clean_without: str = ""
     """Of a failing fix: the variant that is the same run without it, and clean."""
     other_batch: bool = False

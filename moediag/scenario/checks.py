@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Iterator
 
 from moediag.axes import AXES
 from moediag.errors import LayoutError
 from moediag.protocol import PROGRAMS, program_options
 from moediag.scenario.explain import Problem
+from moediag.scenario.fixes import known_fixes
 from moediag.scenario.schema import MERGED_SECTIONS, Scenario, Variant
 from moediag.scenario.sections import ModelSection, ProgramSection, StarveSection
 from moediag.scenario.source import KeyPath, nearest
@@ -21,15 +21,6 @@ _LOADED_SHARDED = ("fsdp2", "transformers", "accelerate")
 _SHARD_THEMSELVES = ("fsdp2", "fsdp1", "ddp", "zero2", "zero3", "accelerate")
 # Wrappers whose training a resume section can save and load.
 _SAVED = ("fsdp2", "fsdp1", "ddp", "transformers", "accelerate")
-
-
-def known_fixes() -> tuple[str, ...]:
-    """Returns the names of all fixes in kebab-case. Reads file names only, because the modules of
-    moediag/worker/fixes import torch."""
-    folder = importlib.resources.files("moediag") / "worker" / "fixes"
-    files = (entry.name for entry in folder.iterdir())
-    names = (f[:-3] for f in files if f.endswith(".py") and not f.startswith("_"))
-    return tuple(sorted(name.replace("_", "-") for name in names))
 
 
 def check(scenario: Scenario) -> Iterator[Problem]:

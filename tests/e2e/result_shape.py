@@ -63,6 +63,8 @@ TRIAL = {
         "reference": (float, NULL),
     },
     "evidence": str,
+    "what": str,
+    "source": str,
 }
 RESULT = {
     "schema_version": int,

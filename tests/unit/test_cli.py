@@ -251,13 +251,24 @@ def test_a_bug_is_said_to_be_one_and_debug_shows_it(
         assert "Traceback" in capsys.readouterr().err
 
 
-def test_list_names_every_scenario(pipeline: Pipeline) -> None:
+def test_list_names_every_scenario_and_every_fix(pipeline: Pipeline) -> None:
     pipeline_load = sys.modules["moediag.scenario.load"]
     pipeline_load.load = lambda path: pipeline.load(path, [])  # type: ignore[attr-defined]
-    assert invoke("list").stdout == "s  t\n"
-    assert json.loads(invoke("list", "--json").stdout) == {
-        "scenarios": [{"name": "s", "title": "t"}]
-    }
+    lines = invoke("list").stdout.splitlines()
+    assert lines[0].split() == ["s", "t"] and lines[1:3] == ["", "fixes:"]
+    (touch,) = [line for line in lines[3:] if line.startswith("touch ")]
+    assert "add 0 * p[0] of every expert parameter" in touch and touch.endswith("parallelism)")
+    listed = json.loads(invoke("list", "--json").stdout)
+    assert listed["scenarios"] == [{"name": "s", "title": "t"}]
+    assert {"name", "summary", "source"} == set(listed["fixes"][0])
+
+
+def test_show_describes_the_fixes_of_a_scenario_in_comments(tmp_path: Path) -> None:
+    shown = invoke("show", "expert-starvation").stdout
+    assert "# fix touch: add 0 * p[0] of every expert parameter" in shown
+    assert "ep-router-gradient" not in shown, "no fix of this scenario"
+    (tmp_path / "again.yaml").write_text(shown)
+    assert invoke("show", str(tmp_path / "again.yaml")).stdout == shown
 
 
 def test_report_writes_every_format_and_says_so_on_stderr(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from moediag.judgement import training_table
 from moediag.judgement.training_table import Curve, curve, side_by_side
-from moediag.protocol import Outcome, Trial, WrapperSpec
+from moediag.protocol import Outcome
 from moediag.result import TrialResult
 from moediag.scenario.catalogue import find
 from moediag.scenario.load import load
@@ -112,10 +112,3 @@ class TestTables:
         for outcome in outcomes(1.0, 3.0).values():
             outcome.write(tmp_path / "unfixed")
         assert training_table.tables(other, [result(other.trials[0].trial.variant)], tmp_path) == ()
-
-    def test_the_kinds_are_those_that_the_worker_runs(self) -> None:
-        pytest.importorskip("torch")
-        from moediag.worker.tasks import trainer
-
-        assert trainer.KINDS == training_table.KINDS
-        assert Trial("t", "s", "v", wrapper=WrapperSpec()).wrapper.kind not in training_table.KINDS

@@ -48,6 +48,29 @@ def test_held_back_and_told(sig: signal.Signals) -> None:
     assert signal.getsignal(sig) == before
 
 
+@pytest.mark.parametrize("sig", signals.ENDING)
+def test_a_signal_that_was_inherited_as_ignored_stays_ignored(sig: signal.Signals) -> None:
+    """As under ``nohup``, or in a background job of a script; the others still interrupt."""
+    others = [other for other in signals.ENDING if other != sig]
+    program = IGNORANT.format(sig=int(sig), others=list(map(int, others)))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: signal.signal(sig, signal.SIG_IGN),
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("goes on\ninterrupted\ninterrupted\n", "")
+
+
+IGNORANT = """
+import os
+from moediag.launch import signals
+for sig in ({sig}, *{others}):
+    try:
+        with signals.as_interrupts(), signals.held() as came:
+            os.kill(os.getpid(), sig)
+        print("interrupted" if came else "goes on")
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
 IMPATIENT = """
 import os, signal, sys
 from moediag.errors import Interrupted

@@ -17,7 +17,7 @@ from moediag.errors import ScenarioError
 from moediag.result import Role, Verdict
 from moediag.scenario import sections
 from moediag.scenario.catalogue import entries, find, folder, names
-from moediag.scenario.checks import known_fixes
+from moediag.scenario.fixes import described, known_fixes
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
 from moediag.scenario.schema import Expectation, json_schema
@@ -30,9 +30,9 @@ PAIRS = [
     # The plan writes `every` out as one entry per rank.
     (sections.StarveSection, protocol.Starve, {"every"}),
     (sections.SkewSection, protocol.SkewSpec, set()),
-    (sections.CostSection, protocol.CostSpec, set()),
-    (sections.ProgramSection, protocol.ProgramSpec, set()),
-    (sections.ResumeSection, protocol.ResumeSpec, set()),
+    (sections.CostSection, protocol.CostTask, set()),
+    (sections.ProgramSection, protocol.ProgramTask, set()),
+    (sections.ResumeSection, protocol.ResumeTask, set()),
     (sections.RecorderSection, protocol.RecorderSpec, set()),
 ]
 
@@ -56,7 +56,7 @@ def test_a_section_has_the_names_and_defaults_of_the_protocol(
     for name, field in section.model_fields.items():
         value = "required" if field.is_required() else field.get_default(call_default_factory=True)
         mine[name] = value.model_dump() if isinstance(value, sections.Section) else value
-    theirs = {field.name: default_of(field) for field in dataclasses.fields(spec)}
+    theirs = {field.name: default_of(field) for field in dataclasses.fields(spec) if field.init}
     assert {k: v for k, v in mine.items() if k not in extra} == theirs
     assert extra <= set(mine)
 
@@ -144,9 +144,21 @@ def test_the_known_fixes_are_the_modules() -> None:
     from moediag.worker import fixes
 
     assert "zero-fill" in known_fixes()
-    for name in known_fixes():
+    for name, fix in known_fixes().items():
         module = fixes.load(name)
+        assert (fix.name, fix.summary, fix.source) == (name, module.SUMMARY, module.SOURCE)
+        assert fix.summary and fix.source
         assert hasattr(module, "before_wrap") or hasattr(module, "after_wrap")
+
+
+def test_a_fix_is_described_by_its_module_and_by_its_variant() -> None:
+    variants = load(find("expert-starvation")).variants
+    touch = known_fixes()["touch"]
+    assert described(variants["touch"]) == (touch.summary, touch.source)
+    summary, source = described(variants["iterate-all"])
+    assert summary == known_fixes()["iterate-all"].summary
+    assert source == "https://github.com/NovaSky-AI/SkyRL/pull/1370"
+    assert described(variants["upgrade"]) == (variants["upgrade"].title, "")  # it has no module
 
 
 def test_expected_verdicts_by_backend() -> None:

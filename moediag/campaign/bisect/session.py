@@ -29,7 +29,7 @@ from moediag.campaign.engine import Display, resumable
 from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import MoediagError
 from moediag.protocol import write_json
-from moediag.result.run_result import RESULT_FILE
+from moediag.result import RESULT_FILE
 from moediag.scenario import devices
 from moediag.stacks import environment
 from moediag.stacks.base import current_base

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers import metrics
 from moediag.diagnosis.numbers.metrics import ALIKE, DIFFER, metric_facts
 from moediag.evidence.model import Evidence

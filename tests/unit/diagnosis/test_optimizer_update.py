@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers.optimizer_update import RATE, UPDATES, WEIGHTS, applied_facts
 from moediag.evidence.model import Evidence
 from moediag.protocol import Applied, GradientError, StepReplicas

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers import expert_holders as held_by
 from moediag.diagnosis.numbers import ownership
 from moediag.diagnosis.numbers.ownership import ownership_facts

@@ -44,7 +44,7 @@ def sides(tmp_path: Path) -> tuple[Side, Side]:
     return Side(tmp_path / "n0", US, store), Side(tmp_path / "n1", THEM, store)
 
 
-def test_what_one_says_the_other_hears(sides: tuple[Side, Side]) -> None:
+def test_a_message_of_one_node_reaches_the_other(sides: tuple[Side, Side]) -> None:
     here, there = sides
     there.says(3)
     assert here.hears() == [(THEM, 3, 0)]
@@ -52,7 +52,9 @@ def test_what_one_says_the_other_hears(sides: tuple[Side, Side]) -> None:
     assert here.hears() == [(THEM, 4, 0)]
 
 
-def test_evidence_comes_to_who_wants_it(sides: tuple[Side, Side], tmp_path: Path) -> None:
+def test_evidence_reaches_the_nodes_that_ask_for_it(
+    sides: tuple[Side, Side], tmp_path: Path
+) -> None:
     here, there = sides
     source = tmp_path / "attempt"
     (source / "capture").mkdir(parents=True)
@@ -68,14 +70,14 @@ def test_evidence_comes_to_who_wants_it(sides: tuple[Side, Side], tmp_path: Path
     assert (tmp_path / "here/capture/rank-1.proc.txt").read_bytes() == b"\xffState"
 
 
-def test_another_job_at_the_same_store_is_another_job(tmp_path: Path) -> None:
+def test_another_job_at_the_same_store_is_separate(tmp_path: Path) -> None:
     store = HashStore()
     here, other = Side(tmp_path / "n0", US, store), Side(tmp_path / "n1", THEM, store, "d" * 32)
     other.says(1)
     assert here.hears() == []
 
 
-def test_what_is_too_much_for_a_store_is_left_out(
+def test_evidence_too_large_for_the_store_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rank-0.pid").write_text("1")
@@ -85,7 +87,7 @@ def test_what_is_too_much_for_a_store_is_left_out(
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "capture/../../out", ".hidden", "a/b"])
-def test_names_that_lead_elsewhere_are_left_out(name: str, tmp_path: Path) -> None:
+def test_paths_outside_the_folder_are_left_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "x").write_text("x")
     (chunk,) = pack(tmp_path / "source")
@@ -94,7 +96,9 @@ def test_names_that_lead_elsewhere_are_left_out(name: str, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compression_bomb_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "x").write_bytes(bytes(10_000))
     chunks = pack(tmp_path / "source")
@@ -103,7 +107,7 @@ def test_a_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list((tmp_path / "into").iterdir())
 
 
-def test_a_store_that_does_not_answer_is_an_error_and_no_silence(
+def test_a_store_that_does_not_answer_is_an_error_not_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A courier that turned once and then ended, as it does when the store is gone."""
@@ -121,6 +125,6 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_silence(
     box.close()
 
 
-def test_a_python_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_python_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), "/in/a/container/python")

@@ -62,7 +62,7 @@ def test_a_section_has_the_names_and_defaults_of_the_protocol(
     assert extra <= set(mine)
 
 
-def test_the_words_are_those_of_results() -> None:
+def test_the_words_match_the_results() -> None:
     assert typing.get_args(sections.VerdictName) == tuple(str(v) for v in Verdict)
     assert typing.get_args(sections.Family) == tuple(FAMILIES)
     assert set(json_schema()["definitions"]["Variant"]["properties"]["role"]["enum"]) == {
@@ -118,7 +118,7 @@ def test_a_shipped_scenario_loads_and_is_named_after_its_file(name: str) -> None
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_scenario_written_out_loads_as_the_same(name: str, tmp_path: Path) -> None:
+def test_a_scenario_written_as_yaml_loads_as_equal(name: str, tmp_path: Path) -> None:
     scenario = load(find(name), ["step.lr=0.01"])
     path = tmp_path / "as-run.yaml"
     path.write_text(scenario.to_yaml(), encoding="utf-8")
@@ -128,7 +128,7 @@ def test_a_scenario_written_out_loads_as_the_same(name: str, tmp_path: Path) -> 
         assert again.merged(variant).model_dump() == scenario.merged(variant).model_dump()
 
 
-def test_the_listing_says_what_is_expected() -> None:
+def test_the_listing_has_the_expected_verdicts() -> None:
     by_name = {entry.name: entry for entry in entries()}
     assert list(by_name) == names()
     assert by_name["expert-starvation"].expected == "collective-mismatch (gloo), hang (nccl)"
@@ -170,7 +170,7 @@ def test_expected_verdicts_by_backend() -> None:
     assert expect({"gloo": "hang"}).verdicts("nccl") == ()
 
 
-def test_a_variant_is_laid_over_field_by_field() -> None:
+def test_a_variant_overrides_field_by_field() -> None:
     scenario = load(find("expert-starvation"))
     merged = scenario.merged("identical-sampler")
     assert merged.skew.batches == "identical"

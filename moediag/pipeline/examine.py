@@ -9,7 +9,7 @@ from pathlib import Path
 
 import moediag
 from moediag import doctor
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence

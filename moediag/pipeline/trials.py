@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 import moediag
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import LaunchError, NodeLost, NoSuchRelease, StackError, UsageError
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch.follow.several_nodes import BROKEN_OFF

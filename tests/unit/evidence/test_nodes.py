@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
 from moediag.evidence.nodes import Part, job_of, merged
 from moediag.evidence.trial_folder import read_trial

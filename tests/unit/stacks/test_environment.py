@@ -214,7 +214,7 @@ def test_no_version_is_the_newest_final_release(index: Index) -> None:
     assert environment.ensure({}).key == stack.key
 
 
-def test_the_second_time_starts_no_uv_and_asks_no_index(
+def test_a_second_run_starts_no_uv_and_asks_no_index(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = environment.ensure({"transformers": "1.0"})
@@ -287,7 +287,7 @@ def test_another_torch_in_the_base_makes_another_environment(index: Index, tmp_p
     assert after.key != before.key
 
 
-def test_remains_of_a_killed_build_are_not_used(index: Index) -> None:
+def test_leftovers_of_a_killed_build_are_not_used(index: Index) -> None:
     key = environment.ensure({"transformers": "1.0"}).key
     store.clean(everything=True)
     half = environment.cache_root() / "envs" / f".building-{key}"
@@ -330,7 +330,7 @@ def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str) -> No
         ("error: something new", "uv failed"),
     ],
 )
-def test_what_uv_says_becomes_a_message(
+def test_errors_of_uv_become_messages(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, expected: str
 ) -> None:
     fake_uv(tmp_path, monkeypatch, message)
@@ -339,7 +339,7 @@ def test_what_uv_says_becomes_a_message(
     assert caught.value.help_text
 
 
-def test_when_nothing_fits_before_the_cutoff_today_counts_and_is_noted(index: Index) -> None:
+def test_without_a_solution_before_the_cutoff_today_is_used_and_noted(index: Index) -> None:
     # accelerate 1.5 is a year younger than the cut-off of transformers 1.1 would be; hub 2.5 too
     with pytest.raises(StackError, match="no set of releases fits"):
         environment.ensure({"transformers": "1.2"})  # needs hub 9, which nobody has
@@ -468,7 +468,7 @@ def test_an_environment_in_use_is_kept(index: Index) -> None:
     assert gone.reason == "" and not stack.python.exists()
 
 
-def test_cleaning_and_asking_again_gives_the_same_releases(index: Index) -> None:
+def test_after_cleaning_the_same_request_gives_the_same_releases(index: Index) -> None:
     first = environment.ensure({"transformers": "1.0"})
     store.clean([first.key])
     INDEX["hub"]["0.6"] = ("2024-01-10", ())  # type: ignore[index]
@@ -515,7 +515,7 @@ def test_bundle_builds_without_any_index(
         environment.ensure({"transformers": "1.1"})
 
 
-def test_bundle_refuses_what_belongs_to_the_other_machine(index: Index, tmp_path: Path) -> None:
+def test_bundle_refuses_torch_and_python_of_the_other_machine(index: Index, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="that machine's torch"):
         offline.make_bundle([{"torch": "2.8.0", "transformers": "1.0"}], "3.12", tmp_path)
     with pytest.raises(UsageError, match=r"write it like 3\.12"):

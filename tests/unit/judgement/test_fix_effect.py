@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from moediag.diagnosis.numbers import optimizer_update
-from moediag.judgement.conclusion import conclusion
+from moediag.judgement.conclusion import conclude
 from moediag.judgement.fix_effect import claim, effect, extent, stage
 from moediag.result import TrialResult
+from moediag.result.verdicts import OF_UPDATE
 from tests.unit.trial_results import changed, trial_result
 
 CHECKPOINT = "crash:CheckpointError:checkpoint.py check_recomputed_tensors_match:several-ranks"
@@ -110,7 +110,7 @@ def test_the_size_of_a_fixs_error_and_its_detector() -> None:
     assert extent(trial("f", "fix", "crash")) == "seen by the exception"
     weights = trial("f", "fix", "wrong-weights", signature="wrong-weights:lost:one-rank")
     assert extent(weights) == "seen by weights against the checkpoint"
-    for name in optimizer_update.NAMES:
+    for name in OF_UPDATE:
         left = changed(weights, signature=f"wrong-weights:{name}:one-rank")
         assert extent(left) == "seen by what the optimizer left against the reference"
     of_inputs = wrong("f", "fix", 0.0)
@@ -189,9 +189,9 @@ def test_claim(trials: list[TrialResult], reproduced: bool | None, said: str) ->
 def test_a_fix_is_compared_with_the_failure_that_it_repairs() -> None:
     silent = wrong("f", "fix", 0.5, "a", "b")
     trials = [LOUD, QUIET, silent, replace(silent, variant="g", repairs="unfixed")]
-    judged = {f.variant: f.effect for f in conclusion(trials).fixes}
+    judged = {f.variant: f.effect for f in conclude(trials).fixes}
     assert judged == {"f": "no effect", "g": "makes it worse"}
-    assert [(c.variant, c.reproduced) for c in conclusion(trials).claims] == [
+    assert [(c.variant, c.reproduced) for c in conclude(trials).claims] == [
         ("unfixed", True),
         ("permuted", True),
     ]

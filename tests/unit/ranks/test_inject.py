@@ -12,6 +12,7 @@ import pytest
 
 from moediag import protocol
 from moediag.launch import watched
+from moediag.ranks import inject
 
 C10D = """
 def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1):
@@ -172,3 +173,10 @@ def test_the_environment_keeps_its_values_and_adds_ours() -> None:
     alone = watched.environment(Path("/run"), "t", watched.JobOptions(), {})
     assert alone["PYTHONPATH"] == str(watched.INJECTED)
     assert "MOEDIAG_GUARD" not in alone
+
+
+def test_the_sitecustomize_spells_names_as_the_protocol_does() -> None:
+    """It imports nothing of moediag, so it has its own copies."""
+    text = (Path(inject.__file__).parent / "path" / "sitecustomize.py").read_text()
+    for name in (protocol.ENV_WATCH, protocol.ENV_PACKAGE, protocol.NOT_RECORDED_FILE):
+        assert f'"{name}"' in text

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from moediag import protocol
 from moediag.launch.nodes import relay as control
 from moediag.launch.nodes.relay import Carried
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse
 from moediag.ranks import relay
-from moediag.ranks.relay import Courier, pack, unpack
+from moediag.ranks.relay import Courier, Names, pack, unpack
 
+NAMES = Names(protocol.PULSE_FILE, protocol.WANT_FILE, protocol.LINK_FILE)
 US, THEM, JOB = "a" * 16, "b" * 16, "c" * 32
 
 
@@ -25,7 +27,7 @@ class Side:
         self.mailbox = Mailbox(folder, job, key)
         self.key = key
         self.mailbox.put(Pulse(key, "h"))
-        self.courier = Courier(store, job, key, folder / job)
+        self.courier = Courier(store, job, key, folder / job, NAMES)
 
     def says(self, seq: int, published: int = 0) -> None:
         self.mailbox.put(Pulse(self.key, "h", seq=seq, published=published))
@@ -61,7 +63,7 @@ def test_evidence_reaches_the_nodes_that_ask_for_it(
     there.mailbox.publish(source, 1)
     there.says(3, published=1)
     assert here.hears() == [(THEM, 3, 0)]  # not wanted, so not here
-    (here.mailbox.own / relay.WANT_FILE).touch()
+    (here.mailbox.own / protocol.WANT_FILE).touch()
     assert here.hears() == [(THEM, 3, 1)]
     here.mailbox.fetch(THEM, 1, tmp_path / "here")
     assert (tmp_path / "here/rank-1.events.jsonl").read_text() == "log " * 400_000
@@ -105,18 +107,13 @@ def test_a_compression_bomb_does_not_fill_the_disk(
     assert not list((tmp_path / "into").iterdir())
 
 
-def test_both_sides_use_the_same_file_names() -> None:
-    assert (relay.LINK_FILE, relay.WANT_FILE) == (control.LINK_FILE, control.WANT_FILE)
-
-
 def test_a_store_that_does_not_answer_is_an_error_not_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A courier that turned once and then ended, as it does when the store is gone."""
     script = tmp_path / "courier.py"
     script.write_text(
-        "import sys, pathlib\n"
-        f"pathlib.Path(sys.argv[5], {relay.LINK_FILE!r}).write_text('{{\"turns\": 1}}')\n"
+        "import sys, pathlib\npathlib.Path(sys.argv[5], sys.argv[9]).write_text('{\"turns\": 1}')\n"
     )
     monkeypatch.setattr(control, "COURIER", script)
     box = Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), sys.executable)

@@ -31,9 +31,8 @@ from packaging.version import Version
 from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.protocol import write_json
 from moediag.stacks import index_pages, releases, resolve, uv
-from moediag.stacks.base import Base, current_base
+from moediag.stacks.base import Base, cache_root, current_base
 from moediag.stacks.construct import normalise
-from moediag.stacks.environment import cache_root
 from moediag.stacks.indexes import IndexConfig, read_config
 from moediag.stacks.resolve import Resolution, Target
 

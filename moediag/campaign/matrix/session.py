@@ -30,8 +30,7 @@ from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
 from moediag.result import wording
-from moediag.stacks.base import current_base
-from moediag.stacks.environment import cache_root
+from moediag.stacks.base import cache_root, current_base
 
 if TYPE_CHECKING:
     from moediag.campaign.matrix.progress import Progress

@@ -24,7 +24,6 @@ from typing import Any
 
 from bench import jobs
 from moediag.errors import MoediagError
-from moediag.evidence import unpickle
 from moediag.pipeline.examine import examine
 from moediag.report import json_view, page
 
@@ -162,8 +161,10 @@ def _write(folder: Path, chance: random.Random, originals: list[dict[str, bytes]
     files = dict(chance.choice(originals))
     for name in chance.sample(sorted(files), chance.randint(1, len(files))):
         data = files[name]
-        for _ in range(chance.choice((1, 1, 2, 5))):
-            data = chance.choice(_DAMAGE)(data, chance)
+        # Values first: it reads the file, which then must not be hostile yet.
+        damage = chance.choices(_DAMAGE, k=chance.choice((1, 1, 2, 5)))
+        for one in sorted(damage, key=lambda one: one is not _retype):
+            data = one(data, chance)
         files[name] = data
     for name, data in files.items():
         if chance.random() > 0.05:  # some ranks leave nothing
@@ -221,9 +222,9 @@ def _retype(data: bytes, chance: random.Random) -> bytes:
     """Replaces some values; the file itself stays valid."""
     is_pickle = data[:1] == b"\x80"
     try:
-        raw = unpickle.loads(data) if is_pickle else json.loads(data)
-    except (ValueError, RecursionError):
-        return data  # damaged before
+        raw = pickle.loads(data) if is_pickle else json.loads(data)  # noqa: S301 - undamaged
+    except ValueError:
+        return data  # a log
     for _ in range(chance.choice((1, 3, 20))):
         raw = _replaced(raw, chance)
     try:

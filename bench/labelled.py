@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, foreign
 from moediag.evidence.sources import Found
 from moediag.result import Verdict

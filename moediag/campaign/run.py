@@ -23,10 +23,11 @@ from moediag.judgement.regressions import with_regressions
 from moediag.judgement.side_by_side import together
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import Reference, TrialOptions, Trials, in_order
+from moediag.protocol import CostTask
 from moediag.result import RunResult, TrialResult, Verdict, wording
 from moediag.result.result_file import trial_from_json
 from moediag.result.run_result import SCENARIO_FILE
-from moediag.scenario.plan import COST, Plan
+from moediag.scenario.plan import Plan
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -164,7 +165,7 @@ class _Run(Strategy[str, TrialResult]):
             return
         now = self.planned[self.wanted(1)[0]].stack
         for planned in map(self.planned.__getitem__, coming):
-            if planned.trial.purpose == COST:
+            if isinstance(planned.trial.task, CostTask):
                 self.ahead.close()
             elif planned.stack != now and not self.trials.warm(planned):
                 self.ahead.build(_label(planned.stack), planned.stack)

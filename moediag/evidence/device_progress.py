@@ -10,7 +10,7 @@ fit nothing is told, and that is said.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,20 +34,34 @@ class Told:
     not_seen: tuple[str, ...] = ()
 
 
-def read(folder: Path, rank: int) -> tuple[Dump | None, tuple[str, ...]]:
-    """The rank's dump: the one that was asked for at the stall, else the one that NCCL's watchdog
-    wrote by itself; and what could not be read."""
-    lost = []
-    for name in (protocol.flight_file(rank), protocol.watchdog_dump(rank)):
-        path = folder / name
-        if not path.is_file():
+@dataclass(slots=True)
+class RankDump:
+    """One rank's dump, if it can be read, and what cannot be."""
+
+    dump: Dump | None = None
+    lost: tuple[str, ...] = ()
+
+
+def read(folder: Path, ranks: Iterable[int]) -> dict[int, RankDump]:
+    """The dump of each rank: the one requested at the stall, else the one NCCL's watchdog wrote."""
+    found = {rank: RankDump() for rank in ranks}
+    files = [
+        (rank, folder / name)
+        for rank in found
+        for name in (protocol.flight_file(rank), protocol.watchdog_dump(rank))
+        if (folder / name).is_file()
+    ]
+    contents = file_loading.loaded([path for _, path in files])
+    for (rank, path), loaded in zip(files, contents, strict=True):
+        of_rank = found[rank]
+        if of_rank.dump is not None:
             continue
-        loaded = file_loading.load(path)
-        if loaded.dump is not None and len(loaded.dump.kind):
-            return loaded.dump, ()
         if loaded.dump is None:
-            lost.append(f"rank {rank}: {name} ({loaded.refused or 'no Flight Recorder dump'})")
-    return None, tuple(lost)
+            reason = loaded.refused or "not a Flight Recorder dump"
+            of_rank.lost += (f"rank {rank}: {path.name} ({reason})",)
+        elif len(loaded.dump.kind):
+            of_rank.dump, of_rank.lost = loaded.dump, ()
+    return found
 
 
 def told(calls: Sequence[Collective], dump: Dump, rank: int) -> Told:

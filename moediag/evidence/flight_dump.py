@@ -292,12 +292,12 @@ class _Reader:
     def kind(self, key: tuple[Any, ...], frames: Any) -> tuple[int, bool]:
         """(number of the kind, whether it is a send or receive)."""
         name, local, desc, numel_in, numel_out, dtype, _ = key
-        found = _NAME.match(name)
+        found = _NAME.match(plain_text(name))
         if found is None:
             raise ValueError(name)
         if found["backend"] and not self.dump.backend:
             self.dump.backend = found["backend"].lower()
-        group = str(local)
+        group = plain_text(local)
         if group not in self.dump.groups:
             self.dump.groups[group] = OwnGroup(_desc(desc))
         op = plain_op(found["op"])
@@ -307,7 +307,9 @@ class _Reader:
             self.dump.places.setdefault(group, int(found["a"]))
         if p2p:
             numel_in, numel_out = (numel_in or numel_out), (numel_out or numel_in)
-        kind = Kind(group, op, numel_in, numel_out, plain_dtype(dtype), self.site(frames), peer)
+        kind = Kind(
+            group, op, numel_in, numel_out, plain_dtype(plain_text(dtype)), self.site(frames), peer
+        )
         return self.intern(kind), p2p
 
     def intern(self, kind: Kind) -> int:

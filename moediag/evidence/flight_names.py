@@ -53,5 +53,8 @@ def plain_dtype(name: str) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Text or a number; "" for anything else."""
-    return value if isinstance(value, str) else str(value) if type(value) is int else ""
+    """Printable text of a text or a number; "" for anything else."""
+    if isinstance(value, str):
+        # A lone surrogate cannot be written to any file or terminal.
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return str(value) if type(value) is int else ""

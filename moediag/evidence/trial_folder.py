@@ -46,6 +46,7 @@ def _read(folder: Path) -> Evidence:
             f"{folder}: no such folder", "Give a trial's folder inside a run directory."
         )
     trial = _json(folder / protocol.TRIAL_FILE)
+    task = protocol.task_fields(trial)
     launch = exits.read_launch(folder / LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size")
@@ -56,9 +57,13 @@ def _read(folder: Path) -> Evidence:
     }
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
+    dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
     # A rank that died before it recorded any runs the same installation as the others.
     libraries = next((log.libraries for log in logs.values() if log.libraries), ())
-    ranks = {rank: _rank(folder, log, launch, libraries) for rank, log in logs.items()}
+    ranks = {
+        rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)))
+        for rank, log in logs.items()
+    }
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
     return Evidence(
         world_size=world_size,
@@ -69,10 +74,10 @@ def _read(folder: Path) -> Evidence:
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
         deaths=launch.deaths,
-        program=str((trial.get("program") or {}).get("name", "")),
+        program=str(task.get("name", "")) if task["kind"] == "program" else "",
         not_seen=launch.not_seen,
         oom_kills=launch.oom_kills,
-        watched=trial.get("purpose") == "watch",
+        watched=task["kind"] == "watch",
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
     )
@@ -104,7 +109,11 @@ def _layout(value: Any) -> dict[str, int]:
 
 
 def _rank(
-    folder: Path, log: RankLog, launch: exits.LaunchFacts, libraries: tuple[str, ...]
+    folder: Path,
+    log: RankLog,
+    launch: exits.LaunchFacts,
+    libraries: tuple[str, ...],
+    told: device_progress.Told,
 ) -> RankEvidence:
     rank = log.rank
     libraries = log.libraries or libraries
@@ -113,7 +122,6 @@ def _rank(
     error = log.error or exits.read_error_file(folder / protocol.error_file(rank), libraries)
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
-    told = _device(folder, log)
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
@@ -142,16 +150,17 @@ def _rank(
     )
 
 
-def _device(folder: Path, log: RankLog) -> device_progress.Told:
+def _has_device(log: RankLog) -> bool:
+    """Whether a device runs the rank's calls: torch's Flight Recorder knows more of these."""
+    return any(group.backend not in ("", "gloo") for group in log.groups.values())
+
+
+def _device(log: RankLog, read: device_progress.RankDump | None) -> device_progress.Told:
     """The rank's calls with what torch's Flight Recorder knows of them."""
     calls = tuple(log.collectives)
-    if all(group.backend in ("", "gloo") for group in log.groups.values()):
-        return device_progress.Told(calls)
-    dump, lost = device_progress.read(folder, log.rank)
-    if dump is None:
-        return device_progress.Told(calls, not_seen=lost)
-    told = device_progress.told(calls, dump, log.rank)
-    return replace(told, not_seen=(*lost, *told.not_seen))
+    if read is None or read.dump is None:
+        return device_progress.Told(calls, not_seen=read.lost if read is not None else ())
+    return device_progress.told(calls, read.dump, log.rank)
 
 
 def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collective, ...]:

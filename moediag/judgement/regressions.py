@@ -28,8 +28,8 @@ def _question(planned: PlannedTrial) -> tuple[object, ...]:
     """What a trial asks, whatever the fix."""
     trial = planned.trial
     stack = tuple(sorted(planned.stack.items()))
-    how = (trial.model, trial.wrapper, trial.step, trial.skew, trial.program)
-    return (trial.purpose, planned.reference_key, *map(repr, how), stack)
+    how = (trial.model, trial.wrapper, trial.step, trial.skew, trial.task)
+    return (planned.reference_key, *map(repr, how), stack)
 
 
 def _noted(

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from moediag.protocol import Outcome, outcome_file
+from moediag.protocol import CostTask, Outcome, outcome_file
 from moediag.result import Role, TrialResult, Verdict
 from moediag.scenario.plan import COST, Plan, PlannedTrial
 
@@ -44,7 +44,7 @@ def with_ratios(
     """``results`` less the cost trial's own row, with its ratios filled in where a trial ran the
     same code on the same stack. A cost trial proves nothing about right and wrong: one that failed
     is a note on the unfixed trial."""
-    trial = next((p for p in plan.trials if p.trial.purpose == COST), None)
+    trial = next((p for p in plan.trials if isinstance(p.trial.task, CostTask)), None)
     if trial is None:
         return tuple(results)
     own = next((r for r in results if r.variant == COST), None)

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moediag.protocol import Outcome, outcome_file
+from moediag.protocol import Outcome, TrainerTask, outcome_file
 from moediag.result import Cell, Table, TrialResult
 from moediag.scenario.plan import Plan
 
-KINDS = ("trainer", "trl")  # wrappers whose variants are training runs
 _APART = 1e-3  # two references differ where any number of theirs does by more than this share
 
 
@@ -34,8 +33,8 @@ class Curve:
 
 def tables(plan: Plan, trials: Sequence[TrialResult], folder: Path) -> tuple[Table, ...]:
     """Of the run in ``folder``; none for a scenario that trains by no Trainer."""
-    kinds = {planned.trial.variant: planned.trial.wrapper.kind for planned in plan.trials}
-    runs = [t for t in trials if kinds.get(t.variant) in KINDS and t.repeat == 0]
+    trained = {p.trial.variant for p in plan.trials if isinstance(p.trial.task, TrainerTask)}
+    runs = [t for t in trials if t.variant in trained and t.repeat == 0]
     curves = [curve(t, _outcomes(t, folder)) for t in runs]
     return side_by_side(curves)
 

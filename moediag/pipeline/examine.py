@@ -9,14 +9,14 @@ from pathlib import Path
 
 import moediag
 from moediag import doctor
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.evidence.nodes import job_of
 from moediag.evidence.trial_folder import read_trial
 from moediag.pipeline import rows
-from moediag.protocol import TRIAL_FILE, Trial
+from moediag.protocol import TRIAL_FILE, CostTask, ReferenceTask, Trial
 from moediag.report.trace import Traced, traced
 from moediag.result import Conclusion, RunResult, TrialResult
 
@@ -24,6 +24,7 @@ HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
     "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
 )
+_NOT_JUDGED = (ReferenceTask, CostTask)
 _SHOWN = 4  # refused files that an error names
 
 
@@ -79,7 +80,7 @@ def trial_folders(path: Path) -> list[Path]:
     if (path / TRIAL_FILE).is_file():
         return [path]
     found = [file.parent for file in sorted(path.glob(f"*/{TRIAL_FILE}"))]
-    judged = [folder for folder in found if _trial(folder).purpose not in ("reference", "cost")]
+    judged = [folder for folder in found if not isinstance(_trial(folder).task, _NOT_JUDGED)]
     if found and not judged:
         raise EvidenceError(f"{path} holds no trial that ran the step under test", HELP)
     if not found and next(path.glob(f"*/*/{TRIAL_FILE}"), None) is not None:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 
 import moediag
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import LaunchError, NodeLost, NoSuchRelease, StackError, UsageError
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch.base import Launcher
@@ -26,9 +26,9 @@ from moediag.launch.nodes.rendezvous import Meeting
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.pipeline import rows
 from moediag.pipeline.observer import Observer, glance
-from moediag.protocol import Outcome, outcome_file, output_file
+from moediag.protocol import CostTask, Outcome, ReferenceTask, ResumeTask, outcome_file, output_file
 from moediag.result import Seconds, TrialResult, Verdict, wording
-from moediag.scenario.plan import COST, Plan, PlannedTrial
+from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
@@ -75,7 +75,7 @@ def in_order(plan: Plan) -> list[PlannedTrial]:
     when no other host is importing."""
     groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[PlannedTrial]] = {}
     for planned in plan.trials:
-        late = planned.trial.purpose == COST
+        late = isinstance(planned.trial.task, CostTask)
         groups.setdefault((late, _request(planned)), []).append(planned)
     return [p for key in sorted(groups, key=lambda key: key[0]) for p in groups[key]]
 
@@ -155,7 +155,7 @@ class Trials:
         options = self.launch_options
         if options.nnodes == 1 or options.shared is None:
             return
-        if any(planned.trial.resume is not None for planned in self.plan.trials):
+        if any(isinstance(planned.trial.task, ResumeTask) for planned in self.plan.trials):
             raise UsageError(
                 f"{self.plan.scenario.name} reads a checkpoint that all ranks have saved into one "
                 "folder: it runs on one node",
@@ -265,7 +265,7 @@ class Trials:
         trial = dataclasses.replace(
             planned.trial,
             name=name,
-            purpose="reference",
+            task=ReferenceTask(),
             fix=None,
             record=False,
             reference_path=str(path),

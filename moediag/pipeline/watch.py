@@ -32,7 +32,7 @@ from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.run_folder import run_folder
-from moediag.protocol import Trial
+from moediag.protocol import Trial, WatchTask
 from moediag.report.finding import FAILURES
 from moediag.result import Conclusion, RunResult, Seconds, TrialResult
 
@@ -243,7 +243,7 @@ class _Watch:
         size = size or len(list(folder.glob("rank-*.pid")))
         variant = "watched" if folder.name == protocol.attempt_folder(0) else folder.name
         return Trial(
-            name=folder.name, scenario=self.name, variant=variant, purpose="watch",
+            name=folder.name, scenario=self.name, variant=variant, task=WatchTask(),
             world_size=size, backend="", launcher="",
         )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """What crosses from the control side to the ranks, and the files the ranks leave behind.
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
-``trial``, what a rank is given; ``programs``, steps of another kind; ``outcome``, what it measured;
-``user_code``, which frames are the user's own.
+``trial``, ``specs`` and ``tasks``, what a rank is given; ``programs``, steps of another kind;
+``outcome``, what it measured; ``user_code``, which frames are the user's own.
 The only package that both sides import, so: standard library only, Python >= 3.9.
 A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
 (one JSON object a line, written with a single ``write`` so that a killed rank loses
@@ -74,27 +74,35 @@ from moediag.protocol.process_start import (
 )
 from moediag.protocol.programs import (
     PROGRAMS,
-    ProgramSpec,
     program_options,
+)
+from moediag.protocol.specs import (
+    ModelSpec,
+    RecorderSpec,
+    SkewSpec,
+    Starve,
+    StepSpec,
+    WrapperSpec,
 )
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
     write_json,
     write_text,
 )
-from moediag.protocol.trial import (
-    REFERENCE,
-    SUSCEPTIBILITY,
-    CostSpec,
-    ModelSpec,
-    RecorderSpec,
-    ResumeSpec,
-    SkewSpec,
-    Starve,
-    StepSpec,
-    Trial,
-    WrapperSpec,
+from moediag.protocol.tasks import (
+    TRAINER_KINDS,
+    CostTask,
+    ProgramTask,
+    ReferenceTask,
+    ResumeTask,
+    StepTask,
+    SusceptibilityTask,
+    Task,
+    TrainerTask,
+    WatchTask,
+    task_fields,
 )
+from moediag.protocol.trial import Trial
 from moediag.protocol.user_code import (
     in_libraries,
     innermost_user,
@@ -123,16 +131,15 @@ __all__ = [
     "NOT_RECORDED_FILE",
     "OPS",
     "PROGRAMS",
-    "REFERENCE",
     "RELEASE_FILE",
     "SCHEMA_VERSION",
-    "SUSCEPTIBILITY",
     "SUSCEPTIBILITY_FILE",
+    "TRAINER_KINDS",
     "TRIAL_FILE",
     "WATCHDOG_DUMPS",
     "WATCHDOG_PIPES",
     "Applied",
-    "CostSpec",
+    "CostTask",
     "ExpertRows",
     "GradientError",
     "Heartbeat",
@@ -140,11 +147,12 @@ __all__ = [
     "Multiple",
     "Outcome",
     "OutcomeTable",
-    "ProgramSpec",
+    "ProgramTask",
     "RecorderSpec",
+    "ReferenceTask",
     "Replica",
     "ResumeOutcome",
-    "ResumeSpec",
+    "ResumeTask",
     "Sketch",
     "SkewSpec",
     "Starve",
@@ -152,8 +160,13 @@ __all__ = [
     "StepNumbers",
     "StepReplicas",
     "StepSpec",
+    "StepTask",
     "Susceptibility",
+    "SusceptibilityTask",
+    "Task",
+    "TrainerTask",
     "Trial",
+    "WatchTask",
     "WrapperSpec",
     "attempt_folder",
     "dump_request_file",
@@ -174,6 +187,7 @@ __all__ = [
     "stacks_file",
     "start_time",
     "stat_fields",
+    "task_fields",
     "watchdog_dump",
     "write_json",
     "write_text",

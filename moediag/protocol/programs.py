@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Dict
 
 # Name -> option -> default; a tuple lists what an option of text may be, its default first.
 PROGRAMS: Dict[str, Dict[str, Any]] = {
     # One MoE block under tensor parallelism. expert_tp: routed experts are cut over the tp ranks
     # (tp) or whole on each (1); scores: routing scores scale what comes out of the experts (after)
-    # or what goes in (before); fix: see worker.tp_router.plans.
+    # or what goes in (before); fix: see moediag.worker.programs.router_block.plans.
     "tp-router": {
         "block": ("look-alike", "torchtitan"),
         "tensor_parallel": True,
@@ -116,11 +115,3 @@ def program_options(name: str, given: Dict[str, Any]) -> Dict[str, Any]:
             raise ValueError(f"{option}: {value!r}, but a {type(may).__name__} belongs there")
         values[option] = value
     return values
-
-
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A program of moediag.worker.programs in place of the training step of a whole model."""
-
-    name: str = ""
-    options: Dict[str, Any] = field(default_factory=dict)  # see PROGRAMS

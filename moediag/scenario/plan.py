@@ -15,14 +15,18 @@ from typing import Any
 from moediag.axes import AXES, WORLD, Layout
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.protocol import (
-    CostSpec,
+    TRAINER_KINDS,
+    CostTask,
     ModelSpec,
-    ProgramSpec,
+    ProgramTask,
     RecorderSpec,
-    ResumeSpec,
+    ResumeTask,
     SkewSpec,
     Starve,
     StepSpec,
+    StepTask,
+    Task,
+    TrainerTask,
     Trial,
     WrapperSpec,
     program_options,
@@ -30,10 +34,10 @@ from moediag.protocol import (
 from moediag.scenario import devices
 from moediag.scenario.fixes import described
 from moediag.scenario.schema import Expectation, Scenario
-from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, WrapperSection
+from moediag.scenario.sections import CostSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
 
-COST = "cost"  # name, variant and purpose of the trial that times the fixes
+COST = "cost"  # name and variant of the trial that times the fixes
 BACKENDS = {name: kind.backend for name, kind in devices.DEVICES.items()}
 # Fields of StepSpec that change how a step is computed, not its correct result.
 _HOW = (
@@ -149,13 +153,11 @@ class _Build:
         self._check_ranks(name, merged)
         # No variant's name contains a dot, so no other trial can have this name.
         trial = self._trial(merged, name if repeat == 0 else f"{name}.{repeat + 1}", name)
-        resume = None if merged.resume is None else ResumeSpec(**merged.resume.model_dump())
-        trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, resume=resume)
+        task = _task(merged)
+        trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, task=task)
         stack = dict(merged.stack)
-        program = _program(merged.program)
-        trial = dataclasses.replace(trial, program=program)
         # A program computes its own reference.
-        key = None if program else reference_key(trial, stack)
+        key = None if isinstance(task, ProgramTask) else reference_key(trial, stack)
         return PlannedTrial(
             trial,
             stack,
@@ -186,9 +188,8 @@ class _Build:
             dataclasses.replace(
                 trial,
                 role="control",
-                purpose="cost",
                 skew=SkewSpec(),
-                cost=_cost(section, section.fixes or list(own)),
+                task=_cost(section, section.fixes or list(own)),
             ),
             dict(self.scenario.stack),
         )
@@ -227,11 +228,14 @@ class _Build:
                 )
 
 
-def _program(section: ProgramSection | None) -> ProgramSpec | None:
-    """Returns the program with every option filled in."""
-    if section is None:
-        return None
-    return ProgramSpec(section.name, program_options(section.name, section.options))
+def _task(merged: Scenario) -> Task:
+    """What a variant's trial does; every option of a program is written out."""
+    program, resume = merged.program, merged.resume
+    if program is not None:
+        return ProgramTask(program.name, program_options(program.name, program.options))
+    if resume is not None:
+        return ResumeTask(**resume.model_dump())
+    return TrainerTask() if merged.wrapper.kind in TRAINER_KINDS else StepTask()
 
 
 def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int) -> WrapperSpec:
@@ -257,9 +261,9 @@ def _skew(section: SkewSection, world_size: int) -> SkewSpec:
     return SkewSpec(starve, section.batches, section.routing)
 
 
-def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
+def _cost(section: CostSection, fixes: Sequence[str]) -> CostTask:
     values: dict[str, Any] = section.model_dump(exclude={"model", "fixes"})
-    return CostSpec(fixes=list(fixes), model=ModelSpec(**section.model.model_dump()), **values)
+    return CostTask(fixes=list(fixes), model=ModelSpec(**section.model.model_dump()), **values)
 
 
 def _layout_decides_batches(trial: Trial) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Optional
 
 import torch
 
-from moediag.protocol import Outcome, Trial
+from moediag.protocol import Outcome, ProgramTask, Trial
 from moediag.worker.measure import replicas
 from moediag.worker.models.skew import RouterSkew
 from moediag.worker.versions import versions
@@ -49,8 +49,8 @@ class Collector:
     @property
     def options(self) -> Dict[str, Any]:
         """The options of the trial's program, every one of them."""
-        assert self.trial.program is not None
-        return self.trial.program.options
+        assert isinstance(self.trial.task, ProgramTask)
+        return self.trial.task.options
 
     def set(self, **fields: Any) -> None:
         """Replaces fields of ``measured``."""

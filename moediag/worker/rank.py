@@ -5,9 +5,21 @@ from __future__ import annotations
 import datetime
 import os
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
-from moediag.protocol import ENV_GUARD, ENV_GUARD_TIMEOUT, SUSCEPTIBILITY, Outcome, Trial
+from moediag.protocol import (
+    ENV_GUARD,
+    ENV_GUARD_TIMEOUT,
+    CostTask,
+    Outcome,
+    ProgramTask,
+    ReferenceTask,
+    ResumeTask,
+    StepTask,
+    SusceptibilityTask,
+    TrainerTask,
+    Trial,
+)
 
 
 def main(trial_path: str) -> None:
@@ -18,14 +30,8 @@ def main(trial_path: str) -> None:
     trial = Trial.read(trial_path)
     folder = Path(trial_path).parent
     torch.set_num_threads(1)
-    if trial.purpose == "reference":
-        _reference(trial, folder)
-    elif trial.purpose == SUSCEPTIBILITY:
-        from moediag.worker.tasks import susceptibility
-
-        susceptibility.run(trial).write(folder)
-    else:
-        _distributed(trial, folder)
+    alone = {ReferenceTask: _reference, SusceptibilityTask: _susceptibility}
+    alone.get(type(trial.task), _distributed)(trial, folder)
 
 
 def _reference(trial: Trial, folder: Path) -> None:
@@ -42,6 +48,12 @@ def _reference(trial: Trial, folder: Path) -> None:
     except NotApplicable as reason:
         outcome = collector.outcome(reason)
     outcome.write(folder)
+
+
+def _susceptibility(trial: Trial, folder: Path) -> None:
+    from moediag.worker.tasks import susceptibility
+
+    susceptibility.run(trial).write(folder)
 
 
 def _distributed(trial: Trial, folder: Path) -> None:
@@ -97,6 +109,13 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     from moediag.worker.not_applicable import NotApplicable
     from moediag.worker.tasks import cost, resume, step, trainer
 
+    tasks: Dict[type, Callable[[Collector], None]] = {
+        StepTask: step.run,
+        TrainerTask: trainer.run,
+        ResumeTask: resume.run,
+        ProgramTask: programs.run,
+        CostTask: cost.run,
+    }
     device = gpu.device(trial)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -105,16 +124,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     dist.init_process_group(trial.backend, timeout=timeout)
     collector = Collector(trial, rank, device, recorder)
     try:
-        if trial.purpose == "cost":
-            cost.run(collector)
-        elif trial.program is not None:
-            programs.load(trial.program.name).run(collector)
-        elif trial.resume is not None:
-            resume.run(collector)
-        elif trial.wrapper.kind in trainer.KINDS:
-            trainer.run(collector)
-        else:
-            step.run(collector)
+        tasks[type(trial.task)](collector)
     except NotApplicable as reason:
         return collector.outcome(reason)
     finally:

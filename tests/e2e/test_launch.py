@@ -22,7 +22,7 @@ from moediag.launch.base import Launcher
 from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
-from moediag.protocol import Trial
+from moediag.protocol import ReferenceTask, Trial
 
 pytestmark = pytest.mark.e2e
 
@@ -202,13 +202,13 @@ def test_ranks_that_ignore_signals_are_ended_with_their_children(
 
 
 def test_a_reference_is_one_rank(both: Launcher, tmp_path: Path) -> None:
-    record = both.run(trial("reference", purpose="reference", world_size=4), tmp_path / "t")
+    record = both.run(trial("reference", task=ReferenceTask(), world_size=4), tmp_path / "t")
     assert record.exits == {0: OK}
     assert json.loads((tmp_path / "t" / "reference.json").read_text()) == "1"
 
 
 def test_a_failing_reference_has_its_exit_and_error(forks: Launcher, tmp_path: Path) -> None:
-    record = forks.run(trial("early-exit", purpose="reference"), tmp_path / "t")
+    record = forks.run(trial("early-exit", task=ReferenceTask()), tmp_path / "t")
     assert record.exits == {0: ExitStatus(code=1)}
     assert (tmp_path / "t" / protocol.error_file(0)).exists()
 

@@ -1,0 +1,1 @@
+"""Which ranks diverged, and which decisions and nodes explain it."""

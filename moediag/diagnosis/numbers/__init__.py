@@ -1,0 +1,1 @@
+"""What ranks measured, against the single-process reference and against each other."""

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moediag.diagnosis.numbers.gradients import number
-from moediag.diagnosis.words.cause import listed
 from moediag.evidence.model import Evidence
 from moediag.protocol import Applied
-from moediag.result.wording import error_size, plural, ranks
+from moediag.result.wording import error_size, listed, plural, ranks
 
 WEIGHTS, RATE, UPDATES = "weights after the step", "learning rate", "updates"
 NAMES = (WEIGHTS, RATE, UPDATES)

@@ -18,7 +18,7 @@ from moediag.diagnosis.numbers.expert_holders import (
 )
 from moediag.evidence.model import Evidence, HeldWeights
 from moediag.protocol import ExpertRows
-from moediag.result.wording import compact, plural, ranks
+from moediag.result.wording import listed, plural, ranks
 
 # moment -> how a sentence begins
 WHEN = {"loaded": "After loading", "prepared": "After sharding", "resumed": "After resuming"}
@@ -273,12 +273,10 @@ def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFa
     if not unequal:
         return seen
     where = tuple(sorted({rank for who in unequal.values() for rank in who}))
-    names = compact(unequal)
-    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return OwnershipFacts(
         pattern=OTHER_WEIGHTS,
         text=f"{WHEN[seen.when]} {plural(len(unequal), 'parameter')} on {ranks(where)} "
-        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {some}.",
+        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {listed(unequal)}.",
         when=seen.when,
         parameters=tuple(unequal),
         ranks=where,

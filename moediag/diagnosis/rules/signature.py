@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 
 from moediag.diagnosis.blame.culprits import Blame
-from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.result import Verdict
 

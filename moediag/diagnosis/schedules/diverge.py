@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.align import Aligned, Channel, Schedule
 from moediag.diagnosis.schedules.device_frontier import standing

@@ -1,0 +1,1 @@
+"""Facts in words and tables, in the names of the user's own model."""

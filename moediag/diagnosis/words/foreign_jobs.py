@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.schedules.align import lost_prefix, was_recorded
 from moediag.diagnosis.schedules.stuck_calls import Frontier
-from moediag.diagnosis.words import cause
+from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Evidence
 from moediag.result.wording import plural, ranks
 
@@ -21,7 +21,7 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
     if found.call is None or found.group is None:
         return "All ranks wait in communication, and only their stacks were seen."
     call, group = found.call, found.group
-    what = f"{cause.describe(call)} on {group.label} (call {call.position} of that group)"
+    what = f"{describe(call)} on {group.label} (call {call.position} of that group)"
     if found.basis == "unseen":
         text = f"Every rank that was seen has issued {what} and it does not complete. "
         text += f"Of {ranks(found.unseen)}, who must take part, nothing was found: gone, or not "

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules.align import Aligned, Schedule, was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.words.cause import describe
+from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Collective, Evidence, RankEvidence
 from moediag.result import Lane, LaneCell, RankState, SideBySide
 

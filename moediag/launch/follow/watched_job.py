@@ -62,7 +62,9 @@ class JobSupervisor(Supervisor):
         shared: Path | None = None,
     ) -> None:
         folder = run_folder / protocol.attempt_folder(attempt)
-        trial = protocol.Trial("job", "job", "watched", purpose="watch", timeout=float("inf"))
+        trial = protocol.Trial(
+            "job", "job", "watched", task=protocol.WatchTask(), timeout=float("inf")
+        )
         super().__init__(running, trial, folder, 0, options, on_progress)
         self.backend = ""  # nobody told; the ranks' logs may
         self.again = False

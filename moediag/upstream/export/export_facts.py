@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from moediag.axes import DP_SHARD, EP, Layout
 from moediag.families import FAMILIES
-from moediag.protocol import StepSpec, Trial
+from moediag.protocol import ProgramTask, StepSpec, StepTask, TrainerTask, Trial
 from moediag.scenario.plan import PlannedTrial
 
 FIXES = ("set-reduce-scatter-unused-params", "touch")
@@ -104,15 +104,13 @@ def unsupported(planned: PlannedTrial) -> Iterator[str]:
     """What of the trial no exported file can do, in the scenario's own words."""
     trial = planned.trial
     wrapper, step = trial.wrapper, trial.step
-    if trial.program is not None:
-        yield f"program {trial.program.name}"
-    if trial.resume is not None:
-        yield "resume"
-    if trial.purpose != "step":
-        yield f"purpose {trial.purpose}"
+    if isinstance(trial.task, ProgramTask):
+        yield f"program {trial.task.name}"
+    elif not isinstance(trial.task, (StepTask, TrainerTask)):
+        yield trial.task.kind
     checkpoint = trial.model.source == "checkpoint"
     kinds = ("fsdp2", "accelerate", "transformers") if checkpoint else ("fsdp2", "ddp")
-    if trial.program is None and wrapper.kind not in kinds:
+    if not isinstance(trial.task, ProgramTask) and wrapper.kind not in kinds:
         yield f"wrapper.kind {wrapper.kind}"
     if wrapper.ignore_experts:
         yield "wrapper.ignore_experts"

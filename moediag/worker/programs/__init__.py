@@ -12,7 +12,16 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from moediag.protocol import ProgramTask
+from moediag.worker.collector import Collector
+
 
 def load(name: str) -> ModuleType:
     """The module of program ``name`` (kebab-case). Raises ImportError for an unknown name."""
     return importlib.import_module(f"moediag.worker.programs.{name.replace('-', '_')}")
+
+
+def run(collector: Collector) -> None:
+    """Runs the trial's program. Collective."""
+    assert isinstance(collector.trial.task, ProgramTask)
+    load(collector.trial.task.name).run(collector)

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import _init_utils, _wrap_utils
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from moediag.axes import DP_SHARD, EP
+from moediag.protocol import ProgramTask
 from moediag.worker.collector import Collector
 from moediag.worker.programs import _meshes
 from moediag.worker.shard import dispatch
@@ -39,8 +40,8 @@ class Nested(FSDP1):
     """The options ``wrap`` and ``divide`` of the trial's program."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        assert self.trial.program is not None
-        self.options = self.trial.program.options
+        assert isinstance(self.trial.task, ProgramTask)
+        self.options = self.trial.task.options
         mesh = _meshes.mesh(self.trial)
         self.ep = mesh.size(1)
         self.rows = dispatch.divide(self.anatomy, mesh.get_group(str(EP)))

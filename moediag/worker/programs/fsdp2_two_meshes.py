@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from moediag.axes import DP_SHARD, EP
+from moediag.protocol import ProgramTask
 from moediag.worker.collector import Collector
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import _meshes
@@ -32,8 +33,8 @@ class TwoMeshes(Wrapped):
     local row is."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        assert self.trial.program is not None
-        self.options = self.trial.program.options
+        assert isinstance(self.trial.task, ProgramTask)
+        self.options = self.trial.task.options
         if fsdp2_internals.sums_for_means(self.trial.backend):
             raise NotApplicable("FSDP2 on gloo needs torch >= 2.9")
         device = "cuda" if self.trial.on_gpu else "cpu"

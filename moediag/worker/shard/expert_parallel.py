@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moediag.axes import DP_SHARD, EP, TP, Axis, Layout
-from moediag.protocol import Trial
+from moediag.protocol import ResumeTask, Trial
 from moediag.worker.models import checkpoint
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals, optimizers, placement
@@ -192,9 +192,9 @@ def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: s
 
 def _saved_as(trial: Trial) -> Dict[str, str]:
     """The state dict type that save_state is to write; the plugin's own choice without a save."""
-    if trial.resume is None:
+    if not isinstance(trial.task, ResumeTask):
         return {}
-    return {"state_dict_type": f"{trial.resume.state_dict.upper()}_STATE_DICT"}
+    return {"state_dict_type": f"{trial.task.state_dict.upper()}_STATE_DICT"}
 
 
 _ALONE = "transformers"

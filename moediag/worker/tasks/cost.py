@@ -10,7 +10,7 @@ import dataclasses
 import time
 from typing import Dict, List
 
-from moediag.protocol import SkewSpec
+from moediag.protocol import CostTask, SkewSpec
 from moediag.worker import preparation, training
 from moediag.worker.collector import Collector
 from moediag.worker.not_applicable import NotApplicable
@@ -18,23 +18,19 @@ from moediag.worker.shard.wrapped import Wrapped, synchronize
 
 
 def run(collector: Collector) -> None:
-    """Fills ``Outcome.cost``: by fix name ("" unfixed, "again" the same) the seconds of each round.
-    Raises ValueError when the trial has no ``cost`` section."""
-    trial, device = collector.trial, collector.device
-    if trial.cost is None:
-        raise ValueError("a cost trial needs a cost section")
+    """Fills ``Outcome.cost``: fix name ("" unfixed, "again" the same) -> seconds of each round."""
+    trial, task, device = collector.trial, collector.trial.task, collector.device
+    assert isinstance(task, CostTask)
     healthy = dataclasses.replace(
         trial,
-        model=trial.cost.model,
+        model=task.model,
         # Deep random models route unevenly: equal batches keep the unfixed step healthy too.
         skew=SkewSpec(batches="identical"),
-        step=dataclasses.replace(
-            trial.step, batch=trial.cost.batch, seq_len=trial.cost.seq_len, accumulate=1
-        ),
+        step=dataclasses.replace(trial.step, batch=task.batch, seq_len=task.seq_len, accumulate=1),
         reference_path=None,
     )
     candidates: Dict[str, Wrapped] = {}
-    for fix in ["", *trial.cost.fixes]:
+    for fix in ["", *task.fixes]:
         try:
             fixed = dataclasses.replace(healthy, fix=fix or None)
             candidates[fix] = preparation.prepare(fixed, device)
@@ -44,7 +40,7 @@ def run(collector: Collector) -> None:
     candidates["again"] = candidates[""]
     seconds: Dict[str, List[float]] = {fix: [] for fix in candidates}
     # Round 0 warms caches and lazy imports and is not counted.
-    for number in range(trial.cost.rounds + 1):
+    for number in range(task.rounds + 1):
         # Another one goes first in each round: nobody always follows the same neighbour.
         order = list(candidates)
         order = order[number % len(order) :] + order[: number % len(order)]
@@ -56,4 +52,4 @@ def run(collector: Collector) -> None:
             synchronize()
             if number:
                 seconds[fix].append(time.perf_counter() - began)
-    collector.set(cost=seconds, steps_done=trial.cost.rounds)
+    collector.set(cost=seconds, steps_done=task.rounds)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from moediag import protocol
-from moediag.protocol import ExpertRows, ResumeOutcome, StepNumbers, Trial
+from moediag.protocol import ExpertRows, ResumeOutcome, ResumeTask, StepNumbers, Trial
 from moediag.worker import preparation, training
 from moediag.worker.collector import Collector
 from moediag.worker.measure import ownership, reference, training_state
@@ -65,18 +65,17 @@ class _Training:
 
 def run(collector: Collector) -> None:
     """Collective. The saved state lies in the trial's folder until it is loaded; when a rank
-    fails it stays there. Raises NotApplicable, ValueError without a ``resume`` section, and what
-    saving and loading raise: that is what the trial is there to find out."""
+    fails it stays there. Raises NotApplicable, and what saving and loading raise: that is what the
+    trial is there to find out."""
     trial, recorder = collector.trial, collector.recorder
-    spec = trial.resume
-    if spec is None:
-        raise ValueError("a resume trial needs a resume section")
-    way = way_of(spec)
+    task = trial.task
+    assert isinstance(task, ResumeTask)
+    way = way_of(task)
     if trial.step.fill_uninitialized:
         preparation.fill_uninitialized()
     expected = reference.load(trial.reference_path) if trial.reference_path else None
     weights = preparation.Weights(trial, recorder, expected)
-    steps, after = trial.step.steps, spec.after
+    steps, after = trial.step.steps, task.after
 
     recorder.phase(f"all {steps} steps in one go")
     straight = _Training(collector, trial, weights.told)
@@ -109,7 +108,7 @@ def run(collector: Collector) -> None:
         losses=straight.losses,
         gradient_norms=straight.norms,
         resume=ResumeOutcome(
-            through=spec.through,
+            through=task.through,
             after=after,
             straight=straight.numbers,
             again=again.numbers,

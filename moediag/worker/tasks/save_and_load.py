@@ -12,7 +12,7 @@ from typing import Any, Dict, Type
 import torch
 import torch.distributed as dist
 
-from moediag.protocol import ResumeSpec, Trial
+from moediag.protocol import ResumeTask, Trial
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped
 
@@ -20,8 +20,8 @@ from moediag.worker.shard.wrapped import Wrapped
 class Way:
     """All methods but ``check`` and ``source`` are collective: every rank calls them."""
 
-    def __init__(self, spec: ResumeSpec) -> None:
-        self.spec = spec
+    def __init__(self, task: ResumeTask) -> None:
+        self.task = task
 
     def check(self, wrapped: Wrapped) -> None:
         """Raises NotApplicable where ``wrapped`` cannot be saved in this way at all."""
@@ -120,8 +120,8 @@ WAYS: Dict[str, Type[Way]] = {
 }
 
 
-def way_of(spec: ResumeSpec) -> Way:
+def way_of(task: ResumeTask) -> Way:
     """Raises NotApplicable for a name that is not in WAYS."""
-    if spec.through not in WAYS:
-        raise NotApplicable(f"no way to save called {spec.through!r}")
-    return WAYS[spec.through](spec)
+    if task.through not in WAYS:
+        raise NotApplicable(f"no way to save called {task.through!r}")
+    return WAYS[task.through](task)

@@ -32,8 +32,6 @@ from moediag.worker.shard import accelerate_on_cpu, fsdp2_internals
 from moediag.worker.shard.wrapped import Wrapped
 from moediag.worker.tasks import trainer_arguments
 
-KINDS = ("trainer", "trl")
-
 HIDDEN = (
     "the loaded model was made to forget its tp_size, from which Trainer tells accelerate that "
     "ranks share a batch and leave FSDP2 none: so it is prepared as any other model"

@@ -104,7 +104,7 @@ def test_a_package_is_moved_where_the_scenario_names_it() -> None:
     ]  # fmt: skip
     (full, *_) = planned(asked=dataclasses.replace(ASKED, scenarios=("expert-starvation",)))
     assert full.plan is not None
-    assert "cost" not in {t.trial.purpose for t in full.plan.trials}
+    assert "cost" not in {t.trial.task.kind for t in full.plan.trials}
 
 
 def test_a_release_that_is_pinned_already_is_run_once_for_both_tracks() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, RankError
 from moediag.result.verdicts import Confidence, Verdict
 from tests.unit.evidence_builder import Job, Op, died

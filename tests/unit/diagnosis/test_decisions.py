@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame import decisions
-from moediag.diagnosis.diagnose import diagnose
 from moediag.diagnosis.schedules.align import align
 from moediag.diagnosis.schedules.step_offset import ahead
 from moediag.evidence.model import Decision, Evidence

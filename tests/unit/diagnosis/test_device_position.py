@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Evidence, Frame, Stack, Stall
 from moediag.evidence.rank_stacks import on_the_device, parse_pystack, waits_for_device

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.blame.failures import Failure
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.evidence.model import (
     Evidence,
     ExitStatus,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import console_output, flight_dump, foreign
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stack
 from moediag.evidence.sources import Found

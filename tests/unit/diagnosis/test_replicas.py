@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers.replicas import replica_facts
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError, Replica, Sketch, StepReplicas

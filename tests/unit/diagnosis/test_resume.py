@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence
 from moediag.protocol import ExpertRows, Outcome, ResumeOutcome, StateDifference, StepNumbers
 from moediag.result import Confidence, Diagnosis, Verdict

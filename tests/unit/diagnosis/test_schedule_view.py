@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.pipeline import examine
 from moediag.result import Diagnosis, SideBySide
 from tests.unit.evidence_builder import Job, Op, aborted_on_gloo, expert_job, fsdp2_job

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, Frame, Stack
 from tests.unit.evidence_builder import Job, Op
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.trial_folder import read_trial

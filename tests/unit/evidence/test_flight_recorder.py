@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, flight_recorder, foreign, window
 from moediag.evidence.flight_dump import Dump
 from moediag.evidence.flight_recorder import own_rank, recorded

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
 from moediag.evidence.nodes import Part, job_of, merged
 from moediag.evidence.trial_folder import read_trial
@@ -168,7 +168,7 @@ def left(folder: Path, evidence: Evidence, token: str, nodes: Sequence[Node]) ->
     mine = {r: s for r, s in evidence.ranks.items() if r in own}
     build.write(replace(evidence, ranks=mine), folder)
     protocol.Trial(
-        "t", "train.py", "watched", purpose="watch", world_size=evidence.world_size
+        "t", "train.py", "watched", task=protocol.WatchTask(), world_size=evidence.world_size
     ).write(folder)
     for rank in own:
         protocol.write_json(folder / protocol.job_file(rank), {"job": token, "node": 0})

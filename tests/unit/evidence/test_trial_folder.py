@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence.model import Evidence, ExitStatus, Group, HeldWeights, RankError
 from moediag.evidence.trial_folder import read_trial

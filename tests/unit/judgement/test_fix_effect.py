@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moediag.diagnosis.numbers import optimizer_update
 from moediag.judgement.conclusion import conclusion
 from moediag.judgement.fix_effect import claim, effect, extent, stage
 from moediag.result import TrialResult
@@ -103,10 +104,67 @@ def test_how_wrong_a_fix_is_and_what_saw_it() -> None:
     assert extent(QUIET) == (
         "2 of 20 gradients, largest error 5.0e-01, seen by gradients against the reference"
     )
+    assert extent(LOUD) == (
+        "seen by the exception, CheckpointError in checkpoint.py check_recomputed_tensors_match"
+    )
+    assert extent(trial("f", "fix", "crash")) == "seen by the exception"
+    weights = trial("f", "fix", "wrong-weights", signature="wrong-weights:lost:one-rank")
+    assert extent(weights) == "seen by weights against the checkpoint"
+    for name in optimizer_update.NAMES:
+        left = changed(weights, signature=f"wrong-weights:{name}:one-rank")
+        assert extent(left) == "seen by what the optimizer left against the reference"
     of_inputs = wrong("f", "fix", 0.0)
     assert extent(of_inputs) == "seen by gradients of the blocks' inputs against the reference"
     norm = trial("f", "fix", "wrong-gradients", signature="wrong-gradients:clipping norm:no-rank")
-    assert "clipping norm" in extent(norm)
+    assert extent(norm) == "seen by the clipping norm against the reference"
+
+
+def test_why_a_fix_is_worse_names_the_failure_and_what_saw_it() -> None:
+    silent = wrong("f", "fix", 0.25, "a")
+    assert effect([silent], [LOUD])[1] == (
+        "silently wrong where the verdict without it is crash: 1 of 20 gradients, largest error "
+        "2.5e-01, seen by gradients against the reference"
+    )
+    assert effect([trial("f", "fix", "hang")], [LOUD])[1] == (
+        "stands still where the verdict without it is crash: "
+        "seen by ranks that stand still in a collective"
+    )
+    assert effect([trial("f", "fix", "crash")], [trial("myth", "unfixed", "clean")])[1] == (
+        "fails where the verdict without it is clean: seen by the exception"
+    )
+    regresses = replace(trial("f", "fix", "crash"), clean_without="control")
+    assert effect([regresses], [LOUD])[1] == (
+        "seen by the exception; the same run without it is clean (control)"
+    )
+
+
+def test_another_class_of_error_at_the_same_place_is_said_to_be_one() -> None:
+    other = crash("f", "fix", CHECKPOINT.replace("CheckpointError", "ValueError"), METADATA)
+    assert effect([other], [LOUD]) == (
+        "no effect",
+        "fails at the same place: only the error, from CheckpointError to ValueError, changed",
+    )
+
+
+def test_nothing_is_said_of_no_trial_or_of_an_undecided_one() -> None:
+    assert effect([], [LOUD]) == ("", "")
+    undecided = trial("f", "fix", "inconclusive")
+    assert effect([trial("f", "fix", "clean"), undecided], [LOUD]) == ("", "")
+    assert effect([trial("f", "fix", "clean")], [LOUD]) == ("right", "")
+
+
+def test_a_silent_failure_is_as_large_where_no_size_is_known_of_either() -> None:
+    unsized = changed(QUIET, gradient_error=None)
+    fix = changed(unsized, signature=QUIET.signature)
+    assert effect([replace(fix, variant="f")], [unsized])[0] == "no effect"
+    assert effect([replace(fix, variant="f")], [QUIET])[0] == "wrong"
+    assert effect([wrong("f", "fix", 0.5, "a", "b")], [unsized])[0] == "wrong"
+
+
+@pytest.mark.parametrize(("error", "same"), [(0.5049, True), (0.506, False), (0.4951, True)])
+def test_two_errors_within_a_hundredth_are_alike(error: float, same: bool) -> None:
+    found = effect([wrong("f", "fix", error, "a", "b")], [QUIET])[0]
+    assert found == ("no effect" if same else "wrong")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from moediag.judgement.regressions import with_regressions
-from moediag.protocol import ModelSpec, ProgramSpec, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.protocol import ModelSpec, ProgramTask, SkewSpec, StepSpec, Trial, WrapperSpec
 from moediag.result import TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
@@ -71,12 +71,11 @@ def test_the_same_run_without_the_fix_is_compared() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"purpose": "resume"},
         {"model": ModelSpec(experts=64)},
         {"wrapper": WrapperSpec(kind="ddp")},
         {"step": StepSpec(steps=7)},
         {"skew": SkewSpec(batches="identical")},
-        {"program": ProgramSpec("metrics", {})},
+        {"task": ProgramTask("metrics", {})},
     ],
     ids=lambda changes: next(iter(changes)),
 )

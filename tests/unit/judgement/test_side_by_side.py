@@ -63,6 +63,8 @@ def test_rates_say_how_often_of_how_many() -> None:
     ]
     table = repeats.table([*found, trial("once")])
     assert table is not None
+    assert table.title == "Verdicts over repeats"
+    assert table.columns == ("variant", "verdict", "times", "95 % interval of its rate")
     assert table.rows == (
         ("a", "clean", "3 of 4", "30% to 95%"),
         ("a", "nonfinite", "1 of 4", "5% to 70%"),
@@ -77,3 +79,11 @@ def test_the_interval_holds_the_rate_and_stays_a_rate(of: int) -> None:
         assert 0 <= low <= times / of + 1e-12
         assert times / of - 1e-12 <= high <= 1
         assert high - low > 0
+
+
+@pytest.mark.parametrize(
+    ("times", "of", "low", "high"),
+    [(1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (0, 20, 0.0, 0.1611), (7, 7, 0.6457, 1.0)],
+)
+def test_the_interval_is_wilsons(times: int, of: int, low: float, high: float) -> None:
+    assert repeats.interval(times, of) == pytest.approx((low, high), abs=1e-4)

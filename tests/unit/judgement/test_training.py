@@ -10,7 +10,7 @@ import pytest
 
 from moediag.judgement import training_table
 from moediag.judgement.training_table import Curve, curve, side_by_side
-from moediag.protocol import Outcome, Trial, WrapperSpec
+from moediag.protocol import Outcome
 from moediag.result import TrialResult
 from moediag.scenario.catalogue import find
 from moediag.scenario.load import load
@@ -36,12 +36,29 @@ class TestSideBySide:
         assert losses.rows == ((1, 1.0, 4.0, 1.0), (2, 0.5, 3.0, 0.5))
         assert norms.rows == ((1, 2.0, 8.0, 2.0), (2, 1.0, 6.0, 1.0))
         assert losses.note == norms.note == ""
+        assert losses.title == "Loss of each step, mean over ranks"
+        assert norms.title == "Gradient norm of each step, before clipping"
 
     def test_rounding_makes_no_other_reference(self) -> None:
         near = run("native", (1.0, 0.5), reference_losses=(1.0 + 1e-7, 0.5))
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
         assert losses.columns.count("one process") == 1
         assert len(losses.columns) == 4
+
+    @pytest.mark.parametrize(("share", "alike"), [(0.0009, True), (0.0011, False)])
+    def test_references_within_a_thousandth_are_the_same(self, share: float, alike: bool) -> None:
+        near = run("native", (1.0, 0.5), reference_norms=(2.0, 1.0 + share))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
+        assert len(losses.columns) == (4 if alike else 5)
+        longer = run("native", (1.0, 0.5), reference_norms=(2.0, 1.0, 1.0))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), longer])
+        assert len(losses.columns) == 5
+
+    def test_a_third_run_joins_the_group_of_its_own_reference(self) -> None:
+        other = run("no-ep", (7.0, 6.0), reference_losses=(7.0, 6.0))
+        third = dataclasses.replace(other, name="no-ep-native")
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), other, third])
+        assert losses.columns[3:] == ("one process (no-ep)", "no-ep", "no-ep-native")
 
     def test_another_batch_has_its_own_reference_before_it(self) -> None:
         other = run("no-ep", (7.0, 6.0), reference_losses=(7.0, 6.0))
@@ -106,16 +123,28 @@ class TestTables:
         assert losses.rows == ((1, 1.0, 2.0), (2, 2.0, 4.0))
         assert "as-released (crash)" in losses.note
 
+    def test_only_the_first_repeat_of_a_variant_has_a_column(
+        self, planned: Plan, tmp_path: Path
+    ) -> None:
+        for number, folder in enumerate(("unfixed", "unfixed.2")):
+            (tmp_path / folder).mkdir()
+            for outcome in outcomes(1.0 + number, 3.0).values():
+                outcome.write(tmp_path / folder)
+        again = trial_result("unfixed", evidence="unfixed.2", repeat=1)
+        losses, _ = training_table.tables(planned, [result("unfixed"), again], tmp_path)
+        assert losses.columns == ("step", "one process", "unfixed")
+        assert losses.rows[0] == (1, 1.0, 2.0)
+
+    def test_a_trial_that_left_no_folder_has_no_numbers(
+        self, planned: Plan, tmp_path: Path
+    ) -> None:
+        for outcome in outcomes(1.0, 3.0).values():
+            outcome.write(tmp_path)
+        assert training_table.tables(planned, [trial_result("unfixed")], tmp_path) == ()
+
     def test_a_scenario_without_a_trainer_has_none(self, tmp_path: Path) -> None:
         other = plan(load(find("expert-starvation-silent")), None, "cpu")
         (tmp_path / "unfixed").mkdir()
         for outcome in outcomes(1.0, 3.0).values():
             outcome.write(tmp_path / "unfixed")
         assert training_table.tables(other, [result(other.trials[0].trial.variant)], tmp_path) == ()
-
-    def test_the_kinds_are_those_that_the_worker_runs(self) -> None:
-        pytest.importorskip("torch")
-        from moediag.worker.tasks import trainer
-
-        assert trainer.KINDS == training_table.KINDS
-        assert Trial("t", "s", "v", wrapper=WrapperSpec()).wrapper.kind not in training_table.KINDS

@@ -13,23 +13,23 @@ from moediag.cli import app
 from moediag.errors import EvidenceError, ExitCode
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.pipeline import examine
-from moediag.protocol import Trial
+from moediag.protocol import CostTask, ReferenceTask, StepTask, Task, Trial
 from moediag.report.page import exit_code
 from moediag.result import Confidence, Verdict
 
 
-def make(folder: Path, purpose: str = "step") -> Path:
+def make(folder: Path, task: Task | None = None) -> Path:
     folder.mkdir(parents=True)
     Trial(name=folder.name, scenario="s", variant=folder.name, role="control",
-          purpose=purpose).write(folder)  # fmt: skip
+          task=task or StepTask()).write(folder)  # fmt: skip
     return folder
 
 
 def test_a_run_is_its_trials_without_references_and_costs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     unfixed, control = make(run / "unfixed"), make(run / "control")
-    make(run / "reference-1", "reference")
-    make(run / "cost", "cost")
+    make(run / "reference-1", ReferenceTask())
+    make(run / "cost", CostTask())
     assert examine.trial_folders(run) == [control, unfixed]
     assert examine.trial_folders(unfixed) == [unfixed]
 
@@ -39,7 +39,7 @@ def test_other_paths_are_refused_with_what_to_give(tmp_path: Path, what: str) ->
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "hostile").write_bytes(b"\x80\x02cos\nsystem\n.")
-    make(tmp_path / "only-reference" / "reference-1", "reference")
+    make(tmp_path / "only-reference" / "reference-1", ReferenceTask())
     make(tmp_path / "runs" / "one" / "unfixed")
     with pytest.raises(EvidenceError, match=what) as caught:
         examine.examine([tmp_path / what])

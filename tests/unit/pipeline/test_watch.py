@@ -14,7 +14,7 @@ import pytest
 
 from moediag import protocol
 from moediag.cli import app
-from moediag.diagnosis.blame.whereabouts import whereabouts
+from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.watched_job import JobSupervisor, Then

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.diagnosis.blame.whereabouts import program_line, whereabouts
+from moediag.diagnosis.end_states.whereabouts import program_line, whereabouts
 from moediag.evidence import file_loading
 from moediag.evidence.model import Evidence, Frame, RankEvidence, Stack
 from moediag.evidence.rank_stacks import in_collective

@@ -12,7 +12,7 @@ import pytest
 
 from bench import jobs
 from moediag.cli import app
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import ExitCode
 from moediag.evidence.model import Evidence
 from moediag.report import html, json_view, trace

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moediag.errors import LayoutError, MoediagError, ScenarioError, UsageError
-from moediag.protocol import ResumeSpec, Starve, Trial
+from moediag.protocol import CostTask, ResumeTask, Starve, StepTask, Trial
 from moediag.scenario.catalogue import find, names
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan, reference_key
@@ -40,7 +40,7 @@ def test_every_shipped_scenario_plans(name: str, device: str, ranks: int) -> Non
         assert math.prod(trial.layout.values()) == ranks
         assert trial.backend == ("gloo" if device == "cpu" else "nccl")
         assert trial.launcher == ("fork" if device == "cpu" else "torchrun")
-    assert {t.variant for t in found if t.purpose != "cost"} == set(scenario.variants)
+    assert {t.variant for t in found if t.task.kind != "cost"} == set(scenario.variants)
 
 
 def test_a_planned_trial_survives_its_file(starvation: Scenario, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_planned_trial_survives_its_file(starvation: Scenario, tmp_path: Path)
 
 def test_the_variants_keep_their_order_and_role(starvation: Scenario) -> None:
     trials = plan(starvation, None, "cpu").trials
-    steps = [p for p in trials if p.trial.purpose == "step"]
+    steps = [p for p in trials if p.trial.task == StepTask()]
     assert [p.trial.variant for p in steps] == list(starvation.variants)
     assert steps[0].trial.role == "unfixed"
     assert steps[0].trial.world_size == starvation.world.default
@@ -62,11 +62,15 @@ def test_the_variants_keep_their_order_and_role(starvation: Scenario) -> None:
 
 def test_the_costs_come_last_with_the_fixes_of_the_own_stack(starvation: Scenario) -> None:
     last = plan(starvation, 2, "cpu").trials[-1]
-    assert (last.trial.purpose, last.trial.variant, last.trial.role) == ("cost", "cost", "control")
-    assert last.trial.cost is not None
+    assert (last.trial.task.kind, last.trial.variant, last.trial.role) == (
+        "cost",
+        "cost",
+        "control",
+    )
+    assert isinstance(last.trial.task, CostTask)
     own = [v.fix for v in starvation.variants.values() if v.fix]
-    assert last.trial.cost.fixes == own
-    assert last.trial.cost.model.hidden > starvation.model.hidden
+    assert last.trial.task.fixes == own
+    assert last.trial.task.model.hidden > starvation.model.hidden
     assert last.trial.skew.starve == []
     assert last.reference_key is None
     assert last.expected is None
@@ -78,8 +82,8 @@ def test_no_costs_without_a_fix_among_the_selected(starvation: Scenario) -> None
         assert {p.trial.variant for p in trials} == set(chosen)
     some = plan(starvation, 2, "cpu", variants=["touch", "unfixed"]).trials
     assert [p.trial.variant for p in some] == ["unfixed", "touch", "cost"]
-    assert some[-1].trial.cost is not None
-    assert some[-1].trial.cost.fixes == ["touch"]
+    assert isinstance(some[-1].trial.task, CostTask)
+    assert some[-1].trial.task.fixes == ["touch"]
 
 
 def test_trials_share_a_reference_where_the_right_gradients_are_the_same(
@@ -173,15 +177,15 @@ def test_a_pattern_of_ranks_reaches_every_rank() -> None:
 
 def test_a_variant_changes_how_is_saved_field_by_field() -> None:
     planned = {p.trial.variant: p for p in plan(load(find("ep-resume")), 2, "cpu").trials}
-    assert planned["unfixed"].trial.resume == ResumeSpec("dcp", 2)
-    assert planned["accelerate-full"].trial.resume == ResumeSpec("accelerate", 2, "full")
+    assert planned["unfixed"].trial.task == ResumeTask("dcp", 2)
+    assert planned["accelerate-full"].trial.task == ResumeTask("accelerate", 2, "full")
     # Saving changes nothing of what is right.
     same = (planned["unfixed"], planned["accelerate-full"], planned["save-pretrained"])
     assert len({p.reference_key for p in same}) == 1
 
 
 def test_without_the_section_nothing_is_saved(starvation: Scenario) -> None:
-    assert {p.trial.resume for p in plan(starvation, 2, "cpu").trials} == {None}
+    assert {p.trial.task.kind for p in plan(starvation, 2, "cpu").trials} == {"step", "cost"}
 
 
 def test_repeats_have_names_of_their_own(starvation: Scenario) -> None:

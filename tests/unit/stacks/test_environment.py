@@ -23,6 +23,7 @@ from moediag.errors import NoSuchRelease, StackError, UsageError
 from moediag.stacks import built as store
 from moediag.stacks import construct, environment, offline, overlay, uv
 from moediag.stacks.base import Part, cache_root, current_base
+from moediag.stacks.indexes import IndexConfig
 from moediag.stacks.resolve import Target
 
 # name -> version -> (day of upload, requirements)
@@ -522,13 +523,29 @@ def test_bundle_refuses_what_belongs_to_the_other_machine(index: Index, tmp_path
         stacks.build_offline([{"transformers": "1.0"}], "312", tmp_path)
 
 
-def test_wheel_tags_of_another_python() -> None:
-    tags = [str(tag) for tag in offline.wheel_tags(Target("3.12", "x86_64-manylinux_2_28"))]
-    assert tags.index("cp312-cp312-manylinux_2_28_x86_64") < tags.index(
-        "cp312-cp312-manylinux2014_x86_64"
-    )
-    assert {"cp39-abi3-manylinux2014_x86_64", "py3-none-any"} <= set(tags)
-    assert not {"cp311-cp311-manylinux2014_x86_64", "cp312-cp312-manylinux_2_39_x86_64"} & set(tags)
+def test_platforms_of_another_machine() -> None:
+    found = offline.platforms("x86_64")
+    assert found[0] == "manylinux_2_28_x86_64" and found[-1] == "linux_x86_64"
+    assert found.index("manylinux_2_17_x86_64") < found.index("manylinux2014_x86_64")
+    assert "manylinux_2_39_x86_64" not in found
+
+
+def test_a_wheel_of_the_other_machine_is_chosen_and_what_has_none_is_refused(
+    index: Index, tmp_path: Path
+) -> None:
+    for tag in ("cp312-cp312-manylinux2014_x86_64", "cp311-cp311-manylinux2014_x86_64",
+                "cp312-cp312-manylinux_2_39_x86_64"):  # fmt: skip
+        made = wheel(tmp_path, "fast", "1.0")
+        made.rename(tmp_path / f"fast-1.0-{tag}.whl")
+    config = IndexConfig(indexes=(), find_links=(str(tmp_path),))
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    offline._download(["fast==1.0"], Target("3.12", "x86_64-manylinux_2_28"), wheels, config)
+    assert [path.name for path in wheels.iterdir()] == [
+        "fast-1.0-cp312-cp312-manylinux2014_x86_64.whl"
+    ]
+    with pytest.raises(StackError, match=r"(?s)cannot download.*fast==1\.0"):
+        offline._download(["fast==1.0"], Target("3.13", "x86_64-manylinux_2_28"), wheels, config)
 
 
 def test_a_repacked_wheel_installs(tmp_path: Path) -> None:

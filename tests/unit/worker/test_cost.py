@@ -14,12 +14,13 @@ pytest.importorskip("transformers")
 
 from moediag.judgement import step_time as control  # noqa: E402
 from moediag.protocol import (  # noqa: E402
-    CostSpec,
+    CostTask,
     ModelSpec,
     Outcome,
     SkewSpec,
     Starve,
     StepSpec,
+    StepTask,
     Trial,
 )
 from moediag.worker import data, preparation, training  # noqa: E402
@@ -65,10 +66,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
 def trial(*fixes: str, rounds: int = 3) -> Trial:
     return Trial(
-        "cost", "s", "cost", purpose="cost", world_size=1, layout={"dp_shard": 1},
+        "cost", "s", "cost", world_size=1, layout={"dp_shard": 1},
         step=StepSpec(steps=4, accumulate=2, seq_len=8),
         skew=SkewSpec(starve=[Starve(expert=3)]),
-        cost=CostSpec(fixes=list(fixes), rounds=rounds, model=TINY, batch=2, seq_len=16),
+        task=CostTask(fixes=list(fixes), rounds=rounds, model=TINY, batch=2, seq_len=16),
     )  # fmt: skip
 
 
@@ -113,11 +114,6 @@ def test_a_fix_that_cannot_be_applied_is_a_note_and_the_others_are_timed(
     assert outcome.notes == ["cost of zero-fill: zero-fill acts on FSDP2"]
 
 
-def test_without_a_cost_section_there_is_nothing_to_time() -> None:
-    with pytest.raises(ValueError, match="cost section"):
-        outcome_of(dataclasses.replace(trial(), cost=None))
-
-
 def test_the_outcome_of_a_cost_trial_survives_its_file(
     ran: list[tuple[str, Any]], tmp_path: Path
 ) -> None:
@@ -130,7 +126,7 @@ def test_a_step_equals_its_reference_and_another_batch_does_not(tmp_path: Path) 
     """The whole step in one process: losses, gradients of every step, norms."""
     path = str(tmp_path / "reference.pt")
     subject = dataclasses.replace(
-        trial(), purpose="step", model=TINY, cost=None, skew=SkewSpec(), reference_path=path
+        trial(), task=StepTask(), model=TINY, skew=SkewSpec(), reference_path=path
     )
     reference.run(subject)
     expected = reference.load(path)

@@ -8,6 +8,7 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import ScenarioError
+from moediag.protocol import ProgramTask
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
 
@@ -39,7 +40,7 @@ def test_a_variants_options_are_laid_over_the_scenarios_and_defaults_under_both(
     tmp_path: Path,
 ) -> None:
     trials = [p.trial for p in plan(scenario(tmp_path), 2, "cpu").trials]
-    options = [t.program.options for t in trials if t.program]
+    options = [t.task.options for t in trials if isinstance(t.task, ProgramTask)]
     assert options == [
         {"ranks": 3, "rate": 0.5, "on": True, "mode": "a"},
         {"ranks": 3, "rate": 0.5, "on": True, "mode": "b"},

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from moediag.protocol import PROGRAMS, ModelSpec, ProgramSpec, StepSpec, Trial, program_options
+from moediag.protocol import PROGRAMS, ModelSpec, ProgramTask, StepSpec, Trial, program_options
 from moediag.worker.collector import Collector
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import tp_router as program
@@ -31,7 +31,7 @@ def trial(**options: object) -> Trial:
         layout={"tp": 1},
         model=ModelSpec(hidden=8, intermediate=6, experts=4, top_k=2),
         step=StepSpec(steps=2, batch=2, seq_len=6, clip=None),
-        program=ProgramSpec("tp-router", program_options("tp-router", options)),
+        task=ProgramTask("tp-router", program_options("tp-router", options)),
     )
 
 

@@ -8,6 +8,7 @@ wrong. Such an end says *that* ranks disagreed, never who is at fault.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moediag.evidence.model import Evidence, RankError, RankEvidence
@@ -105,3 +106,9 @@ def is_communication(error: RankError) -> bool:
     return error.type in _COMMUNICATION_TYPES or bool(
         _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)
     )
+
+
+def said(failed: Sequence[Failure]) -> str:
+    """What the first of them with a message says, else the first one's name."""
+    told = next((f for f in failed if f.summary), failed[0])
+    return f"{told.name}: {told.summary}" if told.summary else told.name

@@ -1,0 +1,1 @@
+"""How each rank ended, and where it stood."""

@@ -1,0 +1,1 @@
+"""Detectors of ranks that raised, died, or were stopped by the guard."""

@@ -1,0 +1,1 @@
+"""Detectors of ranks that stood still."""

@@ -1,0 +1,1 @@
+"""Detectors of trials that did not run to an end that could be judged."""

@@ -1,0 +1,1 @@
+"""Detectors of trials whose every rank reached its end and left its numbers."""

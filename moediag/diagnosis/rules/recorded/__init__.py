@@ -1,0 +1,1 @@
+"""Detectors of jobs that were only recorded: nothing they computed was measured."""

@@ -27,6 +27,7 @@ ENV_PARENT = "MOEDIAG_PARENT"
 ENV_MAIN_THREAD = "MOEDIAG_FROM_MAIN_THREAD"
 
 TRIAL_FILE = "trial.json"
+LAUNCH_FILE = "launch.json"  # how the launch went, as the control side saw it
 # In a trial's folder: the launcher's own output; what the elastic agent reports (JSON lines); and
 # the file that lets the agent end the other ranks after one died (see ranks.agent).
 LAUNCHER_LOG = "launcher.log"
@@ -61,6 +62,12 @@ def job_file(rank: int) -> str:
 # evidence.nodes. The evidence of the others is in NODES_FOLDER, a folder for each.
 NODES_FILE = "nodes.json"
 NODES_FOLDER = "nodes"
+
+# Between the watchers of several nodes, in the folder that they share or that ranks.relay carries
+# to the others: a node's state; the watcher reads the others' evidence; the relay's turns so far.
+PULSE_FILE = "pulse.json"
+WANT_FILE = "want"
+LINK_FILE = "link.json"
 
 
 def events_file(rank: int) -> str:

@@ -49,7 +49,7 @@ def probed(folder: Path) -> list[tuple[str, int]]:
         return []
 
 
-def test_the_release_that_broke_it_also_after_an_interruption(tmp_path: Path) -> None:
+def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) -> None:
     try:
         releases.releases("transformers")
     except StackError as error:
@@ -98,7 +98,7 @@ def named(boundary: dict[str, Any], most: int = 3) -> list[str]:
     return [entry["function"] for entry in changed]
 
 
-def test_the_release_that_repaired_it_and_the_fused_experts_in_it(tmp_path: Path) -> None:
+def test_the_first_good_release_and_its_fused_experts_are_found(tmp_path: Path) -> None:
     for version in ("4.57.6", "5.0.0"):
         need({"transformers": version})
     words = "moediag bisect expert-starvation --bad 4.57.6 --good 5.0.0 --cpu 2 --json --out out"

@@ -72,7 +72,7 @@ def asked() -> Question:
         pytest.skip(f"no index can be asked: {error.message}")
 
 
-def test_the_commit_is_named_and_what_cannot_be_imported_is_passed_over(
+def test_the_commit_is_named_and_unimportable_commits_are_skipped(
     clone: TinyClone, tmp_path: Path
 ) -> None:
     question, folder = asked(), tmp_path / "out"

@@ -33,7 +33,7 @@ from moediag.hardware import cores
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import TrialOptions
-from moediag.result.run_result import RunResult, TrialResult
+from moediag.result import RunResult, TrialResult
 from moediag.scenario.plan import LAUNCHERS
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack

@@ -29,7 +29,7 @@ from moediag.campaign.bisect.state import State
 from moediag.errors import MoediagError, UsageError
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
-from moediag.result.run_result import RESULT_FILE
+from moediag.result import RESULT_FILE
 from moediag.scenario import devices
 from moediag.stacks import environment
 from moediag.stacks.base import cache_root, current_base

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -20,10 +20,10 @@ from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.signature_match import Match, Target
 from moediag.campaign.matrix.work import Way
 from moediag.errors import UsageError
+from moediag.families import FAMILIES
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.scenario.schema import Scenario
-from moediag.scenario.sections import Family
 from moediag.stacks import releases as index
 from moediag.stacks.base import cache_root, current_base
 from moediag.stacks.releases import Release
@@ -150,7 +150,7 @@ def _families(wanted: Wanted) -> tuple[list[str], list[str]]:
     others = [t for t in wanted.overrides if not t.startswith(_FAMILY)]
     families = [*given, *wanted.families]
     if ALL in families:
-        return others, list(get_args(Family))
+        return others, list(FAMILIES)
     return others, list(dict.fromkeys(families))
 
 

@@ -13,7 +13,7 @@ from moediag.campaign.nightly.changes import Compared
 from moediag.campaign.nightly.night import Entry
 from moediag.campaign.nightly.tracks import PACKAGES
 from moediag.errors import Interrupted, MoediagError
-from moediag.result.verdicts import Role
+from moediag.result import Role
 from moediag.scenario import devices
 
 if TYPE_CHECKING:

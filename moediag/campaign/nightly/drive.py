@@ -22,7 +22,7 @@ from moediag.errors import ExitCode, Interrupted
 from moediag.launch import signals
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult
 from moediag.scenario import devices
 from moediag.scenario.plan import Plan
 

@@ -6,7 +6,7 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, RankError
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import Job, Op, died
 
 

@@ -1,4 +1,4 @@
-"""Both launchers with real gloo ranks: what happened is told right, and nothing is left."""
+"""Both launchers with real gloo ranks: the report is correct, and no process is left."""
 
 from __future__ import annotations
 

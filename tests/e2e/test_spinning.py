@@ -1,4 +1,4 @@
-"""From ranks that spin on their devices to the page, without a GPU: two processes stand for NCCL's
+"""From ranks that spin on their devices to the page, without a GPU: two processes imitate NCCL's
 ranks (tests/victims/spins.py), their dumps are made in NCCL's format. Watchdog, py-spy, capture,
 readers, diagnosis and page are the real ones."""
 

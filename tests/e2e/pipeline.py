@@ -19,7 +19,8 @@ import pytest
 
 from moediag.cli import app
 from moediag.errors import NoSuchRelease, StackError
-from moediag.launch.launcher import Launcher, StackLike, launcher
+from moediag.launch.base import Launcher, StackLike
+from moediag.launch.launcher import launcher
 from moediag.launch.settings import LaunchOptions
 from moediag.stacks import environment
 

@@ -1,4 +1,5 @@
-"""`moediag bisect` as a program, on real releases: interrupted, resumed by the line it printed."""
+"""`moediag bisect` as a program, on real releases: interrupted, resumed by the command it
+printed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.drive import drive
 from moediag.campaign.bisect.probe import Releases
 from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.engine.display import Lines
 from moediag.errors import EvidenceError, StackError
 from moediag.launch.settings import LaunchOptions
 from moediag.scenario import catalogue, load
@@ -132,10 +133,10 @@ def test_a_real_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> N
     chosen = ("4.22.0", GOOD, BAD)
     few = tuple(r for r in whole.releases if r.version in chosen)
     asked = dataclasses.replace(whole, releases=few)
-    watcher = Lines(print)
+    display = Lines(print)
     with states.create(tmp_path / "out", asked.header(["moediag"])) as state:
-        prober = Releases(asked, tmp_path / "out", watcher, LaunchOptions())
-        answer = drive(asked, state, prober, watcher).answer
+        prober = Releases(asked, tmp_path / "out", display, LaunchOptions())
+        answer = drive(asked, state, prober, display).answer
     assert answer is not None and answer.began is not None
     assert (answer.began.bad, answer.began.good) == (2, 1)
     assert answer.given_good is not None and answer.given_good[1].kind == Kind.SKIP

@@ -1,4 +1,4 @@
-"""`moediag run` as a program of its own: streams, exit codes, folders, and nothing left behind."""
+"""`moediag run` as a program: streams, exit codes, folders, and no process left behind."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`moediag watch` on two nodes: two agents on the loopback, each under a watcher of its own. On one
-machine a node that is killed closes its connections, which a power cut does not."""
+"""`moediag watch` on two nodes: two agents on the loopback, each under its own watcher. On one
+machine a killed node closes its connections; after a power cut it would not."""
 
 from __future__ import annotations
 

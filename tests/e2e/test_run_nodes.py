@@ -1,5 +1,5 @@
-"""`moediag run` on two nodes: two commands on the loopback, each with an agent and ranks of its
-own."""
+"""`moediag run` on two nodes: two commands on the loopback, each with its own agent and
+ranks."""
 
 from __future__ import annotations
 

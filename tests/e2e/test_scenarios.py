@@ -1,5 +1,5 @@
-"""Every scenario of the catalogue through the whole pipeline, on real releases: what fails is
-named, what is healthy is clean, each fix is judged by its gradients.
+"""Every scenario of the catalogue through the whole pipeline, on real releases: failures are named,
+healthy variants are clean, and each fix is judged by its gradients.
 
 Two gloo ranks on the CPU. The environments come from the cache, or from the index once.
 """

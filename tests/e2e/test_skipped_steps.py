@@ -1,5 +1,5 @@
-"""The claims about skipped steps and metrics in flight, on real ranks: which hold, which fixes are
-right, and what a weaker detector would have made of those that are not."""
+"""The claims about skipped steps and metrics in flight, on real ranks: which are true, which
+fixes are correct, and what a weaker detector would say about the wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the grouped kernels: interpreted on the CPU, compiled on a GPU."""
+"""Checks of the grouped kernels, interpreted on the CPU or compiled on a GPU."""
 
 from __future__ import annotations
 

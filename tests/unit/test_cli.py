@@ -1,6 +1,6 @@
 """The command line's contract: exit codes, streams, errors that say what to type.
 
-What the commands call is replaced by fakes; the real thing has its own tests.
+Fakes replace what the commands call; the real functions have their own tests.
 """
 
 import errno

@@ -1,8 +1,8 @@
 """Training jobs that go wrong, under any launcher: ``torchrun … jobs.py NAME``.
 
-Plain programs of a user who never heard of moediag; ``table.py`` says what a diagnosis must find.
-The line of a function that it must name ends with ``# HERE``. What blocks waits for what never
-comes, what takes long burns CPU time; nothing sleeps.
+Plain user programs that do not know moediag; ``table.py`` says what a diagnosis must find. The line
+that it must name ends with ``# HERE``. Blocking functions wait for something that never comes, slow
+ones use CPU time; nothing sleeps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = 3
 
 
 class Job:
-    """A linear layer, trained data-parallel by hand."""
+    """A linear layer with hand-written data-parallel training."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -212,7 +212,7 @@ def oom_kill(job: Job) -> None:
 
 
 def pauses(job: Job) -> None:
-    """Rank 1 goes on once somebody writes to the FIFO."""
+    """Rank 1 continues once a process writes to the FIFO."""
     job.steps()
     if job.rank == 1:
         with open(os.environ["VICTIM_FIFO"]) as fifo:  # noqa: PTH123

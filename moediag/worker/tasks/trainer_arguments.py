@@ -21,8 +21,8 @@ _OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
 
 
 def sharding(trial: Trial, layer_class: str) -> Dict[str, Any]:
-    """TrainingArguments that ask for FSDP2; empty where nothing shards, or from_pretrained does. Raises
-    NotApplicable for a layout that a Trainer cannot be asked for."""
+    """TrainingArguments that ask for FSDP2; empty where nothing shards, or from_pretrained does.
+    Raises NotApplicable for a layout that no arguments of a Trainer mean."""
     spec = trial.wrapper
     if spec.native_fsdp:
         return {}
@@ -108,7 +108,7 @@ def _row(tokens: List[int]) -> Row:
 
 
 def tokenizer(vocab: int) -> Any:
-    """A tokenizer with one word per token; SFTTrainer needs one although the data set holds numbers."""
+    """A tokenizer with one word per token; SFTTrainer needs one, though the data are numbers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

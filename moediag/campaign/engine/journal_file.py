@@ -1,4 +1,4 @@
-"""The file of a journal: lines that are appended whole, read, and cut where the last one is torn."""
+"""The file of a journal: lines are appended whole, and a torn last line is cut off."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ editors show.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,16 +20,15 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from moediag.axes import AXES
+from moediag.families import FAMILIES
+from moediag.result.verdicts import Verdict
 
-Family = Literal[
-    "qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "glm4v_moe",
-    "gpt_oss", "llama4", "qwen3_vl_moe", "qwen3_omni_moe", "internvl",
-]  # fmt: skip
-VerdictName = Literal[
-    "clean", "hang", "collective-mismatch", "wrong-gradients", "wrong-weights",
-    "replica-divergence", "nonfinite", "wrong-metrics", "resume-drift", "crash",
-    "not-applicable", "inconclusive",
-]  # fmt: skip
+if TYPE_CHECKING:
+    Family = str
+    VerdictName = str
+else:
+    Family = Literal[tuple(FAMILIES)]
+    VerdictName = Literal[tuple(str(verdict) for verdict in Verdict)]
 Backend = Literal["gloo", "nccl"]
 AxisSize = Annotated[int, Field(ge=1)] | Literal["world"]
 
@@ -121,7 +120,8 @@ class WrapperSection(Section):
         description="How the model is sharded. fsdp2: torch's fully_shard; zero2, zero3: "
         "DeepSpeed; transformers: from_pretrained alone; accelerate: its prepare with FSDP2. With "
         "an ep axis in the layout, from_pretrained divides the experts for fsdp2, transformers and "
-        "accelerate. trainer and trl: a Trainer or SFTTrainer runs the steps itself.",
+        "accelerate; with a tp axis it divides the model, for transformers only. trainer and "
+        "trl: a Trainer or SFTTrainer runs the steps itself.",
     )
     granularity: Literal["layer", "expert", "root"] = Field(
         default="layer",
@@ -235,8 +235,9 @@ class SkewSection(Section):
     batches: Literal["distinct", "identical", "per-replica", "one-token"] = Field(
         default="distinct",
         description="Through the data. distinct: each rank has its own batch; identical: all ranks "
-        "have rank 0's; per-replica: ranks that differ only in ep, etp, tp or pp share one; "
-        "one-token: each rank repeats one token, a different one on each.",
+        "have rank 0's; per-replica: ranks that work on one copy of the model share one; "
+        "one-token: each rank repeats one token, a different one on each. Ranks that differ only "
+        "in tp share a batch in any case.",
     )
     routing: Literal["balanced", "zero-token", "one-hot"] | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""Expectations, and what all trials together say."""
+"""Expectations, and the conclusion of all trials."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_reproduced(trials: list[TrialResult], reproduced: bool | None) -> None:
     assert conclude(trials).reproduced is reproduced
 
 
-def test_every_way_the_failure_shows_has_to_reproduce() -> None:
+def test_every_symptom_must_be_reproduced() -> None:
     other = trial("unfixed-too", "unfixed", "crash")
     assert conclude([UNFIXED, other, CONTROL]).reproduced is True
     missed = trial("unfixed-too", "unfixed", "clean", met=False)
@@ -121,7 +121,7 @@ def test_every_way_the_failure_shows_has_to_reproduce() -> None:
     ("verdicts", "reproduced"),
     [(["wrong-gradients", "nonfinite"], True), (["wrong-gradients", "wrong-gradients"], False)],
 )
-def test_a_failure_that_must_show_shows_in_one_repeat_at_least(
+def test_an_intermittent_failure_must_show_in_one_repeat(
     verdicts: list[str], reproduced: bool
 ) -> None:
     trials = [
@@ -180,7 +180,7 @@ def test_the_cheapest_correct_fix(
     assert conclude([UNFIXED, *trials]).cheapest_correct_fix == cheapest
 
 
-def test_a_workaround_that_trains_on_another_batch_is_no_fix_to_choose() -> None:
+def test_a_workaround_with_another_batch_is_never_the_cheapest_fix() -> None:
     workaround = replace(trial("same data", "fix", "clean", ratio=1.0), other_batch=True)
     assert conclude([UNFIXED, workaround]).cheapest_correct_fix is None
     assert conclude([UNFIXED, workaround]).fixes[0].correct

@@ -14,13 +14,14 @@ import pytest
 from moediag import protocol
 from moediag.evidence.model import Stall
 from moediag.launch.follow.patience import Patience
-from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.nodes import other_nodes, shared_folder
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.other_nodes import Together
 from moediag.launch.nodes.peers import LATE_NODES, Peers
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse, Stood, of_json
+from moediag.launch.rank_sample import RankSample
 
 US, THEM = "a" * 16, "b" * 16
 JOB = "c" * 32
@@ -256,10 +257,10 @@ def test_two_jobs_that_share_a_folder_do_not_meet(tmp_path: Path) -> None:
 def test_rubbish_in_the_folder_is_passed_over(tmp_path: Path) -> None:
     for name, text in (("e" * 16, "{"), ("f" * 16, "[]"), ("no key", "{}")):
         (tmp_path / JOB / name).mkdir(parents=True)
-        (tmp_path / JOB / name / shared_folder.PULSE_FILE).write_text(text)
+        (tmp_path / JOB / name / protocol.PULSE_FILE).write_text(text)
     impostor = tmp_path / JOB / ("d" * 16)
     impostor.mkdir()
-    (impostor / shared_folder.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
+    (impostor / protocol.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
     assert Mailbox(tmp_path, JOB, US).pulses() == []
 
 

@@ -78,8 +78,8 @@ def test_the_first_step_with_a_wrong_metric_counts_all_names_of_that_step() -> N
     assert facts.right == {"kl": 0.5, "loss": 1.0}
     assert facts.swapped == ()
     assert metrics.sentence(facts) == (
-        "In step 2 metrics are wrong: `kl` 0.75 on every rank (single process 0.5). Only the reported "
-        "values are wrong."
+        "In step 2 metrics are wrong: `kl` 0.75 on every rank (single process 0.5). Only the "
+        "reported values are wrong."
     )
 
 

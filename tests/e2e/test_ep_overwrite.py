@@ -1,5 +1,5 @@
-"""Experts that accelerate's prepare overwrites, on the released libraries: who holds what is
-matched with the checkpoint's bytes, and every release gets an honest verdict.
+"""Experts that accelerate's prepare overwrites, on the released libraries: each rank's experts are
+compared with the checkpoint's bytes, and every release gets an honest verdict.
 
 Two gloo ranks on the CPU, four for some, under both launchers.
 """
@@ -85,7 +85,7 @@ class TestOverwrite:
         )
         assert "That is rank 0's slice (0-3), taken for the whole parameter" in trial["cause"]
         assert "rank 1 holds 6-7, and experts 2-5 are on no rank" in other["cause"]
-        assert "The loss of that step is right to five digits" in trial["cause"]
+        assert "The loss of that step is correct to five digits" in trial["cause"]
 
     def test_the_page_compares_which_rank_holds_which_experts(self, ran: Ran) -> None:
         cells = held(ran)
@@ -242,7 +242,7 @@ FAMILIES = {
     # A plan for experts, so that they are divided, and overwritten.
     "gpt_oss": (WEIGHTS, AGAIN),
     "internvl": (WEIGHTS, AGAIN),
-    # None in 5.12: asked for, and not done, without a word.
+    # None in 5.12: requested, but silently not done.
     "mixtral": (WEIGHTS, OFF),
     "olmoe": (WEIGHTS, OFF),
     # accelerate cannot load a buffer of theirs back, with or without expert parallelism.

@@ -1,4 +1,4 @@
-"""Honest verdicts, on real ranks: what a run may conclude and what it may not."""
+"""Honest verdicts on real ranks: what a run may and may not conclude."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_false_claim_is_reported_as_not_reproduced(
     page = shown(command, ran)
     assert "not reproduced" in page
     # With the numbers.
-    assert f"{trial['parameters_compared']} gradients as in the reference" in page
+    assert f"{trial['parameters_compared']} gradients match the reference" in page
 
 
 @pytest.mark.parametrize("looked_for", ["hang", "wrong-gradients"])

@@ -1,5 +1,5 @@
-"""`ep-resume` on real releases: whose experts a save and a load leave on every rank, and which ways
-give everything back. Two gloo ranks on the CPU, four where several ranks' parts are mixed.
+"""`ep-resume` on real releases: which experts every rank has after a save and a load, and which
+methods restore everything. Two gloo ranks on the CPU, four if parts of several ranks are mixed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_the_steps_after_the_save_differ_and_the_control_is_exact(ran: Ran) -> N
     assert all(row[4] > 0 and row[7] > 0 for row in rows)
     # The loss alone would pass for noise.
     assert max(row[4] / row[2] for row in rows) < 1e-3
-    assert "two runs in one go differ by 0." in trial["cause"]
+    assert "two uninterrupted runs differ by 0." in trial["cause"]
 
 
 @pytest.mark.parametrize(

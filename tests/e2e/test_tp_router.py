@@ -1,4 +1,4 @@
-"""The router under tensor parallelism: a look-alike in plain torch, and torchtitan 0.2.2 itself.
+"""The router under tensor parallelism: an imitation in plain torch, and torchtitan 0.2.2 itself.
 
 Two gloo ranks on the CPU. For every case and every fix the table says which detectors saw it; a
 wrong fix that one detector sees is one that the others, used alone, would have accepted.
@@ -133,8 +133,8 @@ class TestTorchtitan:
         gate = "layers.0.moe.router.gate.weight"
         trial = ran.trial("unfixed")
         assert trial["wrong_parameters"] == [gate]
-        assert "The loss of that step is right to five digits" in trial["cause"]
-        assert "1 MoE block hands a wrong gradient down" in trial["cause"]
+        assert "The loss of that step is correct to five digits" in trial["cause"]
+        assert "1 MoE block passes a wrong gradient" in trial["cause"]
         assert f"differ between ranks that hold the same slice ({gate})" in trial["cause"]
         broken = ran.trial("weights-partial-before")
         assert broken["wrong_parameters"] == [f"layers.0.moe.experts.w{i}" for i in (1, 2, 3)]
@@ -175,7 +175,7 @@ class TestOneDetectorAlone:
         accepting = [d for d in DETECTORS if row[d] == 0]
         assert "loss" in accepting  # of the step itself; it is exact whatever the backward does
         if fix != "weights-partial":
-            # Whoever looks at the replicas or at the loss is content with all the others.
+            # A check of the replicas or of the loss accepts all the others.
             assert {"replicas", "others"} <= set(accepting)
             assert {"router", "input"} - set(accepting), "nobody sees it"
 

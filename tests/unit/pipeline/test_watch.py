@@ -17,9 +17,9 @@ from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
 from moediag.launch.capture.token_counts import last_loads
-from moediag.launch.follow.watchdog import RankSample
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import NEVER, Family, Process, oom_kills
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
@@ -207,7 +207,7 @@ LOADER = Frame("/v/site-packages/torch/utils/data/dataloader.py", 3, "__next__")
                                    "other thread of it can run."),
         ("S", (LOADER, USER), False, False, "Rank 1 waits for data at train.py:12 train."),
         ("R", (USER,), True, False, "Rank 1 computes at train.py:12 train."),
-        ("S", (USER,), False, False, "Rank 1 stands at train.py:12 train."),
+        ("S", (USER,), False, False, "Rank 1 is at train.py:12 train."),
         ("S", (LOADER.__class__("/v/site-packages/x.py", 1, "f"),), False, False, ""),
         ("S", (), False, False, ""),
     ],

@@ -36,7 +36,7 @@ def test_the_parameters_without_a_sum_are_named(ran: Ran) -> None:
     assert "4 of 69 parameters have wrong gradients" in trial["cause"]
     assert f"differ between ranks that hold the same slice ({NORMS})" in trial["cause"]
     assert trial["signature"] == "wrong-gradients:replicas differ:no-rank"
-    assert "The loss of that step is right to five digits" in trial["cause"]
+    assert "The loss of that step is correct to five digits" in trial["cause"]
 
 
 def test_a_later_release_still_leaves_it_out_for_another_family(ran: Ran) -> None:

@@ -17,8 +17,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Requests SIGKILL for this process when the thread that forked it ends. ``parent``: its pid; if
-    that is gone already, no signal would come, so this ends the process."""
+    """Requests SIGKILL for this process when the thread that forked it ends. ``parent``: its
+    pid; if that is gone already, no signal would come, so this ends the process."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

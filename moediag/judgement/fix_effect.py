@@ -40,7 +40,7 @@ _DETECTORS = {
     Verdict.WRONG_GRADIENTS: "gradients against the reference",
     Verdict.WRONG_WEIGHTS: "weights against the checkpoint",
     Verdict.REPLICA_DIVERGENCE: "replicas side by side",
-    Verdict.RESUME_DRIFT: "a resumed run against one in one go",
+    Verdict.RESUME_DRIFT: "a resumed run against an uninterrupted one",
     Verdict.WRONG_METRICS: "reduced metrics side by side and against the reference",
 }
 

@@ -93,7 +93,7 @@ RESULT = {
 
 
 def problems(value: Any, shape: Any = RESULT, where: str = "result") -> list[str]:
-    """What is wrong, each with its place; empty when ``value`` has the shape."""
+    """Returns each problem with its position; empty if ``value`` has the shape."""
     if isinstance(shape, tuple):
         tried = [problems(value, one, where) for one in shape]
         return min(tried, key=len)

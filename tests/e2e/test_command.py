@@ -22,7 +22,7 @@ MARK = "MOEDIAG_TEST_MARK"
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes that were started with ``mark`` in their environment."""
+    """Returns the living processes with ``mark`` in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -381,7 +381,7 @@ FAMILIES = [
 def test_a_family_can_be_chosen_on_the_command_line(
     command: Command, release: str, family: str, verdict: str
 ) -> None:
-    """As measured: a family is affected where its block skips experts that are modules."""
+    """A family is affected if its block skips experts that are modules."""
     need({"transformers": release})
     ran = command.run(
         "expert-starvation", "--variant", "unfixed", "--set", f"model.family={family}",

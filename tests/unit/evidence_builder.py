@@ -303,7 +303,7 @@ def measured(
 def died(
     evidence: Evidence, rank: int, error: RankError | None = None, signal: str | None = None
 ) -> Evidence:
-    """``rank`` ended by itself, so nobody needed to see a stall; the others by the launcher."""
+    """``rank`` ended by itself, without a stall; the launcher ended the others."""
     ranks = dict(evidence.ranks)
     end = ExitStatus(code=None if signal else 1, signal=signal)
     ranks[rank] = replace(ranks[rank], exit=end, error=error, finished=False)

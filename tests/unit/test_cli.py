@@ -43,7 +43,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
 
 
 class Pipeline:
-    """Stands for scenario, plan and run; remembers what it was asked."""
+    """Replaces scenario, plan and run, and records the questions."""
 
     def __init__(self) -> None:
         self.result: RunResult | Exception = read_result(RESULTS / "starvation.json")

@@ -35,7 +35,7 @@ class Experts(torch.nn.Module):
 
 
 def block() -> None:
-    """For what never comes."""
+    """Waits forever."""
     fifo = Path(tempfile.mkdtemp()) / "never"
     os.mkfifo(fifo)
     fifo.read_bytes()  # BLOCKS

@@ -53,7 +53,7 @@ def burn(seconds: float) -> None:
 
 
 def skips(job: Job) -> None:
-    """Rank 1 leaves a reduction out and goes on to the next call."""
+    """Rank 1 skips a reduction and continues with the next call."""
     job.steps()
     loss = torch.ones(4)
     if job.rank != 1:
@@ -139,7 +139,7 @@ def receives(job: Job) -> None:
 
 
 class Pipe(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """The last item is read from a pipe into which nobody writes."""
+    """Reads the last item from a pipe without a writer."""
 
     def __init__(self, blocks: bool) -> None:
         self.blocks = blocks
@@ -175,7 +175,7 @@ def stopped(job: Job) -> None:
 
 
 def holds_gil(job: Job) -> None:
-    """A C extension that waits without letting go of the interpreter."""
+    """A C extension that waits without releasing the interpreter lock."""
     job.steps()
     if job.rank == 1:
         ctypes.PyDLL(None).pause()  # HERE
@@ -193,7 +193,7 @@ def killed(job: Job) -> None:
 
 
 def out_of_memory(job: Job) -> None:
-    """What an allocation gets beyond a limit of the process."""
+    """An allocation beyond a limit of the process."""
     job.steps()
     if job.rank == 1:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))

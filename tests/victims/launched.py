@@ -139,14 +139,14 @@ def busy(me: Rank) -> None:
 
 
 def blocked_outside(me: Rank) -> None:
-    """Waits, but nobody is in a collective."""
+    """Waits, but no rank is in a collective."""
     me.all_reduce()
     me.ready()
     signal.pause()
 
 
 def stubborn_childless(me: Rank) -> None:
-    """Ignores what it can."""
+    """Ignores all signals that it can."""
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     me.all_reduce()

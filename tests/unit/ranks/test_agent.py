@@ -1,4 +1,5 @@
-"""The observer in the elastic agent: reports ends, holds until released, then ends the rest."""
+"""The observer in the elastic agent: reports the end of ranks, waits for the release, then stops
+the rest."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def starvation() -> RunResult:
 
 @pytest.fixture
 def nasty(starvation: RunResult) -> RunResult:
-    """Text of the user's own everywhere it can come in, on a trial that broke its expectation."""
+    """User text everywhere it can appear, in a trial that did not meet its expectation."""
     trial = changed(
         starvation.trials[0],
         variant=NASTY, cause=NASTY, not_seen=(NASTY,), notes=(NASTY,), met=False,
@@ -181,7 +181,7 @@ def test_what_is_no_result_is_said_in_words(tmp_path: Path, text: str, why: str)
 
 
 def test_stdout_takes_one_format(starvation: RunResult, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stdout holds one format"):
+    with pytest.raises(UsageError, match="stdout can hold only one format"):
         views.write([starvation], {"html": Path("-"), "junit": Path("-")}, dict)
 
 

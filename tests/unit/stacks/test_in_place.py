@@ -1,4 +1,4 @@
-"""Running on what is installed: nothing is built, and what is not there is refused."""
+"""Running with the installed libraries: nothing is built, and missing releases are refused."""
 
 from __future__ import annotations
 

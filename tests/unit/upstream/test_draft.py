@@ -154,7 +154,7 @@ def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
 
 
 def test_the_system_information_is_that_of_the_run(tmp_path: Path) -> None:
-    """Another machine made this result, so nothing of this one is told."""
+    """Another machine made this result, so nothing about this machine is shown."""
     lines = draft_evidence.system(RESULT, FAILED)
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
     assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"
@@ -250,7 +250,7 @@ def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     folder = run_directory(tmp_path / "run")
     clean = run_directory(tmp_path / "clean", run_of(FIX, CONTROL))
     for words, says in (
-        ([str(folder), "--for", "pytorch"], "--for pytorch is about --markdown"),
+        ([str(folder), "--for", "pytorch"], "--for pytorch needs --markdown"),
         ([str(folder), "--markdown", "-", "--for", "slime"], "--for slime: one of transformers"),
         ([str(clean), "--markdown", "-", "--for", "pytorch"], "nothing failed in"),
         ([str(folder), str(clean), "--markdown", "-", "--for", "pytorch"], "about one run"),

@@ -217,8 +217,8 @@ def _internvl(s: ModelSpec) -> Dict[str, Any]:
 
 FAMILIES: Dict[str, Family] = {
     "qwen3_moe": Family("qwen3_moe", "Qwen3MoeConfig", "Qwen3MoeForCausalLM", _qwen3_moe),
-    "qwen2_moe": Family("qwen2_moe", "Qwen2MoeConfig", "Qwen2MoeForCausalLM", _qwen2_moe),
     "mixtral": Family("mixtral", "MixtralConfig", "MixtralForCausalLM", _mixtral),
+    "qwen2_moe": Family("qwen2_moe", "Qwen2MoeConfig", "Qwen2MoeForCausalLM", _qwen2_moe),
     "olmoe": Family("olmoe", "OlmoeConfig", "OlmoeForCausalLM", _olmoe),
     "deepseek_v3": Family("deepseek_v3", "DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3),
     "glm4_moe": Family("glm4_moe", "Glm4MoeConfig", "Glm4MoeForCausalLM", _glm4_moe),

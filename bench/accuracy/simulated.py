@@ -17,7 +17,7 @@ from bench.accuracy.counting import Answer, Truth
 from bench.accuracy.frtrace import TorchFrTrace
 from bench.labelled import LAYOUTS
 from moediag.pipeline.examine import examine
-from moediag.report.finding import FAILURES
+from moediag.result import FAILURES
 
 HEALTHY = ("none", "running")
 # (layout, micro-batches, layers), as in LAYOUTS.

@@ -13,7 +13,7 @@ from typing import Any
 from bench.accuracy import bounded, others
 from bench.accuracy.counting import Answer, Truth
 from bench.accuracy.frtrace import TorchFrTrace
-from moediag.report.finding import FAILURES
+from moediag.result import FAILURES
 from tests.victims.table import JOBS, Victim
 
 BOUND = 240.0  # seconds for one job, start and end included

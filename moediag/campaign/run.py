@@ -17,10 +17,13 @@ from moediag.campaign.engine.drive import Strategy, drive
 from moediag.campaign.engine.journal import Header, Journal, Records
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import Interrupted
-from moediag.judgement import conclusion as judge
-from moediag.judgement import step_time, training_table
-from moediag.judgement.regressions import with_regressions
-from moediag.judgement.side_by_side import together
+from moediag.judgement import (
+    conclude,
+    together,
+    training_tables,
+    with_ratios,
+    with_regressions,
+)
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import Reference, TrialOptions, Trials, in_order
 from moediag.protocol import CostTask
@@ -178,10 +181,10 @@ class _Run(Strategy[str, TrialResult]):
 
     def write(self, incomplete: str) -> None:
         results = [self.results[name] for name in self.planned if name in self.results]
-        trials = step_time.with_ratios(self.plan, results, self.folder)
+        trials = with_ratios(self.plan, results, self.folder)
         trials = with_regressions(self.plan, trials)
         trials, tables = together(trials)
-        conclusion = judge.conclusion(trials)
+        conclusion = conclude(trials)
         if incomplete:  # a fix that was not tried may be cheaper
             conclusion = dataclasses.replace(conclusion, cheapest_correct_fix=None)
         self.result = RunResult(
@@ -193,7 +196,7 @@ class _Run(Strategy[str, TrialResult]):
             conclusion=conclusion,
             overrides=tuple(self.plan.overrides),
             incomplete=incomplete,
-            tables=(*training_table.tables(self.plan, trials, self.folder), *tables),
+            tables=(*training_tables(self.plan, trials, self.folder), *tables),
         )
         self.result.write(self.folder)
 

@@ -113,8 +113,8 @@ def bisect(
 
     from moediag.campaign.bisect import answer_page, question, session
     from moediag.campaign.bisect.probe import Releases
-    from moediag.campaign.bisect.progress import watching
     from moediag.campaign.bisect.signature_match import Match
+    from moediag.campaign.engine import shown
     from moediag.launch.settings import LaunchOptions
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
@@ -140,16 +140,16 @@ def bisect(
     clone = _clone(repo, what) if repo and not git_bisect else None
     command = o.command(context)
     launch = LaunchOptions(quiescence=quiescence)
-    with watching(no_color) as watcher:
-        make = functools.partial(Releases, watcher=watcher, launch=launch)
+    with shown(no_color) as display:
+        make = functools.partial(Releases, display=display, launch=launch)
         if git_bisect:
             from moediag.campaign.bisect.commits import git_bisect as adapter
             from moediag.campaign.bisect.commits.clone import Clone
 
             here = Clone(repo or Path.cwd())
-            verdict = adapter.judge_checkout(what, here, out, command, make, watcher)
+            verdict = adapter.judge_checkout(what, here, out, command, make, display)
             raise typer.Exit(adapter.code(verdict))
-        report, folder = session.run(what, out, resume, command, make, watcher, jobs, clone)
+        report, folder = session.run(what, out, resume, command, make, display, jobs, clone)
     if as_json:
         stdout.line(json.dumps(answer_page.to_json(report), indent=1, ensure_ascii=False))
     else:

@@ -100,8 +100,8 @@ def matrix(
         raise UsageError("--confirm predicts too: leave --fast away")
 
     from moediag.campaign.bisect.question import Asked
+    from moediag.campaign.engine import shown
     from moediag.campaign.matrix import question, session, table_page
-    from moediag.campaign.matrix.progress import watching
     from moediag.campaign.matrix.work import Way
     from moediag.launch.settings import LaunchOptions
 
@@ -120,9 +120,9 @@ def matrix(
     asked = question.ask(wanted)
     o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
     command = o.command(context)
-    with watching(no_color) as progress:
+    with shown(no_color) as display:
         make = functools.partial(session.Cells, launch=LaunchOptions(quiescence=quiescence))
-        found, folder = session.run(asked, out, resume, command, progress, make)
+        found, folder = session.run(asked, out, resume, command, display, make)
     if markdown is not None:
         session.write_page(markdown, found, command)
     if as_json:

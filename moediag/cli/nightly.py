@@ -15,6 +15,7 @@ from moediag.errors import UsageError
 from moediag.report import stdout
 
 if TYPE_CHECKING:
+    from moediag.campaign.engine import Display
     from moediag.campaign.nightly.blame import Blame
     from moediag.campaign.nightly.changes import Compared
     from moediag.campaign.nightly.jobs import Asked, Planned
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def nightly(
+    context: typer.Context,
     scenario: Annotated[
         list[str],
         typer.Option("--scenario", metavar="NAME", help="Only this one; repeat for several."),
@@ -56,6 +58,7 @@ def nightly(
         int, typer.Option("--nights", min=2, metavar="N", help="Nights that make it flaky.")
     ] = 7,
     out: o.Out = None,
+    resume: o.Resume = False,
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="[default: junit.xml in --out]")
     ] = None,
@@ -81,12 +84,11 @@ def nightly(
     if annotate and as_json:
         raise UsageError("--annotate and --json exclude each other", "--json has them as well.")
 
-    from moediag.campaign.engine import shown
+    from moediag.campaign.engine import opened, resumable, shown
     from moediag.campaign.nightly import drive, jobs, tracks
     from moediag.campaign.nightly import summary as pages
     from moediag.campaign.nightly.changes import Change, compare
     from moediag.campaign.nightly.history import History
-    from moediag.pipeline.run_folder import run_folder
     from moediag.report import terminal, views
     from moediag.stacks.base import current_base
     from moediag.stacks.environment import cache_root
@@ -100,11 +102,13 @@ def nightly(
     kept = History(history)
     notes: list[str] = []
     planned = jobs.plan_all(list(tracks.resolved(wanted, base.python, notes.append)), asked)
-    folder = run_folder(out, "nightly")
-    with shown(no_color) as observer:
-        ran = drive.run(planned, asked, notes, kept, folder, minutes, observer)
-    compared = compare(ran.night, kept.nights, nights)
-    blames = _blames(compared, planned, asked, folder, bisect_minutes, no_color)
+    question = drive.header(planned, asked, o.command(context))
+    with opened(question, out, resume, "nightly") as journal, shown(no_color) as display:
+        folder = journal.folder
+        ran = drive.run(planned, asked, notes, kept, journal, minutes, display)
+        compared = compare(ran.night, kept.nights, nights)
+        with resumable(journal, lambda: ran.done):
+            blames = _blames(compared, planned, asked, folder, bisect_minutes, display)
     found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable))
     _write(found, ran.results, folder, junit, summary)
     if as_json:
@@ -121,10 +125,9 @@ def nightly(
 
 def _blames(
     compared: tuple[Compared, ...], planned: list[Planned], asked: Asked, folder: Path,
-    minutes: float, no_color: bool,
+    minutes: float, display: Display,
 ) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
     """What a bisect said of each new failure, until the time is up."""
-    from moediag.campaign.bisect.progress import watching
     from moediag.campaign.engine import Clock
     from moediag.campaign.nightly.blame import blame
     from moediag.campaign.nightly.changes import Change
@@ -136,10 +139,9 @@ def _blames(
         for number, one in enumerate(c for c in compared if c.change == Change.NEW):
             where = folder / "bisect" / str(number + 1)
             name = names[one.entry.scenario]
-            with watching(no_color) as watcher:
-                found[one.entry.key] = blame(
-                    one, name, asked, where, clock.left, watcher, LaunchOptions()
-                )
+            found[one.entry.key] = blame(
+                one, name, asked, where, clock.left, display, LaunchOptions()
+            )
     return found
 
 

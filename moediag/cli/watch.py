@@ -74,7 +74,7 @@ def watch(
     from moediag.launch.watched import JobOptions
     from moediag.pipeline import watch as watcher
     from moediag.report import json_view, terminal, views, watch_display
-    from moediag.report.finding import FAILURES
+    from moediag.result import FAILURES
 
     job = JobOptions(guard=guard, segment_bytes=log_mb * 1024 * 1024 // 2)
     options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)

@@ -21,10 +21,8 @@ from moediag.diagnosis.words import (
     schedule_view,
 )
 from moediag.evidence.model import Evidence
-from moediag.result import Diagnosis, Table, Verdict
+from moediag.result import FAILURES, Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
-
-_UNEXPLAINED = (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE)
 
 
 def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis:
@@ -81,7 +79,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
 
 def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parted, ...], str]:
     """The decisions by which ranks parted before it failed, and what the cause says of them."""
-    if verdict in _UNEXPLAINED:
+    if verdict not in FAILURES:
         return (), ""
     by_schedule = facts.divergence if judged.divergence else None
     why = decisions.before(facts.decisions, facts.evidence, by_schedule, judged.until)

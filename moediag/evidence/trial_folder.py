@@ -20,7 +20,6 @@ from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.protocol import Outcome
 
-LAUNCH_FILE = "launch.json"
 CAPTURE = "capture"
 # Title -> file, written by launch.machine.
 ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
@@ -47,7 +46,7 @@ def _read(folder: Path) -> Evidence:
         )
     trial = _json(folder / protocol.TRIAL_FILE)
     task = protocol.task_fields(trial)
-    launch = exits.read_launch(folder / LAUNCH_FILE)
+    launch = exits.read_launch(folder / protocol.LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size")
     world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from moediag.judgement import fix_effect
 from moediag.result import (
+    FAILURES,
     ClaimJudgement,
     Conclusion,
     Diagnosis,
@@ -19,8 +20,6 @@ from moediag.result import (
     TrialResult,
     Verdict,
 )
-
-FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
 
 
 class Expectation(Protocol):
@@ -68,7 +67,7 @@ def expected_verdicts(expectation: Expectation, backend: str) -> tuple[str, ...]
     return tuple(str(verdict) for verdict in wanted)
 
 
-def conclusion(trials: Sequence[TrialResult]) -> Conclusion:
+def conclude(trials: Sequence[TrialResult]) -> Conclusion:
     """Of all trials of one run. ``reproduced``: True when every unfixed trial failed as expected,
     False when they ended otherwise, None when that cannot be said: a control failed, nothing
     unfixed was decided, repeats or unfixed variants disagree. A variant that must show a verdict

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from moediag.diagnosis.numbers import optimizer_update
 from moediag.result import ClaimJudgement, Effect, TrialResult, Verdict
+from moediag.result.verdicts import OF_UPDATE
 from moediag.result.wording import error_size, plural
 
 # How late a person learns of it: at once and with a reason; by waiting; not at all.
@@ -88,9 +88,7 @@ def detector(t: TrialResult) -> str:
             return "the clipping norm against the reference"
         if not t.wrong_parameters:
             return "gradients of the blocks' inputs against the reference"
-    if t.verdict == Verdict.WRONG_WEIGHTS and set(optimizer_update.NAMES) & set(
-        t.signature.split(":")
-    ):
+    if t.verdict == Verdict.WRONG_WEIGHTS and set(OF_UPDATE) & set(t.signature.split(":")):
         return "what the optimizer left against the reference"
     return _DETECTORS.get(Verdict(t.verdict), "")
 

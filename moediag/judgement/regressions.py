@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from moediag.judgement.conclusion import FAILURES
-from moediag.result import TrialResult, Verdict
+from moediag.result import FAILURES, TrialResult, Verdict
 from moediag.scenario.plan import Plan, PlannedTrial
 
 

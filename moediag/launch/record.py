@@ -12,9 +12,8 @@ from typing import Any
 
 from moediag.errors import EvidenceError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.protocol import write_json
+from moediag.protocol import LAUNCH_FILE, write_json
 
-LAUNCH_FILE = "launch.json"
 SCHEMA_VERSION = 1
 
 

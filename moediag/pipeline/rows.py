@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from moediag import judgement
 from moediag.errors import StackError
-from moediag.judgement import conclusion
 from moediag.protocol import Trial
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
 from moediag.scenario.plan import PlannedTrial
@@ -46,7 +46,7 @@ def planned_row(
     return dataclasses.replace(
         row(planned.trial, diagnosis, stack, evidence),
         expected=" or ".join(verdicts),
-        met=conclusion.met(expected, diagnosis, backend),
+        met=judgement.met(expected, diagnosis, backend),
         repeat=planned.repeat,
         must_show=(expected.shows or "") if expected is not None else "",
         repairs=planned.repairs,

@@ -33,8 +33,7 @@ from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Trial, WatchTask
-from moediag.report.finding import FAILURES
-from moediag.result import Conclusion, RunResult, Seconds, TrialResult
+from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"

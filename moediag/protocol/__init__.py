@@ -1,9 +1,9 @@
-"""What crosses from the control side to the ranks, and the files the ranks leave behind.
+"""What the control side and the ranks tell each other: files, environment variables, events.
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
 ``trial``, ``specs`` and ``tasks``, what a rank is given; ``programs``, steps of another kind;
 ``outcome``, what it measured; ``user_code``, which frames are the user's own.
-The only package that both sides import, so: standard library only, Python >= 3.9.
+Both sides import this package, so it needs only the standard library and Python >= 3.9.
 A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
 (one JSON object a line, written with a single ``write`` so that a killed rank loses
 nothing it had recorded) and keeps ``rank-N.heartbeat``, a small memory-mapped record.
@@ -26,11 +26,15 @@ from moediag.protocol.files import (
     ENV_TRIAL,
     ENV_WATCH,
     GUARD_TIMEOUT,
+    LAUNCH_FILE,
+    LINK_FILE,
     NODES_FILE,
     NODES_FOLDER,
     NOT_RECORDED_FILE,
+    PULSE_FILE,
     SUSCEPTIBILITY_FILE,
     TRIAL_FILE,
+    WANT_FILE,
     WATCHDOG_DUMPS,
     WATCHDOG_PIPES,
     attempt_folder,
@@ -117,15 +121,19 @@ __all__ = [
     "ENV_WATCH",
     "EVENT_KINDS",
     "GUARD_TIMEOUT",
+    "LAUNCH_FILE",
+    "LINK_FILE",
     "NODES_FILE",
     "NODES_FOLDER",
     "NOT_RECORDED_FILE",
     "OPS",
     "PROGRAMS",
+    "PULSE_FILE",
     "SCHEMA_VERSION",
     "SUSCEPTIBILITY_FILE",
     "TRAINER_KINDS",
     "TRIAL_FILE",
+    "WANT_FILE",
     "WATCHDOG_DUMPS",
     "WATCHDOG_PIPES",
     "Applied",

@@ -22,6 +22,7 @@ ENV_SEGMENT = "MOEDIAG_SEGMENT_BYTES"
 ENV_JOB = "MOEDIAG_JOB"
 
 TRIAL_FILE = "trial.json"
+LAUNCH_FILE = "launch.json"  # how the launch went, as the control side saw it
 # In the run directory of a watched job: one line for each process that could not be recorded.
 NOT_RECORDED_FILE = "not-recorded.txt"
 
@@ -51,6 +52,12 @@ def job_file(rank: int) -> str:
 # evidence.nodes. The evidence of the others is in NODES_FOLDER, a folder for each.
 NODES_FILE = "nodes.json"
 NODES_FOLDER = "nodes"
+
+# Between the watchers of several nodes, in the folder that they share or that ranks.relay carries
+# to the others: a node's state; the watcher reads the others' evidence; the relay's turns so far.
+PULSE_FILE = "pulse.json"
+WANT_FILE = "want"
+LINK_FILE = "link.json"
 
 
 def events_file(rank: int) -> str:

@@ -1,11 +1,10 @@
-"""Programs: steps that no sharding of a whole model shows, each a module of
-``moediag.worker.programs``; their options and what those may be."""
+"""The programs of ``moediag.worker.programs``, their options and the values these may have."""
 
 from __future__ import annotations
 
 from typing import Any, Dict
 
-# Name -> option -> default; a tuple lists what an option of text may be, its default first.
+# Name -> option -> default; a tuple lists the values of a text option, its default first.
 PROGRAMS: Dict[str, Dict[str, Any]] = {
     # One MoE block under tensor parallelism. expert_tp: routed experts are cut over the tp ranks
     # (tp) or whole on each (1); scores: routing scores scale what comes out of the experts (after)

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON files, written whole or not at all."""
+"""Dataclasses as JSON files, written atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """The same for text."""
+    """Like write_json, for text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

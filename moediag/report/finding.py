@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
 from moediag.result import (
+    FAILURES,
     Confidence,
     FirstDivergence,
     RankState,
@@ -22,8 +23,6 @@ from moediag.result import (
     Verdict,
     wording,
 )
-
-FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moediag.errors import ExitCode
-from moediag.report.finding import FAILURES, Finding, broken, finding_of, unfixed_clean
-from moediag.result import FixJudgement, Role, RunResult, Table, TrialResult, Verdict, wording
+from moediag.report.finding import Finding, broken, finding_of, unfixed_clean
+from moediag.result import (
+    FAILURES,
+    FixJudgement,
+    Role,
+    RunResult,
+    Table,
+    TrialResult,
+    Verdict,
+    wording,
+)
 
 
 @dataclass(frozen=True, slots=True)

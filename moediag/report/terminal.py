@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moediag.report import tables
-from moediag.report.finding import FAILURES, Finding, Side, StackGroup
+from moediag.report.finding import Finding, Side, StackGroup
 from moediag.report.page import ClaimRow, ControlRow, FixRow, Page, page_of
 from moediag.report.text_layout import (
     Line,
@@ -24,7 +24,7 @@ from moediag.report.text_layout import (
     plain,
     wrap,
 )
-from moediag.result import Effect, RunResult, Table, Verdict
+from moediag.result import FAILURES, Effect, RunResult, Table, Verdict
 
 STYLES = {
     "label": "bold",

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moediag.report.finding import FAILURES
-from moediag.result import wording
+from moediag.result import FAILURES, wording
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,9 +20,10 @@ from moediag.result.run_result import (
     TrialResult,
 )
 from moediag.result.table import Cell, Table
-from moediag.result.verdicts import Confidence, Effect, Role, Verdict
+from moediag.result.verdicts import FAILURES, Confidence, Effect, Role, Verdict
 
 __all__ = [
+    "FAILURES",
     "RESULT_FILE",
     "Cell",
     "ClaimJudgement",

@@ -7,7 +7,7 @@ editors show.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,16 +20,15 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from moediag.axes import AXES
+from moediag.families import FAMILIES
+from moediag.result.verdicts import Verdict
 
-Family = Literal[
-    "qwen3_moe", "mixtral", "qwen2_moe", "olmoe", "deepseek_v3", "glm4_moe", "glm4v_moe",
-    "gpt_oss", "llama4", "qwen3_vl_moe", "qwen3_omni_moe", "internvl",
-]  # fmt: skip
-VerdictName = Literal[
-    "clean", "hang", "collective-mismatch", "wrong-gradients", "wrong-weights",
-    "replica-divergence", "nonfinite", "wrong-metrics", "resume-drift", "crash",
-    "not-applicable", "inconclusive",
-]  # fmt: skip
+if TYPE_CHECKING:
+    Family = str
+    VerdictName = str
+else:
+    Family = Literal[tuple(FAMILIES)]
+    VerdictName = Literal[tuple(str(verdict) for verdict in Verdict)]
 Backend = Literal["gloo", "nccl"]
 AxisSize = Annotated[int, Field(ge=1)] | Literal["world"]
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moediag.errors import UsageError
-from moediag.report.finding import FAILURES, finding_of
+from moediag.report.finding import finding_of
 from moediag.report.markdown import LIMIT, fenced
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
-from moediag.result import Role, RunResult, TrialResult, Verdict, wording
+from moediag.result import FAILURES, Role, RunResult, TrialResult, Verdict, wording
 from moediag.upstream.templates import TEMPLATES, Part, Section
 
 WIDTH = 100

@@ -108,6 +108,6 @@ def test_per_mesh_gives_the_norm_of_one_process_on_every_rank(world: int, tmp_pa
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_the_norm_of_own_pieces_is_another_one_on_each_rank(world: int, tmp_path: Path) -> None:
+def test_the_norm_of_local_tensors_differs_between_ranks(world: int, tmp_path: Path) -> None:
     norms = [norm for norm, _, _ in run(world, "local", tmp_path)]
     assert len({round(norm, 3) for norm in norms}) == world

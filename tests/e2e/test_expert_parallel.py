@@ -81,7 +81,7 @@ class TestClipNorm:
 
 
 class TestRouterGradient:
-    def test_replicas_that_drift_apart_are_part_of_the_cause(self, command: Command) -> None:
+    def test_diverging_replicas_are_part_of_the_cause(self, command: Command) -> None:
         need(PLAIN)
         need(NEW)
         ran = command.run(

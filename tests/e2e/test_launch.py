@@ -137,7 +137,7 @@ def test_a_killed_rank(both: Launcher, tmp_path: Path) -> None:
     assert record.stall is None
 
 
-def test_peers_of_a_dead_rank_are_looked_at_before_they_are_ended(
+def test_peers_of_a_dead_rank_are_captured_before_they_are_stopped(
     both: Launcher, tmp_path: Path
 ) -> None:
     record = both.run(trial("death-beside-waiter"), tmp_path / "t")
@@ -165,15 +165,13 @@ def test_a_hang(both: Launcher, tmp_path: Path) -> None:
     assert left_over(both) == []
 
 
-def test_a_hang_that_no_heartbeat_marks_is_seen_on_the_stacks(
-    forks: Launcher, tmp_path: Path
-) -> None:
+def test_a_hang_without_a_heartbeat_is_found_from_stacks(forks: Launcher, tmp_path: Path) -> None:
     record = forks.run(trial("hang-two-groups", timeout=60.0), tmp_path / "t")
     assert record.stall is not None
     assert record.stall.waiting == (0, 1)
 
 
-def test_a_busy_rank_is_no_hang_until_the_outer_bound(forks: Launcher, tmp_path: Path) -> None:
+def test_a_busy_rank_is_not_a_hang_before_the_timeout(forks: Launcher, tmp_path: Path) -> None:
     record = forks.run(trial("busy", timeout=3.0), tmp_path / "t")
     assert record.stall is None
     assert record.timed_out
@@ -181,16 +179,16 @@ def test_a_busy_rank_is_no_hang_until_the_outer_bound(forks: Launcher, tmp_path:
     assert all(status.by_us for status in record.exits.values())
 
 
-def test_waiting_outside_a_collective_is_no_hang(forks: Launcher, tmp_path: Path) -> None:
+def test_waiting_outside_a_collective_is_not_a_hang(forks: Launcher, tmp_path: Path) -> None:
     record = forks.run(trial("blocked-outside", timeout=3.0), tmp_path / "t")
     assert (record.stall, record.timed_out) == (None, True)
 
 
-def test_a_slow_start_is_no_hang(forks: Launcher, tmp_path: Path) -> None:
+def test_a_slow_start_is_not_a_hang(forks: Launcher, tmp_path: Path) -> None:
     assert forks.run(trial("slow-start"), tmp_path / "t").succeeded
 
 
-def test_ranks_that_ignore_signals_are_ended_with_their_children(
+def test_ranks_that_ignore_signals_are_killed_with_their_children(
     both: Launcher, tmp_path: Path
 ) -> None:
     record = both.run(trial("stubborn"), tmp_path / "t")
@@ -256,7 +254,7 @@ def pid_of(target: str, kind: str, folder: Path, parent: int) -> int:
     [("fork", t) for t in ("moediag", "host", "agent", "rank")]
     + [("torchrun", t) for t in ("moediag", "agent", "rank")],
 )
-def test_kill_9_of_anybody_leaves_nothing(kind: str, target: str, tmp_path: Path) -> None:
+def test_kill_9_of_any_process_leaves_nothing(kind: str, target: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn-childless", tmp_path)
     folder = tmp_path / "stubborn-childless"
     os.kill(pid_of(target, kind, folder, parent.pid), signal.SIGKILL)
@@ -274,7 +272,7 @@ def test_kill_9_of_anybody_leaves_nothing(kind: str, target: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["fork", "torchrun"])
-def test_ctrl_c_ends_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn", tmp_path)
     parent.send_signal(signal.SIGINT)
     assert parent.wait(60) == 130

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from moediag.launch.record import LAUNCH_FILE, LaunchRecord
+from moediag.launch.record import LaunchRecord
+from moediag.protocol import LAUNCH_FILE
 
 pytestmark = pytest.mark.e2e
 

@@ -100,7 +100,7 @@ def test_a_control_that_fails_makes_the_comparison_inconclusive(
 @pytest.mark.parametrize(
     ("starve", "release"), [(STARVED, "5.0.0"), ("[]", "4.53.2")], ids=["repaired", "no cause"]
 )
-def test_a_claim_that_does_not_hold_is_reported_as_not_reproduced(
+def test_a_false_claim_is_reported_as_not_reproduced(
     command: Command, tmp_path: Path, starve: str, release: str
 ) -> None:
     need({"transformers": release})
@@ -121,7 +121,7 @@ def test_a_claim_that_does_not_hold_is_reported_as_not_reproduced(
 
 
 @pytest.mark.parametrize("looked_for", ["hang", "wrong-gradients"])
-def test_another_failure_never_counts_as_the_one_looked_for(
+def test_another_failure_never_counts_as_the_expected_one(
     command: Command, tmp_path: Path, looked_for: str
 ) -> None:
     ran = command.run(scenario(tmp_path, unfixed(looked_for), HEALTHY))

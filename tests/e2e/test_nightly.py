@@ -50,7 +50,7 @@ def night_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((folder / "history").iterdir())]
 
 
-def test_what_a_release_breaks_is_new_and_what_it_mends_is_fixed(
+def test_a_failure_of_a_release_is_new_and_a_repaired_one_is_fixed(
     nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shared:

@@ -159,7 +159,7 @@ def test_a_node_that_is_killed(nodes: Nodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_a_node_that_is_cut_off(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_disconnected_node(nodes: Nodes, tmp_path: Path) -> None:
     """Its connections stay open and nothing moves on them: watcher, agent and ranks are stopped."""
     nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 2))
     wait_for(tmp_path / "trains")
@@ -172,7 +172,7 @@ def test_a_node_that_is_cut_off(nodes: Nodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_starts_of_the_same_job_stay_apart(nodes: Nodes) -> None:
+def test_starts_of_the_same_job_are_separate(nodes: Nodes) -> None:
     """torch itself may need a start or two more: its ranks find addresses of their predecessors."""
     nodes.agents("raises", ranks=(1, 1), options=("--max-restarts", "1", "--rdzv-backend", "c10d"))
     for number in range(2):
@@ -198,9 +198,7 @@ def test_a_healthy_job(victim: str, ranks: tuple[int, ...], nodes: Nodes) -> Non
 
 @pytest.mark.wide
 @pytest.mark.parametrize("agents", [True, False])
-def test_without_a_folder_that_they_share_they_meet_at_the_store(
-    agents: bool, nodes: Nodes
-) -> None:
+def test_without_a_shared_folder_watchers_meet_at_the_store(agents: bool, nodes: Nodes) -> None:
     """Of torch's agent, or of rank 0, where nobody is above the ranks."""
     nodes.shared = False
     if agents:
@@ -214,9 +212,7 @@ def test_without_a_folder_that_they_share_they_meet_at_the_store(
 
 
 @pytest.mark.wide
-def test_a_store_that_died_with_its_node_makes_nobody_a_culprit(
-    nodes: Nodes, tmp_path: Path
-) -> None:
+def test_a_store_lost_with_its_node_makes_no_rank_a_culprit(nodes: Nodes, tmp_path: Path) -> None:
     """Node 1 hears nothing any more and cannot tell the node from the store."""
     nodes.shared = False
     nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1", "--silence", "3")

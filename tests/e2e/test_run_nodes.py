@@ -91,7 +91,7 @@ def test_both_nodes_judge_all_ranks(nodes: Nodes) -> None:
         assert good["parameters_compared"] > 0
 
 
-def test_ranks_that_stand_still_do_so_on_both_nodes(nodes: Nodes) -> None:
+def test_a_hang_is_reported_on_both_nodes(nodes: Nodes) -> None:
     nodes.start("expert-starvation-hang", "--variant", "unfixed")
     for node in range(2):
         trial = nodes.trials(node)["unfixed"]

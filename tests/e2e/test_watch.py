@@ -52,7 +52,7 @@ def under_torchrun(tmp_path: Path, victim: Victim, *options: str) -> tuple[int, 
         for v in VICTIMS
     ],
 )
-def test_every_victim_is_told_right(victim: Victim, tmp_path: Path) -> None:
+def test_every_victim_is_diagnosed_correctly(victim: Victim, tmp_path: Path) -> None:
     code, trial = under_torchrun(tmp_path, victim, "--on-hang", "abort")
     assert trial["verdict"] in victim.verdicts, trial["cause"]
     assert trial["culprits"] == list(victim.culprits), trial["cause"]
@@ -106,14 +106,14 @@ def test_a_rank_that_the_kernel_killed_for_memory(tmp_path: Path, half_a_gigabyt
 
 
 @pytest.mark.wide
-def test_a_rank_that_somebody_killed(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     (victim,) = [v for v in VICTIMS if v.name == "killed"]
     _, trial = under_torchrun(tmp_path, victim, "--on-hang", "abort")
     assert "killed from outside: the kernel's OOM killer did not strike" in str(trial["cause"])
 
 
 @pytest.mark.wide
-def test_a_job_that_comes_out_of_its_stall_by_itself(
+def test_a_job_that_recovers_from_its_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ``--on-hang continue`` the page of the stall is followed by one of a clean job."""

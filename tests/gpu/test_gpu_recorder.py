@@ -69,7 +69,7 @@ def job(folder: Path, scene: str) -> str:
     return done.stdout
 
 
-def test_the_device_is_behind_python_and_that_is_known(tmp_path: Path, nccl: None) -> None:
+def test_the_device_is_behind_python_and_the_recorder_knows_it(tmp_path: Path, nccl: None) -> None:
     job(tmp_path / "t", "stuck")
     seen = read_trial(tmp_path / "t").ranks[0]
     assert (tmp_path / "t" / protocol.flight_file(0)).exists()

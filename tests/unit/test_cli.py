@@ -108,7 +108,7 @@ def test_run_json_is_one_object_and_nothing_else(pipeline: Pipeline) -> None:
     )
 
 
-def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_run_passes_its_options_on(pipeline: Pipeline, tmp_path: Path) -> None:
     invoke(
         "run", "s.yaml", "--variant", "a", "--variant", "b", "--gpus", "8",
         "--set", "model.experts=16", "--set", "step.steps=3",
@@ -130,7 +130,7 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
     assert pipeline.gpus == (4, "2.9.0")  # on this one of two nodes
 
 
-def test_a_machine_without_the_gpus_is_told_before_anything_runs(
+def test_missing_gpus_are_reported_before_anything_runs(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(count: int, torch: str | None, shared: bool = False) -> None:
@@ -142,7 +142,7 @@ def test_a_machine_without_the_gpus_is_told_before_anything_runs(
     assert app.main(["run", "s", "--cpu", "2"]) == ExitCode.OK
 
 
-def test_several_nodes_are_torchruns(pipeline: Pipeline) -> None:
+def test_several_nodes_need_torchrun(pipeline: Pipeline) -> None:
     invoke(
         "run", "s", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "0", "--shared", "d"
     )
@@ -238,7 +238,7 @@ def test_each_class_of_error_has_its_exit_code(
         assert error.help_text in said.err
 
 
-def test_a_bug_is_said_to_be_one_and_debug_shows_it(
+def test_a_bug_is_reported_as_a_bug_and_debug_shows_the_traceback(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.result = ZeroDivisionError("by zero")
@@ -284,7 +284,7 @@ def test_report_writes_every_format_and_says_so_on_stderr(tmp_path: Path) -> Non
         assert str(tmp_path / name) in result.stderr
 
 
-def test_report_without_a_format_shows_the_page_again() -> None:
+def test_report_without_a_format_prints_the_page() -> None:
     result = invoke("report", str(RESULTS / "hang.json"))
     assert result.exit_code == ExitCode.OK
     assert "VICTIMS  ranks 0, 2, 3" in result.stdout
@@ -296,7 +296,7 @@ def test_report_to_stdout() -> None:
 
 
 @pytest.mark.parametrize("command", ["report", "diagnose"])
-def test_a_path_that_is_no_run_is_bad_input(
+def test_a_path_that_is_not_a_run_is_bad_input(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dump.json").write_text("{}")
@@ -326,7 +326,7 @@ def test_pairs_accept_pip_spelling() -> None:
     }
 
 
-def test_no_command_shows_the_help_and_is_wrong_usage() -> None:
+def test_no_command_prints_the_help_and_is_wrong_usage() -> None:
     result = invoke()
     assert result.exit_code == ExitCode.USAGE
     assert "moediag run expert-starvation" in result.stdout
@@ -351,7 +351,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     program = [sys.executable, "-m", "moediag", "report", *[str(RESULTS / "hang.json")] * 400]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -365,9 +365,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert child.returncode == ExitCode.OK
 
 
-def test_colour_is_off_where_it_was_asked_to_be(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colour_is_off_on_request(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[1;31m" in invoke("run", "s").stdout
     assert "\x1b[1;31m" not in invoke("run", "s", "--no-color").stdout

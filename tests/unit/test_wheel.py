@@ -103,7 +103,7 @@ def test_a_wheel_and_an_editable_install_list_every_scenario(python: Path, wheel
     assert listed(python) == here
 
 
-def test_the_catalogue_ships_as_it_is(names: dict[str, bytes]) -> None:
+def test_the_wheel_has_the_catalogue_unchanged(names: dict[str, bytes]) -> None:
     shipped = {n.rpartition("/")[2] for n in names if n.startswith("moediag/scenarios/")}
     here = {path.name: path for path in (ROOT / "scenarios").glob("*.yaml")}
     assert shipped == set(here) and len(here) >= 7

@@ -37,7 +37,7 @@ def _beyond(
     folder: Path,
 ) -> Beyond:
     assert boundary.good is not None
-    package, versions = question.package, follow.state.stored.header.releases
+    package, versions = question.package, follow.state.releases
     low, high = sorted((boundary.bad, boundary.good))
     old, new = versions[low], versions[high]
     known = {r.version: r for r in question.releases}

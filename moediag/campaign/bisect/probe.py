@@ -11,14 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from moediag.campaign import run as runner
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, skip
 from moediag.campaign.bisect.prober import Learned, Setting
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
-from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.bisect.timeline import ProbeRecord, probe_name
 from moediag.campaign.engine import Display, opened
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import (
@@ -33,13 +32,10 @@ from moediag.hardware import cores
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import TrialOptions
-from moediag.result.run_result import RunResult, TrialResult
+from moediag.result import RunResult, TrialResult
 from moediag.scenario.plan import LAUNCHERS
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
-
-if TYPE_CHECKING:
-    from moediag.campaign.bisect.progress import Watcher
 
 Building = Callable[[str, "float | None"], None]
 PROBES = "probes"  # folder of the probes' run directories, in the bisect's
@@ -61,13 +57,13 @@ class Releases:
         self,
         question: Question,
         folder: Path,
-        watcher: Watcher,
+        display: Display,
         launch: LaunchOptions,
         hosts: Hosts | None = None,
     ) -> None:
         self.question = question
         self.folder = folder
-        self.watcher = watcher
+        self.display = display
         self.stopping = threading.Event()
         self.launch = dataclasses.replace(launch, stop=self.stopping)
         self.ahead = Ahead()
@@ -171,7 +167,7 @@ class Releases:
     def _run(
         self, ran: _Ran, request: Mapping[str, str], trials: int, source: Path | None = None
     ) -> _Ran:
-        observer = _Observer(self.watcher, ran.name, self.stopping)
+        observer = _Observer(self.display, probe_name(ran.name, ran.attempt), self.stopping)
 
         def ensure(request: Mapping[str, str], progress: Building) -> Stack:
             stack = environment.ensure(request, progress)
@@ -245,25 +241,25 @@ class _Ran:
 class _Observer(Display):
     """Passes on in one line what a run is doing, and ends it when it is to stop."""
 
-    def __init__(self, watcher: Watcher, version: str, stopping: threading.Event) -> None:
+    def __init__(self, display: Display, version: str, stopping: threading.Event) -> None:
         super().__init__()
-        self.watcher = watcher
+        self.display = display
         self.version = version
         self.stopping = stopping
 
     def building(self, text: str, fraction: float | None) -> None:  # noqa: ARG002
         if self.stopping.is_set():
             raise KeyboardInterrupt
-        self.watcher.doing(self.version, text)
+        self.display.doing(self.version, text)
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
         self.building(text, fraction)
 
     def begun(self, name: str) -> None:
-        self.watcher.doing(self.version, f"{name}: launching")
+        self.display.doing(self.version, f"{name}: launching")
 
     def doing(self, name: str, text: str) -> None:
-        self.watcher.doing(self.version, f"{name}: {text}")
+        self.display.doing(self.version, f"{name}: {text}")
 
 
 def new_folder(base: Path, version: str) -> Path:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
-import moediag
 from moediag.campaign.bisect.candidates import as_of, searched, spelled
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Options
 from moediag.campaign.bisect.signature_match import Match
-from moediag.campaign.bisect.stored import Header
+from moediag.campaign.engine import Header
 from moediag.errors import UsageError
 from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
 from moediag.scenario.schema import Scenario, Variant
@@ -157,14 +156,13 @@ class Question:
         # Nothing of the index: a release more must not keep anyone from resuming.
         told = self.scenario.to_yaml()
         return Header(
-            scenario=self.scenario.name,
-            digest=hashlib.sha256(told.encode()).hexdigest()[:16],
-            package=self.package,
-            python=self.python,
-            platform=f"{sys.platform}-{platform.machine()}",
-            match=asked.match,
-            releases=self.versions,
-            options={
+            "bisect",
+            {
+                "scenario": self.scenario.name,
+                "package": self.package,
+                "Python": self.python,
+                "platform": f"{sys.platform}-{platform.machine()}",
+                "--match": str(asked.match),
                 "bad end": self.bad,
                 "good end": self.good,
                 "oldest": asked.oldest or None,
@@ -181,8 +179,9 @@ class Question:
                 "timeout": asked.timeout,
                 "trials of the bad end": asked.calibrate,
             },
-            command=tuple(command),
-            moediag_version=moediag.__version__,
+            {f"the scenario {self.scenario.name}": hashlib.sha256(told.encode()).hexdigest()[:16]},
+            {"releases": list(self.versions)},
+            tuple(command),
         )
 
     def over(self, versions: Sequence[str]) -> Question:

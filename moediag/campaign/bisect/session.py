@@ -17,19 +17,19 @@ from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.afterwards import afterwards
 from moediag.campaign.bisect.beyond import Beyond
 from moediag.campaign.bisect.commits.clone import Clone
-from moediag.campaign.bisect.drive import drive, resumable
+from moediag.campaign.bisect.drive import drive
 from moediag.campaign.bisect.follow import Follow
 from moediag.campaign.bisect.prober import Prober
-from moediag.campaign.bisect.progress import Watcher
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.search.answer import Answer, Status
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Search, most_probes
 from moediag.campaign.bisect.state import State
-from moediag.errors import MoediagError, UsageError
-from moediag.pipeline.run_folder import run_folder
+from moediag.campaign.engine import Display, resumable
+from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.errors import MoediagError
 from moediag.protocol import write_json
-from moediag.result.run_result import RESULT_FILE
+from moediag.result import RESULT_FILE
 from moediag.scenario import devices
 from moediag.stacks import environment
 from moediag.stacks.base import current_base
@@ -48,7 +48,7 @@ def run(
     resume: bool,
     command: Sequence[str],
     make: MakeProber,
-    watcher: Watcher,
+    display: Display,
     jobs: int = 1,
     clone: Clone | None = None,
 ) -> tuple[answer_page.Report, Path]:
@@ -58,32 +58,21 @@ def run(
     Raises UsageError for a folder that cannot be used or belongs to another bisect, Interrupted
     after Ctrl-C, and MoediagError where nothing can be probed.
     """
-    with _opened(question, out, resume, command) as state:
-        folder = state.path.parent
-        asked = question.over(state.stored.header.releases)
+    name = f"bisect-{question.scenario.name}"
+    with states.opened(question.header(command), out, resume, name) as state:
+        folder = state.folder
+        asked = question.over(state.releases)
         prober = make(asked, folder)
-        search = drive(asked, state, prober, watcher, jobs)
+        search = drive(asked, state, prober, display, jobs)
         beyond: dict[str, Beyond] = {}
-        if state.stored.target is not None:
-            follow = Follow(state, prober, watcher, state.stored.target)
-            with resumable(state, prober):
+        if state.target is not None:
+            follow = Follow(state, prober, display, state.target)
+            with contextlib.closing(prober), resumable(state.journal, state.done):
                 beyond = dict(afterwards(asked, search, follow, clone, folder))
         report = _report(asked, state, search, beyond)
         write_json(folder / RESULT_FILE, answer_page.to_json(report))
         (folder / REPORT_FILE).write_text(answer_page.markdown(report), encoding="utf-8")
     return report, folder
-
-
-def _opened(question: Question, out: Path | None, resume: bool, command: Sequence[str]) -> State:
-    header = question.header(command)
-    if not resume:
-        return states.create(run_folder(out, f"bisect-{question.scenario.name}"), header)
-    if out is None:
-        raise UsageError(
-            "--resume needs the folder of the bisect",
-            "Give it with --out; an interrupted bisect prints the whole command.",
-        )
-    return states.resume(out.resolve(), header)
 
 
 def clean(report: answer_page.Report) -> bool:
@@ -107,22 +96,21 @@ def _clean(answer: Answer) -> bool:
 def _report(
     question: Question, state: State, search: Search, beyond: Mapping[str, Beyond]
 ) -> answer_page.Report:
-    answer, target = search.answer, state.stored.target
+    answer, target = search.answer, state.target
     assert answer is not None
-    header = state.stored.header
     return answer_page.Report(
         package=question.package,
         scenario=question.scenario.name,
         answer=answer,
-        releases=header.releases,
+        releases=state.releases,
         verdicts=search.verdicts,
         probes=state.probes,
         signatures=target.signatures if target else (),
-        match=str(header.match),
-        reproduce=tuple(_reproduce(question, answer, header.releases)),
+        match=str(question.asked.match),
+        reproduce=tuple(_reproduce(question, answer, state.releases)),
         environment=_environment(question),
         beyond=beyond,
-        extras=state.stored.extras,
+        extras=state.extras,
     )
 
 
@@ -263,18 +251,15 @@ def _earlier(question: Question) -> list[float]:
     those of this scenario where there are any."""
     own: list[float] = []
     others: list[float] = []
-    wanted = question.header(())
-    for path in sorted(RUNS.glob(f"*/{states.STATE_FILE}")):
+    wanted = question.header(()).question
+    for path in sorted(RUNS.glob(f"*/{JOURNAL_FILE}")):
         try:
-            stored = states.read(path)
+            earlier = states.read(path.parent)
         except MoediagError:
             continue
-        there = stored.header
-        same = ("platform", "python")
-        if any(getattr(there, name) != getattr(wanted, name) for name in same):
+        there = earlier.journal.header.question
+        if any(there.get(name) != wanted[name] for name in ("platform", "Python", "device")):
             continue
-        if there.options.get("device") != question.asked.device:
-            continue
-        spent = [p.seconds for p in stored.probes if p.seconds is not None and p.evidence]
-        (own if there.scenario == wanted.scenario else others).extend(spent)
+        spent = [p.seconds for p in earlier.probes if p.seconds is not None and p.evidence]
+        (own if there.get("scenario") == wanted["scenario"] else others).extend(spent)
     return own or others

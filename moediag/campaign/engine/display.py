@@ -68,6 +68,7 @@ class Display(Silent):
         self._parts = self._part = self._base = 0
         self._at_work: dict[str, float] = {}  # name -> when it began
         self._at_once = 1
+        self._most: int | None = None
 
     # -- what is to do
 
@@ -83,15 +84,18 @@ class Display(Silent):
         size: int | None,
         earlier: Iterable[float | None] = (),
         at_once: int = 1,
+        most: int | None = None,
     ) -> None:
-        """A campaign, or the next part of the series, of ``size`` items; None: not known yet.
-        ``earlier``: seconds of those that an earlier command finished. A part that ended early
-        counts as done when the next one begins."""
+        """A campaign, or the next part of the series, of ``size`` items, ``at_once`` in parallel.
+        Where ``size`` is not known it is None, and ``most`` a bound. ``earlier``: seconds of those
+        that an earlier command finished. A part that ended early counts as done when the next one
+        begins."""
         known = list(earlier)
         for seconds in known:
             self.pace.add(seconds)
         self._at_work.clear()
         self._at_once = at_once
+        self._most = most
         if self._parts:
             self._part += 1
             self.done = self._base + len(known)
@@ -102,6 +106,10 @@ class Display(Silent):
         if known:
             title += f", {len(known)} finished by an earlier command"
         self.say(title)
+
+    def expect(self, left: int) -> None:
+        """So many items are left, as far as is known now."""
+        self.total = self.done + left
 
     def skip(self, size: int, seconds: float) -> None:
         """A part of the series that an earlier command finished in ``seconds``."""
@@ -140,15 +148,16 @@ class Display(Silent):
     @property
     def eta(self) -> str:
         """``about 3 min left``; "" where that is not known."""
-        if self.total is None:
+        total = self.total if self._most is None else self._most
+        if total is None:
             return ""
         spent = max((time.monotonic() - t for t in self._at_work.values()), default=0.0)
-        left = self.pace.left(self.total - self.done, spent, self._at_once)
+        left = self.pace.left(total - self.done, spent, self._at_once)
         if left is None:
             return ""
         if self.bound is not None:
             left = min(left, self.bound())
-        return f"about {_roughly(left)} left"
+        return f"{'about' if self._most is None else 'at most'} {_roughly(left)} left"
 
 
 def _roughly(seconds: float) -> str:
@@ -234,9 +243,10 @@ class Live(Display):
         size: int | None,
         earlier: Iterable[float | None] = (),
         at_once: int = 1,
+        most: int | None = None,
     ) -> None:
         self.running.clear()
-        super().begin(title, size, earlier, at_once)
+        super().begin(title, size, earlier, at_once, most)
 
     def say(self, text: str) -> None:
         self._print("", text, "bold")

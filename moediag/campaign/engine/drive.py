@@ -112,7 +112,7 @@ def resumable(
             write(said)
         raise Interrupted(
             f"{said}; what is finished is in {journal.folder}",
-            f"Nothing is left running. To resume: {journal.resume_command}",
+            f"Nothing is left running.\nTo resume: {journal.resume_command}",
         ) from error
     except BaseException as error:
         with contextlib.suppress(OSError):  # the error counts
@@ -120,8 +120,8 @@ def resumable(
         if _full(error):
             raise DiskFull(
                 f"the disk is full: {error}; {done()} are finished and kept",
-                "Make room (`moediag stacks clean`, old folders in moediag-runs). "
-                f"Then: {journal.resume_command}",
+                "Make room: `moediag stacks clean`, old folders in moediag-runs.\n"
+                f"To resume: {journal.resume_command}",
             ) from error
         raise
 

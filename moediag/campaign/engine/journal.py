@@ -92,7 +92,7 @@ class Journal:
         """Adds a line. Raises DiskFull, or EvidenceError where it cannot be written; what was
         written before stays readable."""
         line = {"e": kind, **values}
-        _append(self._fd, self.path, line, f"Then: {self.resume_command}")
+        _append(self._fd, self.path, line, f"To resume: {self.resume_command}")
         self.lines.append(line)
 
 
@@ -203,7 +203,8 @@ def resume(folder: Path, wanted: Header) -> Journal:
                 "Leave --resume away and give another folder with --out to start a new one.",
             )
         _cut(fd, path, whole)
-        journal = Journal(path, fd, there, lines[1:])
+        command = wanted.command or there.command
+        journal = Journal(path, fd, dataclasses.replace(there, command=command), lines[1:])
         new = {k: v for k, v in wanted.digests.items() if k not in there.digests}
         if new:
             journal.append("resumed", {"digests": new})
@@ -287,7 +288,7 @@ def _append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
         kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else EvidenceError
         raise kind(
             f"{path}: cannot be written: {error.strerror or error}",
-            f"Make room: what is finished is kept. {then}",
+            f"Make room: what is finished is kept.\n{then}",
         ) from error
 
 

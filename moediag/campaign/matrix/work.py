@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from moediag.campaign.matrix.cells import COULD_NOT_RUN, Cell, Key, Mode, ordered
-from moediag.result.verdicts import StrEnum, Verdict
+from moediag.result import Verdict
+from moediag.result.verdicts import StrEnum
 
 
 class Way(StrEnum):

@@ -15,7 +15,7 @@ from moediag.report.junit import WIDTH, clean
 from moediag.report.markdown import LIMIT
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult
 from moediag.upstream import draft_evidence, system_info
 
 FOLDER = "issues"

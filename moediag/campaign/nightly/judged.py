@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from moediag.campaign.nightly.night import Entry, State
 from moediag.campaign.nightly.tracks import Track
-from moediag.result.run_result import RunResult, TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.result import Role, RunResult, TrialResult, Verdict
 
 _NOTHING = (Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE)
 

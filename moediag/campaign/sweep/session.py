@@ -28,8 +28,7 @@ from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import TrialOptions
 from moediag.report import page
-from moediag.result import wording
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult, wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning

@@ -12,9 +12,7 @@ from moediag.errors import ExitCode
 from moediag.protocol import write_json
 from moediag.report.terminal import WIDEST, show
 from moediag.report.text_layout import Line, columns, labelled
-from moediag.result import wording
-from moediag.result.run_result import RunResult
-from moediag.result.verdicts import Effect
+from moediag.result import Effect, RunResult, wording
 
 if TYPE_CHECKING:
     from rich.console import Console

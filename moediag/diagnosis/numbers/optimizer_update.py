@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.protocol import Applied
+from moediag.result.verdicts import RATE, UPDATES, WEIGHTS
 from moediag.result.wording import error_size, listed, plural, ranks
 
-WEIGHTS, RATE, UPDATES = "weights after the step", "learning rate", "updates"
-NAMES = (WEIGHTS, RATE, UPDATES)
 _RATE = 1e-6  # relative
 
 

@@ -33,19 +33,6 @@ MACHINE = 5.0  # seconds for what the machine says of GPUs and communicators
 LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a busy box
 
 
-def supervise(
-    running: Running,
-    trial: protocol.Trial,
-    folder: Path,
-    ranks: int,
-    options: LaunchOptions,
-    kind: str,
-    on_progress: OnProgress | None,
-) -> LaunchRecord:
-    """Returns when nothing of the launch is left. ``ranks``: how many of them run on this node."""
-    return Supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
-
-
 class Supervisor:
     """Follows one trial; a subclass that follows another kind of job says what differs."""
 

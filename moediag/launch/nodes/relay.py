@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import moediag
+from moediag import protocol
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse
 
 COURIER = Path(moediag.__file__).parent / "ranks" / "relay.py"
-# Names that the courier, a script of the rank side, has too.
-LINK_FILE = "link.json"
-WANT_FILE = "want"
 BEGIN = 60.0  # seconds until the courier's first turn: it imports torch
 ANSWER = 15.0  # seconds that a later turn may take
 LAST = 3.0  # seconds for the last word
@@ -37,7 +35,7 @@ class Carried(Mailbox):
         log = root / "courier.log"
         command = [
             python, str(COURIER), store[0], str(store[1]), job, own, str(self.folder.resolve()),
-            str(os.getpid()),
+            str(os.getpid()), protocol.PULSE_FILE, protocol.WANT_FILE, protocol.LINK_FILE,
         ]  # fmt: skip
         with log.open("wb") as out:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -46,7 +44,7 @@ class Carried(Mailbox):
 
     def want(self) -> None:
         with suppress(OSError):
-            (self.own / WANT_FILE).touch()
+            (self.own / protocol.WANT_FILE).touch()
 
     def pulses(self) -> list[Pulse] | None:
         """None until the store has answered again: what was not asked is not silent. Raises OSError
@@ -62,7 +60,7 @@ class Carried(Mailbox):
 
     def _read_turns(self) -> int:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            raw: Any = json.loads((self.folder / LINK_FILE).read_text(encoding="utf-8"))
+            raw: Any = json.loads((self.folder / protocol.LINK_FILE).read_text(encoding="utf-8"))
             return int(raw["turns"])
         return 0
 

@@ -13,9 +13,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.launch.capture.collect import CAPTURE_FOLDER
 from moediag.launch.nodes.status import KEY, Pulse, of_json
-from moediag.launch.record import LAUNCH_FILE
 
-PULSE_FILE = "pulse.json"
 # Bounds on what a node gives, and on what is taken from one: shared disks are slow, and 4 MiB a
 # rank is the default length of the newest segment of its log.
 MOST_BYTES = 256 * 1024 * 1024
@@ -26,7 +24,7 @@ _OF_RANK = re.compile(
     r"|stacks\.txt|flight\.json|outcome\.json|log)"
 )
 _OF_CAPTURE = re.compile(r"rank-\d+\.(?:pyspy\.json|native\.txt|pystack\.txt|proc\.txt|tail\.txt)")
-_OTHERS = (LAUNCH_FILE, protocol.TRIAL_FILE)
+_OTHERS = (protocol.LAUNCH_FILE, protocol.TRIAL_FILE)
 
 
 class Mailbox:
@@ -44,7 +42,7 @@ class Mailbox:
 
     def put(self, pulse: Pulse) -> None:
         self.own.mkdir(parents=True, exist_ok=True)
-        protocol.write_json(self.own / PULSE_FILE, pulse.to_json())
+        protocol.write_json(self.own / protocol.PULSE_FILE, pulse.to_json())
 
     def pulses(self) -> list[Pulse] | None:
         """The others' last ones. What is none, or is just being replaced, is left out. None where
@@ -52,7 +50,7 @@ class Mailbox:
         found = []
         for place in self._others():
             with suppress(OSError, ValueError, RecursionError):
-                path = place / PULSE_FILE
+                path = place / protocol.PULSE_FILE
                 if path.stat().st_size <= _PULSE_BYTES:
                     pulse = of_json(json.loads(path.read_text(encoding="utf-8")))
                     if pulse.key == place.name:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+__all__ = ["load"]
+
 
 def load(name: str) -> ModuleType:
     """The module of the fix ``name`` (kebab-case). Raises ImportError for an unknown name."""

@@ -1,4 +1,4 @@
-"""Steps of their own: what no sharding of a whole transformers model shows, one module each.
+"""Programs: steps that test what sharding a whole transformers model does not, one module each.
 
 A program is named in ``moediag.protocol.PROGRAMS`` with its options and their defaults. Its module
 has ``run(collector)``, like :mod:`moediag.worker.tasks.step`, and computes what is right itself, in
@@ -14,6 +14,8 @@ from types import ModuleType
 
 from moediag.protocol import ProgramTask
 from moediag.worker.collector import Collector
+
+__all__ = ["load", "run"]
 
 
 def load(name: str) -> ModuleType:

@@ -35,7 +35,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 IDENTITY = {**interpreter.identity(), "torch": "2.11.0+cu130"}
 
 
-def test_every_question_names_a_scenario_and_fits_the_machine() -> None:
+def test_every_row_names_a_scenario_and_fits_the_machine() -> None:
     alone = list(suite.questions(1, "2.28.9"))
     assert {q.scenario for q in alone} <= set(catalogue.names())
     assert {q.device for q in alone} == {devices.SHARED}
@@ -66,7 +66,7 @@ def test_make_gpu_ends_with_4() -> None:
     assert "0 found" in done.stderr + done.stdout
 
 
-def test_what_was_measured_and_what_was_not_is_written(
+def test_measured_and_missing_rows_are_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_gpu: None
 ) -> None:
     asked: list[tuple[str, int, bool]] = []
@@ -96,7 +96,7 @@ def test_what_was_measured_and_what_was_not_is_written(
     assert "ep-overwrite" in last and "5.12.1 is wanted and 5.17.0 is installed" in last
 
 
-def test_a_row_of_trials_that_said_nothing_counts_as_not_measured() -> None:
+def test_a_row_of_trials_without_a_verdict_counts_as_not_measured() -> None:
     trials = tuple(
         changed(t, verdict="inconclusive", cause="no environment") for t in GOLDEN.trials
     )

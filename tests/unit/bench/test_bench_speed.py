@@ -76,7 +76,7 @@ def fused(spec: ModelSpec) -> Any:
     return SimpleNamespace(gate=FusedGate(spec), experts=experts)
 
 
-def test_a_block_taken_apart_computes_the_same_with_and_without_the_dense_fix() -> None:
+def test_a_split_block_computes_the_same_with_and_without_the_dense_fix() -> None:
     torch.manual_seed(0)
     whole = fused(SMALL)
     block = listed.Block(whole)
@@ -99,7 +99,7 @@ def test_a_block_taken_apart_computes_the_same_with_and_without_the_dense_fix() 
     assert torch.allclose(block(x)[0], found, atol=1e-4)
 
 
-def test_a_model_of_modules_stays_as_it_is_and_another_fused_family_is_refused() -> None:
+def test_a_model_of_modules_is_unchanged_and_other_fused_families_are_refused() -> None:
     spec = ModelSpec()
     model = tiny.build(spec, seed=0)
     before = dict(model.named_modules())
@@ -118,7 +118,7 @@ def test_the_peak_is_a_rate() -> None:
 # ------------------------------------------------------------------------ the runs
 
 
-def test_every_kernel_routing_and_fix_is_asked() -> None:
+def test_every_kernel_routing_and_fix_is_measured() -> None:
     runs = list(suite.runs("cuda"))
     assert {(r.what, r.size, r.ranks) for r in runs} == {
         ("kernels", "small", 1), ("kernels", "mid", 1), ("kernels", "large", 1),
@@ -132,7 +132,7 @@ def test_every_kernel_routing_and_fix_is_asked() -> None:
             assert {routing for _, routing in rows} == set(ROUTINGS)
 
 
-def test_a_rank_measures_on_this_stack_what_it_has(
+def test_a_rank_measures_what_this_stack_supports(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One rank in this process: transformers 4.53 has experts as modules, and no fused kernels."""
@@ -172,7 +172,7 @@ ROW = {
 }  # fmt: skip
 
 
-def test_the_page_shows_what_was_measured_and_why_the_rest_was_not() -> None:
+def test_the_page_shows_measurements_and_reasons_for_missing_ones() -> None:
     run = suite.Run("kernels", "mid", "cuda", kernels=("batched_mm", "grouped_mm"),
                     routings=("balanced", "one-hot"))  # fmt: skip
     big = {"kernel": "batched_mm", "routing": "balanced", "reason": "too | big"}
@@ -195,7 +195,7 @@ def test_without_a_gpu_its_rows_are_listed_with_the_reason() -> None:
     assert text.count(f"| all | {suite.NO_GPU} |") == len(list(suite.runs("cuda")))
 
 
-def test_a_run_that_breaks_or_lasts_says_so(tmp_path: Path) -> None:
+def test_a_failing_or_slow_run_is_reported(tmp_path: Path) -> None:
     folder = str(tmp_path)
     failing = [sys.executable, "-c", "raise ValueError('no such thing')"]
     assert torchrun.launch(failing, {}, folder, 60) == "exit code 1: ValueError: no such thing"
@@ -204,7 +204,7 @@ def test_a_run_that_breaks_or_lasts_says_so(tmp_path: Path) -> None:
     assert torchrun.launch([sys.executable, "-c", ""], {}, folder, 60) == ""
 
 
-def test_a_stack_that_cannot_be_had_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_stack_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: Any) -> Any:
         raise StackError("transformers 5.17.0 is wanted and 5.12.1 is installed")
 

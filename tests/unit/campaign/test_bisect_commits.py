@@ -19,7 +19,8 @@ from moediag.campaign.bisect.commits.commit_answer import CommitAnswer
 from moediag.campaign.bisect.commits.commits import Between, name_the_commit, tops_of
 from moediag.campaign.bisect.follow import Follow
 from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.engine import Display
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import Interrupted, UsageError
 from tests.unit.bisect_fakes import TARGET, Fake, question
 from tests.unit.tiny_clone import PERSON, TinyClone, from_letters, installs_mini
@@ -37,9 +38,9 @@ def mini(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def following(folder: Path, prober: Fake) -> Iterator[Follow]:
     header = question("GB", 1).header(["moediag", "bisect"])
-    there = (folder / states.STATE_FILE).exists()
+    there = (folder / JOURNAL_FILE).exists()
     with states.resume(folder, header) if there else states.create(folder, header) as state:
-        yield Follow(state, prober, Lines(lambda _: None), TARGET)
+        yield Follow(state, prober, Display(), TARGET)
 
 
 def named(

@@ -20,9 +20,9 @@ from moediag.campaign.bisect import probe as module
 from moediag.campaign.bisect.probe import Releases, TooRare
 from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.prober import Setting
-from moediag.campaign.bisect.progress import Lines
 from moediag.campaign.bisect.question import Asked, Question
 from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.engine import Display
 from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import Interrupted, LaunchError, NoEnvironments, StackError
@@ -89,7 +89,7 @@ def prober(folder: Path, scenario: str = "expert-starvation", **pins: str) -> Re
         reduced, "unfixed", "transformers", pins, (Release("4.53.0"), Release("4.53.2")),
         "4.53.2", None, "3.11", Asked(),
     )  # fmt: skip
-    return Releases(question, folder, Lines(lambda _: None), LaunchOptions())
+    return Releases(question, folder, Display(), LaunchOptions())
 
 
 def test_the_failure_is_learned_with_how_often_it_shows(world: World, tmp_path: Path) -> None:

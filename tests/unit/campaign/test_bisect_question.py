@@ -12,7 +12,7 @@ import pytest
 from moediag.campaign.bisect import question as module
 from moediag.campaign.bisect.question import Asked, Question, ask
 from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.bisect.stored import Stored, differences
+from moediag.campaign.engine.journal import _differences
 from moediag.errors import NoSuchRelease, UsageError
 from moediag.scenario import catalogue, load
 from moediag.stacks.base import Base
@@ -185,17 +185,17 @@ def test_the_search_has_patience_and_the_given_ends() -> None:
     ],
 )
 def test_another_question_does_not_resume(options: dict[str, Any], word: str) -> None:
-    there = Stored(asked().header(["moediag"]))
-    assert not list(differences(there, asked().header(["moediag", "bisect"])))
-    (found,) = differences(there, asked(**options).header(["moediag"]))
+    there = asked().header(["moediag"])
+    assert not list(_differences(there, asked().header(["moediag", "bisect"])))
+    (found,) = _differences(there, asked(**options).header(["moediag"]))
     assert word in found
 
 
 def test_another_scenario_does_not_resume() -> None:
-    there = Stored(asked().header([]))
+    there = asked().header([])
     other = asked("expert-starvation", "model.experts=16").header([])
-    (found,) = differences(there, other)
-    assert "its file, --set" in found
+    (found,) = _differences(there, other)
+    assert "its file or the options" in found
 
 
 def test_a_resumed_question_keeps_the_releases_it_had() -> None:

@@ -6,11 +6,13 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from moediag.campaign.engine import Display
+from moediag.campaign.engine import Display, opened
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.nightly import artifacts, blame, drive, judged, tracks
 from moediag.campaign.nightly import jobs as planning
 from moediag.campaign.nightly import summary as pages
@@ -175,19 +177,38 @@ def test_the_repeat_that_fails_decides() -> None:
 
 ONE = dataclasses.replace(GOLDEN, trials=(trial(),))  # of a variant that every scenario has
 
+COMMAND = ("moediag", "nightly")
 Outcome = Callable[[], RunResult]
+
+
+def writing(outcome: Callable[[str], RunResult]) -> Callable[..., RunResult]:
+    """A run that leaves its result, as every run does."""
+
+    def run(plan: Any, journal: Any, *_: object) -> RunResult:
+        result = outcome(plan.scenario.name)
+        result.write(journal.folder)
+        return result
+
+    return run
 
 
 def nightly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Callable[[str], RunResult],
     minutes: float = 5.0,
 ) -> tuple[drive.Result, History]:  # fmt: skip
-    monkeypatch.setattr("moediag.campaign.run.run", lambda plan, *_: outcome(plan.scenario.name))
+    monkeypatch.setattr("moediag.campaign.run.run", writing(outcome))
     kept = History(tmp_path / "history")
-    folder = tmp_path / f"out-{len(kept.nights)}"
-    return (
-        drive.run(planned(MOVED), ASKED, ["a note"], kept, folder, minutes, Display()), kept,
-    )  # fmt: skip
+    nights = [night for night in kept.nights if night.complete]
+    folder = tmp_path / f"out-{len(nights)}"
+    return night_in(folder, kept, minutes), kept
+
+
+def night_in(folder: Path, kept: History, minutes: float) -> drive.Result:
+    """A night, or the rest of the one that was interrupted in ``folder``."""
+    resumed = (folder / JOURNAL_FILE).exists()
+    jobs = planned(MOVED)
+    with opened(drive.header(jobs, ASKED, COMMAND), folder, resumed, "nightly") as journal:
+        return drive.run(jobs, ASKED, ["a note"], kept, journal, minutes, Display())
 
 
 def test_a_night_is_kept_whole_and_never_written_again(
@@ -244,7 +265,7 @@ def test_what_runs_when_the_time_is_up_is_ended_and_told_from_ctrl_c(
 
     monkeypatch.setattr("moediag.campaign.run.run", until_stopped)
     kept = History(tmp_path / "history")
-    ran = drive.run(planned(MOVED), ASKED, [], kept, tmp_path / "o", 0.002, Display())
+    ran = night_in(tmp_path / "o", kept, 0.002)
     assert stops == [True]
     assert "did not fit: ended after" in ran.night.jobs[0].problem
     assert [j.finished for j in ran.night.jobs] == [False] * 4
@@ -260,11 +281,55 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path
             raise Interrupted("x")
         return ONE
 
-    with pytest.raises(Interrupted, match="after 1 of 4 jobs"):
+    with pytest.raises(Interrupted, match="after 1 of 4 jobs") as caught:
         nightly(monkeypatch, tmp_path, second_is_interrupted)
+    assert caught.value.help_text.endswith(f"moediag nightly --out {tmp_path / 'out-0'} --resume")
     (kept,) = History(tmp_path / "history").nights
     assert [j.finished for j in kept.jobs] == [True]
     assert not kept.complete
+
+
+@pytest.mark.parametrize("finished", range(4))
+def test_a_resumed_night_ends_as_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: int
+) -> None:
+    names: list[str] = []
+
+    def interrupted(name: str) -> RunResult:
+        names.append(name)
+        if len(names) > finished:
+            raise KeyboardInterrupt
+        return ONE
+
+    monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
+    whole = night_in(tmp_path / "whole", History(tmp_path / "other"), 5.0)
+    monkeypatch.setattr("moediag.campaign.run.run", writing(interrupted))
+    with pytest.raises(Interrupted):
+        night_in(tmp_path / "parts", History(tmp_path / "history"), 5.0)
+    names.clear()
+    monkeypatch.setattr(
+        "moediag.campaign.run.run", writing(lambda name: (names.append(name), ONE)[1])
+    )
+    kept = History(tmp_path / "history")
+    again = night_in(tmp_path / "parts", kept, 5.0)
+    assert len(names) == 4 - finished
+    assert again.night.entries == whole.night.entries
+    assert [j.scenario for j in again.night.jobs] == [j.scenario for j in whole.night.jobs]
+    assert again.results.keys() == whole.results.keys()
+    assert kept.nights == [], "a resumed night is not compared with its own beginning"
+    (night,) = History(tmp_path / "history").nights
+    assert night.complete and night.entries == whole.night.entries
+
+
+def test_what_did_not_fit_runs_when_the_night_is_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
+    kept = History(tmp_path / "history")
+    first = night_in(tmp_path / "out", kept, 0.0)
+    assert [j.finished for j in first.night.jobs] == [False] * 4
+    again = night_in(tmp_path / "out", kept, 5.0)
+    assert [j.finished for j in again.night.jobs] == [True] * 4
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 2}', '{"schema_version": 1}'])

@@ -205,7 +205,7 @@ def test_an_interrupted_run_says_so_in_its_result_and_how_to_resume(tmp_path: Pa
     saved = read_result(tmp_path)
     assert saved.incomplete == "interrupted after 1 of 4 trials"
     assert saved.conclusion.cheapest_correct_fix is None
-    (line,) = [text for text in caught.value.help_text.split(": ") if text.startswith("moediag")]
+    line = caught.value.help_text.partition("\nTo resume: ")[2]
     assert shlex.split(line) == [*COMMAND, "--out", str(tmp_path), "--resume"]
 
 

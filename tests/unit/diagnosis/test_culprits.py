@@ -12,7 +12,7 @@ from moediag.diagnosis.schedules.align import Schedule, align
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.starvation import Starved, Tokens
 from moediag.evidence.model import Collective, Evidence, Group, RankError
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import Job, Op, died, expert
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moediag.judgement.conclusion import conclusion, met
+from moediag.judgement.conclusion import conclude, met
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
 from tests.unit.trial_results import trial_result
 
@@ -106,29 +106,29 @@ CONTROL = trial("identical", "control", "clean")
     ],
 )
 def test_reproduced(trials: list[TrialResult], reproduced: bool | None) -> None:
-    assert conclusion(trials).reproduced is reproduced
+    assert conclude(trials).reproduced is reproduced
 
 
-def test_every_way_the_failure_shows_has_to_reproduce() -> None:
+def test_every_symptom_must_be_reproduced() -> None:
     other = trial("unfixed-too", "unfixed", "crash")
-    assert conclusion([UNFIXED, other, CONTROL]).reproduced is True
+    assert conclude([UNFIXED, other, CONTROL]).reproduced is True
     missed = trial("unfixed-too", "unfixed", "clean", met=False)
-    assert conclusion([UNFIXED, missed, CONTROL]).reproduced is None
-    assert conclusion([missed, CONTROL]).reproduced is False
+    assert conclude([UNFIXED, missed, CONTROL]).reproduced is None
+    assert conclude([missed, CONTROL]).reproduced is False
 
 
 @pytest.mark.parametrize(
     ("verdicts", "reproduced"),
     [(["wrong-gradients", "nonfinite"], True), (["wrong-gradients", "wrong-gradients"], False)],
 )
-def test_a_failure_that_must_show_shows_in_one_repeat_at_least(
+def test_an_intermittent_failure_must_show_in_one_repeat(
     verdicts: list[str], reproduced: bool
 ) -> None:
     trials = [
         replace(trial("unfixed", "unfixed", verdict), repeat=i, must_show="nonfinite")
         for i, verdict in enumerate(verdicts)
     ]
-    assert conclusion([*trials, CONTROL]).reproduced is reproduced
+    assert conclude([*trials, CONTROL]).reproduced is reproduced
 
 
 def test_only_a_clean_fix_is_correct() -> None:
@@ -140,7 +140,7 @@ def test_only_a_clean_fix_is_correct() -> None:
         trial("flaky", "fix", "clean", ratio=1.0),
         trial("flaky", "fix", "hang"),
     ]
-    end = conclusion(trials)
+    end = conclude(trials)
     assert [(f.variant, f.correct) for f in end.fixes] == [
         ("flag", True),
         ("wrong", False),
@@ -152,7 +152,7 @@ def test_only_a_clean_fix_is_correct() -> None:
 
 def test_no_fix_is_judged_beside_a_failing_control() -> None:
     broken = trial("identical", "control", "hang", met=False)
-    end = conclusion([UNFIXED, broken, trial("flag", "fix", "clean", ratio=1.0)])
+    end = conclude([UNFIXED, broken, trial("flag", "fix", "clean", ratio=1.0)])
     assert (end.fixes, end.cheapest_correct_fix) == ((), None)
 
 
@@ -177,12 +177,12 @@ def test_the_cheapest_correct_fix(
     fixes: list[tuple[str, float | None, tuple[float, float] | None]], cheapest: str | None
 ) -> None:
     trials = [trial(v, "fix", "clean", ratio=r, spread=s) for v, r, s in fixes]
-    assert conclusion([UNFIXED, *trials]).cheapest_correct_fix == cheapest
+    assert conclude([UNFIXED, *trials]).cheapest_correct_fix == cheapest
 
 
-def test_a_workaround_that_trains_on_another_batch_is_no_fix_to_choose() -> None:
+def test_a_workaround_with_another_batch_is_never_the_cheapest_fix() -> None:
     workaround = replace(trial("same data", "fix", "clean", ratio=1.0), other_batch=True)
-    assert conclusion([UNFIXED, workaround]).cheapest_correct_fix is None
-    assert conclusion([UNFIXED, workaround]).fixes[0].correct
+    assert conclude([UNFIXED, workaround]).cheapest_correct_fix is None
+    assert conclude([UNFIXED, workaround]).fixes[0].correct
     both = [UNFIXED, workaround, trial("flag", "fix", "clean", ratio=1.2)]
-    assert conclusion(both).cheapest_correct_fix == "flag"
+    assert conclude(both).cheapest_correct_fix == "flag"

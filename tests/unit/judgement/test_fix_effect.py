@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from moediag.diagnosis.numbers import optimizer_update
-from moediag.judgement.conclusion import conclusion
+from moediag.judgement.conclusion import conclude
 from moediag.judgement.fix_effect import claim, effect, extent, stage
 from moediag.result import TrialResult
+from moediag.result.verdicts import OF_UPDATE
 from tests.unit.trial_results import changed, trial_result
 
 CHECKPOINT = "crash:CheckpointError:checkpoint.py check_recomputed_tensors_match:several-ranks"
@@ -72,7 +72,7 @@ def test_effect(fix: TrialResult, unfixed: TrialResult, expected: str) -> None:
     assert effect([fix], [unfixed])[0] == expected
 
 
-def test_only_a_changed_text_is_said_to_be_one() -> None:
+def test_only_a_changed_error_text_is_reported_as_such() -> None:
     assert effect([crash("f", "fix", cause=METADATA)], [LOUD])[1] == (
         "fails at the same place: only the error's text changed"
     )
@@ -86,7 +86,7 @@ def test_the_place_is_the_verdict_and_the_signature_without_ranks_and_exception(
     assert stage(crash("f", "fix", "crash:SIGABRT:one-rank")) == ("crash", "SIGABRT")
 
 
-def test_worse_is_worse_than_every_way_the_failure_shows() -> None:
+def test_worse_means_worse_than_every_symptom() -> None:
     silent = wrong("f", "fix", 0.1, "c")
     assert effect([silent], [LOUD, QUIET])[0] == "wrong"
     assert effect([silent], [LOUD])[0] == "makes it worse"
@@ -100,7 +100,7 @@ def test_repeats_that_differ_are_wrong_unless_one_makes_it_worse() -> None:
     assert effect([clean, wrong("f", "fix", 0.1, "a")], [LOUD])[0] == "makes it worse"
 
 
-def test_how_wrong_a_fix_is_and_what_saw_it() -> None:
+def test_the_size_of_a_fixs_error_and_its_detector() -> None:
     assert extent(QUIET) == (
         "2 of 20 gradients, largest error 5.0e-01, seen by gradients against the reference"
     )
@@ -110,7 +110,7 @@ def test_how_wrong_a_fix_is_and_what_saw_it() -> None:
     assert extent(trial("f", "fix", "crash")) == "seen by the exception"
     weights = trial("f", "fix", "wrong-weights", signature="wrong-weights:lost:one-rank")
     assert extent(weights) == "seen by weights against the checkpoint"
-    for name in optimizer_update.NAMES:
+    for name in OF_UPDATE:
         left = changed(weights, signature=f"wrong-weights:{name}:one-rank")
         assert extent(left) == "seen by what the optimizer left against the reference"
     of_inputs = wrong("f", "fix", 0.0)
@@ -186,12 +186,12 @@ def test_claim(trials: list[TrialResult], reproduced: bool | None, said: str) ->
     assert judged.what.startswith(said)
 
 
-def test_a_fix_is_held_against_the_failure_that_it_is_meant_for() -> None:
+def test_a_fix_is_compared_with_the_failure_that_it_repairs() -> None:
     silent = wrong("f", "fix", 0.5, "a", "b")
     trials = [LOUD, QUIET, silent, replace(silent, variant="g", repairs="unfixed")]
-    judged = {f.variant: f.effect for f in conclusion(trials).fixes}
+    judged = {f.variant: f.effect for f in conclude(trials).fixes}
     assert judged == {"f": "no effect", "g": "makes it worse"}
-    assert [(c.variant, c.reproduced) for c in conclusion(trials).claims] == [
+    assert [(c.variant, c.reproduced) for c in conclude(trials).claims] == [
         ("unfixed", True),
         ("permuted", True),
     ]

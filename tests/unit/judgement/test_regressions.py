@@ -37,7 +37,7 @@ def noted(control: str) -> dict[str, tuple[str, ...]]:
     return {r.variant: r.notes for r in with_notes}
 
 
-def test_a_fix_that_fails_where_the_same_run_without_it_is_clean_regresses() -> None:
+def test_a_fix_that_fails_beside_a_clean_run_without_it_regresses() -> None:
     notes = noted("clean")
     assert notes["unused-params-flag-starved-everywhere"] == (
         "regresses: the same run without this fix is clean (starved-everywhere)",
@@ -47,7 +47,7 @@ def test_a_fix_that_fails_where_the_same_run_without_it_is_clean_regresses() -> 
     assert notes["zero-fill"] == ()
 
 
-def test_without_a_clean_run_beside_it_nothing_is_said() -> None:
+def test_without_a_clean_run_beside_it_no_regression_is_reported() -> None:
     assert not any(noted("crash").values())
 
 

@@ -48,7 +48,7 @@ def test_tables_with_other_columns_are_kept_apart() -> None:
     assert [t.tables for t in trials] == [(NUMBERS,), (other,)]
 
 
-def test_who_holds_which_experts_is_said_where_it_matters() -> None:
+def test_the_holders_of_experts_are_shown_if_they_matter() -> None:
     fine = [trial("a", "clean", HELD), trial("b", "wrong-gradients", HELD)]
     trials, tables = together(fine)
     assert tables == ()

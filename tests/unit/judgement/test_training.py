@@ -66,12 +66,12 @@ class TestSideBySide:
         assert losses.columns == ("step", "one process", "unfixed", "one process (no-ep)", "no-ep")
         assert losses.rows[0] == (1, 1.0, 4.0, 7.0, 7.0)
 
-    def test_who_did_no_step_is_named_and_has_no_column(self) -> None:
+    def test_a_trial_without_steps_is_named_and_has_no_column(self) -> None:
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), Curve("as-released", "crash")])
         assert losses.columns == ("step", "one process", "unfixed")
         assert losses.note == "No step of as-released (crash)."
 
-    def test_what_is_no_number_is_a_word_and_what_was_not_told_is_empty(self) -> None:
+    def test_non_numbers_are_words_and_missing_values_are_empty(self) -> None:
         losses, norms = side_by_side([run("unfixed", (4.0, NAN), norms=(None, float("inf")))])
         assert [row[2] for row in losses.rows] == [4.0, "nan"]
         assert [row[2] for row in norms.rows] == [None, "inf"]
@@ -104,7 +104,9 @@ class TestCurve:
 
     @pytest.mark.parametrize("left", [{}, {0: Outcome(0, losses=[1.0])},
                                       {0: Outcome(0, losses=[1.0]), 1: Outcome(1)}])  # fmt: skip
-    def test_a_rank_without_numbers_leaves_the_run_without(self, left: dict[int, Outcome]) -> None:
+    def test_a_rank_without_numbers_leaves_the_run_without_a_table(
+        self, left: dict[int, Outcome]
+    ) -> None:
         assert curve(result("unfixed", verdict="crash"), left) == Curve("unfixed", "crash")
 
 

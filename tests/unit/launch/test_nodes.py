@@ -256,10 +256,10 @@ def test_two_jobs_that_share_a_folder_do_not_meet(tmp_path: Path) -> None:
 def test_rubbish_in_the_folder_is_passed_over(tmp_path: Path) -> None:
     for name, text in (("e" * 16, "{"), ("f" * 16, "[]"), ("no key", "{}")):
         (tmp_path / JOB / name).mkdir(parents=True)
-        (tmp_path / JOB / name / shared_folder.PULSE_FILE).write_text(text)
+        (tmp_path / JOB / name / protocol.PULSE_FILE).write_text(text)
     impostor = tmp_path / JOB / ("d" * 16)
     impostor.mkdir()
-    (impostor / shared_folder.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
+    (impostor / protocol.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
     assert Mailbox(tmp_path, JOB, US).pulses() == []
 
 

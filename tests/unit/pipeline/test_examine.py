@@ -35,7 +35,7 @@ def test_a_run_is_its_trials_without_references_and_costs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("what", ["empty", "file", "nowhere", "only-reference", "runs", "hostile"])
-def test_other_paths_are_refused_with_what_to_give(tmp_path: Path, what: str) -> None:
+def test_other_paths_are_refused_with_advice(tmp_path: Path, what: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "hostile").write_bytes(b"\x80\x02cos\nsystem\n.")
@@ -51,7 +51,7 @@ def test_other_paths_are_refused_with_what_to_give(tmp_path: Path, what: str) ->
     ("fault", "code"),
     [("none", ExitCode.OK), ("stuck", ExitCode.FAILURE_FOUND), ("log", ExitCode.INCONCLUSIVE)],
 )
-def test_what_other_tools_left_is_one_job(
+def test_files_of_other_tools_are_one_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, code: int
 ) -> None:
     job = jobs.healthy(jobs.Layout(dp=2, tp=2), 3)
@@ -80,7 +80,7 @@ def test_a_run_and_dumps_beside_it_are_two_results(tmp_path: Path) -> None:
     assert [t.variant for t in result.trials] == ["unfixed", "as found"]
 
 
-def test_nothing_of_torch_is_imported(tmp_path: Path) -> None:
+def test_torch_is_not_imported(tmp_path: Path) -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 2), "skip", 1)
     jobs.write(job, tmp_path / "d")
     code = (

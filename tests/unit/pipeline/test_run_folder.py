@@ -32,7 +32,7 @@ def test_a_full_disk_is_not_blamed_on_the_user(
         run_folder(tmp_path / "new", "s")
 
 
-def test_two_that_start_in_the_same_second_get_folders_of_their_own(
+def test_two_runs_in_the_same_second_get_separate_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes that share a disk; neither sees the other's folder before it makes its own."""

@@ -42,7 +42,7 @@ def trial(verdict: str, size: int = 2) -> TrialResult:
         ("torchrun", "torchrun"),
     ],
 )
-def test_what_a_job_is_called(command: str, name: str) -> None:
+def test_the_name_of_a_job(command: str, name: str) -> None:
     assert watch.title(command.split()) == name
 
 
@@ -166,12 +166,12 @@ def test_an_exception_is_the_end_of_a_rank(ended: Ended) -> None:
         ),
     ],
 )
-def test_its_last_stacks_tell_the_signal(ended: Ended, text: str, status: ExitStatus) -> None:
+def test_the_last_stacks_show_the_signal(ended: Ended, text: str, status: ExitStatus) -> None:
     (ended.folder / protocol.stacks_file(0)).write_text(text)
     assert ended.status() == status
 
 
-def test_an_end_without_a_trace_may_be_a_peaceful_one(ended: Ended) -> None:
+def test_an_end_without_a_trace_may_be_normal(ended: Ended) -> None:
     assert ended.status() is None
     ended.job._root_code = 1  # until the job ends badly
     assert ended.status() == ExitStatus(signal=UNTOLD)
@@ -182,12 +182,12 @@ def test_a_rank_that_reached_its_end_did_not_die(ended: Ended) -> None:
     assert ended.status(state="finished") is None
 
 
-def test_a_program_before_the_training_is_no_rank(ended: Ended) -> None:
+def test_a_program_before_the_training_is_not_a_rank(ended: Ended) -> None:
     ended.job._root_code = 1
     assert ended.status(state="starting", progress=-1) is None
 
 
-def test_an_elastic_agent_tells_better(ended: Ended) -> None:
+def test_an_elastic_agents_report_is_preferred(ended: Ended) -> None:
     ended.job._root_code, ended.job.agent = 1, 1
     (ended.folder / protocol.error_file(0)).touch()
     assert ended.status() is None
@@ -212,7 +212,7 @@ LOADER = Frame("/v/site-packages/torch/utils/data/dataloader.py", 3, "__next__")
         ("S", (), False, False, ""),
     ],
 )  # fmt: skip
-def test_where_a_rank_stands(
+def test_the_position_of_a_rank(
     state: str, frames: tuple[Frame, ...], gil: bool, mute: bool, text: str
 ) -> None:
     stacks = (Stack("MainThread", "py-spy", frames, gil),) if frames else ()
@@ -222,7 +222,7 @@ def test_where_a_rank_stands(
     assert whereabouts(evidence, [1, 5]) == text
 
 
-def test_speeds_and_who_is_behind() -> None:
+def test_step_rates_and_the_slowest_rank() -> None:
     pulse = watch_display.Pulse()
     for second in range(5):
         progress = Progress(

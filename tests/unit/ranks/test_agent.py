@@ -60,7 +60,7 @@ def test_an_end_is_reported_once_and_not_reaped(
     assert processes[0].wait() == 3
 
 
-def test_all_well_is_no_reason_to_hold(
+def test_a_successful_end_does_not_hold_the_agent(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     pid = spawn(processes, "")
@@ -71,7 +71,7 @@ def test_all_well_is_no_reason_to_hold(
     assert len(events(tmp_path)) == 1
 
 
-def test_the_rest_is_ended_after_the_release_only(
+def test_other_ranks_are_stopped_only_after_the_release(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "GRACES", tuple((sig, 0.3) for sig, _ in agent.GRACES))
@@ -87,7 +87,7 @@ def test_the_rest_is_ended_after_the_release_only(
     assert told == {0: ("SIGABRT", False), 1: ("SIGTERM", True), 2: ("SIGKILL", True)}
 
 
-def test_a_pid_that_is_no_child_any_more_gets_no_signal(tmp_path: Path) -> None:
+def test_a_pid_that_is_no_longer_a_child_gets_no_signal(tmp_path: Path) -> None:
     """The agent reaped its rank, and another process got the pid."""
     command = "sleep 60 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:

@@ -50,7 +50,7 @@ def refused(tmp_path: Path, text: str | bytes, *overrides: str) -> str:
     return caught.value.message.replace(f"{tmp_path}/", "")
 
 
-def test_the_good_one_loads(tmp_path: Path) -> None:
+def test_the_correct_file_loads(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(GOOD, encoding="utf-8")
     assert load(path).model.experts == 8
@@ -166,7 +166,7 @@ def test_a_mistake_is_located_and_named(tmp_path: Path, old: str, new: str, mess
         (b"a: !!python/object:os.system x", "s.yaml:1:"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_scenario(tmp_path: Path, text: bytes, message: str) -> None:
+def test_a_file_that_is_not_a_scenario(tmp_path: Path, text: bytes, message: str) -> None:
     assert message in refused(tmp_path, text)
 
 
@@ -204,7 +204,7 @@ def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
         ("skew.routing=one-hot", "routing already fixes which experts get no token"),
     ],
 )  # fmt: skip
-def test_a_wrong_override_is_named_instead_of_the_file(
+def test_a_wrong_override_is_blamed_instead_of_the_file(
     tmp_path: Path, override: str, message: str
 ) -> None:
     said = refused(tmp_path, GOOD, override)
@@ -212,7 +212,7 @@ def test_a_wrong_override_is_named_instead_of_the_file(
     assert message in said
 
 
-def test_who_divides_what_is_checked_where_it_is_said(tmp_path: Path) -> None:
+def test_contradictions_in_sharding_are_reported_where_they_are_set(tmp_path: Path) -> None:
     """An ep axis needs a checkpoint; a variant is told of what it changes itself."""
     head = 'schema_version: 1\nname: mine\ntitle: t\nstack: {transformers: "5.12.1"}\n'
     head += "layout: {ep: world}\nmodel: {source: checkpoint}\n"

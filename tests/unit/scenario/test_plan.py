@@ -60,7 +60,7 @@ def test_the_variants_keep_their_order_and_role(starvation: Scenario) -> None:
     assert steps[0].stack == {"transformers": "4.53.2"}
 
 
-def test_the_costs_come_last_with_the_fixes_of_the_own_stack(starvation: Scenario) -> None:
+def test_the_cost_trial_comes_last_with_the_fixes_of_the_same_stack(starvation: Scenario) -> None:
     last = plan(starvation, 2, "cpu").trials[-1]
     assert (last.trial.task.kind, last.trial.variant, last.trial.role) == (
         "cost",
@@ -86,7 +86,7 @@ def test_no_costs_without_a_fix_among_the_selected(starvation: Scenario) -> None
     assert some[-1].trial.task.fixes == ["touch"]
 
 
-def test_trials_share_a_reference_where_the_right_gradients_are_the_same(
+def test_trials_with_the_same_correct_gradients_share_a_reference(
     starvation: Scenario,
 ) -> None:
     key = {p.trial.variant: p.reference_key for p in plan(starvation, 2, "cpu").trials}
@@ -135,7 +135,7 @@ def test_bf16_and_fp32_never_share_a_reference() -> None:
     assert len(keys) == 3
 
 
-def test_variants_that_differ_in_the_computing_dtype_have_references_of_their_own() -> None:
+def test_variants_with_different_compute_dtypes_have_separate_references() -> None:
     scenario = load(
         find("expert-starvation"),
         ["variants.zero-fill.wrapper={param_dtype: bfloat16}"],
@@ -175,7 +175,7 @@ def test_a_pattern_of_ranks_reaches_every_rank() -> None:
     assert {(s.rank, s.expert) for s in trial.skew.starve} == {(0, 3), (2, 3), (1, 5), (3, 5)}
 
 
-def test_a_variant_changes_how_is_saved_field_by_field() -> None:
+def test_a_variant_overrides_resume_field_by_field() -> None:
     planned = {p.trial.variant: p for p in plan(load(find("ep-resume")), 2, "cpu").trials}
     assert planned["unfixed"].trial.task == ResumeTask("dcp", 2)
     assert planned["accelerate-full"].trial.task == ResumeTask("accelerate", 2, "full")
@@ -188,7 +188,7 @@ def test_without_the_section_nothing_is_saved(starvation: Scenario) -> None:
     assert {p.trial.task.kind for p in plan(starvation, 2, "cpu").trials} == {"step", "cost"}
 
 
-def test_repeats_have_names_of_their_own(starvation: Scenario) -> None:
+def test_repeats_have_their_own_names(starvation: Scenario) -> None:
     trials = plan(starvation, 2, "cpu", variants=["unfixed"], repeat=3).trials
     assert [p.trial.name for p in trials] == ["unfixed", "unfixed.2", "unfixed.3"]
     assert [p.repeat for p in trials] == [0, 1, 2]
@@ -206,7 +206,7 @@ def test_stack_overrides_leave_a_variants_own_version(starvation: Scenario) -> N
     assert made.scenario.stack["transformers"] == "4.57.6"
 
 
-def test_the_plan_remembers_what_was_typed() -> None:
+def test_the_plan_keeps_the_overrides_as_typed() -> None:
     scenario = load(find("expert-starvation"), ["model.experts=16"])
     made = plan(scenario, 2, "cpu", stack_overrides={"transformers": "4.57.6"})
     assert made.overrides == ("--set model.experts=16", "--stack transformers=4.57.6")
@@ -235,7 +235,7 @@ def test_launcher_timeout_and_requirements() -> None:
         (2, {"repeat": 0}, UsageError, ["--repeat 0"]),
     ],
 )
-def test_what_cannot_be_planned_is_refused(
+def test_an_impossible_plan_is_refused(
     starvation: Scenario, ranks: int, options: dict[str, object], error: type[MoediagError],
     parts: list[str],
 ) -> None:  # fmt: skip
@@ -251,7 +251,7 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
         plan(scenario, 2, "cpu")
 
 
-def test_the_bounds_of_a_world() -> None:
+def test_the_limits_of_the_number_of_ranks() -> None:
     scenario = load(
         find("expert-starvation"), ["world={default: 4, min: 2, max: 8, multiple_of: 2}"]
     )

@@ -45,7 +45,7 @@ def test_another_release_is_refused_and_not_built() -> None:
     assert environment.ready({"transformers": "1.2.3"}) is None
 
 
-def test_first_builds_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_mode_builds_missing_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environment.ENV_INSTALLED, "first")
     here = importlib.metadata.version("transformers")
     assert environment.ensure({"transformers": here}).kind == "installed"
@@ -71,7 +71,7 @@ def test_first_builds_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
         ({"torch": ""}, True),
     ],
 )
-def test_what_fits(wanted: dict[str, str], fits: bool) -> None:
+def test_matching_versions(wanted: dict[str, str], fits: bool) -> None:
     have = {"python": "3.12.3", "torch": "2.13.0+cu130"}
     if fits:
         in_place.check(wanted, have, "X")

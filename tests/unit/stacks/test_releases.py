@@ -217,7 +217,7 @@ def test_no_such_release_names_the_nearest(server: Server) -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"), [("0.1", ["1", "2", "3", "4"]), ("9", ["2", "3", "4", "5"])]
 )
-def test_nearest_at_both_ends(wanted: str, expected: list[str]) -> None:
+def test_nearest_release_at_both_ends(wanted: str, expected: list[str]) -> None:
     assert releases.nearest(wanted, ["5", "4", "3", "2", "1"]) == expected
 
 
@@ -250,7 +250,7 @@ def test_without_network_the_error_says_what_to_type() -> None:
     assert "moediag stacks build" in caught.value.help_text
 
 
-def test_half_a_network_never_claims_that_a_release_does_not_exist(tmp_path: Path) -> None:
+def test_a_partial_network_never_reports_a_release_as_missing(tmp_path: Path) -> None:
     (tmp_path / "demo-1.0.tar.gz").touch()
     dead = "http://someone:secret@127.0.0.1:9/simple"
     config = IndexConfig(indexes=(dead,), find_links=(str(tmp_path),), timeout=5)
@@ -372,7 +372,7 @@ def test_no_index_and_the_folder_without_network(tmp_path: Path) -> None:
     assert {"--no-index", "--offline"} <= set(offline.uv_arguments())
 
 
-def test_uv_gets_the_certificate_and_no_second_opinion_on_indexes(tmp_path: Path) -> None:
+def test_uv_gets_the_certificate_and_only_our_indexes(tmp_path: Path) -> None:
     config = config_from(tmp_path, "[global]\ncert = /etc/ca.pem\nproxy = http://p:3128\n")
     child = config.uv_environment({"UV_INDEX_URL": "https://x", "VIRTUAL_ENV": "/v", "A": "b"})
     assert child["SSL_CERT_FILE"] == "/etc/ca.pem" and child["HTTPS_PROXY"] == "http://p:3128"

@@ -21,7 +21,7 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from moediag.axes import DP_SHARD, Layout
+from moediag.axes import AXES, DP_SHARD, Layout
 from moediag.scenario.sections import (
     Backend,
     CostSection,
@@ -214,7 +214,8 @@ class Scenario(Section):
     world: WorldSection = Field(default_factory=WorldSection, description="Number of ranks.")
     layout: LayoutRequest = Field(
         default_factory=_whole_world,
-        description='Mesh axes and sizes; the axis with "world" takes the remaining ranks.',
+        description='Mesh axes and sizes; the axis with "world" takes the remaining ranks. '
+        + " ".join(f"{axis} is {axis.about}." for axis in AXES),
     )
     stack: Versions = Field(
         default_factory=dict, description='Versions to run on, e.g. {transformers: "4.53.2"}.'

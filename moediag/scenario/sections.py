@@ -120,7 +120,8 @@ class WrapperSection(Section):
         description="How the model is sharded. fsdp2: torch's fully_shard; zero2, zero3: "
         "DeepSpeed; transformers: from_pretrained alone; accelerate: its prepare with FSDP2. With "
         "an ep axis in the layout, from_pretrained divides the experts for fsdp2, transformers and "
-        "accelerate. trainer and trl: a Trainer or SFTTrainer runs the steps itself.",
+        "accelerate; with a tp axis it divides the model, for transformers only. trainer and "
+        "trl: a Trainer or SFTTrainer runs the steps itself.",
     )
     granularity: Literal["layer", "expert", "root"] = Field(
         default="layer",
@@ -234,8 +235,9 @@ class SkewSection(Section):
     batches: Literal["distinct", "identical", "per-replica", "one-token"] = Field(
         default="distinct",
         description="Through the data. distinct: each rank has its own batch; identical: all ranks "
-        "have rank 0's; per-replica: ranks that differ only in ep, etp, tp or pp share one; "
-        "one-token: each rank repeats one token, a different one on each.",
+        "have rank 0's; per-replica: ranks that work on one copy of the model share one; "
+        "one-token: each rank repeats one token, a different one on each. Ranks that differ only "
+        "in tp share a batch in any case.",
     )
     routing: Literal["balanced", "zero-token", "one-hot"] | None = Field(
         default=None,

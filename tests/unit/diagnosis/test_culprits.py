@@ -80,6 +80,26 @@ def test_ranks_that_all_depart_from_the_step_before_name_nobody() -> None:
     assert found.signature.endswith(":no-rank")
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # The second step differs from the first before the place in question.
+        ([16, 24, 32], [20, 24], [20, 28]),
+        # The first step was over at that place: it says nothing about one call more.
+        ([16], [16, 24], [16, 28]),
+    ],
+)
+def test_a_step_before_that_went_another_way_acquits_nobody(steps: tuple[list[int], ...]) -> None:
+    before, *now = steps
+    programs = [
+        [Op("0", "all_reduce", n, step=1) for n in before]
+        + [Op("0", "all_reduce", n, step=2) for n in own]
+        for own in now
+    ]
+    found = diagnose(Job({"0": ((0, 1), "dp")}, programs).run())
+    assert (found.verdict, found.culprits) == (Verdict.HANG, ())
+
+
 def test_two_against_two_is_decided_by_the_step_before() -> None:
     found = diagnose(reductions((16, 16), (16, 20), (16, 16), (16, 20)).run())
     assert (found.verdict, found.culprits) == (Verdict.HANG, (1, 3))

@@ -21,6 +21,7 @@ from pathlib import Path
 from moediag.campaign.bisect.probe_verdict import BAD, GOOD
 from moediag.campaign.bisect.search.search import Options, Probe, Search
 from moediag.stacks import environment
+from moediag.stacks.base import ENV_CACHE
 
 HERE = Path(__file__).parent
 CHECKS = 4  # both ends, and both neighbours of the boundary again
@@ -108,14 +109,14 @@ def _plain_probe() -> float:
     step."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        before, os.environ[environment.ENV_CACHE] = os.environ.get(environment.ENV_CACHE), cache
+        before, os.environ[ENV_CACHE] = os.environ.get(ENV_CACHE), cache
         try:
             stack = environment.ensure({"transformers": BAD_END})
         finally:
             if before is None:
-                del os.environ[environment.ENV_CACHE]
+                del os.environ[ENV_CACHE]
             else:
-                os.environ[environment.ENV_CACHE] = before
+                os.environ[ENV_CACHE] = before
         command = [str(stack.python), "-m", "torch.distributed.run", "--nproc-per-node", "2",
                    str(HERE / "bare_step.py")]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, timeout=900,

@@ -31,8 +31,7 @@ from moediag.result import RunResult, wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
-from moediag.stacks import environment
-from moediag.stacks.base import current_base
+from moediag.stacks.base import cache_root, current_base
 
 FOLDER = Path(__file__).parent.parent / "reports" / "gpu"
 STARVATION = (
@@ -210,7 +209,7 @@ def measure(asked: Sequence[Question], folder: Path, timeout: float | None) -> I
 
 
 def versions() -> dict[str, str | None]:
-    base = current_base(environment.cache_root())
+    base = current_base(cache_root())
     found: dict[str, str | None] = {"python": base.python, "torch": base.torch}
     return {**found, "nccl": hardware.nccl()}
 

@@ -30,7 +30,7 @@ from moediag.hardware import (
     tool,
 )
 from moediag.stacks import interpreter
-from moediag.stacks.environment import ENV_CACHE, cache_root
+from moediag.stacks.base import ENV_CACHE, cache_root
 
 Status = Literal["ok", "warn", "fail"]
 GB = 10**9

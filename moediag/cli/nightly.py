@@ -90,8 +90,7 @@ def nightly(
     from moediag.campaign.nightly.changes import Change, compare
     from moediag.campaign.nightly.history import History
     from moediag.report import terminal, views
-    from moediag.stacks.base import current_base
-    from moediag.stacks.environment import cache_root
+    from moediag.stacks.base import cache_root, current_base
 
     wanted = tracks.parse(track)
     o.require_gpus(device, world_size or 1)

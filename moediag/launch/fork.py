@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from moediag.errors import LaunchError
-from moediag.launch.launcher import Launcher, Running, StackLike, json_lines, last_lines
+from moediag.launch.base import (
+    Follow,
+    Launcher,
+    Running,
+    StackLike,
+    json_lines,
+    last_lines,
+)
 from moediag.launch.processes import Family
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import TRIAL_FILE, Trial
@@ -142,8 +149,10 @@ class ForkLauncher(Launcher):
 
     kind = "fork"
 
-    def __init__(self, stack: StackLike, run_folder: Path, options: LaunchOptions) -> None:
-        super().__init__(stack, run_folder, options)
+    def __init__(
+        self, stack: StackLike, run_folder: Path, options: LaunchOptions, follow: Follow
+    ) -> None:
+        super().__init__(stack, run_folder, options, follow)
         self._host: Host | None = None
 
     def __enter__(self) -> ForkLauncher:

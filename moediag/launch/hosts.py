@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from moediag.launch.launcher import Launcher, StackLike, launcher
+from moediag.launch.base import Launcher, StackLike
+from moediag.launch.launcher import launcher
 from moediag.launch.settings import LaunchOptions
 
 KEPT = 4  # idle hosts; each takes about half a gigabyte

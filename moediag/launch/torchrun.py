@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from moediag.errors import LaunchError, UsageError
-from moediag.launch.launcher import LAUNCHER_LOG, Launcher, Running
+from moediag.launch.base import Launcher, Running
 from moediag.launch.processes import Family
 from moediag.launch.settings import LaunchOptions
-from moediag.protocol import TRIAL_FILE, Trial
+from moediag.protocol import LAUNCHER_LOG, TRIAL_FILE, Trial
 
 
 class TorchrunTrial(Running):

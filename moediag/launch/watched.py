@@ -16,7 +16,7 @@ from pathlib import Path
 import moediag
 from moediag import protocol
 from moediag.errors import MachineError, UsageError
-from moediag.launch.launcher import Running
+from moediag.launch.base import Running
 from moediag.launch.processes import ENV_LAUNCH, Family
 
 PACKAGE = Path(moediag.__file__).parent

@@ -19,8 +19,9 @@ import moediag
 from moediag.diagnosis import diagnose
 from moediag.errors import LaunchError, NodeLost, NoSuchRelease, StackError, UsageError
 from moediag.evidence.trial_folder import read_trial
+from moediag.launch.base import Launcher
 from moediag.launch.follow.several_nodes import BROKEN_OFF
-from moediag.launch.launcher import Launcher, launcher
+from moediag.launch.launcher import launcher
 from moediag.launch.nodes.rendezvous import Meeting
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.pipeline import rows

@@ -24,8 +24,8 @@ from moediag import doctor, protocol
 from moediag.errors import ExitCode, Interrupted
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import watched
+from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
-from moediag.launch.launcher import Running
 from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress

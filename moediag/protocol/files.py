@@ -21,8 +21,18 @@ ENV_SEGMENT = "MOEDIAG_SEGMENT_BYTES"
 # What the elastic agents of all nodes agreed to call this start of their ranks, see job_file.
 ENV_JOB = "MOEDIAG_JOB"
 
+# From a launcher to the processes it starts: the pid that must stay their parent, and "1" where
+# moediag forked from its main thread (see ranks.parent).
+ENV_PARENT = "MOEDIAG_PARENT"
+ENV_MAIN_THREAD = "MOEDIAG_FROM_MAIN_THREAD"
+
 TRIAL_FILE = "trial.json"
 LAUNCH_FILE = "launch.json"  # how the launch went, as the control side saw it
+# In a trial's folder: the launcher's own output; what the elastic agent reports (JSON lines); and
+# the file that lets the agent end the other ranks after one died (see ranks.agent).
+LAUNCHER_LOG = "launcher.log"
+AGENT_EVENTS = "launcher.events.jsonl"
+RELEASE_FILE = "launcher.release"
 # In the run directory of a watched job: one line for each process that could not be recorded.
 NOT_RECORDED_FILE = "not-recorded.txt"
 

@@ -22,8 +22,6 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from moediag import protocol
 
-EVENTS_FILE = "launcher.events.jsonl"
-RELEASE_FILE = "launcher.release"
 HOLD = 30.0  # seconds; the control side bounds its capture far below
 Graces = Tuple[Tuple[signal.Signals, float], ...]
 GRACES: Graces = ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0))
@@ -37,8 +35,8 @@ class Observer:
 
     def __init__(self, folder: Path, graces: Graces = GRACES) -> None:
         self._graces = graces
-        self._events = folder / EVENTS_FILE
-        self._release = folder / RELEASE_FILE
+        self._events = folder / protocol.AGENT_EVENTS
+        self._release = folder / protocol.RELEASE_FILE
         self._ended: Dict[int, int] = {}  # rank -> code, negative: signal
         self._sent: Dict[int, int] = {}  # rank -> last signal we sent it
         self._held = False

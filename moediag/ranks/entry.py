@@ -67,8 +67,8 @@ def _redirect(path: Path) -> None:
 
 def _lifeline(folder: Path, rank: int) -> None:
     parent.default_signals()
-    if parent.ENV_PARENT in os.environ:
-        parent.die_with_parent(int(os.environ[parent.ENV_PARENT]))
+    if protocol.ENV_PARENT in os.environ:
+        parent.die_with_parent(int(os.environ[protocol.ENV_PARENT]))
     parent.allow_tracing()
     from moediag.recorder import lifeline
 

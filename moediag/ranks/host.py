@@ -22,12 +22,12 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
+from moediag import protocol
 from moediag.ranks import agent, entry, parent
 
 # What is imported before forking, "module:function" of one argument, a list of model families.
 ENV_WARM = "MOEDIAG_WARM"
 DEFAULT_WARM = "moediag.worker.warm:warm"
-LAUNCHER_LOG = "launcher.log"
 MONITOR_INTERVAL = 0.05  # seconds between two looks of the elastic agent at its workers
 
 
@@ -88,7 +88,7 @@ class Host:
             if os.getppid() != self._control:
                 self.leave()
 
-        if os.environ.get(parent.ENV_MAIN_THREAD) == "1":
+        if os.environ.get(protocol.ENV_MAIN_THREAD) == "1":
             parent.die_with_parent(self._control)
         signal.signal(signal.SIGALRM, check)
         signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
@@ -155,7 +155,7 @@ class Host:
             os.close(fd)
         null = os.open(os.devnull, os.O_RDONLY)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        log = os.open(str(Path(folder) / LAUNCHER_LOG), flags, 0o644)
+        log = os.open(str(Path(folder) / protocol.LAUNCHER_LOG), flags, 0o644)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.close(null)
@@ -168,10 +168,10 @@ def run_trial(request: Dict[str, Any]) -> int:
     os.environ.update(request.get("environment", {}))
     if request["single"]:
         # The host forked it, so the host is the parent that its lifeline holds on to.
-        os.environ[parent.ENV_PARENT] = str(os.getppid())
+        os.environ[protocol.ENV_PARENT] = str(os.getppid())
         entry.run(trial)
         return 0
-    os.environ[parent.ENV_PARENT] = str(os.getpid())
+    os.environ[protocol.ENV_PARENT] = str(os.getpid())
     gate = Gate(request["nproc"])
     agent.observe(folder, started=gate.open)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -11,9 +11,6 @@ import os
 import signal
 import sys
 
-ENV_PARENT = "MOEDIAG_PARENT"  # pid of the process that starts the ranks (the elastic agent)
-ENV_MAIN_THREAD = "MOEDIAG_FROM_MAIN_THREAD"  # "1": the control side forked from its main thread
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import List
 
+from moediag import protocol
 from moediag.ranks import agent, parent
 
 ELASTIC_FOLDER = "elastic"
@@ -24,10 +25,10 @@ ELASTIC_FOLDER = "elastic"
 def main(argv: List[str]) -> int:
     trial, nproc, options = argv[0], argv[1], argv[2:]
     folder = Path(trial).parent
-    if os.environ.get(parent.ENV_MAIN_THREAD) == "1":
-        parent.die_with_parent(int(os.environ[parent.ENV_PARENT]))
+    if os.environ.get(protocol.ENV_MAIN_THREAD) == "1":
+        parent.die_with_parent(int(os.environ[protocol.ENV_PARENT]))
     _end_with_stdin()
-    os.environ[parent.ENV_PARENT] = str(os.getpid())
+    os.environ[protocol.ENV_PARENT] = str(os.getpid())
     agent.observe(folder)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

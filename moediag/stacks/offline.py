@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING
 from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.protocol import write_json
 from moediag.stacks import releases, resolve, uv
-from moediag.stacks.base import Base, current_base
+from moediag.stacks.base import Base, cache_root, current_base
 from moediag.stacks.construct import normalise
-from moediag.stacks.environment import cache_root
 from moediag.stacks.indexes import IndexConfig, read_config
 from moediag.stacks.resolve import Resolution, Target
 

@@ -21,6 +21,7 @@ import moediag
 from moediag import hardware
 from moediag.errors import StackError
 from moediag.stacks import environment
+from moediag.stacks.base import cache_root
 from moediag.stacks.environment import Stack
 from moediag.upstream import installed_packages
 
@@ -217,7 +218,7 @@ def _version(name: str) -> str:
 
 def _built() -> str:
     """Counted, not looked into: that takes seconds where there are many."""
-    folder = environment.cache_root() / "envs"
+    folder = cache_root() / "envs"
     return str(sum(1 for one in folder.iterdir() if one.is_dir())) if folder.is_dir() else "0"
 
 

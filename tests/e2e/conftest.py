@@ -10,7 +10,7 @@ from tests.e2e.pipeline import Command, Hosts
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """The command line, with hosts that are shared by all tests of the session."""
+    """The command line, with hosts shared by all tests of the session."""
     hosts = Hosts(tmp_path_factory.mktemp("hosts"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "launcher", hosts.launcher)

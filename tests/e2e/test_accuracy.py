@@ -1,4 +1,4 @@
-"""The counting of `make accuracy` on real tools and a real job."""
+"""`make accuracy` with real tools and a real job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`moediag bisect` as a program, on real releases: interrupted, resumed by the line it printed."""
+"""`moediag bisect` as a program, on real releases: interrupted, resumed by the command it
+printed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Commits on real ranks: a clone of accelerate in which one commit is planted, laid over the
-environment of a release; by ``--repo``'s own search and by a real ``git bisect run``."""
+"""Searches commits with real ranks: a clone of accelerate with one planted commit over the
+environment of a release, by ``--repo``'s own search and by a real ``git bisect run``."""
 
 from __future__ import annotations
 

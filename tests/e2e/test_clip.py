@@ -1,6 +1,6 @@
-"""The gradient norm on real ranks: plain tensors, DTensors of two meshes, plain shards, at once.
+"""The gradient norm on real ranks: plain tensors, DTensors of two meshes and plain shards together.
 
-Every rank must report the norm of the whole gradient as one process computes it, and scale its own
+Every rank must report the same norm of the whole gradient as a single process, and scale its own
 pieces by the same factor.
 """
 

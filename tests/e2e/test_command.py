@@ -1,4 +1,4 @@
-"""`moediag run` as a program of its own: streams, exit codes, folders, and nothing left behind."""
+"""`moediag run` as a program: streams, exit codes, folders, and no process left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARK = "MOEDIAG_TEST_MARK"
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes that were started with ``mark`` in their environment."""
+    """Returns the living processes with ``mark`` in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

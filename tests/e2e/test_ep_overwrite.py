@@ -1,5 +1,5 @@
-"""Experts that accelerate's prepare overwrites, on the released libraries: who holds what is
-matched with the checkpoint's bytes, and every release gets an honest verdict.
+"""Experts that accelerate's prepare overwrites, on the released libraries: each rank's experts are
+compared with the checkpoint's bytes, and every release gets an honest verdict.
 
 Two gloo ranks on the CPU, four for some, under both launchers.
 """
@@ -242,7 +242,7 @@ FAMILIES = {
     # A plan for experts, so that they are divided, and overwritten.
     "gpt_oss": (WEIGHTS, AGAIN),
     "internvl": (WEIGHTS, AGAIN),
-    # None in 5.12: asked for, and not done, without a word.
+    # None in 5.12: requested, but silently not done.
     "mixtral": (WEIGHTS, OFF),
     "olmoe": (WEIGHTS, OFF),
     # accelerate cannot load a buffer of theirs back, with or without expert parallelism.

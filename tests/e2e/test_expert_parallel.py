@@ -1,6 +1,6 @@
 """Expert parallelism on real releases: the optimizer's groups, the gradient norm, the router.
 
-Two gloo ranks on the CPU. Step and accelerate are the released code; see the scenarios.
+Two gloo ranks on the CPU. Step and accelerate are the released code; the scenarios have details.
 """
 
 from __future__ import annotations

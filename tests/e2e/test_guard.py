@@ -1,5 +1,5 @@
-"""The guard on real ranks: each starvation is the same named error on every rank, in time, and what
-is healthy goes through it untouched."""
+"""The guard on real ranks: each starvation is the same named error on every rank, in time, and a
+healthy run passes unchanged."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.stacks import environment
+from moediag.stacks.base import cache_root
 from tests.e2e.pipeline import Command, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
@@ -98,7 +98,7 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     shutil.copy(ROOT / "pyproject.toml", folder)
     yield Checkout(folder)
     # Ranks import the copy through a link in the cache; remove the links to this folder.
-    for link in (environment.cache_root() / "rank-path").glob("*/moediag"):
+    for link in (cache_root() / "rank-path").glob("*/moediag"):
         if link.resolve().is_relative_to(tmp_path):
             shutil.rmtree(link.parent)
 

@@ -1,4 +1,4 @@
-"""Both launchers with real gloo ranks: what happened is told right, and nothing is left."""
+"""Both launchers with real gloo ranks: the report is correct, and no process is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 
 from moediag import protocol
 from moediag.evidence.model import ExitStatus
-from moediag.launch.launcher import Launcher, launcher
+from moediag.launch.base import Launcher
+from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.protocol import ReferenceTask, Trial
@@ -39,7 +40,7 @@ def options(mark: str, **changes: object) -> LaunchOptions:
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes that were started with ``mark`` in their environment."""
+    """Returns the living processes with ``mark`` in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""SIGKILL for anybody at any moment, twenty times: no process left, no half record.
+"""SIGKILL for any process at any moment, twenty times: no process and no partial record is left.
 
 The moments are random on purpose (seeded by the case): importing, forking, meeting, running.
 """

@@ -1,4 +1,4 @@
-"""Honest verdicts, on real ranks: what a run may conclude and what it may not."""
+"""Honest verdicts on real ranks: what a run may and may not conclude."""
 
 from __future__ import annotations
 

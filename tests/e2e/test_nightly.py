@@ -1,4 +1,4 @@
-"""`moediag nightly`, two nights with another release between them."""
+"""`moediag nightly`: two nights on different releases."""
 
 from __future__ import annotations
 

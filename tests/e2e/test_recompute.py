@@ -1,6 +1,6 @@
 """Checkpointing, tied embeddings and router guards on real ranks: each claim, each fix.
 
-For every wrong fix a weaker detector stands beside the verdict: it would have accepted the fix.
+For every wrong fix the tests also show a weaker detector that would have accepted it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Two gloo ranks train under the recorder: what it wrote is what they did, and they did the same
-as without it."""
+"""Two gloo ranks train with the recorder: its record is correct, and their numbers are the same as
+without it."""
 
 from __future__ import annotations
 

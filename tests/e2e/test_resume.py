@@ -1,5 +1,5 @@
-"""`ep-resume` on real releases: whose experts a save and a load leave on every rank, and which ways
-give everything back. Two gloo ranks on the CPU, four where several ranks' parts are mixed.
+"""`ep-resume` on real releases: which experts every rank has after a save and a load, and which
+methods restore everything. Two gloo ranks on the CPU, four if parts of several ranks are mixed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`moediag run` on two nodes: two commands on the loopback, each with an agent and ranks of its
-own."""
+"""`moediag run` on two nodes: two commands on the loopback, each with its own agent and
+ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Nodes:
         return self.folder / f"run-{node}"
 
     def trials(self, node: int) -> dict[str, dict[str, Any]]:
-        """By variant, as this node tells them."""
+        """The trials of this node's result, by variant."""
         out, _ = self.commands[node].communicate(timeout=LIMIT)
         said = (self.folder / f"{node}.err").read_text()
         assert out, said

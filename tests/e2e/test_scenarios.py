@@ -1,5 +1,5 @@
-"""Every scenario of the catalogue through the whole pipeline, on real releases: what fails is
-named, what is healthy is clean, each fix is judged by its gradients.
+"""Every scenario of the catalogue through the whole pipeline, on real releases: failures are named,
+healthy variants are clean, and each fix is judged by its gradients.
 
 Two gloo ranks on the CPU. The environments come from the cache, or from the index once.
 """
@@ -381,7 +381,7 @@ FAMILIES = [
 def test_a_family_can_be_chosen_on_the_command_line(
     command: Command, release: str, family: str, verdict: str
 ) -> None:
-    """As measured: a family is affected where its block skips experts that are modules."""
+    """A family is affected if its block skips experts that are modules."""
     need({"transformers": release})
     ran = command.run(
         "expert-starvation", "--variant", "unfixed", "--set", f"model.family={family}",

@@ -1,5 +1,5 @@
-"""The claims about skipped steps and metrics in flight, on real ranks: which hold, which fixes are
-right, and what a weaker detector would have made of those that are not."""
+"""The claims about skipped steps and metrics in flight, on real ranks: which are true, which
+fixes are correct, and what a weaker detector would say about the wrong ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(command: Command, name: str, *variants: str, cpu: str = "2") -> Ran:
 
 
 def weaker(ran: Ran, variant: str, change: Callable[[Outcome], Outcome]) -> Verdict:
-    """The verdict on the same run by one that sees less."""
+    """The verdict on the same run of a weaker detector."""
     evidence: Evidence = read_trial(ran.folder / variant)
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -41,7 +41,7 @@ def weaker(ran: Ran, variant: str, change: Callable[[Outcome], Outcome]) -> Verd
 
 
 def until(step: int) -> Callable[[Outcome], Outcome]:
-    """Everything but what the optimizer left, of the steps up to ``step``."""
+    """Everything except the optimizer's result, for the steps up to ``step``."""
 
     def cut(outcome: Outcome) -> Outcome:
         gradients = {s: g for s, g in outcome.gradients.items() if int(s) <= step}

@@ -1,5 +1,5 @@
-"""`moediag watch -- srun …`: ranks that are no descendants of what was started. Against a stand-in,
-``tests/victims/like_slurm.py``; where there is a Slurm, against that too."""
+"""`moediag watch -- srun …`: ranks that are not descendants of the started command. Tested with a
+stand-in, ``tests/victims/like_slurm.py``, and with Slurm if it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router under tensor parallelism: a look-alike in plain torch, and torchtitan 0.2.2 itself.
+"""The router under tensor parallelism: an imitation in plain torch, and torchtitan 0.2.2 itself.
 
 Two gloo ranks on the CPU. For every case and every fix the table says which detectors saw it; a
 wrong fix that one detector sees is one that the others, used alone, would have accepted.
@@ -175,7 +175,7 @@ class TestOneDetectorAlone:
         accepting = [d for d in DETECTORS if row[d] == 0]
         assert "loss" in accepting  # of the step itself; it is exact whatever the backward does
         if fix != "weights-partial":
-            # Whoever looks at the replicas or at the loss is content with all the others.
+            # A check of the replicas or of the loss accepts all the others.
             assert {"replicas", "others"} <= set(accepting)
             assert {"router", "input"} - set(accepting), "nobody sees it"
 

@@ -1,5 +1,5 @@
-"""Training runs by the released Trainers: the silent one is caught, the right one is clean, and the
-table shows what their users see. Two gloo ranks on the CPU."""
+"""Training runs by the released Trainers: the silent failure is found, the correct run is clean,
+and the table shows what users see. Two gloo ranks on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts on a mesh of their own, on real FSDP1 and FSDP2 and a real model: 2 expert-data-parallel
+"""Experts on their own mesh, with real FSDP1 and FSDP2 and a real model: 2 expert-data-parallel
 x 2 expert-parallel ranks on the CPU.
 
 Each wrong fix here would pass a weaker detector; the tests say which.

@@ -1,4 +1,4 @@
-"""`moediag watch` on real jobs under a real torchrun; what each must say is in tests/victims."""
+"""`moediag watch` on real jobs under a real torchrun; the expected answers are in tests/victims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`moediag watch` on DeepSpeed's ZeRO under its own launcher, in a stack of its own."""
+"""`moediag watch` on DeepSpeed's ZeRO under its own launcher, in a separate stack."""
 
 from __future__ import annotations
 

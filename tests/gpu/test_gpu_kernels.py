@@ -1,4 +1,4 @@
-"""The Triton kernels compiled, on a GPU: what tests/unit asks of them, and larger weights."""
+"""The compiled Triton kernels on a GPU: the checks of tests/unit, and larger weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the recorder learns of a device: one rank alone on NCCL, which one GPU is enough for. On a
-machine without one each of these is skipped with the reason."""
+"""What the recorder learns about a device: one rank on NCCL, so one GPU is enough. Skipped without
+a GPU."""
 
 from __future__ import annotations
 

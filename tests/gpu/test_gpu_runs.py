@@ -1,4 +1,4 @@
-"""Real ranks on real GPUs. On a machine without one each of these is skipped with the reason."""
+"""Real ranks on real GPUs. Skipped without a GPU."""
 
 from __future__ import annotations
 

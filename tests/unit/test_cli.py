@@ -1,6 +1,6 @@
 """The command line's contract: exit codes, streams, errors that say what to type.
 
-What the commands call is replaced by fakes; the real thing has its own tests.
+Fakes replace what the commands call; the real functions have their own tests.
 """
 
 import errno
@@ -43,7 +43,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
 
 
 class Pipeline:
-    """Stands for scenario, plan and run; remembers what it was asked."""
+    """Replaces scenario, plan and run, and records the questions."""
 
     def __init__(self) -> None:
         self.result: RunResult | Exception = read_result(RESULTS / "starvation.json")

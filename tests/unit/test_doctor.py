@@ -1,4 +1,4 @@
-"""Every check with the fault present and with it absent."""
+"""Every check of `moediag doctor`, with the fault present and absent."""
 
 from __future__ import annotations
 

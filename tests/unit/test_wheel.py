@@ -1,5 +1,5 @@
-"""What ships: the wheel holds the package with its catalogue and templates, the licence, and
-nothing that a user does not need."""
+"""The content of the wheel: the package with its catalogue and templates, the licence, and nothing
+else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nightly workflow: YAML that GitHub takes, shell that parses, command lines that are ours."""
+"""The nightly workflow: YAML that GitHub accepts, shell that parses, command lines that exist."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RUNS = [s["run"] for job in JOBS.values() for s in job["steps"] if "run" in s]
 
 
 def moediag_lines(script: str) -> list[str]:
-    """Each `moediag …` of a shell script, continuation lines joined, variables filled in; arrays
-    by what they may hold."""
+    """Returns each `moediag …` of a shell script, with continuation lines joined and variables and
+    arrays filled in."""
     joined = re.sub(r"\s*\\\n\s*", " ", script)
     for name, held in re.findall(r"\b(\w+)=\(([^()\s][^()]*)\)", script):
         joined = joined.replace(f'"${{{name}[@]}}"', held)

@@ -21,8 +21,7 @@ from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
 from moediag.scenario.schema import Scenario, Variant
 from moediag.scenario.source import nearest as like
 from moediag.stacks import releases as index
-from moediag.stacks.base import current_base
-from moediag.stacks.environment import cache_root
+from moediag.stacks.base import cache_root, current_base
 from moediag.stacks.releases import Release
 
 PATIENCE = 6  # undecided releases between bad and good after which no more are tried

@@ -32,7 +32,7 @@ from moediag.protocol import write_json
 from moediag.result import RESULT_FILE
 from moediag.scenario import devices
 from moediag.stacks import environment
-from moediag.stacks.base import current_base
+from moediag.stacks.base import cache_root, current_base
 
 REPORT_FILE = "report.md"
 RUNS = Path("moediag-runs")  # where earlier bisects are looked for
@@ -143,7 +143,7 @@ def _command(question: Question, request: dict[str, str]) -> str:
 
 def _environment(question: Question) -> dict[str, str]:
     machine = doctor.machine()
-    torch = current_base(environment.cache_root()).torch
+    torch = current_base(cache_root()).torch
     held = {**question.asked.hold}
     facts: dict[str, Any] = {
         "moediag": moediag.__version__,

@@ -25,8 +25,7 @@ from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.scenario.schema import Scenario
 from moediag.stacks import releases as index
-from moediag.stacks.base import current_base
-from moediag.stacks.environment import cache_root
+from moediag.stacks.base import cache_root, current_base
 from moediag.stacks.releases import Release
 
 OLDEST = {"transformers": "4.51.0"}  # where the table begins; others: two years before the newest

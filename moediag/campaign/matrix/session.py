@@ -27,8 +27,7 @@ from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import write_json
 from moediag.result import wording
-from moediag.stacks.base import current_base
-from moediag.stacks.environment import cache_root
+from moediag.stacks.base import cache_root, current_base
 
 MATRIX_FILE = "matrix.json"
 PAGE_FILE = "matrix.md"

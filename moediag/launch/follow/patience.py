@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moediag.evidence.model import Stall
 from moediag.launch.capture.collect import main_frames, on_device
-from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.follow.watchdog import Watchdog
+from moediag.launch.rank_sample import RankSample
 
 BUSY = 4.0
 AT_WORK = 40.0
@@ -64,6 +65,11 @@ class Patience:
         self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock
+
+    @property
+    def by_stack(self) -> Sequence[int]:
+        """Ranks with a collective on their stack."""
+        return self.watchdog.by_stack
 
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         """None while the job goes on, or may."""

@@ -15,11 +15,11 @@ from moediag import protocol
 from moediag.errors import EvidenceError
 from moediag.evidence.model import Stall
 from moediag.launch import signals
+from moediag.launch.base import Running
 from moediag.launch.follow.supervise import Supervisor
-from moediag.launch.follow.watchdog import RankSample
-from moediag.launch.launcher import Running
 from moediag.launch.nodes.other_nodes import Together
 from moediag.launch.nodes.rendezvous import job_of
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 
@@ -92,6 +92,10 @@ class NodesSupervisor(Supervisor):
             self.seen.launch_error = f"{', '.join(gone)}: the trial was ended"
             self._capture(samples)
         return agreed
+
+    @property
+    def by_stack(self) -> Sequence[int]:
+        return self.watchdog.by_stack
 
     def _blocked(self, ranks: Sequence[int]) -> list[int]:
         return [*super()._blocked(ranks), *self.nodes.blocked]

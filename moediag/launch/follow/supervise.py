@@ -15,18 +15,16 @@ from moediag import protocol
 from moediag.errors import LaunchError
 from moediag.evidence.model import ExitStatus, Stall
 from moediag.launch import shutdown, signals
+from moediag.launch.base import Running, json_lines, last_lines
 from moediag.launch.capture import machine
 from moediag.launch.capture.collect import blocked_frames, capture, on_device, python_frames
 from moediag.launch.follow.seen import Seen, status_of
-from moediag.launch.follow.watchdog import RankSample, Watchdog, states
-from moediag.launch.launcher import Running, json_lines, last_lines
+from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.processes import NEVER, Process, oom_kills
+from moediag.launch.rank_sample import RankSample, states
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 
-# Written by worker.agent and worker.entry, which the control side must not import.
-EVENTS_FILE = "launcher.events.jsonl"
-RELEASE_FILE = "launcher.release"
 PROGRESS_EVERY = 0.1  # seconds
 NATIVE = 20.0  # seconds for the native frames of one rank that has CUDA's libraries
 MACHINE = 5.0  # seconds for what the machine says of GPUs and communicators
@@ -171,7 +169,7 @@ class Supervisor:
         if not self._released:
             if staying:
                 self._capture(staying)
-            (self.folder / RELEASE_FILE).touch()
+            (self.folder / protocol.RELEASE_FILE).touch()
             self._released = True
         return True
 
@@ -244,7 +242,7 @@ class Supervisor:
     def _read_events(self) -> None:
         """The agent's reports. Ends after the ladder began are our doing."""
         try:
-            text = (self.folder / EVENTS_FILE).read_text(encoding="utf-8")
+            text = (self.folder / protocol.AGENT_EVENTS).read_text(encoding="utf-8")
         except OSError:
             return
         for event in json_lines(text):
@@ -308,7 +306,7 @@ class Supervisor:
         if code in (0, None) or explained:
             return ""
         assert code is not None
-        log = last_lines(self.folder / "launcher.log", 15)
+        log = last_lines(self.folder / protocol.LAUNCHER_LOG, 15)
         what = f"signal {status_of(code).signal}" if code < 0 else f"exit code {code}"
         return f"{self.launcher} ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
 

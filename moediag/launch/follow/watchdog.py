@@ -10,10 +10,10 @@ looked at: where every rank is in a collective or waits for its device, that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from moediag.evidence.model import Stall
+from moediag.launch.rank_sample import RankSample
 
 # The recorder's own thread and gloo's may tick: this share of the window does not count as work.
 CPU_SHARE = 0.02
@@ -22,36 +22,6 @@ RUNNABLE_SHARE = 0.2
 LOOK_AGAIN = 10.0  # seconds between two looks at native frames: each stops a rank for a moment
 ON_DEVICE = 5.0  # windows that a device may compute without any operation of communication
 MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judge
-
-
-@dataclass(frozen=True, slots=True)
-class RankSample:
-    """One look at one rank. ``known``: its pid is known; ``alive``: it runs; ``progress`` is the
-    heartbeat's counter, -1 without one; ``cpu`` in seconds; ``runnable``: main thread in R or D;
-    ``stopped``: by SIGSTOP.
-
-    Of a rank on another node: ``at``: when its watcher looked, on a clock of that node (None: now,
-    here); ``work``, ``on_device``, ``blocked``: what that watcher read off its stack, ``looked``:
-    whether it did so in this pause; ``silent``: nothing comes from that node any more; ``unseen``:
-    nothing ever came."""
-
-    rank: int
-    known: bool = True
-    alive: bool = True
-    state: str = "starting"
-    progress: int = -1
-    step: int = 0
-    time: float = 0.0
-    cpu: float = 0.0
-    runnable: bool = False
-    stopped: bool = False
-    at: float | None = None
-    work: str = ""
-    on_device: bool = False
-    blocked: bool = False
-    looked: bool = True
-    silent: bool = False
-    unseen: bool = False
 
 
 class Watchdog:
@@ -156,8 +126,3 @@ class Watchdog:
             waiting=tuple(waiting),
             elsewhere=elsewhere,
         )
-
-
-def states(samples: Sequence[RankSample]) -> Mapping[int, str]:
-    """What each rank does, for the live display."""
-    return {s.rank: s.state if s.alive or not s.known else "exited" for s in samples}

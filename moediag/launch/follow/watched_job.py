@@ -14,15 +14,15 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.launch.base import Running
 from moediag.launch.capture import dumps
 from moediag.launch.capture.collect import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import status_of
 from moediag.launch.follow.supervise import NATIVE, Supervisor
-from moediag.launch.follow.watchdog import RankSample
-from moediag.launch.launcher import Running
 from moediag.launch.nodes.other_nodes import Together
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 

@@ -11,7 +11,7 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 from moediag import protocol
 from moediag.evidence.model import Stall
-from moediag.launch.follow.watchdog import RankSample, Watchdog
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.peers import Peers, progress_of
 from moediag.launch.nodes.relay import Carried
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import KEY, Pulse, Stood, name_of
+from moediag.launch.rank_sample import RankSample
 
 ANSWER = 20.0  # seconds beyond the silence that others get to give their evidence
 LAST_WORD = 10.0  # seconds for our last word, where the shared folder is slow
@@ -36,7 +36,7 @@ class Looks(Protocol):
     """What was seen of the ranks here: of a watched job its Patience."""
 
     @property
-    def watchdog(self) -> Watchdog: ...
+    def by_stack(self) -> Collection[int]: ...
     @property
     def work(self) -> Mapping[int, str]: ...
     @property
@@ -304,7 +304,7 @@ def _as_told(s: RankSample, now: float, patience: Looks) -> RankSample:
         at=now,
         work=patience.work.get(s.rank, ""),
         on_device=s.rank in patience.on_device,
-        blocked=s.rank in patience.watchdog.by_stack,
+        blocked=s.rank in patience.by_stack,
         looked=patience.looked,
     )
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moediag.launch.follow.watchdog import RankSample
 from moediag.launch.nodes.status import Pulse, Stood
+from moediag.launch.rank_sample import RankSample
 
 LATE_NODES = 60.0  # seconds after our first rank until a node that never spoke is done without
 _DEAF = 10.0  # seconds without listening (stopped, starved, or a disk that did not answer)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moediag.launch.follow.watchdog import RankSample
+from moediag.launch.rank_sample import RankSample
 
 SCHEMA_VERSION = 1
 KEY = re.compile(r"[0-9a-f]{8,64}")  # of a node, and of a job

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from packaging.utils import canonicalize_name
 
 from moediag.stacks import environment
-from moediag.stacks.base import current_base
+from moediag.stacks.base import cache_root, current_base
 from moediag.upstream.export.write_file import NAMED
 
 
@@ -19,6 +19,6 @@ def versions_of(stack: Mapping[str, str]) -> dict[str, str]:
     if ready is not None:
         found = {n: v for n, v in ready.versions.items() if v}
     else:
-        torch = current_base(environment.cache_root()).torch
+        torch = current_base(cache_root()).torch
         found = {**({"torch": torch} if torch else {}), **named}
     return {name: found[name].split("+")[0] for name in NAMED if found.get(name)}

@@ -1,4 +1,4 @@
-"""What each mesh axis answers, and that the answers fit together."""
+"""The answers of each mesh axis, and that they are consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counting of right answers, and how torch's own tools are read."""
+"""Counting right answers, and reading the answers of torch's own tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bisect makes no more probes than halving and its checks need."""
+"""A bisect makes no more probes than halving and its checks require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU suite without a GPU: what it would ask, what it writes, how it refuses."""
+"""The GPU suite without a GPU: its rows, its report, its refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ways to load, in a process group of one rank: right bytes arrive, and wrong ones are seen."""
+"""Methods to load, in a process group of one rank: right bytes arrive, and wrong bytes are
+found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's Flight Recorder of NCCL beside our own log: which call of ours is which of its."""
+"""Matching of torch's Flight Recorder of NCCL with our own log, call by call."""
 
 from __future__ import annotations
 

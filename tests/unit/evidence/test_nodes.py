@@ -1,4 +1,4 @@
-"""The evidence of several nodes put together: the whole job's answer, whatever their clocks."""
+"""The combined evidence of several nodes: one answer for the job, whatever their clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are recognised by their content, alone and together; what is not, is said."""
+"""Files are recognised by their content, alone and together; others are noted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders in, evidence out: what was written is read back, and what is cut off is counted."""
+"""Trial folders are read back as evidence, and truncated lines are counted."""
 
 from __future__ import annotations
 

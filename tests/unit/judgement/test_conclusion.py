@@ -1,4 +1,4 @@
-"""Expectations, and what all trials together say."""
+"""Expectations, and the conclusion of all trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fix does to a failure, and which claims reproduced; no error's text decides."""
+"""The effect of a fix on a failure, and reproduced claims; error messages never decide."""
 
 from __future__ import annotations
 

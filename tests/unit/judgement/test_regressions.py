@@ -1,4 +1,4 @@
-"""A fix that breaks what worked is told from one that merely does not help."""
+"""A fix that breaks a working run is distinguished from one that does not help."""
 
 from __future__ import annotations
 

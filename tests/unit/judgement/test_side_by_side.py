@@ -1,4 +1,4 @@
-"""Tables of several variants side by side, and the rates of what shows at times."""
+"""Tables that compare variants, and the rates of intermittent failures."""
 
 from __future__ import annotations
 

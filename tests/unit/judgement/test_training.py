@@ -1,4 +1,4 @@
-"""Loss and gradient norm of a training run, variants side by side."""
+"""Loss and gradient norm of a training run, compared between variants."""
 
 from __future__ import annotations
 

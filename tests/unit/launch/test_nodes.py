@@ -14,13 +14,14 @@ import pytest
 from moediag import protocol
 from moediag.evidence.model import Stall
 from moediag.launch.follow.patience import Patience
-from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.nodes import other_nodes, shared_folder
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.other_nodes import Together
 from moediag.launch.nodes.peers import LATE_NODES, Peers
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse, Stood, of_json
+from moediag.launch.rank_sample import RankSample
 
 US, THEM = "a" * 16, "b" * 16
 JOB = "c" * 32

@@ -10,7 +10,8 @@ import pytest
 
 from moediag.evidence.model import Stall
 from moediag.launch.follow.patience import Patience, work_of
-from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.follow.watchdog import Watchdog
+from moediag.launch.rank_sample import RankSample
 
 TURN = 0.2
 WAITS = RankSample(0, state="in-collective", progress=7, step=3, time=101.0)

@@ -15,10 +15,10 @@ import pytest
 from moediag import protocol
 from moediag.errors import NodeLost, UsageError
 from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch.base import Running
 from moediag.launch.follow.several_nodes import NodesSupervisor
-from moediag.launch.follow.watchdog import RankSample
-from moediag.launch.launcher import Running
 from moediag.launch.nodes.rendezvous import Meeting
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 

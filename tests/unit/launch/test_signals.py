@@ -12,8 +12,9 @@ import pytest
 from moediag.cli import app
 from moediag.errors import ExitCode
 from moediag.launch import signals
+from moediag.launch.base import Running
 from moediag.launch.follow import supervise
-from moediag.launch.launcher import Running
+from moediag.launch.launcher import follow
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import Trial
 
@@ -113,7 +114,7 @@ def test_ctrl_c_while_a_finished_launch_is_tidied_up_is_not_lost(
 
     monkeypatch.setattr(supervise.Supervisor, "_follow", lambda self: None)
     monkeypatch.setattr(supervise.Supervisor, "_end", impatient)
-    record = supervise.supervise(
+    record = follow(
         NoTrial(), Trial("t", "s", "unfixed"), tmp_path, 1, LaunchOptions(), "fork", None
     )
     assert record.interrupted

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from moediag.evidence.model import Stall
-from moediag.launch.follow.watchdog import RankSample, Watchdog, states
+from moediag.launch.follow.watchdog import Watchdog
+from moediag.launch.rank_sample import RankSample, states
 
 WINDOW = 3.0
 STEP = 0.03

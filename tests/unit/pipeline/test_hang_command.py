@@ -1,4 +1,4 @@
-"""The command of --on-hang: output, time bound, and nothing left of it."""
+"""The command of --on-hang: output, time limit, and no process left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diagnosis found arrives in the row of result.json."""
+"""A diagnosis is complete in the row of result.json."""
 
 from moediag.pipeline import rows
 from moediag.result import Confidence, Diagnosis, Table, Verdict

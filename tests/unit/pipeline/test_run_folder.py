@@ -1,4 +1,4 @@
-"""The folder of a run: a new one, never one that holds something."""
+"""The folder of a run: always new or empty."""
 
 import errno
 from pathlib import Path

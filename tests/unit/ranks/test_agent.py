@@ -1,4 +1,5 @@
-"""The observer in the elastic agent: reports ends, holds until released, then ends the rest."""
+"""The observer in the elastic agent: reports the end of ranks, waits for the release, then stops
+the rest."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def spawn(processes: list[subprocess.Popen[bytes]], code: str) -> int:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / agent.EVENTS_FILE).read_text().splitlines()
+    lines = (folder / protocol.AGENT_EVENTS).read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "t"} for line in lines]
 
 
@@ -81,7 +82,7 @@ def test_other_ranks_are_stopped_only_after_the_release(
     observer = agent.Observer(tmp_path)
     assert observer.look(pids)
     assert [e["rank"] for e in events(tmp_path)] == [0]
-    (tmp_path / agent.RELEASE_FILE).touch()
+    (tmp_path / protocol.RELEASE_FILE).touch()
     observer.hold(pids)
     told = {e["rank"]: (e["signal"], e["by_us"]) for e in events(tmp_path)}
     assert told == {0: ("SIGABRT", False), 1: ("SIGTERM", True), 2: ("SIGKILL", True)}
@@ -110,14 +111,3 @@ def test_an_error_file_has_torch_elastics_shape() -> None:
     extra = content["message"]["extraInfo"]
     assert "raise ValueError" in extra["py_callstack"]
     assert int(extra["timestamp"]) == int(extra["time"])
-
-
-def test_the_files_both_sides_name_are_the_same() -> None:
-    from moediag.launch import launcher
-    from moediag.launch.follow import supervise
-    from moediag.ranks import host
-
-    assert supervise.EVENTS_FILE == agent.EVENTS_FILE
-    assert supervise.RELEASE_FILE == agent.RELEASE_FILE
-    assert launcher.LAUNCHER_LOG == host.LAUNCHER_LOG
-    assert protocol.pid_file(3) == "rank-3.pid"

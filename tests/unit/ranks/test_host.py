@@ -1,4 +1,4 @@
-"""The gate that keeps forked ranks back until the last one is forked."""
+"""The gate that holds forked ranks until the last one is forked."""
 
 from __future__ import annotations
 

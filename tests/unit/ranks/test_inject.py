@@ -1,4 +1,4 @@
-"""The way into somebody else's ranks: started by the interpreter, harmless, and out of sight."""
+"""The injection into ranks of other jobs: started by the interpreter, harmless and invisible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes through a job's store: two couriers on one store, without ranks."""
+"""Messages through a job's store: two relays on one store, without ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recorder knows by an object's identity, branches that a rank tells, and pauses."""
+"""Objects that the recorder knows by identity, recorded decisions, and pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which functions ran: noted once each, by a rank that may die at any moment."""
+"""Functions that ran are recorded once each, by a rank that may die at any moment."""
 
 from __future__ import annotations
 

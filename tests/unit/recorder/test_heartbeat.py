@@ -1,4 +1,4 @@
-"""The rank's pulse, beaten by two threads."""
+"""A rank's heartbeat, written by two threads."""
 
 from __future__ import annotations
 

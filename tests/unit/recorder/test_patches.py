@@ -1,4 +1,4 @@
-"""What is replaced comes back as the same object; what others put over it stays."""
+"""Replaced attributes are restored as the same object; replacements by others stay."""
 
 from __future__ import annotations
 

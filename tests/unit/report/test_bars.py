@@ -1,4 +1,4 @@
-"""Bars beside numbers: what is longer is more, and what was not measured has none."""
+"""Bars beside numbers: a longer bar is a larger number, and a missing number has no bar."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every view of the sample results in tests/golden/results, held against kept files.
+"""Every view of the sample results in tests/golden/results, compared with snapshot files.
 
-`make golden` writes them anew; read the difference before you commit it.
+`make golden` rewrites them; read the difference before you commit it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a person is told: blame, honesty, exit codes. Laws 1 and 4 of the project."""
+"""The page: blame, honesty, exit codes. Laws 1 and 4 of the project."""
 
 from dataclasses import replace
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Stacks are told together when they are alike, and apart when ranks wait for different things."""
+"""Similar stacks are grouped; ranks that wait for different things are separate."""
 
 from __future__ import annotations
 

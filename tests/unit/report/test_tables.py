@@ -1,4 +1,5 @@
-"""Cells keep what matters, tables fit any terminal and paste into a pull request."""
+"""Cells keep the significant digits; tables fit any terminal and can be pasted into a pull
+request."""
 
 import json
 import re

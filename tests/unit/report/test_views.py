@@ -25,7 +25,7 @@ def starvation() -> RunResult:
 
 @pytest.fixture
 def nasty(starvation: RunResult) -> RunResult:
-    """Text of the user's own everywhere it can come in, on a trial that broke its expectation."""
+    """User text everywhere it can appear, in a trial that did not meet its expectation."""
     trial = changed(
         starvation.trials[0],
         variant=NASTY, cause=NASTY, not_seen=(NASTY,), notes=(NASTY,), met=False,

@@ -1,4 +1,4 @@
-"""Launches on GPUs, as far as a machine without one can tell."""
+"""Launches on GPUs, as far as a machine without a GPU can test them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ variants:
 
 
 def refused(tmp_path: Path, text: str | bytes, *overrides: str) -> str:
-    """The message, less the folder."""
+    """The message without the folder."""
     path = tmp_path / "s.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ScenarioError) as caught:
@@ -284,7 +284,7 @@ def test_the_catalogue_finds_names_and_paths(tmp_path: Path) -> None:
 )
 @given(data=st.data())
 def test_a_damaged_file_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
-    """No damage ends in anything but a scenario or one message."""
+    """Damage leads to a scenario or to one message, nothing else."""
     junk = st.sampled_from(
         ["{", "}", "[", ": ", "- ", "&a ", "*a", "!!set ", "null", "-1", "1e999", ".nan", "\t", "'",
          "? ", "<<: ", "|", "0x1F", "2001-01-01", "\u00e9", "world", "\n", "#"]

@@ -21,7 +21,7 @@ import pytest
 from moediag.errors import NoSuchRelease, StackError, UsageError
 from moediag.stacks import built as store
 from moediag.stacks import construct, environment, offline, overlay, uv
-from moediag.stacks.base import Part, current_base
+from moediag.stacks.base import Part, cache_root, current_base
 from moediag.stacks.indexes import IndexConfig
 from moediag.stacks.resolve import Target
 
@@ -290,7 +290,7 @@ def test_another_torch_in_the_base_makes_another_environment(index: Index, tmp_p
 def test_leftovers_of_a_killed_build_are_not_used(index: Index) -> None:
     key = environment.ensure({"transformers": "1.0"}).key
     store.clean(everything=True)
-    half = environment.cache_root() / "envs" / f".building-{key}"
+    half = cache_root() / "envs" / f".building-{key}"
     (half / "lib" / "python3.99" / "site-packages").mkdir(parents=True)
     stack = environment.ensure({"transformers": "1.0"})
     assert stack.key == key and not half.exists()
@@ -306,7 +306,7 @@ def test_a_full_disk_leaves_nothing_behind(index: Index, monkeypatch: pytest.Mon
         with pytest.raises(StackError, match="disk is full") as caught:
             environment.ensure({"transformers": "1.0"})
     assert "moediag stacks clean" in caught.value.help_text
-    assert list((environment.cache_root() / "envs").iterdir()) == []
+    assert list((cache_root() / "envs").iterdir()) == []
     assert environment.ensure({"transformers": "1.0"}).versions["transformers"] == "1.0"
 
 
@@ -366,7 +366,7 @@ def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StackError, match="cannot ask for the releases of transformers"):
         environment.ensure({"transformers": "1.1"})
     # What was "newest" a while ago still serves, and says so.
-    for record in (environment.cache_root() / "requests").glob("*.json"):
+    for record in (cache_root() / "requests").glob("*.json"):
         raw = json.loads(record.read_text())
         raw["made"] = time.time() - 3 * 86400
         record.write_text(json.dumps(raw))

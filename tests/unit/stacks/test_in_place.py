@@ -1,4 +1,4 @@
-"""Running on what is installed: nothing is built, and what is not there is refused."""
+"""Running with the installed libraries: nothing is built, and missing releases are refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 
 from moediag.errors import StackError
 from moediag.stacks import environment, in_place
+from moediag.stacks.base import ENV_CACHE
 
 
 @pytest.fixture(autouse=True)
 def _only_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(environment.ENV_INSTALLED, "1")
-    monkeypatch.setenv(environment.ENV_CACHE, str(tmp_path))
+    monkeypatch.setenv(ENV_CACHE, str(tmp_path))
     monkeypatch.delenv("MOEDIAG_BASE_PYTHON", raising=False)
 
 

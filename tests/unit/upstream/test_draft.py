@@ -154,7 +154,7 @@ def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
 
 
 def test_the_system_information_is_that_of_the_run(tmp_path: Path) -> None:
-    """Another machine made this result, so nothing of this one is told."""
+    """Another machine made this result, so nothing about this machine is shown."""
     lines = draft_evidence.system(RESULT, FAILED)
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
     assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"

@@ -1,4 +1,4 @@
-"""`moediag export`: what is written, what cannot be, and that it says the same as the worker."""
+"""`moediag export`: what is written, what is refused, and that it agrees with the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`moediag env`: what a bug report needs, and nothing that a stranger should not read."""
+"""`moediag env`: what a bug report needs, and nothing private."""
 
 from __future__ import annotations
 

@@ -2,3 +2,5 @@
 
 ``model`` is what a night leaves, ``compare`` says what is new in it; both are pure. ``drive`` runs.
 """
+
+__all__ = ["artifacts", "blame", "changes", "drive", "history", "jobs", "summary", "tracks"]

@@ -1,3 +1,3 @@
-"""Many runs as one campaign: a run, a sweep of the catalogue, bisect, matrix and nightly."""
+"""Many runs as one campaign: the engine, and a strategy for each command."""
 
-__all__ = ["bisect", "engine", "matrix", "nightly", "run", "sweep"]
+__all__ = ["bisect", "engine", "matrix", "nightly", "prebuild", "run", "sweep"]

@@ -25,9 +25,10 @@ from moediag.report import stdout
 
 HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 
-A failure is a scenario; running it says which rank diverged, where, why, and which fix is right.
+A failure is a scenario. Running it shows which rank diverged, where and why, and
+which fix is correct.
 
-Exit codes: 0 every expectation met, 1 an expectation broken (diagnose, watch: a failure found), 2
+Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch: a failure found), 2
 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
 """
 
@@ -108,7 +109,7 @@ def list_(as_json: o.Json = False) -> None:
 
 @app.command(epilog="Example: moediag show expert-starvation")
 def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
-    """Show a scenario in full, every default filled in."""
+    """Show a scenario in full, with every default filled in."""
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
     from moediag.scenario.fixes import known_fixes
@@ -126,7 +127,7 @@ def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None: 
 
 @app.command(epilog="Example: moediag schema > scenario.schema.json")
 def schema() -> None:
-    """The JSON Schema of scenario files, for editors."""
+    """Print the JSON Schema of scenario files, for editors."""
     from moediag.scenario.schema import json_schema
 
     _print_json(json_schema())
@@ -148,11 +149,11 @@ def diagnose(
     as_json: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
-    """Diagnose a run or a trial, or what other tools left of a job.
+    """Diagnose a run, a trial, or files that other tools left behind.
 
     Flight Recorder dumps, py-spy and pystack output, torchrun's error files and logs are recognised
-    by their content and read together as one job. --html and --trace are written beside the page;
-    to stdout (-) they stand in its place.
+    by their content and read together as one job. --html and --trace are written in addition to
+    the page, or instead of it if they go to stdout (-).
     """
     chosen = o.views(as_json, html=html, trace=trace)
     from moediag.pipeline.examine import examine
@@ -175,7 +176,7 @@ app.command(epilog="Example: moediag report moediag-runs/* --html page.html --ju
 
 @app.command(epilog="Example: moediag doctor")
 def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
-    """Can this machine do it, and if not, what to type."""
+    """Check this machine, and print what to type if something is missing."""
     from moediag import doctor as examiner
     from moediag.report import doctor_view, views
 
@@ -196,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     given, debug = _without_debug(given)
     code = _run(given, debug, arguments is None)
-    # To git bisect run any code from 1 to 124 says "bad"; what is no verdict must stop it.
+    # git bisect run reads any code from 1 to 124 as "bad": an error must stop it instead.
     errors = (ExitCode.USAGE, ExitCode.INCONCLUSIVE, ExitCode.CANNOT_RUN_HERE, ExitCode.BUG)
     return code + GIT_ABORTS if "--git-bisect" in given and code in errors else code
 
@@ -229,7 +230,7 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
 
 
 def _without_debug(given: list[str]) -> tuple[list[str], bool]:
-    """--debug may stand anywhere, except in a command that follows ``--``."""
+    """Removes --debug, which may be anywhere except in a command that follows ``--``."""
     end = given.index("--") if "--" in given else len(given)
     ours = [argument for argument in given[:end] if argument != "--debug"]
     return [*ours, *given[end:]], len(ours) < end

@@ -27,14 +27,15 @@ def nightly(
     context: typer.Context,
     scenario: Annotated[
         list[str],
-        typer.Option("--scenario", metavar="NAME", help="Only this one; repeat for several."),
+        typer.Option("--scenario", metavar="NAME", help="Run only this scenario; repeatable."),
     ] = [],  # noqa: B006
     track: Annotated[
         list[str],
         typer.Option(
             "--track",
             metavar="TRACK",
-            help="pinned, newest, pre, or PACKAGE=newest, PACKAGE=pre; repeatable.  [default: the "
+            help="Run on pinned, newest, pre, PACKAGE=newest or PACKAGE=pre; repeatable.  "
+            "[default: the "
             "first three, for transformers, accelerate and torch]",
         ),
     ] = [],  # noqa: B006
@@ -42,28 +43,34 @@ def nightly(
     cpu: o.Cpu = None,
     share_gpu: o.ShareGpu = False,
     minutes: Annotated[
-        float, typer.Option(min=0.1, metavar="M", help="Bound on the runs together.")
+        float, typer.Option(min=0.1, metavar="M", help="Time limit for all runs together.")
     ] = 60.0,
     bisect_minutes: Annotated[
         float,
         typer.Option(
             "--bisect-minutes", min=0.0, metavar="M",
-            help="Bound on the bisects of new failures together, after the runs; 0: none.",
+            help="Time limit for all bisects of new failures, after the runs; 0: no bisect.",
         ),
     ] = 20.0,
     history: Annotated[
-        Path, typer.Option("--history", metavar="DIR", help="Where nights are kept.")
+        Path, typer.Option("--history", metavar="DIR", help="Keep the results of each night here.")
     ] = Path("moediag-history"),
     nights: Annotated[
-        int, typer.Option("--nights", min=2, metavar="N", help="Nights that make it flaky.")
+        int,
+        typer.Option(
+            "--nights", min=2, metavar="N",
+            help="Number of past nights used to call a failure flaky.",
+        ),
     ] = 7,
     out: o.Out = None,
     resume: o.Resume = False,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="[default: junit.xml in --out]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write JUnit here.  [default: junit.xml in --out]"),
     ] = None,
     summary: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="[default: summary.md in --out]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a summary.  [default: summary.md in --out]"),
     ] = None,
     annotate: Annotated[
         bool, typer.Option("--annotate", help="Print new failures as GitHub annotations.")
@@ -74,15 +81,15 @@ def nightly(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:  # fmt: skip
-    """Run the catalogue on pinned and on new releases, and say what changed since the last nights.
+    """Run the catalogue on pinned and new releases, and report what changed since past nights.
 
-    One package is moved at a time. A new failure is bisected between the last good night's release
-    and tonight's, and written down as a draft issue; nothing is filed. Exit code 1 only for what is
-    new.
+    One package changes at a time. Each new failure is bisected between the last good night's
+    release and tonight's, and written as a draft issue; nothing is filed. Exit code 1 means a new
+    failure.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     if annotate and as_json:
-        raise UsageError("--annotate and --json exclude each other", "--json has them as well.")
+        raise UsageError("--annotate and --json exclude each other", "--json lists them too.")
 
     from moediag.campaign.engine import opened, resumable, shown
     from moediag.campaign.nightly import drive, jobs, tracks
@@ -126,7 +133,7 @@ def _blames(
     compared: tuple[Compared, ...], planned: list[Planned], asked: Asked, folder: Path,
     minutes: float, display: Display,
 ) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
-    """What a bisect said of each new failure, until the time is up."""
+    """Bisects each new failure until the time is up."""
     from moediag.campaign.engine import Clock
     from moediag.campaign.nightly.blame import blame
     from moediag.campaign.nightly.changes import Change

@@ -42,9 +42,9 @@ def run(
 ) -> None:
     """Run a scenario and judge each variant of it.
 
-    Without --cpu or --gpus: on the CPU, with the number of ranks that the scenario names.
-    The unfixed code, each fix and each control runs on real ranks; its collectives and its
-    gradients are held against a single-process reference.
+    Without --cpu or --gpus it runs on the CPU, with the scenario's own number of ranks. The unfixed
+    code, each fix and each control runs on real ranks; their collectives are compared between
+    ranks and their gradients with a single-process reference.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every, resume)
@@ -98,17 +98,15 @@ def run(
 
 
 def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[str]) -> None:
-    """Raises UsageError for what --all does not go with."""
+    """Raises UsageError unless either one scenario or --all is given."""
     if every and name is not None:
-        raise UsageError(f"--all runs the whole catalogue, and {name} was named as well")
+        raise UsageError(f"--all runs the whole catalogue, so {name} cannot be given too")
     if not every and name is None:
-        raise UsageError(
-            "no scenario was named", "`moediag list` shows them; --all runs every one of them."
-        )
+        raise UsageError("no scenario was named", "`moediag list` lists them; --all runs them all.")
     for option, given in (("--variant", variant), ("--set", set_)):
         if every and given:
             raise UsageError(
-                f"{option} {given[0]} is about one scenario, --all runs every one",
+                f"{option} {given[0]} applies to one scenario, --all runs every one",
                 "Name the scenario: moediag run NAME.",
             )
 

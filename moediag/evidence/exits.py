@@ -39,7 +39,7 @@ class LaunchFacts:
 
 
 def read_launch(path: Path) -> LaunchFacts:
-    """Facts with a line in ``not_seen`` when the file is missing or broken."""
+    """The facts, with a line in ``not_seen`` if the file is missing or broken."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def read_launch(path: Path) -> LaunchFacts:
 
 
 def _deaths(raw: Any) -> tuple[int, ...]:
-    """``[{"rank", "time"}]`` in order of time; what is not understood is left out."""
+    """Ranks in order of time, from ``[{"rank", "time"}]``; invalid entries are left out."""
     entries = [d for d in raw if isinstance(d, dict)] if isinstance(raw, list) else []
     known = [d for d in entries if isinstance(d.get("rank"), int)]
     return tuple(d["rank"] for d in sorted(known, key=lambda d: _time(d.get("time"))))
@@ -95,9 +95,12 @@ def _stall(raw: Any, lost: list[str]) -> Stall | None:
 
 
 def read_error_file(path: Path, libraries: Sequence[str] = ()) -> RankError | None:
-    """torch elastic's error file: ``{"message": {"message": "Type: text", "extraInfo":
-    {"py_callstack": …, "timestamp": …}}}``; also the flat form that older releases write.
-    ``libraries``: the folders of libraries that the rank recorded."""
+    """The error in torch elastic's error file, or None.
+
+    The file is ``{"message": {"message": "Type: text", "extraInfo": {"py_callstack": …,
+    "timestamp": …}}}``, or the flat form of older releases. ``libraries`` are the library folders
+    that the rank recorded.
+    """
     try:
         raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -106,7 +109,7 @@ def read_error_file(path: Path, libraries: Sequence[str] = ()) -> RankError | No
 
 
 def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
-    """The same from parsed JSON; None for what is no error file."""
+    """The same from parsed JSON; None if it is not an error file."""
     message = raw.get("message") if isinstance(raw, dict) else None
     extra: Mapping[str, Any] = {}
     if isinstance(message, dict):
@@ -124,7 +127,7 @@ def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
 
 
 def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | None:
-    """The last Python traceback, or the last C++ exception that nobody caught."""
+    """The last Python traceback or the last uncaught C++ exception, or None."""
     lines = text.splitlines()
     for at in range(len(lines) - 1, -1, -1):
         line = _unprefixed(lines[at])
@@ -149,13 +152,15 @@ def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
 
 
 def _unprefixed(line: str) -> str:
-    """torchrun puts ``[rank1]: `` or ``[default1]:`` before each line."""
+    """The line without torchrun's prefix, ``[rank1]: `` or ``[default1]:``."""
     return re.sub(r"^\[(?:rank|default)\d+\]: ?", "", line)
 
 
 def user_frame(traceback: str, libraries: Sequence[str] = ()) -> str:
-    """The innermost frame of the user's own code as ``file.py:12 function``; the innermost of
-    all when there is none; empty for text without frames."""
+    """The innermost frame of user code as ``file.py:12 function``.
+
+    Without user code it is the innermost frame of all; without frames, "".
+    """
     frames = [frame for line in traceback.splitlines() if (frame := _FRAME.match(line))][::-1]
     if not frames:
         return ""

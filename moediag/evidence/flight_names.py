@@ -1,4 +1,4 @@
-"""What torch calls things in its Flight Recorder and in its watchdog's words, in plain names."""
+"""Plain names for operations and dtypes as torch's Flight Recorder and watchdog call them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def user_site(frames: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def plain_op(name: str) -> str:
-    """``_all_gather_base``, ``ALLGATHER_coalesced`` and the like are all ``all_gather``; a name
-    that is not known stays what it is."""
+    """``all_gather`` for ``_all_gather_base``, ``ALLGATHER_coalesced`` and the like.
+
+    An unknown name is returned in lower case.
+    """
     lower = name.lower()
     if lower == "coalesced":
         return lower

@@ -1,7 +1,7 @@
-"""A trial's folder as `Evidence`: the one place that knows which file holds what.
+"""A trial's folder as `Evidence`: the one module that knows which file holds what.
 
-Every file may be missing, empty or cut off: a rank can be killed at any moment. What is lost is
-said in ``not_seen``; only a folder that does not exist is an error.
+Every file may be missing, empty or truncated, because a rank can be killed at any moment. What is
+lost is listed in ``not_seen``; only a missing folder is an error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _RANK_FILE = re.compile(r"^rank-(\d+)\.")
 
 
 def read_trial(folder: Path, *beside: Path) -> Evidence:
-    """``beside``: folders of the same start of a job that other nodes' watchers left. Raises
-    EvidenceError when ``folder`` is no folder."""
+    """The evidence in ``folder``, merged with that of other nodes' folders ``beside`` it.
+
+    Raises EvidenceError if ``folder`` is not a folder.
+    """
     parts = []
     for one in (folder, *beside):
         known, places = nodes.read_nodes(one)
@@ -83,7 +85,7 @@ def _read(folder: Path) -> Evidence:
 
 
 def _attached(folder: Path) -> dict[str, str]:
-    """By title, as a page shows them: the whole of it stays in the run directory."""
+    """Text of the attached files by title, shortened for a page."""
     found = {title: _text(folder / name).strip() for title, name in ATTACHED.items()}
     return {
         title: text if len(text) <= MOST_ATTACHED else f"{text[:MOST_ATTACHED]}\n(cut here)"
@@ -93,7 +95,7 @@ def _attached(folder: Path) -> dict[str, str]:
 
 
 def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
-    """As ranks tell it, else that of the first group used."""
+    """Backends as the ranks recorded them, then those of their groups."""
     for log in logs:
         if log.backend:
             yield log.backend
@@ -101,7 +103,7 @@ def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
 
 
 def _layout(value: Any) -> dict[str, int]:
-    """Empty where the trial tells none."""
+    """The trial's layout, or empty."""
     if not isinstance(value, dict):
         return {}
     return {str(a): n for a, n in value.items() if isinstance(n, int) and not isinstance(n, bool)}
@@ -163,8 +165,10 @@ def _device(log: RankLog, read: device_progress.RankDump | None) -> device_progr
 
 
 def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collective, ...]:
-    """The rank's calls; the one that it was last inside of is one that it waits for, even where it
-    issued it without waiting (``dist.recv`` is an asynchronous call and a wait)."""
+    """The rank's calls; the one that its heartbeat says it is inside of is one that it waits for.
+
+    This also holds for a call issued as asynchronous: ``dist.recv`` is such a call and a wait.
+    """
     beat = protocol.Heartbeat.read(heartbeat)
     if beat is None or beat.state != "in-collective":
         return calls
@@ -175,7 +179,7 @@ def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collecti
 
 
 def _os_state(text: str) -> str:
-    """Of /proc/PID/status: ``State:\tT (stopped)``."""
+    """The state letter in a /proc/PID/status, from ``State:\tT (stopped)``."""
     found = re.search(r"^State:\s*(\w)", text, re.MULTILINE)
     return found[1] if found else ""
 

@@ -27,7 +27,7 @@ from typing import Optional, Union
 # weights     when(loaded|prepared|resumed) experts[ExpertRows…] unequal[FQN…: other parameters
 #             that differ from the checkpoint] compared(int: how many of those) asked(ep size asked
 #             for, 1: none) whole(experts of a layer in the checkpoint) left_out(bool: sharding
-#             was told to leave the experts alone)
+#             leaves the experts alone)
 # experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
 # note        text                 a fact about how the trial was run (shims, how it was asked)
 # decision    what value step      which branch the rank takes where others may take another one;

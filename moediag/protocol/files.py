@@ -1,4 +1,4 @@
-"""The environment variables and the files by which a rank and the control side find each other."""
+"""Environment variables and file names that a rank and the control side share."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def pid_file(rank: int) -> str:
 
 def job_file(rank: int) -> str:
     """JSON of a watched job: ``job``, a token that all ranks of one start of the job have in common
-    and no other start has; ``node``, the number of this rank's node (null where nobody numbers
-    them); ``store``, ``[host, port]`` of the TCP store that ranks meet at, null for another kind;
-    ``python``, its interpreter."""
+    and no other start has; ``node``, the number of this rank's node (null where nodes have no
+    numbers); ``store``, ``[host, port]`` of the TCP store that ranks meet at (null: another kind of
+    store); ``python``, its interpreter."""
     return f"rank-{rank}.job.json"
 
 
@@ -119,8 +119,8 @@ def flight_file(rank: int) -> str:
     return f"rank-{rank}.flight.json"
 
 
-# torch writes a dump to this prefix and the rank's number when a collective times out, and creates
-# a pipe at the other one: whoever writes to it asks for that dump, without Python.
+# torch writes a dump to this prefix plus the rank's number when a collective times out, and creates
+# a pipe at the other prefix: a write to it requests that dump, without Python.
 WATCHDOG_DUMPS = "rank-flight-dump-"
 WATCHDOG_PIPES = "rank-flight-pipe-"
 

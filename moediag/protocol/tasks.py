@@ -1,4 +1,4 @@
-"""What a trial does: one task, told apart in trial.json by its ``kind``."""
+"""What a trial does: one task, identified in trial.json by its ``kind``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ResumeTask:
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """A program of moediag.worker.programs in place of the training step of a whole model."""
+    """A program of moediag.worker.programs instead of the training step of a whole model."""
 
     kind: str = field(default="program", init=False)
     name: str = ""

@@ -1,4 +1,4 @@
-"""The trial: everything a rank is told about one launch."""
+"""The trial: everything a rank needs to know about one launch."""
 
 from __future__ import annotations
 

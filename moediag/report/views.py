@@ -72,7 +72,7 @@ def write(
     where one cannot be."""
     written = []
     if sum(str(target) == "-" for target in wanted.values()) > 1:
-        raise UsageError("stdout holds one format", "Give files for the others.")
+        raise UsageError("stdout can hold only one format", "Give files for the others.")
     for kind, target in wanted.items():
         given = (made or {}).get(kind)
         text = given if given is not None else _render(kind, results, traced)

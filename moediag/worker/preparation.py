@@ -17,12 +17,12 @@ from moediag.worker.shard import expert_parallel
 from moediag.worker.shard.kinds import kind_of
 from moediag.worker.shard.wrapped import Wrapped, ep_rank
 
-Told = Callable[[str, nn.Module, tiny.Anatomy], None]
+OnModel = Callable[[str, nn.Module, tiny.Anatomy], None]
 
 
-def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> Wrapped:
-    """The wrapped model on ``device``. Calls ``told(when, model, anatomy)`` once it is ``loaded``
-    and once it is ``prepared``. Raises NotApplicable, on all ranks alike."""
+def prepare(trial: Trial, device: torch.device, on_model: Optional[OnModel] = None) -> Wrapped:
+    """The wrapped model on ``device``. Calls ``on_model(when, model, anatomy)`` when it is
+    ``loaded`` and when it is ``prepared``. Raises NotApplicable, on all ranks alike."""
     kind_of(trial)  # refuses what cannot be sharded before anything is loaded
     if trial.model.source == "checkpoint":
         expert_parallel.launch_environment(trial)
@@ -31,8 +31,8 @@ def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> 
         asked = load.known(trial.model.experts_implementation)
         model = tiny.build(trial.model, trial.step.seed, experts=asked).to(device)
     anatomy = tiny.anatomy(model, trial.model)
-    if told is not None:
-        told(
+    if on_model is not None:
+        on_model(
             "loaded by rank 0" if expert_parallel.only_rank_0_loads(trial) else "loaded",
             model,
             anatomy,
@@ -41,9 +41,9 @@ def prepare(trial: Trial, device: torch.device, told: Optional[Told] = None) -> 
     wrapped = wrap(model, anatomy, trial)
     wrapped.plain_shards = replicas.plain_experts(wrapped)
     wrapped.notes += load.notes(trial)
-    if told is not None and trial.model.source == "checkpoint":
+    if on_model is not None and trial.model.source == "checkpoint":
         with wrapped.gathered():
-            told("prepared", wrapped.model, wrapped.anatomy)
+            on_model("prepared", wrapped.model, wrapped.anatomy)
     return wrapped
 
 
@@ -91,7 +91,7 @@ class Weights:
         self.expected = expected
         self.held: Dict[str, List[int]] = {}
 
-    def told(self, when: str, model: nn.Module, anatomy: tiny.Anatomy) -> None:
+    def examine(self, when: str, model: nn.Module, anatomy: tiny.Anatomy) -> None:
         """Examines ``model``. Does nothing without a checkpoint or a reference."""
         if self.expected is None or self.trial.model.source != "checkpoint":
             return

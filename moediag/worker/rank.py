@@ -1,4 +1,5 @@
-"""What one rank executes: reads its trial, joins the process group, does its part, tells."""
+"""What one rank executes: reads its trial, joins the process group, runs its task, writes the
+outcome."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def _distributed(trial: Trial, folder: Path) -> None:
 
     if not trial.on_gpu:
         kernels.interpret()
-    # First: the recorder asks the Flight Recorder, which reads its settings once.
+    # First, because the Flight Recorder reads its settings once, when the recorder queries it.
     notes = gpu.settle(trial, folder)
     recorder: Any = None
     if trial.record:
@@ -72,7 +73,7 @@ def _distributed(trial: Trial, folder: Path) -> None:
         from moediag.recorder import install
 
         recorder = install(str(folder), rank, world_size)
-        for note in notes:  # now: a rank that stops never gets to its outcome
+        for note in notes:  # at once: a rank that stops never writes its outcome
             recorder.event("note", keep=True, text=note)
     ended = _noted(folder, recorder) if trial.record and trial.executed else None
     try:
@@ -90,7 +91,7 @@ def _distributed(trial: Trial, folder: Path) -> None:
 
 
 def _noted(folder: Path, recorder: Any) -> Optional[Callable[[], None]]:
-    """Which functions run; a failure to note them must not become the trial's."""
+    """Starts noting which functions run; its failure must not become the trial's."""
     from moediag.recorder import executed
 
     try:
@@ -128,7 +129,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     except NotApplicable as reason:
         return collector.outcome(reason)
     finally:
-        # Not reached by a rank that aborts; a raising rank must not wait for its peers here.
+        # A rank that aborts does not get here; one that raises must not wait for its peers.
         if not _raising():
             dist.destroy_process_group()
     return collector.outcome()

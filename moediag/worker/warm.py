@@ -1,8 +1,8 @@
-"""Imports everything that torch and transformers import lazily, before the clock runs.
+"""Imports beforehand everything that torch and transformers import lazily.
 
-The first optimizer step, ``clip_grad_norm_`` and FSDP2 call import ``torch._dynamo`` and more: in
-the host this is done once for all trials, and a rank under load is not mistaken for a hung one.
-No process group and no autograd here: the host forks its ranks afterwards.
+The first optimizer step, ``clip_grad_norm_`` and FSDP2 call import ``torch._dynamo`` and more. The
+host does this once for all trials, so that a rank under load is not mistaken for a hung one. No
+process group and no autograd here: the host forks its ranks afterwards.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TRAINERS = ("trl.trainer.sft_trainer", "datasets", "tokenizers")
 
 
 def warm(families: Sequence[str]) -> None:
-    """``families``: names of :data:`moediag.families.FAMILIES`; one that the installed
-    release lacks is passed over, the trial will say so."""
+    """``families``: names of :data:`moediag.families.FAMILIES`; those that the installed
+    release lacks are skipped: the trial reports them."""
     import torch
 
-    # Read when it is imported: TRL counts its users, and a test is none.
+    # TRL reads it when it is imported. It counts its users, and a test is not one.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from moediag.worker import kernels
 

@@ -1,4 +1,4 @@
-"""The one engine for many runs: items, a journal to resume from, interruption, time, display."""
+"""Runs many items one by one, with a journal, resume, interruption, a time limit and a display."""
 
 from moediag.campaign.engine.clock import Clock
 from moediag.campaign.engine.crew import Crew

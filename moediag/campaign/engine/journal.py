@@ -8,10 +8,7 @@ dropped when the file is opened again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
-import fcntl
 import json
 import os
 import shlex
@@ -22,7 +19,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import moediag
-from moediag.errors import DiskFull, EvidenceError, UsageError
+from moediag.campaign.engine import journal_file
+from moediag.errors import EvidenceError, UsageError
 from moediag.pipeline.run_folder import run_folder
 
 JOURNAL_FILE = "journal.jsonl"
@@ -92,7 +90,7 @@ class Journal:
         """Adds a line. Raises DiskFull, or EvidenceError where it cannot be written; what was
         written before stays readable."""
         line = {"e": kind, **values}
-        _append(self._fd, self.path, line, f"To resume: {self.resume_command}")
+        journal_file.append(self._fd, self.path, line, f"To resume: {self.resume_command}")
         self.lines.append(line)
 
 
@@ -172,7 +170,7 @@ def create(folder: Path, header: Header) -> Journal:
             f"{path}: a {header.campaign} was begun here",
             "Add --resume to continue it, or give another folder with --out.",
         )
-    return _begun(path, _locked(path, os.O_CREAT), header)
+    return _begun(path, journal_file.locked(path, os.O_CREAT), header)
 
 
 def resume(folder: Path, wanted: Header) -> Journal:
@@ -185,9 +183,9 @@ def resume(folder: Path, wanted: Header) -> Journal:
     if not path.is_file():
         _refuse_earlier(folder)
         raise UsageError(f"--resume: there is no {path}", "Leave --resume away to start it.")
-    fd = _locked(path)
+    fd = journal_file.locked(path)
     try:
-        lines, whole = _read(path)
+        lines, whole = journal_file.read(path)
         if not lines:  # killed before its header was written
             os.ftruncate(fd, 0)
             return _begun(path, fd, wanted)
@@ -202,7 +200,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
                 f"To resume that one: {resume_command(there.command, folder)}\n"
                 "Leave --resume away and give another folder with --out to start a new one.",
             )
-        _cut(fd, path, whole)
+        journal_file.cut(fd, path, whole)
         command = wanted.command or there.command
         journal = Journal(path, fd, dataclasses.replace(there, command=command), lines[1:])
         new = {k: v for k, v in wanted.digests.items() if k not in there.digests}
@@ -219,7 +217,7 @@ def lines_of(folder: Path) -> tuple[Header, list[dict[str, Any]]]:
     EvidenceError."""
     path = folder / JOURNAL_FILE
     try:
-        lines, _ = _read(path)
+        lines, _ = journal_file.read(path)
     except OSError as error:
         raise EvidenceError(f"{path}: {error.strerror or error}") from error
     if not lines:
@@ -238,27 +236,11 @@ def resume_command(command: Sequence[str], folder: Path) -> str:
 
 def _begun(path: Path, fd: int, header: Header) -> Journal:
     try:
-        _append(fd, path, header.line(), "Then type the same command again.")
+        journal_file.append(fd, path, header.line(), "Then type the same command again.")
     except BaseException:
         os.close(fd)
         raise
     return Journal(path, fd, header, [])
-
-
-def _locked(path: Path, flags: int = 0) -> int:
-    """``path`` opened for appending and locked. Raises UsageError when another moediag has it."""
-    fd = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise UsageError(
-            f"{path}: another moediag is at work on it",
-            "Wait for it, or give another folder with --out.",
-        ) from None
-    except OSError:  # a file system without locks
-        pass
-    return fd
 
 
 def _refuse_earlier(folder: Path) -> None:
@@ -269,60 +251,6 @@ def _refuse_earlier(folder: Path) -> None:
                 "state in another form",
                 "Leave --resume away and give another folder with --out to start again.",
             )
-
-
-# ------------------------------------------------------------------------ lines
-
-
-def _append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
-    data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
-    size = os.fstat(fd).st_size
-    try:
-        written = os.write(fd, data)
-        if written < len(data):
-            raise OSError(errno.ENOSPC, f"{written} of {len(data)} bytes written")
-        os.fsync(fd)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, size)  # a torn line in the middle would spoil all that follow
-        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else EvidenceError
-        raise kind(
-            f"{path}: cannot be written: {error.strerror or error}",
-            f"Make room: what is finished is kept.\n{then}",
-        ) from error
-
-
-def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(its lines, how many bytes of it are whole); a last line that is cut off is left out. Raises
-    EvidenceError, naming the line, and OSError."""
-    found: list[dict[str, Any]] = []
-    data, start = path.read_bytes(), 0
-    while start < len(data):
-        end = data.find(b"\n", start)
-        try:
-            raw = json.loads(data[start:] if end < 0 else data[start:end])
-        except ValueError:
-            raw = None
-        if not isinstance(raw, dict):
-            if end < 0:
-                break  # the line that was being written when everything ended
-            raise EvidenceError(
-                f"{path}:{len(found) + 1}: not a JSON object",
-                "Remove that line (what it recorded is done again), or use another folder.",
-            )
-        found.append(raw)
-        start = len(data) if end < 0 else end + 1
-    return found, start
-
-
-def _cut(fd: int, path: Path, whole: int) -> None:
-    """Cuts the file to its ``whole`` first bytes, and ends the last line if that is missing."""
-    os.ftruncate(fd, whole)
-    with path.open("rb") as file:
-        file.seek(whole - 1)
-        ended = file.read(1) == b"\n"
-    if not ended:
-        os.write(fd, b"\n")
 
 
 def _header(path: Path, raw: Mapping[str, Any]) -> Header:

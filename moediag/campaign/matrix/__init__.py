@@ -1,3 +1,3 @@
-"""Scenarios x releases as a table: which release has which failure."""
+"""Shows which release has which failure, as a table of scenarios and releases."""
 
-__all__ = ["cells", "question", "session", "table_page", "work"]
+__all__ = ["question", "session", "table_page"]

@@ -1,3 +1,3 @@
-"""All scenarios of the catalogue in one campaign, and their common page."""
+"""Runs every scenario of the catalogue and writes one summary."""
 
 __all__ = ["session", "summary"]

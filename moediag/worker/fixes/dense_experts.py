@@ -1,7 +1,7 @@
 """Every expert computes every token; unrouted tokens get weight zero.
 
-What the report did to be able to train at all. Right to rounding, and dear: the experts' work
-grows by number of experts / top-k.
+The reports did this to be able to train. Right to rounding, and expensive: the
+experts' work grows by number of experts / top-k.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is right for a program that trains a whole model: the same steps in one process.
+"""The reference of a program that trains a whole model: the same steps in one process.
 
-Every rank can do this by itself, the models are tiny; nothing is written and nothing is shared.
+Every rank computes it itself (the models are tiny); nothing is written and nothing is shared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must be equal on several ranks, told by each rank on its own: no communication.
+"""What must be equal on several ranks, written down by each rank without communication.
 
 Ranks that declare the same slice of the same parameter hold replicas of it. Whole tensors are too
 large to write down, so each rank leaves a *sketch*: 16 random +-1 projections (the same on every
@@ -79,7 +79,7 @@ class Observer:
         return self._steps
 
     def before_clip(self) -> None:
-        """When gradients are reduced, and not yet clipped."""
+        """Call it when gradients are reduced and not yet clipped."""
         if not self._wrapped.tells_slices:
             return
         total = 0.0
@@ -96,7 +96,7 @@ class Observer:
         self._local_norm = _finite(math.sqrt(total))
 
     def after_optimizer(self, step: int) -> None:
-        """When the optimizer has stepped; ``step`` from 1, 0 for the untouched weights."""
+        """Call it after the optimizer's step; ``step`` from 1, 0 for the initial weights."""
         parameters: Dict[str, Replica] = {}
         optimizer = self._wrapped.optimizer
         if self._wrapped.tells_slices:
@@ -199,5 +199,5 @@ def _round(value: float) -> float:
 
 
 def _finite(value: float) -> Any:
-    """JSON has no nan: given as text."""
+    """``value``, as text where it is not finite: JSON has no nan."""
     return _round(value) if math.isfinite(value) else str(value)

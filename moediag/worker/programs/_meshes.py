@@ -1,4 +1,4 @@
-"""What the programs of experts on a mesh of their own share: the model, the mesh, the steps."""
+"""What programs with experts on a mesh of their own have in common: model, mesh, steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Activation checkpointing under FSDP2 where the recomputation routes tokens otherwise.
+"""Activation checkpointing under FSDP2 where the recomputation routes tokens differently.
 
-Right is the gradient of the loss that was computed: the routing of the forward, without
+The right gradient is that of the loss that was computed: the routing of the forward, without
 checkpointing, in one process.
 """
 

@@ -1,7 +1,7 @@
 """FSDP1 over a model whose experts are sharded over another process group than the rest.
 
 pytorch #149396: the experts are wrapped over the ranks that hold the same ones (expert data
-parallelism), the whole over all ranks. ``wrap`` is how they are nested, ``divide`` who divides the
+parallelism), the whole over all ranks. ``wrap`` is how they are nested, ``divide`` what divides the
 experts' gradients by the size of the ep axis, which FSDP does not know.
 """
 
@@ -61,7 +61,7 @@ class Nested(FSDP1):
     # -- ways to nest ------------------------------------------------------------------
 
     def _ignored_modules(self, model: nn.Module) -> nn.Module:
-        """The report: experts first, then all else by a policy that is told to ignore them."""
+        """As in the report: experts first, then everything else by a policy that ignores them."""
         ignored = [self._wrap_experts(block.module) for block in self.anatomy.blocks]
         asked = self._as_reported(auto_wrap_policy=self._layers(), ignored_modules=ignored)
         return FSDP(model, **asked)
@@ -119,7 +119,7 @@ class Nested(FSDP1):
             **more,
         )
 
-    # -- who divides -------------------------------------------------------------------
+    # -- what divides ------------------------------------------------------------------
 
     def _postdivide(self, model: nn.Module) -> None:
         """FSDP1's own factor after the reduction, in the instances that hold experts."""

@@ -1,7 +1,7 @@
 """FSDP2 over two meshes: the experts over the ranks that hold the same ones, the rest over all.
 
-``experts`` is how they come to lie on their mesh, ``divide`` who divides their gradients by the
-size of the ep axis, which FSDP2 does not know, and ``norm`` what clipping is told of that axis.
+``experts`` is how they are put on their mesh, ``divide`` what divides their gradients by the size
+of the ep axis, which FSDP2 does not know, and ``norm`` whether clipping knows that axis.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TwoMeshes(Wrapped):
         self._divide()
         return model
 
-    # -- ways to lie on two meshes -----------------------------------------------------
+    # -- ways to use two meshes --------------------------------------------------------
 
     def _own_mesh(self, model: nn.Module, both: Any, world: Any) -> None:
         """Experts are FSDP groups of their own on the axis dp_shard."""
@@ -76,7 +76,7 @@ class TwoMeshes(Wrapped):
         self._own_mesh(model, both, world)
 
     def _per_parameter(self, model: nn.Module, both: Any, world: Any) -> None:
-        """One fully_shard for a layer, which is told another mesh for the experts in it."""
+        """One fully_shard for a layer, with another mesh for the experts in it."""
         from torch.distributed.fsdp import fully_shard
 
         try:
@@ -112,7 +112,7 @@ class TwoMeshes(Wrapped):
         found: List[Any] = [block.module for block in self.anatomy.blocks]
         return [block.experts for block in found]
 
-    # -- who divides -------------------------------------------------------------------
+    # -- what divides ------------------------------------------------------------------
 
     def _divide(self) -> None:
         """FSDP2's own factor, in the modules whose groups hold experts. In a group of both kinds

@@ -1,8 +1,8 @@
-"""A trainer asks for the auxiliary loss only where a guard knows the model as one with experts.
+"""A trainer enables the auxiliary loss only where a guard recognises a model with experts.
 
-Each configuration class of the installed release that names experts is asked the same question. A
-guard that fails to know one turns its auxiliary loss off without a word: what the loss alone gives
-to the router's gradient is then missing, and nothing else is. Ranks share the classes between them.
+Each configuration class of the installed release that names experts is examined. A guard that does
+not recognise one silently turns its auxiliary loss off: the loss's part of the router's gradient is
+then missing, and nothing else is. Ranks share the classes between them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One step has a gradient that is not finite. Who notices, what each rank does in place of the
-step, and whether that is the same as no step at all.
+"""One step has a gradient that is not finite: which ranks notice, what each does instead of the
+step, and whether that equals no step at all.
 
 Right is a single process that leaves weights, optimizer and learning rate alone in that step. The
 overflow is made, since nothing in so small a model overflows by itself: rank 0's loss is scaled to

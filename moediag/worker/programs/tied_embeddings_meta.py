@@ -1,8 +1,8 @@
 """A model whose output layer shares its weight with the embedding, made on the meta device, sharded
 by FSDP2 and loaded from rank 0.
 
-Sharing is a fact about Python objects. ``to_empty`` on a plain module makes a new parameter for
-each name and so ends it without a word; FSDP2 then shards two parameters, and whether the second
+Two names share one Python object. ``to_empty`` on a plain module makes a new parameter for each
+name and so ends the sharing silently; FSDP2 then shards two parameters, and whether the second
 gets its weights depends on what the checkpoint holds.
 """
 
@@ -96,7 +96,7 @@ def _initialise(model: nn.Module, whole: nn.Module) -> None:
 
 
 def _torch(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
-    """torch.distributed.checkpoint's own, told not to insist on every name."""
+    """torch.distributed.checkpoint's own, without requiring every name."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)

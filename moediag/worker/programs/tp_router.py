@@ -158,7 +158,7 @@ def _reduce(model: nn.Module, how: str) -> None:
 
 
 def _drop_broken(model: nn.Module) -> List[str]:
-    """Removes gradients of which this rank's part has another shape than they claim; names them."""
+    """Removes gradients whose local part does not have the shape they declare; returns texts."""
     broken = []
     for name, parameter in model.named_parameters():
         gradient: Any = parameter.grad

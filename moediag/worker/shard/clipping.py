@@ -1,4 +1,4 @@
-"""Gradient clipping, and whose norm it uses.
+"""Gradient clipping, and the norm it uses.
 
 Every parameter's squared norm must count once, however its pieces are spread, and every rank must
 scale by the same factor. ``torch`` and ``accelerate`` are the released functions; ``local`` is
@@ -57,7 +57,7 @@ def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
         gradient = _reduced(held)
         groups.setdefault(_spread(fqn, gradient, plain), []).append(gradient)
     squares: List[torch.Tensor] = []
-    # Any order will do as long as all ranks of a group have the same: that of the parameters.
+    # All ranks of a group need the same order: that of the parameters.
     for (mesh, sharded, by_group), members in groups.items():
         square = local_norm(members) ** 2
         for mesh_dim in sharded:
@@ -78,7 +78,7 @@ def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
 
 
 def _reduced(gradient: Any) -> Any:
-    """A sum that is still to be made is made: the norm of a sum is not the sum of norms."""
+    """``gradient`` with pending sums made: the norm of a sum is not the sum of norms."""
     if not distributed(gradient) or not any(p.is_partial() for p in gradient.placements):
         return gradient
     from torch.distributed.tensor import Replicate
@@ -103,5 +103,5 @@ def _accelerate(parameters: List[Any], limit: float) -> float:
     on_cpu = not any(p.is_cuda for p in parameters)
     norm: Optional[Any] = Accelerator(cpu=on_cpu).clip_grad_norm_(parameters, limit)
     if norm is None:
-        raise NotApplicable("accelerate told no gradient norm")
+        raise NotApplicable("accelerate returned no gradient norm")
     return float(norm.full_tensor() if distributed(norm) else norm)

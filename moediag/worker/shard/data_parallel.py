@@ -60,7 +60,7 @@ class FSDP2(Wrapped):
         return {}
 
     def _missing_divisor(self) -> int:
-        """What the loss must be divided by because this backend does not; 1 as a rule."""
+        """What the loss must be divided by because this backend does not; usually 1."""
         if not fsdp2_internals.sums_for_means(self.trial.backend):
             return 1
         layout = Layout.resolve(self.trial.layout, self.trial.world_size)

@@ -1,4 +1,4 @@
-"""Models that transformers has divided while loading, and who shards the rest.
+"""Models that transformers divided while loading, and ways to shard the rest.
 
 The model comes out of ``from_pretrained(distributed_config=...)`` with its experts divided over the
 ep axis, or with the matrices of its tp_plan cut along the tp axis. Each class here is one way in
@@ -40,8 +40,8 @@ CAST = (
 
 def computing_in(dtype: torch.dtype, module: nn.Module) -> None:
     """``module`` computes with copies of its own parameters in ``dtype``; autograd casts the
-    gradients back. Around whatever forward it has now, so that who reads the parameters inside
-    (transformers' local views of DTensors) reads the copies."""
+    gradients back. Around whatever forward it has now, so that code that reads the parameters
+    inside (transformers' local views of DTensors) reads the copies."""
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

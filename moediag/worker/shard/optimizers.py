@@ -1,4 +1,4 @@
-"""The optimizer as the trial wants it, and what its parameter groups mix.
+"""The trial's optimizer, and parameter groups that mix kinds of tensors.
 
 A foreach or fused implementation hands a whole parameter group to one operator. An operator that
 gets a plain tensor beside a DTensor raises ``got mixed torch.Tensor and DTensor``; DTensors of

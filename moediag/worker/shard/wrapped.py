@@ -108,7 +108,7 @@ class Wrapped:
         loss.backward()
 
     def clip(self, limit: float) -> Optional[float]:
-        """Clips to ``limit``; the norm before, or None where the library does not tell it."""
+        """Clips to ``limit``; the norm before, or None where the library does not report it."""
         parameters = {clean_fqn(name): p for name, p in self.model.named_parameters()}
         return clip.clip(parameters, limit, self.trial.step.clipping, self.plain_shards)
 

@@ -1,7 +1,7 @@
-"""What each fix costs: the healthy mid-size step, all fixes side by side in one process group.
+"""Times each fix on the healthy mid-size step, all fixes side by side in one process group.
 
-One model per fix is built and sharded; rounds then run one step of each in turn, so that whatever
-else the machine does falls on all of them alike. The ratio of two fixes is taken round by round.
+One model per fix is built and sharded; each round then runs one step of each, so that other load on
+the machine affects all of them alike. The ratio of two fixes is computed round by round.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def run(collector: Collector) -> None:
             candidates[fix] = preparation.prepare(fixed, device)
         except NotApplicable as reason:
             collector.note(f"cost of {fix}: {reason}")
-    # The unfixed step twice: what differs between the two is the machine's noise, not a cost.
+    # The unfixed step twice: the difference between the two is the machine's noise.
     candidates["again"] = candidates[""]
     seconds: Dict[str, List[float]] = {fix: [] for fix in candidates}
     # Round 0 warms caches and lazy imports and is not counted.
     for number in range(task.rounds + 1):
-        # Another one goes first in each round: nobody always follows the same neighbour.
+        # A different one goes first in each round, so that none always follows the same other.
         order = list(candidates)
         order = order[number % len(order) :] + order[: number % len(order)]
         for fix in order:

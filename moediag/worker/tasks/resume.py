@@ -1,8 +1,8 @@
-"""Does training go on after a save and a load as if nothing had happened?
+"""Checks that training continues after a save and a load as if nothing had happened.
 
 N steps in one go; the same once more, which shows what this machine cannot repeat; then some steps,
-a save, a load into a model and an optimizer that are made anew, and the rest. The state is compared
-bit by bit right after loading, the steps after the save with those of the straight run.
+a save, a load into a new model and a new optimizer, and the rest. The state is compared bit by bit
+right after loading, and the steps after the save with those of the straight run.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class _Training:
     """A new model with its optimizer, and what was measured of their steps."""
 
     def __init__(
-        self, collector: Collector, trial: Trial, told: Optional[preparation.Told] = None
+        self, collector: Collector, trial: Trial, on_model: Optional[preparation.OnModel] = None
     ) -> None:
         _forget_accelerate()
         self.collector = collector
-        self.wrapped = preparation.prepare(trial, collector.device, told)
+        self.wrapped = preparation.prepare(trial, collector.device, on_model)
         self.losses: List[float] = []
         self.norms: List[Optional[float]] = []
 
@@ -78,7 +78,7 @@ def run(collector: Collector) -> None:
     steps, after = trial.step.steps, task.after
 
     recorder.phase(f"all {steps} steps in one go")
-    straight = _Training(collector, trial, weights.told)
+    straight = _Training(collector, trial, weights.examine)
     way.check(straight.wrapped)
     collector.note(*straight.wrapped.notes)
     experts = _experts(straight.wrapped, expected)
@@ -139,7 +139,7 @@ def _resume(way: Way, trial: Trial, first: _Training, folder: Path) -> _Training
 
 
 def _forget_accelerate() -> None:
-    """A job that resumes is a new process, and accelerate keeps its state for the process."""
+    """Resets accelerate's state, kept per process: a job that resumes is a new process."""
     try:
         from accelerate.state import AcceleratorState, GradientState
     except ImportError:
@@ -149,19 +149,19 @@ def _forget_accelerate() -> None:
 
 
 def _norm(wrapped: Wrapped) -> Optional[float]:
-    """Of this rank's own part of all gradients: no mesh to put together, no library's opinion."""
+    """L2 norm of this rank's own part of all gradients, computed without any library's help."""
     gradients = [p.grad for p in wrapped.model.parameters() if p.grad is not None]
     if not gradients:
         return None
     return float(sum(float(placement.local(g).double().square().sum()) for g in gradients)) ** 0.5
 
 
-# ------------------------------------------------------------------------ who holds what
+# ------------------------------------------------------------------------ which rank holds what
 
 
 def _experts(wrapped: Wrapped, expected: Optional[Dict[str, Any]]) -> Dict[str, List[int]]:
-    """FQN of each expert parameter -> the experts that this rank's rows are before training, by
-    the checkpoint's bytes; where no bytes say it, by their place. Empty without a reference."""
+    """FQN of each expert parameter -> the experts of this rank's rows before training, by the
+    checkpoint's bytes, or by position where the bytes match none. Empty without a reference."""
     if expected is None:
         return {}
     rows, _, _ = ownership.examine(
@@ -184,7 +184,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _known(wrapped: Wrapped, experts: Dict[str, List[int]]) -> Known:
-    """What every rank's rows are now. Collective."""
+    """Digest and expert of every rank's rows now. Collective."""
     mine: Dict[str, List[Tuple[str, int]]] = {}
     for fqn, p in expert_parameters(wrapped.model, wrapped.anatomy).items():
         if fqn in experts:
@@ -204,7 +204,7 @@ def _loaded(wrapped: Wrapped, known: Known, rank: int) -> List[ExpertRows]:
         anywhere = {digest: expert for rows in known for digest, expert in rows.get(fqn, ())}
         held = []
         for i, digest in enumerate(_digests(parameter)):
-            # Of rows with equal bytes (all nan, say) the one that stood here is meant.
+            # Among rows with equal bytes (all nan, say) prefer the one that was here.
             stayed = i < len(own) and own[i][0] == digest
             held.append(own[i][1] if stayed else anywhere.get(digest, -1))
         where = placement.placement(parameter) or "plain"
@@ -214,8 +214,8 @@ def _loaded(wrapped: Wrapped, known: Known, rank: int) -> List[ExpertRows]:
 
 
 def _apart(wrapped: Wrapped) -> List[str]:
-    """Parameters, experts aside, that every rank has a whole copy of, but not the same. They had
-    drifted apart before anything was saved. Collective."""
+    """Parameters other than experts of which every rank has a whole copy, but not the same one:
+    they had drifted apart before anything was saved. Collective."""
     experts = expert_parameters(wrapped.model, wrapped.anatomy)
     mine = {
         clean_fqn(name): _digest(placement.local(p).cpu())

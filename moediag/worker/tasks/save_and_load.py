@@ -1,6 +1,6 @@
-"""The ways of saving a model with its optimizer and of loading both again, each as its manual says.
+"""Ways to save a model with its optimizer and to load both, each as its documentation says.
 
-Nothing here repairs or checks what a library does: that is what a resume trial is there to find.
+Nothing here repairs or checks what a library does: a resume trial is there to find that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Way:
         """Raises NotApplicable where ``wrapped`` cannot be saved in this way at all."""
 
     def source(self, trial: Trial, folder: Path) -> Trial:
-        """The trial by which the new model is made, before anything is loaded into it."""
+        """The trial that the new model is made from, before anything is loaded into it."""
         return trial
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
@@ -94,13 +94,13 @@ class SavePretrained(Way):
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
         model: Any = wrapped.model
-        model = getattr(model, "module", model)  # DDP's shell
+        model = getattr(model, "module", model)  # DDP's wrapper
         path = self.source(wrapped.trial, folder).checkpoint_path
         model.save_pretrained(str(path), is_main_process=dist.get_rank() == 0)
         torch.save(_optimizer(wrapped).state_dict(), self._file(folder))
 
     def load(self, wrapped: Wrapped, folder: Path) -> None:
-        # Written by this very run: nobody else's pickle.
+        # This run wrote the pickle itself.
         state = torch.load(self._file(folder), map_location=wrapped.device, weights_only=False)
         _optimizer(wrapped).load_state_dict(state)
 
@@ -109,7 +109,7 @@ class SavePretrained(Way):
 
 
 def _optimizer(wrapped: Wrapped) -> Any:
-    """The real one, without accelerate's shell."""
+    """torch's own optimizer, without accelerate's wrapper."""
     return getattr(wrapped.optimizer, "optimizer", wrapped.optimizer)
 
 

@@ -15,6 +15,6 @@ def run(collector: Collector) -> None:
         preparation.fill_uninitialized()
     expected = reference.load(trial.reference_path) if trial.reference_path else None
     weights = preparation.Weights(trial, collector.recorder, expected)
-    wrapped = preparation.prepare(trial, collector.device, weights.told)
+    wrapped = preparation.prepare(trial, collector.device, weights.examine)
     collector.note(*wrapped.notes)
     training.train(collector, wrapped, expected, weights.held)

@@ -1,8 +1,8 @@
 """A short training run by transformers' Trainer or TRL's SFTTrainer, started as their users do.
 
-The library owns the loop, the sharding, clipping and the optimizer. It is watched from inside
-``training_step``, where gradients are reduced and nobody has clipped them yet, and held against
-the same single-process reference as every other trial.
+The library owns the loop, the sharding, clipping and the optimizer. It is observed from inside
+``training_step``, where gradients are reduced and not yet clipped, and compared with the same
+single-process reference as every other trial.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Watched:
                 trial.model, trial.step.seed, experts=trial.model.experts_implementation
             ).to(self.collector.device)
         self.anatomy = tiny.anatomy(self.model, trial.model)
-        self.weights.told("loaded", self.model, self.anatomy)
+        self.weights.examine("loaded", self.model, self.anatomy)
         if trial.wrapper.hide_tp_size and getattr(self.model, "tp_size", None) is not None:
             self.model._tp_size = None
             self.collector.note(HIDDEN)
@@ -107,7 +107,7 @@ class Watched:
         number += 1
         if self.wrapped is None:
             self.wrapped = Wrapped(model, self.anatomy, self.trial)
-            self.weights.told("prepared", model, self.anatomy)
+            self.weights.examine("prepared", model, self.anatomy)
         if micro == 0:
             self.collector.begin(number, self.skew)
             measured.losses.append(0.0)
@@ -203,7 +203,7 @@ def _trainer(watched: Watched, given: Any) -> Any:
 
 
 def _watching(base: Any, watched: Watched) -> Any:
-    """``base`` with the order of the data and the optimizer's groups as in the reference."""
+    """``base``, with the order of the data and the optimizer's groups of the reference."""
 
     class Watching(base):
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +220,7 @@ def _watching(base: Any, watched: Watched) -> Any:
             return loss
 
         def _send_telemetry(self) -> None:
-            """TRL counts its users; a test is none."""
+            """Sends nothing: TRL counts its users, and a test is not one."""
 
     return Watching
 

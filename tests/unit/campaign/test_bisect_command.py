@@ -114,7 +114,7 @@ def test_a_new_folder_below_the_runs_is_the_default(world: World, run: Any) -> N
     _, out, _ = run()
     (folder,) = Path("moediag-runs").iterdir()
     assert folder.name.endswith("-bisect-expert-starvation")
-    assert out.splitlines()[-1] == f"To paste: {folder / 'report.md'}"
+    assert out.splitlines()[-1] == f"Report: {folder / 'report.md'}"
 
 
 def test_ctrl_c_and_the_command_that_it_prints(world: World, run: Any) -> None:

@@ -19,7 +19,7 @@ from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.search.answer import Status
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import journal
+from moediag.campaign.engine import journal_file
 from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import EvidenceError, ExitCode, Interrupted, NoEnvironments
 from tests.unit.bisect_fakes import Fake, bisect, opened, question
@@ -239,7 +239,7 @@ def test_a_disk_that_is_full_ends_it_and_says_so(
         if written > 4:
             raise EvidenceError("cannot be written: No space left on device")
 
-    monkeypatch.setattr(journal, "_append", refuses)
+    monkeypatch.setattr(journal_file, "append", refuses)
     with pytest.raises(EvidenceError, match="No space"):
         bisect(tmp_path, HISTORY, 15)
 

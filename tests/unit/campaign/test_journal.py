@@ -21,7 +21,7 @@ from moediag.campaign.bisect.search.search import Options, Probe, Search
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.state import create, read, resume
 from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import journal
+from moediag.campaign.engine import journal_file
 from moediag.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
 from moediag.errors import DiskFull, EvidenceError, UsageError
 from tests.unit.bisect_worlds import KINDS, drive, history
@@ -63,7 +63,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_cut_at_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the last write had reached: every finished line is there, and appending goes on."""
-    monkeypatch.setattr(journal.os, "fsync", lambda _: None)  # thousands of them take a minute
+    monkeypatch.setattr(journal_file.os, "fsync", lambda _: None)  # thousands of them take a minute
     whole = written(tmp_path / "whole")
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(len(whole) + 1):
@@ -89,7 +89,7 @@ from pathlib import Path
 from tests.unit.campaign.test_journal import HEADER, RELEASES
 from moediag.campaign.bisect.state import create
 from moediag.campaign.bisect.timeline import ProbeRecord
-from moediag.campaign.engine import journal
+from moediag.campaign.engine import journal_file
 from moediag.campaign.engine.journal import JOURNAL_FILE, Header, opened, resume_command
 from moediag.campaign.bisect.probe_verdict import GOOD
 
@@ -320,10 +320,10 @@ def test_a_full_disk_leaves_the_file_whole(
     with create(tmp_path, HEADER) as state:
         state.finished(RECORDS[0])
         before = state.journal.path.read_bytes()
-        monkeypatch.setattr(journal.os, "write", full)
+        monkeypatch.setattr(journal_file.os, "write", full)
         with pytest.raises(DiskFull, match="cannot be written") as full_disk:
             state.finished(RECORDS[1])
-        monkeypatch.setattr(journal.os, "write", real)
+        monkeypatch.setattr(journal_file.os, "write", real)
         assert full_disk.value.help_text.endswith("--resume")
         assert state.journal.path.read_bytes() == before
         state.finished(RECORDS[1])

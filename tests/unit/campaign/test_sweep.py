@@ -216,7 +216,7 @@ def test_the_summary_names_what_was_not_met() -> None:
     [
         (["run"], "no scenario was named"),
         (["run", "--all", "ep-clip-norm"], "--all runs the whole catalogue"),
-        (["run", "--all", "--variant", "unfixed"], "--variant unfixed is about one scenario"),
+        (["run", "--all", "--variant", "unfixed"], "--variant unfixed applies to one scenario"),
         (["run", "--all", "--set", "model.family=mixtral"], "--set model.family=mixtral"),
     ],
 )

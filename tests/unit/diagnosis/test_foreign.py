@@ -60,7 +60,7 @@ def test_dumps_that_were_not_collected_make_nobody_a_culprit(fault: str, seed: i
     lost = frozenset({innocent[seed * 4], innocent[seed * 4 + 2]})
     found = diagnosed(found_of(replace(job, silent=lost)))
     assert found.verdict == "hang" and set(found.culprits) <= set(job.culprits)
-    assert any("nothing of them was found" in text for text in found.not_seen)
+    assert any("no evidence found" in text for text in found.not_seen)
 
 
 def test_one_rank_without_a_dump_that_all_wait_for() -> None:
@@ -168,7 +168,7 @@ def test_calls_on_their_way_are_not_a_hang() -> None:
     dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
     last = max(dump.created[-1] for dump in dumps.values()) / 1e9
     just = diagnosed(Found(dumps=dumps, files=4, written=last + 0.5))
-    assert just.verdict == "inconclusive" and any("on their way" in t for t in just.not_seen)
+    assert just.verdict == "inconclusive" and any("in flight" in t for t in just.not_seen)
     late = diagnosed(Found(dumps=dumps, files=4, written=last + 600))
     assert (late.verdict, late.culprits) == ("hang", ())
 

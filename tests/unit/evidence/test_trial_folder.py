@@ -161,7 +161,7 @@ def test_a_truncated_log_is_read_up_to_the_cut(tmp_path: Path) -> None:
         assert seen.collectives == read_trial(folder).ranks[1].collectives
         diagnose(read_trial(folder))
     path.write_bytes(whole[:-20])
-    assert "rank 1: its last event (the recorder log ends in mid-line)" in (
+    assert "rank 1: its last event (the recorder log is truncated)" in (
         read_trial(folder).ranks[1].not_seen
     )
 

@@ -112,7 +112,7 @@ def test_stdout_holds_one_view(run_folder: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.startswith("<!doctype html>")
     for both in (["--json", "--html", "-"], ["--html", "-", "--trace", "-"]):
         assert app.main(["diagnose", str(run_folder), *both]) == ExitCode.USAGE
-        assert "stdout holds one format" in capsys.readouterr().err
+        assert "stdout can hold only one format" in capsys.readouterr().err
 
 
 def test_a_result_keeps_schedules_and_states(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_what_is_no_result_is_said_in_words(tmp_path: Path, text: str, why: str)
 
 
 def test_stdout_takes_one_format(starvation: RunResult, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stdout holds one format"):
+    with pytest.raises(UsageError, match="stdout can hold only one format"):
         views.write([starvation], {"html": Path("-"), "junit": Path("-")}, dict)
 
 

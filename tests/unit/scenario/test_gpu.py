@@ -149,7 +149,7 @@ def test_every_command_that_launches_shares_gpus(
     monkeypatch.setattr(releases, "releases", lambda *_, **__: LISTED)
     words = [command, *names, *more, "--share-gpu"]
     assert app.main([*words, "--cpu", "2"]) == ExitCode.USAGE
-    assert "--share-gpu is about GPUs" in capsys.readouterr().err
+    assert "--share-gpu needs --gpus" in capsys.readouterr().err
     assert app.main([*words, "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
     assert "1 GPU requested, 0 found" in capsys.readouterr().err
 

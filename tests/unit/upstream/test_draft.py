@@ -250,7 +250,7 @@ def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     folder = run_directory(tmp_path / "run")
     clean = run_directory(tmp_path / "clean", run_of(FIX, CONTROL))
     for words, says in (
-        ([str(folder), "--for", "pytorch"], "--for pytorch is about --markdown"),
+        ([str(folder), "--for", "pytorch"], "--for pytorch needs --markdown"),
         ([str(folder), "--markdown", "-", "--for", "slime"], "--for slime: one of transformers"),
         ([str(clean), "--markdown", "-", "--for", "pytorch"], "nothing failed in"),
         ([str(folder), str(clean), "--markdown", "-", "--for", "pytorch"], "about one run"),

@@ -1,3 +1,3 @@
-"""From releases to commits: the repository of a package and `git bisect` over it."""
+"""Finds the commit between two releases, in a local clone or under `git bisect run`."""
 
 __all__ = ["clone", "commit_answer", "commits", "git_bisect"]

@@ -1,3 +1,3 @@
-"""Which packages that changed together with the bisected one matter."""
+"""Tells a failure of the package from a failure of its dependencies."""
 
 __all__ = ["companion_answer", "companions"]

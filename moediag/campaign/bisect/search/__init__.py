@@ -1,3 +1,3 @@
-"""The search for the release that changed the outcome: pure, without processes or files."""
+"""The search alone: pure functions of the known verdicts, without processes or files."""
 
-__all__ = ["answer", "corners", "machine", "rates", "search"]
+__all__ = ["answer", "corners", "rates", "search"]

@@ -1,3 +1,3 @@
-"""What changed between two releases and ran in the trial, the most likely first."""
+"""Ranks the functions that changed between two releases by what the failing trial ran."""
 
-__all__ = ["attribution", "installed_source", "suspects"]
+__all__ = ["attribution", "suspects"]

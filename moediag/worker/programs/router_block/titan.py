@@ -60,7 +60,7 @@ def parallelize(model: Any, cell: Cell, plan: Plan, device: torch.device) -> Non
 
 @contextlib.contextmanager
 def _fixed(module: Any, plan: Plan) -> Iterator[None]:
-    """While ``apply_moe_ep_tp`` runs, the styles that the plan changes stand in for its own."""
+    """Replaces the styles that the plan changes while ``apply_moe_ep_tp`` runs."""
     others = _styles(module, plan)
     own = {name: getattr(module, name) for name in others}
     for name, style in others.items():

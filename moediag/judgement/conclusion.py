@@ -1,7 +1,7 @@
-"""What a diagnosis means for the question that was asked: expectation met? reproduced? which fix?
+"""The conclusion of a run: are expectations met, is the failure reproduced, which fix is correct?
 
-A different failure than the one looked for never counts as it, a control that fails makes the
-whole comparison inconclusive, and differences inside the noise are no differences.
+A different failure than the expected one never counts as it. A control that fails makes the whole
+comparison inconclusive. Differences within the noise do not count.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from moediag.result import (
 
 
 class Expectation(Protocol):
-    """``verdict``: one, several of which any will do, or a mapping from backend to either.
-    ``culprits``: the ranks that must be named, ``pattern``: a part of the signature that must be
-    there, each None where that is left open."""
+    """What a scenario expects of a variant."""
 
     @property
-    def verdict(self) -> Any: ...
+    def verdict(self) -> Any:
+        """One verdict, several of which any is enough, or a mapping from backend to either."""
 
     @property
-    def culprits(self) -> Sequence[int] | None: ...
+    def culprits(self) -> Sequence[int] | None:
+        """The ranks that must be named; None where any may be."""
 
     @property
-    def pattern(self) -> str | None: ...
+    def pattern(self) -> str | None:
+        """A part that the signature must have; None where it may have any."""
 
 
 def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str) -> bool:
@@ -57,8 +58,8 @@ def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str) -> 
 
 
 def expected_verdicts(expectation: Expectation, backend: str) -> tuple[str, ...]:
-    """On ``backend``; a mapping without that backend (and without ``default``) expects nothing
-    that could be met."""
+    """The verdicts expected on ``backend``; none for a mapping without that backend and without
+    ``default``, which nothing can meet."""
     wanted = expectation.verdict
     if isinstance(wanted, Mapping):
         wanted = wanted.get(backend, wanted.get("default", ()))
@@ -68,10 +69,12 @@ def expected_verdicts(expectation: Expectation, backend: str) -> tuple[str, ...]
 
 
 def conclude(trials: Sequence[TrialResult]) -> Conclusion:
-    """Of all trials of one run. ``reproduced``: True when every unfixed trial failed as expected,
-    False when they ended otherwise, None when that cannot be said: a control failed, nothing
-    unfixed was decided, repeats or unfixed variants disagree. A variant that must show a verdict
-    has it in one repeat at least. With a failing control no fix is judged either."""
+    """The conclusion from all trials of one run.
+
+    ``reproduced`` is True when every unfixed trial failed as expected, False when none did, and
+    None when a control failed, no unfixed trial was decided, or repeats or unfixed variants
+    disagree. A variant that must show a verdict needs it in at least one repeat. With a failing
+    control, no fix is judged either."""
     controls = [t for t in trials if t.role == Role.CONTROL]
     if any(not t.met and t.verdict != Verdict.NOT_APPLICABLE for t in controls):
         return Conclusion(reproduced=None)

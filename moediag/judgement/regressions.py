@@ -1,4 +1,4 @@
-"""Fixes that break what worked: the same run without the fix is clean, with it it fails."""
+"""Fixes that break working code: the same run is clean without the fix and fails with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_regressions(plan: Plan, results: Sequence[TrialResult]) -> tuple[TrialR
 
 
 def _question(planned: PlannedTrial) -> tuple[object, ...]:
-    """What a trial asks, whatever the fix."""
+    """What identifies a run, apart from its fix."""
     trial = planned.trial
     stack = tuple(sorted(planned.stack.items()))
     how = (trial.model, trial.wrapper, trial.step, trial.skew, trial.task)

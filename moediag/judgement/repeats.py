@@ -1,4 +1,4 @@
-"""How often a failure showed that does not show every time."""
+"""How often an intermittent failure occurred."""
 
 from __future__ import annotations
 

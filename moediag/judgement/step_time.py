@@ -24,7 +24,7 @@ class Ratio:
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
     """``seconds``: Outcome.cost of one rank. The unfixed step's own ratio is 1, with the spread of
-    its second timing: what is inside that is noise. Empty without at least two rounds."""
+    its second timing: differences within it are noise. Empty without at least two rounds."""
     unfixed = seconds.get(UNFIXED, [])
     found: dict[str, Ratio] = {}
     for name, rounds in seconds.items():

@@ -1,4 +1,4 @@
-"""Which job this is, asked once of the store at which its ranks have just met.
+"""Identifies the job by a token in the store through which its ranks have just met.
 
 Addresses, ports and run ids repeat (the next job takes the port that this one left, a restarted one
 keeps its own), so the ranks agree on a token that nobody has had before: the first that comes puts
@@ -18,12 +18,12 @@ from typing import Any, Dict, List, Optional
 from moediag import protocol
 
 _KEY = "moediag/job"
-# Who numbers the nodes: torch's elastic agent, Slurm.
+# Variables that number the nodes, of torch's elastic agent and Slurm.
 _NODE = ("GROUP_RANK", "SLURM_NODEID")
 
 
 def job(store: Any) -> Optional[Dict[str, Any]]:
-    """What ``protocol.job_file`` holds; None where nobody tells. ``store``: where the ranks met,
+    """What ``protocol.job_file`` holds; None where it is not known. ``store``: where the ranks met,
     None before that or where there is none (MPI). Raises what the store raises."""
     agreed = os.environ.get(protocol.ENV_JOB)
     if store is None and not agreed:
@@ -37,7 +37,7 @@ def job(store: Any) -> Optional[Dict[str, Any]]:
 
 
 def token(store: Any) -> str:
-    """The same for all that ask the same store. Never waits for one of them."""
+    """A token that is the same for all clients of one store. Never waits for another client."""
     found = store.compare_set(_KEY, "", uuid.uuid4().hex)
     return found.decode() if isinstance(found, bytes) else str(found)
 
@@ -50,7 +50,7 @@ def _node() -> Optional[int]:
 
 
 def _address(store: Any) -> Optional[List[Any]]:
-    """Of the TCP store beneath all prefixes; None where it is of another kind, or does not tell."""
+    """Of the TCP store beneath all prefixes; None for another kind, or where it is not known."""
     with contextlib.suppress(Exception):
         while hasattr(store, "underlying_store"):
             store = store.underlying_store

@@ -1,10 +1,10 @@
-"""Carries what watchers of a job say to each other through the job's own rendezvous store.
+"""Relays messages between the watchers of a job through the job's own rendezvous store.
 
-A process of its own, started by a watcher with the job's Python where nodes share no folder: a
-store that does not answer holds up this process and no rank. It talks to the store as one more
-client, with keys of its own, and keeps a folder on each node as if it were shared: what the watcher
-writes in its part of it goes out, what the others write comes in. Standard library and torch,
-nothing else of moediag, because it runs as a script.
+A watcher starts it as a process of its own, with the job's Python, where nodes share no folder: a
+store that does not answer blocks this process and no rank. It is one more client of the store, with
+keys of its own, and mirrors a folder on each node: it sends what the watcher writes in its part,
+and writes what the others send. It imports the standard library and torch, and nothing of moediag,
+because it runs as a script.
 
     relay.py HOST PORT JOB KEY FOLDER PARENT PULSE_FILE WANT_FILE LINK_FILE
 """
@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 PERIOD = 0.4  # seconds between two turns
-ANSWER = 10.0  # seconds that the store gets to answer
+ANSWER = 10.0  # seconds that the store may take to answer
 CHUNK = 512 * 1024  # characters of one value
 MOST_CHARACTERS = 8 * 1024 * 1024  # of one node's evidence, compressed: the store keeps it
 MOST_BYTES = 256 * 1024 * 1024  # of what comes in from one node
 MOST_NODES = 4096
 _NAME = re.compile(r"(?:capture/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _KEY = re.compile(r"[0-9a-f]{8,64}")
-# Small and telling first; what does not fit is left out.
+# The smallest and most useful files first; those that do not fit are left out.
 _LAST = (".events.jsonl", ".flight.json", ".native.txt", ".pystack.txt", ".older.jsonl", ".log")
 
 
@@ -44,7 +44,7 @@ class Names(NamedTuple):
     link: str
 
 
-class Courier:
+class Relay:
     """``store``: anything with set, get, check and add of torch's stores. ``own``: the key of the
     watcher, whose part of ``folder`` goes out."""
 
@@ -62,7 +62,7 @@ class Courier:
         self._joined = False
 
     def turn(self) -> None:
-        """Out with what is new here, in with what is new there. Raises what the store raises."""
+        """Sends what is new here, receives what is new elsewhere. Raises what the store raises."""
         if not self._joined:
             self._set(f"node/{self._store.add(self._prefix + 'nodes', 1)}", self._own)
             self._joined = True
@@ -176,16 +176,16 @@ def main() -> None:
     host, port, job, own, folder, parent, *names = sys.argv[1:]
     _end_with(int(parent))
     os.nice(10)
-    # Our neighbours are not to be taken for modules of the same name.
+    # Files beside this one must not be imported as modules of the same name.
     here = Path(__file__).resolve().parent
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
     from torch.distributed import TCPStore
 
     limit = datetime.timedelta(seconds=ANSWER)
     store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
-    courier = Courier(store, job, own, Path(folder), Names(*names))
+    relay = Relay(store, job, own, Path(folder), Names(*names))
     while os.getppid() == int(parent):
-        courier.turn()
+        relay.turn()
         time.sleep(PERIOD)
 
 

@@ -50,8 +50,8 @@ def main(argv: List[str]) -> int:
 
 
 def _end_with_stdin() -> None:
-    """A thread, because torchrun starts its ranks by exec: threads are no danger to them. Ranks in
-    sessions of their own follow by their parent-death signal."""
+    """Ends this session when standard input is closed. A thread is safe because torchrun starts
+    ranks by exec; ranks in sessions of their own end by their parent-death signal."""
     pipe = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

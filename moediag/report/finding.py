@@ -12,7 +12,6 @@ from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
 from moediag.result import (
     FAILURES,
-    Confidence,
     FirstDivergence,
     RankState,
     Role,
@@ -74,18 +73,18 @@ class Finding:
 
 
 def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
-    """The unfixed code was run and never failed."""
+    """Whether the unfixed code ran and never failed."""
     unfixed = [t.verdict for t in trials if t.role == Role.UNFIXED]
     return bool(unfixed) and all(verdict == Verdict.CLEAN for verdict in unfixed)
 
 
 def broken(t: TrialResult) -> bool:
-    """An expectation that something else was shown against; not applicable shows nothing."""
+    """Whether the trial contradicts its expectation; a trial that was not applicable does not."""
     return not t.met and t.verdict != Verdict.NOT_APPLICABLE
 
 
 def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
-    """``group``: repeats of one trial with the same outcome, at least one."""
+    """The finding of ``group``: repeats of one trial with the same outcome, at least one."""
     t = group[0]
     same_trial = [o for o in result.trials if o.variant == t.variant and o.stack == t.stack]
     title = [
@@ -123,7 +122,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
 
 
 def _remark(t: TrialResult, result: RunResult) -> str:
-    """What the verdict means against what was expected; empty when it is simply as expected."""
+    """How the verdict compares with the expectation; empty where it is as expected."""
     if not t.expected:
         return ""
     if t.met:
@@ -139,7 +138,7 @@ def _remark(t: TrialResult, result: RunResult) -> str:
     if t.verdict == Verdict.CLEAN:
         return f"not reproduced: expected {t.expected}, but {_clean_numbers(t)}"
     if t.verdict in FAILURES and FAILURES.intersection(t.expected.split(" or ")):
-        return f"a different failure than the expected {t.expected}: not counted as it"
+        return f"a different failure than the expected {t.expected}, so it does not count"
     if t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials):
         return f"expected {t.expected}; this fix fails where the unfixed code is clean"
     return f"expected {t.expected}" if t.expected else ""
@@ -162,8 +161,7 @@ def _blame(t: TrialResult) -> tuple[str, ...]:
             label = "CULPRIT" if len(t.culprits) == 1 else "CULPRITS"
             pieces.append(f"{label}  {wording.ranks(t.culprits)}")
         else:
-            known = t.confidence != Confidence.LOW
-            pieces.append("no rank is at fault" if known else "no culprit is known")
+            pieces.append("no rank is named")
         if t.victims:
             pieces.append(f"VICTIMS  {wording.ranks(t.victims)}")
     pieces.append(f"confidence {t.confidence}")

@@ -85,7 +85,7 @@ class TestOverwrite:
         )
         assert "That is rank 0's slice (0-3), taken for the whole parameter" in trial["cause"]
         assert "rank 1 holds 6-7, and experts 2-5 are on no rank" in other["cause"]
-        assert "The loss of that step is right to five digits" in trial["cause"]
+        assert "The loss of that step is correct to five digits" in trial["cause"]
 
     def test_the_page_compares_which_rank_holds_which_experts(self, ran: Ran) -> None:
         cells = held(ran)

@@ -98,4 +98,4 @@ class TestRouterGradient:
         assert apart["signature"] == "wrong-gradients:replicas differ:no-rank"
         assert "differ between ranks that hold the same slice" in apart["cause"]
         assert "mlp.gate.weight" in apart["cause"]
-        assert "all compute the same wrong thing" in alike["cause"]
+        assert "all compute the same wrong result" in alike["cause"]

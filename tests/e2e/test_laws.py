@@ -117,7 +117,7 @@ def test_a_false_claim_is_reported_as_not_reproduced(
     page = shown(command, ran)
     assert "not reproduced" in page
     # With the numbers.
-    assert f"{trial['parameters_compared']} gradients as in the reference" in page
+    assert f"{trial['parameters_compared']} gradients match the reference" in page
 
 
 @pytest.mark.parametrize("looked_for", ["hang", "wrong-gradients"])

@@ -84,7 +84,7 @@ def test_the_steps_after_the_save_differ_and_the_control_is_exact(ran: Ran) -> N
     assert all(row[4] > 0 and row[7] > 0 for row in rows)
     # The loss alone would pass for noise.
     assert max(row[4] / row[2] for row in rows) < 1e-3
-    assert "two runs in one go differ by 0." in trial["cause"]
+    assert "two uninterrupted runs differ by 0." in trial["cause"]
 
 
 @pytest.mark.parametrize(

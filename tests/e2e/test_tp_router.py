@@ -133,8 +133,8 @@ class TestTorchtitan:
         gate = "layers.0.moe.router.gate.weight"
         trial = ran.trial("unfixed")
         assert trial["wrong_parameters"] == [gate]
-        assert "The loss of that step is right to five digits" in trial["cause"]
-        assert "1 MoE block hands a wrong gradient down" in trial["cause"]
+        assert "The loss of that step is correct to five digits" in trial["cause"]
+        assert "1 MoE block passes a wrong gradient" in trial["cause"]
         assert f"differ between ranks that hold the same slice ({gate})" in trial["cause"]
         broken = ran.trial("weights-partial-before")
         assert broken["wrong_parameters"] == [f"layers.0.moe.experts.w{i}" for i in (1, 2, 3)]

@@ -123,7 +123,7 @@ class TestFsdp2:
         assert trial["signature"] == FACTOR
         assert (seen["experts"], seen["router"], seen["others"]) == (1.0, 0.5, 0.5)
         assert (seen["others moved"], seen["loss"]) == (pytest.approx(1.0, abs=2e-3), 1.0)
-        assert "divided by it once too often" in trial["cause"]
+        assert "divided by it once too many times" in trial["cause"]
 
     def test_sgd_moves_the_weights_by_the_wrong_factor(self, ran: Ran) -> None:
         assert multiples(ran, "own-mesh-sgd")["experts moved"] == pytest.approx(2.0, abs=0.1)

@@ -102,7 +102,7 @@ def test_a_rank_that_the_kernel_killed_for_memory(tmp_path: Path, half_a_gigabyt
     victim = Victim("oom_kill", ("crash",), (1,))
     code, trial = under_torchrun(tmp_path, victim, "--on-hang", "abort")
     assert (code, trial["verdict"], trial["culprits"]) == (1, "crash", [1]), trial["cause"]
-    assert "SIGKILL (out of memory: the kernel's OOM killer struck once" in str(trial["cause"])
+    assert "SIGKILL (out of memory: the kernel's OOM killer ran once" in str(trial["cause"])
 
 
 @pytest.mark.wide

@@ -45,7 +45,7 @@ def _one(evidence: Evidence, seen: RankEvidence) -> str:
         return f"{who} waits for its device{at}."
     if not at:
         return ""
-    return f"{who} computes{at}." if seen.os_state == "R" else f"{who} stands{at}."
+    return f"{who} computes{at}." if seen.os_state == "R" else f"{who} is{at}."
 
 
 def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:

@@ -100,9 +100,9 @@ def sentence(found: tuple[Part, ...]) -> str:
         pieces.append("The experts' gradients are wrong, the router's are right.")
     blocks = next((part for part in found if part.kind == INPUT and part.wrong), None)
     if blocks is not None:
-        verb = "hands" if blocks.wrong == 1 else "hand"
+        verb = "passes" if blocks.wrong == 1 else "pass"
         count = f"{blocks.wrong} of {plural(blocks.compared, 'MoE block')}"
-        pieces.append(f"{count} {verb} a wrong gradient down to the layers below.")
+        pieces.append(f"{count} {verb} a wrong gradient to the layers below.")
     return " ".join(pieces)
 
 

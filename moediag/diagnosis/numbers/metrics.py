@@ -112,7 +112,7 @@ def sentence(facts: MetricFacts) -> str:
     said = f"In step {facts.step} {lead}: {'; '.join(pieces)}."
     for rank, name, other, its in facts.swapped:
         said += f" What rank {rank} calls `{name}` is what rank {other} calls `{its}`."
-    return f"{said} Only what is reported is wrong."
+    return f"{said} Only the reported values are wrong."
 
 
 def _table(step: int, held: Mapping[str, Mapping[int, float]], right: Mapping[str, float]) -> Table:

@@ -105,5 +105,5 @@ def sentence(facts: AppliedFacts) -> str:
         f"{after} the weights of {len(facts.wrong)} of {plural(facts.compared, 'parameter')} "
         f"are not those of a single process ({listed(facts.wrong)}, on {where}); largest "
         f"difference {error_size(facts.error)} in {facts.worst}, which training should have moved "
-        f"by {error_size(facts.moved)} until then."
+        f"by {error_size(facts.moved)} by then."
     )

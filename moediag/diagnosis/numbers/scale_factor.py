@@ -194,8 +194,8 @@ def _sentences(alike: Sequence[Factor]) -> Iterator[str]:
         steps = "step" if first.after == 1 else "steps"
         yield (
             f"After {first.after} {steps} their weights have moved {_digits(hidden[0].moved or 0)} "
-            "times as far as the reference's: the optimizer hides a constant factor, and so the "
-            "loss curve does."
+            "times as far as the reference's: the optimizer hides a constant factor, so the loss "
+            "curve does not show it."
         )
 
 
@@ -209,7 +209,7 @@ def _meaning(size: Size | None) -> str:
     else:
         what = f"{size.number} is the size of {size.axes}{same}"
     if size.inverse:
-        return f"{what}: they are divided by it once too often"
+        return f"{what}: they are divided by it once too many times"
     return f"{what}: they are summed over {size.axes} and never divided by it"
 
 

@@ -1,4 +1,4 @@
-"""What a detector says, and what detectors share when they say it."""
+"""What a detector says, and the helpers that detectors share."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def undecided(text: str) -> Judgement:
 
 
 def few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:
-    """Nobody where everybody is: after a reduction a nan is on all ranks alike."""
+    """The culprits, or nobody where all ranks are: after a reduction, a nan is on every rank."""
     return culprits if len(culprits) < evidence.world_size else ()
 
 
 def apart(ranks: tuple[int, ...], culprits: tuple[int, ...]) -> tuple[int, ...]:
-    """``ranks`` without the culprits; nobody where there are none: it is not known who is one."""
+    """``ranks`` without the culprits; nobody where no culprit is known."""
     return tuple(sorted(set(ranks) - set(culprits))) if culprits else ()
 
 

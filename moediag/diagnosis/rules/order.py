@@ -63,26 +63,25 @@ class Detector(Protocol):
 
 
 RULES: tuple[Detector, ...] = (
-    # It was stopped, or could not be done here.
+    # The trial was stopped, or cannot run here.
     interrupted,
     not_applicable,
     not_started,
-    # Ranks failed by themselves. An exception that leaves others waiting is the cause, their wait
-    # the consequence.
+    # Ranks failed by themselves. An exception is the cause, and other ranks' wait the consequence.
     guard_stop,
     schedule_mismatch,
     crash,
     lost_node,
     reported_mismatch,
     lost_connection,
-    # Ranks stood still.
+    # Ranks stopped making progress.
     idle_ranks,
     diverged_schedules,
     stuck_operation,
     silent_node,
     busy_ranks,
     unexplained_wait,
-    # It was ended, and nothing shows a failure. Slow is not hung.
+    # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # Nothing was measured: a watched job, or evidence of other tools.
     no_records,
@@ -98,7 +97,7 @@ RULES: tuple[Detector, ...] = (
     resume_drift,
     resume_undecided,
     resume_exact,
-    # Of wrong updates, replicas, norms and gradients, what comes in an earlier step.
+    # Of updates, replicas, norms and gradients, whichever is wrong in the earliest step.
     wrong_update,
     unequal_replicas,
     wrong_norm,

@@ -11,18 +11,18 @@ from moediag.diagnosis.rules.order import RULES, Detector
 from moediag.result import Confidence, Verdict
 
 MEANINGS = {
-    Verdict.CLEAN: "Everything that was compared is right. Of a job that was only recorded: it "
-    "ended by itself and its schedules agree.",
+    Verdict.CLEAN: "Everything that was compared is correct. For a job that was only recorded: "
+    "it ended by itself and its schedules agree.",
     Verdict.HANG: "Ranks wait in a collective that does not complete.",
     Verdict.COLLECTIVE_MISMATCH: "Ranks failed or ended, and their collectives do not match.",
     Verdict.WRONG_GRADIENTS: "A gradient, or the norm that scales gradients, differs from the "
     "single-process reference.",
     Verdict.WRONG_WEIGHTS: "A rank trained other weights than the checkpoint's, or the optimizer "
     "left other weights than in a single process.",
-    Verdict.REPLICA_DIVERGENCE: "What must be equal on several ranks is not.",
+    Verdict.REPLICA_DIVERGENCE: "Values that must be equal on several ranks differ.",
     Verdict.NONFINITE: "A loss, a gradient or a gradient norm is nan or infinite.",
-    Verdict.WRONG_METRICS: "Training is right, and a reported metric is wrong.",
-    Verdict.RESUME_DRIFT: "Training that was saved and loaded differs from a run without a break.",
+    Verdict.WRONG_METRICS: "Training is correct, and a reported metric is wrong.",
+    Verdict.RESUME_DRIFT: "Training that was saved and loaded differs from an uninterrupted run.",
     Verdict.CRASH: "Ranks raised an exception or died by themselves.",
     Verdict.NOT_APPLICABLE: "The question does not arise on this stack.",
     Verdict.INCONCLUSIVE: "The evidence does not decide.",

@@ -40,7 +40,7 @@ def of_divergence(
     if step > 1:
         text = f"In step {step}: {text[:1].lower() + text[1:]}"
     if blame.contradicted:
-        text += " Most ranks do the same; what they leave out is wrong all the same."
+        text += " Most ranks do the same; leaving them out is still wrong."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
 
 
@@ -108,10 +108,10 @@ def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: B
 
 def _basis(blame: Blame) -> str:
     return {
-        "history": f" In the step before, all ranks did here what {ranks(blame.culprits)} now "
-        "does not.",
+        "history": " In the step before, all ranks made the same call here; "
+        f"{ranks(blame.culprits)} now made another.",
         "habit": _parted(blame),
-        "none": " Nothing that was seen tells which of them is wrong.",
+        "none": " The evidence does not show which of them is wrong.",
     }.get(blame.basis, "")
 
 
@@ -121,8 +121,7 @@ def _parted(blame: Blame) -> str:
     for one in blame.departures:
         pieces.setdefault((describe(one.usual), describe(one.call)), []).append(one.rank)
     return "".join(
-        f" Elsewhere in this job the same calls are followed by {usual}, where {ranks(who)} made "
-        f"{call}."
+        f" Elsewhere in this job, {usual} follows the same calls; {ranks(who)} made {call}."
         for (usual, call), who in first_few(pieces.items())
     )
 
@@ -145,7 +144,7 @@ def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
     return (
         sentence(f"ranks wait for each other in a circle: {sides(calls, with_group=divergence)}")
         + " They disagree about which of these comes first."
-        + ("" if blame.culprits else " Nothing that was seen tells whose order is wrong.")
+        + ("" if blame.culprits else " The evidence does not show whose order is wrong.")
         + _parted(blame)
     )
 
@@ -240,7 +239,7 @@ def _came_from(chosen: Mapping[int, Collective], evidence: Evidence, told: str) 
         if rank in waiting and line and line != call.site and line not in told:
             lines.setdefault(line, []).append(rank)
     return "".join(
-        f" {ranks(who).capitalize()} came there from {line}."
+        f" {ranks(who).capitalize()} got there from {line}."
         for line, who in first_few(lines.items())
     )
 
@@ -294,5 +293,5 @@ def of_gradients(facts: GradientFacts) -> str:
         text += f"; largest error {error_size(facts.error)} in {facts.worst}"
     text = sentence(text)
     if facts.loss_error is not None and facts.loss_error < _SAME_LOSS:
-        text += " The loss of that step is right to five digits: it does not show this."
+        text += " The loss of that step is correct to five digits, so it does not show this."
     return text

@@ -56,11 +56,9 @@ def _python(front: Front) -> str:
     assert call is not None
     text = f"issued it{f' at {call.site}' if call.site else ''}"
     if front.behind:
-        text += f" and {plural(front.behind, 'operation')} more behind it"
+        text += f", then queued {plural(front.behind, 'more operation')}"
     if front.at:
-        noticed = "noticed at" if front.waits else "stands at"
-        text += f", and {noticed} {front.at}"
-        text += ", where it waits for the device" if front.waits else ""
+        text += f", and {'waits for the device' if front.waits else 'is'} at {front.at}"
     return text
 
 
@@ -72,7 +70,7 @@ def table(found: Sequence[Front]) -> Table | None:
     for front in found:
         rows.setdefault(_cells(front), []).append(front.rank)
     return Table(
-        "Where Python stands, and where the device",
+        "Where Python and the device are",
         ("ranks", "Python", "device", "state", "issued at", "issued after it"),
         tuple((ranks(who), *cells) for cells, who in rows.items()),
         "The device's side is what torch's Flight Recorder says: an operation is begun once the "

@@ -146,7 +146,7 @@ def test_changed_added_and_removed_functions() -> None:
         ("def f(): pass\n", None, {"f", TOP}),
     ],
 )  # fmt: skip
-def test_what_is_a_difference(old: str | None, new: str | None, names: set[str]) -> None:
+def test_differences_that_count(old: str | None, new: str | None, names: set[str]) -> None:
     assert set(found(old, new)) == names
 
 
@@ -173,7 +173,7 @@ def clues(**more: Any) -> Clues:
     return Clues(**values)
 
 
-def test_what_ran_around_the_parameters_that_failed_comes_first() -> None:
+def test_functions_around_the_failed_parameters_come_first() -> None:
     order = ranked(found().values(), clues())
     assert [s.change.name for s in order] == [
         "Experts", "Block.forward", "Model.forward", "gone", "Model.unused",
@@ -348,7 +348,7 @@ def test_a_function_in_the_exceptions_traceback(bisected: tuple[list[ProbeRecord
     assert first.change.name == "Model.unused" and first.in_stack and not first.ran
 
 
-def test_what_is_missing_is_said(
+def test_missing_parts_are_reported(
     bisected: tuple[list[ProbeRecord], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, folder = bisected

@@ -42,7 +42,7 @@ def corners(
     ],
 )
 @pytest.mark.parametrize(("old", "new"), [(GOOD, BAD), (BAD, GOOD)])
-def test_four_answers_whichever_way_it_turned(
+def test_four_answers_in_both_directions(
     old: ProbeVerdict,
     new: ProbeVerdict,
     package: bool,
@@ -56,7 +56,7 @@ def test_four_answers_whichever_way_it_turned(
     assert answer.words("transformers", "accelerate") == words
 
 
-def test_what_decides_nothing_is_said() -> None:
+def test_undecided_corners_are_reported() -> None:
     answer = corners(GOOD, BAD, ELSE, GOOD).answer
     assert answer is not None and answer.blame == Blame.UNDECIDED
     assert answer.words("transformers", "accelerate") == (

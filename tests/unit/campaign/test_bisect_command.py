@@ -117,7 +117,7 @@ def test_a_new_folder_below_the_runs_is_the_default(world: World, run: Any) -> N
     assert out.splitlines()[-1] == f"Report: {folder / 'report.md'}"
 
 
-def test_ctrl_c_and_the_command_that_it_prints(world: World, run: Any) -> None:
+def test_ctrl_c_prints_the_command_to_resume(world: World, run: Any) -> None:
     class Interrupts(Fake):
         def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
             if version == "1.5":
@@ -185,7 +185,7 @@ def test_no_second_bisect_in_a_folder(world: World, run: Any) -> None:
     assert "a bisect was begun here" in err
 
 
-def test_what_is_typed_arrives(world: World, run: Any) -> None:
+def test_options_are_passed_on(world: World, run: Any) -> None:
     run(
         "--package", "accelerate", "--bad", "1.7", "--good", "1.2", "--window", "--pre", "--yanked",
         "--hold", "transformers=5.12.1", "--python", "3.12", "--match", "any", "--variant", "u",
@@ -250,7 +250,7 @@ def test_dry_run_takes_the_mean_of_what_was_measured_here(
 # ------------------------------------------------------------------------ meanwhile
 
 
-def test_lines_say_what_showed_where_it_is_not_the_failure() -> None:
+def test_lines_name_other_failures() -> None:
     target = Target("unfixed", ("hang",), (STARVED,), rate=Rate(2, 4))
     assert target_lines(target) == [
         f"looking for (exact): {STARVED}",

@@ -170,7 +170,7 @@ def test_nothing_is_left_in_the_clone(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("source/*/tree"))
 
 
-def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_search_continues(tmp_path: Path) -> None:
     class Ends(Fake):
         def probe_on(self, *args: object) -> object:  # type: ignore[override]
             if len(self.asked) == 3:
@@ -206,7 +206,7 @@ def test_the_folder_that_is_laid_over_holds_the_package_alone(tmp_path: Path) ->
     assert named(clone, tmp_path / "out", prober=Sees("GB")).found
 
 
-def test_what_stands_in_the_way_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstacles_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clone = from_letters(tmp_path / "clone", "GB")
     clone.git("tag", "-d", "v1.1")
     answer = named(clone, tmp_path / "out")

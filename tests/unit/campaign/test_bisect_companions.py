@@ -183,7 +183,7 @@ def test_another_failure_of_a_mixed_environment_decides_nothing(world: World) ->
     assert "decided nothing (other (crash:AttributeError))" in answer.sentences()[0]
 
 
-def test_where_pins_contradict_each_other_the_dependencies_follow(world: World) -> None:
+def test_with_contradicting_pins_the_dependencies_follow(world: World) -> None:
     """The new release cannot be installed beside old tokenizers, as releases often cannot."""
 
     def truth(versions: Mapping[str, str]) -> ProbeVerdict:
@@ -201,7 +201,7 @@ def test_where_pins_contradict_each_other_the_dependencies_follow(world: World) 
     assert verdicts[module.Corner(True, False)] == BAD
 
 
-def test_what_no_function_of_ran_is_not_tried(world: World) -> None:
+def test_packages_without_a_function_that_ran_are_not_tried(world: World) -> None:
     world.ran = Executed({"transformers/x.py": {1}})
     world.new["accelerate"] = world.old["accelerate"]
     answer = world.blame(bad_if(package_new))
@@ -226,7 +226,7 @@ def test_a_finished_probe_is_not_made_again(world: World) -> None:
     assert again == first
 
 
-def test_what_is_held_stays_and_an_environment_that_is_gone_is_said(
+def test_held_companions_stay_and_a_missing_environment_is_reported(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.blame(bad_if(package_new), {"python": "3.12"})

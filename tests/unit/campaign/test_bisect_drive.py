@@ -117,7 +117,7 @@ class Ends(Fake):
         return super().probe(version, attempt, target)
 
 
-def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_prints_the_command_that_resumes(tmp_path: Path) -> None:
     prober = Ends(HISTORY)
     with pytest.raises(Interrupted) as caught:
         bisect(tmp_path, HISTORY, 15, prober=prober)
@@ -132,7 +132,7 @@ def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_where_nothing_can_be_probed_no_release_is_to_blame(tmp_path: Path, jobs: int) -> None:
+def test_an_obstacle_to_all_probes_blames_no_release(tmp_path: Path, jobs: int) -> None:
     prober = Ends(HISTORY)
     prober.error = NoEnvironments("no network")
     with pytest.raises(NoEnvironments):
@@ -161,7 +161,7 @@ class Slow(Fake):
         self.event.set()
 
 
-def test_probes_that_the_answer_does_not_need_are_ended(tmp_path: Path) -> None:
+def test_unneeded_probes_are_stopped(tmp_path: Path) -> None:
     """Beside the path of the search, one release never answers: nobody waits for it."""
     alone = bisect(tmp_path / "alone", HISTORY, 15)
     path = {f"1.{probe.index}" for probe in alone.path}
@@ -228,7 +228,7 @@ def wait_for_growth(folder: Path, size: int, victim: subprocess.Popen[bytes]) ->
         time.sleep(0.002)
 
 
-def test_a_disk_that_is_full_ends_it_and_says_so(
+def test_a_full_disk_ends_the_bisect_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = 0

@@ -134,7 +134,7 @@ def test_companions_that_drifted_are_named(world: World, tmp_path: Path) -> None
     assert "--hold accelerate=1.15.0" in problem
 
 
-def test_a_failure_that_is_too_rare_is_said_to_be(world: World, tmp_path: Path) -> None:
+def test_a_too_rare_failure_is_reported(world: World, tmp_path: Path) -> None:
     world.signatures = [STARVED, *["clean"] * 99]
     rare = prober(tmp_path)
     asked = dataclasses.replace(rare.question.asked, calibrate=100)
@@ -185,7 +185,7 @@ def test_a_setting_is_tried_on_its_next_environment_only_where_the_first_decided
     assert world.requests[3:] == [old]
 
 
-def test_what_follows_a_search_of_several_at_once_is_not_stopped_with_it(
+def test_a_parallel_search_does_not_stop_what_follows_it(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def builds(request: Mapping[str, str], progress: Any) -> None:
@@ -201,7 +201,7 @@ def test_what_follows_a_search_of_several_at_once_is_not_stopped_with_it(
     assert used.probe_on(setting, 1, TARGET).verdict.kind == Kind.BAD
 
 
-def test_source_is_imported_before_what_is_installed(tmp_path: Path) -> None:
+def test_source_is_imported_before_the_installed_package(tmp_path: Path) -> None:
     stack = Stack(
         python=Path("bin/python"), versions={"mini": "1.0"}, key="mini-1.0-x", seconds=0.0,
         pythonpath=[tmp_path / "rank"],
@@ -214,9 +214,7 @@ def test_source_is_imported_before_what_is_installed(tmp_path: Path) -> None:
     assert "not what is installed (1.0)" in over.notes[0]
 
 
-def test_what_keeps_every_release_from_being_tried_is_an_error(
-    world: World, tmp_path: Path
-) -> None:
+def test_an_obstacle_to_every_release_is_an_error(world: World, tmp_path: Path) -> None:
     world.fails = NoEnvironments("no network")
     with pytest.raises(NoEnvironments):
         prober(tmp_path).probe("4.53.0", 1, TARGET)
@@ -231,7 +229,7 @@ def test_a_control_that_fails_skips_the_release(world: World, tmp_path: Path) ->
     assert record.verdict.kind == Kind.SKIP
 
 
-def test_what_an_interrupted_probe_left_stays(world: World, tmp_path: Path) -> None:
+def test_files_of_an_interrupted_probe_stay(world: World, tmp_path: Path) -> None:
     (tmp_path / module.PROBES / "4.53.0").mkdir(parents=True)
     (tmp_path / module.PROBES / "4.53.0" / "half").touch()
     for attempt in (1, 2):
@@ -326,7 +324,7 @@ def test_two_are_built_at_once_and_each_once(building: Callable[[str], list[Any]
     assert work.working() == []
 
 
-def test_a_builder_ends_with_the_process_that_wants_it(
+def test_a_builder_ends_with_its_parent(
     building: Callable[[str], list[Any]],
 ) -> None:
     """The pipe to it is closed, as it is when the parent is killed."""

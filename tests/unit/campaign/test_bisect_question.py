@@ -161,7 +161,7 @@ def test_a_probe_can_be_run_again_from_its_own_scenario_file(tmp_path: Path) -> 
         ({"hold": {"python": "3.12"}}, UsageError, "use --python"),
     ],
 )
-def test_what_cannot_be_asked(options: dict[str, Any], error: type, text: str) -> None:
+def test_impossible_questions(options: dict[str, Any], error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         asked(**options)
 

@@ -98,12 +98,12 @@ def test_a_failure_needs_no_control() -> None:
         trial("crash:ModuleNotFoundError:several-ranks", cause="no module named x"),
     ],
 )
-def test_what_could_not_be_tried_is_skipped_with_its_reason(seen: TrialResult) -> None:
+def test_an_untested_release_is_skipped_with_its_reason(seen: TrialResult) -> None:
     verdict = judge([seen, CONTROL], target())
     assert verdict.kind == Kind.SKIP and seen.cause in verdict.text
 
 
-def test_an_import_that_fails_may_be_what_is_looked_for() -> None:
+def test_a_failing_import_may_be_the_expected_failure() -> None:
     name = "crash:ImportError:__init__.py <module>:several-ranks"
     assert judge([trial(name), CONTROL], target("exact", name)).kind == Kind.BAD
 

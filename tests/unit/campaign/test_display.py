@@ -85,7 +85,7 @@ def test_live_view_of_many_ranks_stays_on_one_line_each() -> None:
     assert len(view(live).splitlines()) <= 4
 
 
-def test_a_trial_that_broke_its_expectation_says_what_was_expected(hang: TrialResult) -> None:
+def test_an_unmet_expectation_is_shown(hang: TrialResult) -> None:
     text = outcome(replace(hang, met=False, expected="clean"))
     assert text == "unfixed: hang, culprit rank 1, expected clean (3.1 s)"
 

@@ -186,7 +186,7 @@ def test_another_campaign_or_scenario_file_is_refused(tmp_path: Path) -> None:
         resume(tmp_path, dataclasses.replace(HEADER, digests=edited))
 
 
-def test_more_to_do_is_no_other_question_and_is_remembered(tmp_path: Path) -> None:
+def test_more_work_is_the_same_question_and_is_kept(tmp_path: Path) -> None:
     """A later command may ask for another column: from then on that one is compared as well."""
     written(tmp_path)
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_more_to_do_is_no_other_question_and_is_remembered(tmp_path: Path) -> No
         resume(tmp_path, dataclasses.replace(HEADER, digests={"another": "2"}))
 
 
-def test_what_does_not_matter_is_no_other_question(tmp_path: Path) -> None:
+def test_irrelevant_changes_are_the_same_question(tmp_path: Path) -> None:
     """More releases since then, another spelling of the command: the journal's releases are kept,
     and the present command is the one to resume with."""
     written(tmp_path)

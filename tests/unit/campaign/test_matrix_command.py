@@ -138,7 +138,7 @@ def test_a_disagreement_is_shown_and_makes_it_inconclusive(world: World, run: An
 
 @pytest.mark.parametrize("way", ["--fast", "--confirm", None])
 @pytest.mark.parametrize("after", [0, 5])
-def test_interrupted_it_goes_on_without_doing_anything_twice(
+def test_an_interrupted_matrix_resumes_without_repeating_cells(
     world: World, run: Any, way: str | None, after: int
 ) -> None:
     words = [*FAMILIES, *([way] if way else [])]
@@ -160,7 +160,7 @@ def test_interrupted_it_goes_on_without_doing_anything_twice(
     assert world.made == whole
 
 
-def test_more_columns_later_make_those_alone(world: World, run: Any) -> None:
+def test_later_columns_run_only_their_cells(world: World, run: Any) -> None:
     run("--family", "mixtral", "--out", "found")
     world.made = []
     code, out, _ = run("--family", "olmoe", "--out", "found", "--resume")

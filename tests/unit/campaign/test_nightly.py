@@ -56,7 +56,7 @@ def test_tracks_from_the_command_line() -> None:
             tracks.parse([wrong])
 
 
-def test_versions_of_tracks_and_what_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_tracks_and_skipped_tracks(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {
         "transformers": [
             Release("5.22.0"),
@@ -118,7 +118,7 @@ def test_a_release_that_is_pinned_already_is_run_once_for_both_tracks() -> None:
     ]  # fmt: skip
 
 
-def test_what_did_not_fit_comes_first_next_time() -> None:
+def test_jobs_left_out_come_first_next_time() -> None:
     all_of_them = planned(MOVED)
     first = planning.ordered(all_of_them, [])
     assert [p.moved for p in first] == [{}, {}, {"transformers": "5.23.0"}] + [first[3].moved]
@@ -231,7 +231,7 @@ def test_a_night_is_kept_whole_and_never_written_again(
     assert {c.change for c in compare(again.night, kept.nights)} == {Change.SAME, Change.STILL}
 
 
-def test_time_is_up_between_jobs_and_what_was_too_long_says_so(
+def test_the_time_limit_applies_between_jobs_and_long_jobs_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Clock(drive.Clock):
@@ -250,7 +250,7 @@ def test_time_is_up_between_jobs_and_what_was_too_long_says_so(
     assert drive.exit_code(ran.night, 0) == ExitCode.OK
 
 
-def test_what_runs_when_the_time_is_up_is_ended_and_told_from_ctrl_c(
+def test_a_job_stopped_by_the_time_limit_is_distinguished_from_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stops = []
@@ -321,7 +321,7 @@ def test_a_resumed_night_ends_as_a_whole_one(
     assert night.complete and night.entries == whole.night.entries
 
 
-def test_what_did_not_fit_runs_when_the_night_is_resumed(
+def test_jobs_left_out_run_when_the_night_is_resumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
@@ -447,7 +447,7 @@ def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_pat
     assert len(text) < 65_000
 
 
-def test_the_file_that_shows_it_lies_beside_its_draft(week: Summary, tmp_path: Path) -> None:
+def test_the_exported_file_is_beside_its_draft(week: Summary, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     scenario = loading.load(catalogue.find("expert-starvation"))

@@ -161,7 +161,7 @@ def test_a_release_that_was_typed_and_does_not_exist_is_an_error(tmp_path: Path)
     assert (saved.trials, saved.incomplete) == ((), "ended by an error: no 99")
 
 
-def test_another_stack_that_cannot_be_had_costs_its_own_trials_only(tmp_path: Path) -> None:
+def test_an_unavailable_stack_affects_only_its_own_trials(tmp_path: Path) -> None:
     errors = {UPGRADE: NoSuchRelease("withdrawn")}
     result = run(tmp_path, NoRanks(), planned(["unfixed", "upgrade"]), errors)
     causes = [(t.variant, t.cause) for t in result.trials]
@@ -252,7 +252,7 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path: Path) -> None:
     assert comparable(run(tmp_path / "parts", Ranks())) == comparable(run(tmp_path / "w", Ranks()))
 
 
-def test_what_could_not_be_launched_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_launch_is_repeated_on_resume(tmp_path: Path) -> None:
     first = run(tmp_path, Ranks(), errors={UPGRADE: StackError("no network")})
     assert "no network" in [t.cause for t in first.trials]
     again = run(tmp_path, ranks := Ranks())

@@ -84,7 +84,7 @@ def test_the_largest_number_of_ranks_that_it_can_have(
     assert ranks_for(scenario.model_copy(update={"world": own}), wanted, device) == ranks
 
 
-def test_one_broken_scenario_costs_its_own_row(
+def test_a_failing_scenario_affects_only_its_own_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = swept(
@@ -132,7 +132,7 @@ def test_ctrl_c_keeps_the_rows_that_are_done(
     assert [row.status for row in found.rows] == ["as expected", "BROKEN", "as expected"]
 
 
-def test_a_resumed_sweep_tries_again_what_gave_no_result(
+def test_a_resumed_sweep_repeats_scenarios_without_a_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fine = lambda: met(True)  # noqa: E731
@@ -190,7 +190,7 @@ def test_progress_counts_over_all_scenarios(
     assert said[-1].startswith(f"[{sizes[0] + sizes[1] + 1}/{sum(sizes)}] unfixed: hang; about ")
 
 
-def test_the_summary_names_what_was_not_met() -> None:
+def test_the_summary_names_unmet_expectations() -> None:
     rows = (
         Row.of("a", met(True), 0, "", 61.0, 2),
         Row.of("b", met(False), 1, "", 2.0, 4),
@@ -220,7 +220,7 @@ def test_the_summary_names_what_was_not_met() -> None:
         (["run", "--all", "--set", "model.family=mixtral"], "--set model.family=mixtral"),
     ],
 )
-def test_what_all_does_not_go_with(
+def test_options_that_exclude_all(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main(arguments) == ExitCode.USAGE

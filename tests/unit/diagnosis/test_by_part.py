@@ -70,9 +70,7 @@ def test_the_router_alone_is_said_and_so_is_the_expert_alone() -> None:
 def test_a_wrong_input_alone_is_found_with_its_step() -> None:
     wrong = evidence({BLOCK}, step="3")
     assert by_part.wrong_inputs(wrong) == 3
-    assert "1 of 1 MoE block hands a wrong gradient down" in by_part.sentence(
-        by_part.parts(wrong, 3)
-    )
+    assert "1 of 1 MoE block passes a wrong gradient" in by_part.sentence(by_part.parts(wrong, 3))
     assert by_part.wrong_inputs(evidence({GATE})) is None
 
 

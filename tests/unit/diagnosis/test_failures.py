@@ -164,7 +164,7 @@ def test_without_token_counts_the_step_before_tells() -> None:
     job = Job({"0": ((0, 1), "dp")}, [step(1, 16), step(1, 20)])
     found = diagnose(job.run())
     assert (found.culprits, found.victims, found.confidence) == ((), (), Confidence.MEDIUM)
-    assert "Nothing that was seen tells" in found.cause
+    assert "The evidence does not show" in found.cause
     assert found.signature.endswith(":no-rank")
 
 
@@ -393,10 +393,10 @@ def empty(world: int = 2, **fields: object) -> Evidence:
     ("evidence", "said"),
     [
         (empty(launch_error="no such interpreter"), "no such interpreter"),
-        (empty(timed_out=True), "time bound"),
+        (empty(timed_out=True), "time limit"),
         (empty(interrupted=True), "interrupted"),
         (empty(), "no measurements"),
-        (empty(stall=Stall(1.0, 3.0, (), (0, 1))), "not in a collective"),
+        (empty(stall=Stall(1.0, 3.0, (), (0, 1))), "did not wait in a collective"),
         (measured(fsdp2_job(set(), set()).run(), compared=()), "no gradient was compared"),
     ],
 )
@@ -498,7 +498,7 @@ def test_a_loss_that_hides_wrong_gradients_is_pointed_out(
         ranks[rank] = replace(seen, outcome=outcome)
     found = diagnose(replace(evidence, ranks=ranks))
     assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert ("loss of that step is right" in found.cause) is said
+    assert ("loss of that step is correct" in found.cause) is said
 
 
 # ------------------------------------------------------------------------ what is shown

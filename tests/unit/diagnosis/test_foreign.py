@@ -68,14 +68,14 @@ def test_one_rank_without_a_dump_that_all_wait_for() -> None:
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and found.confidence == "medium"
     assert (
-        "nothing was found" in found.cause and "Flight Recorder dump of every rank" in found.cause
+        "Nothing was found" in found.cause and "Flight Recorder dump of every rank" in found.cause
     )
 
 
 def test_a_device_that_stands_still_is_no_mismatch_of_code() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "device", 2)
     found = diagnosed(found_of(job))
-    assert found.culprits == job.culprits and "no mismatch of code" in found.cause
+    assert found.culprits == job.culprits and "not a mismatch of code" in found.cause
     # Without knowing what began, only that it stands still.
     raw = dict(jobs.dumps(job))
     for one in raw.values():

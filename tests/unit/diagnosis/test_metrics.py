@@ -51,7 +51,7 @@ def test_swapped_metrics() -> None:
     assert found.cause == (
         "In step 1 reduced metrics differ between ranks: `loss` rank 0 0.7, rank 1 1.1 (single "
         "process 1.25); `kl` rank 0 1.1, rank 1 0.7 (single process 0.5). What rank 0 calls `loss` "
-        "is what rank 1 calls `kl`. Only what is reported is wrong."
+        "is what rank 1 calls `kl`. Only the reported values are wrong."
     )
     (table,) = found.tables
     assert table.title == "Metrics as each rank reports them, and in a single process"
@@ -78,8 +78,8 @@ def test_the_first_step_with_a_wrong_metric_counts_all_names_of_that_step() -> N
     assert facts.right == {"kl": 0.5, "loss": 1.0}
     assert facts.swapped == ()
     assert metrics.sentence(facts) == (
-        "In step 2 metrics are wrong: `kl` 0.75 on every rank (single process 0.5). Only what is "
-        "reported is wrong."
+        "In step 2 metrics are wrong: `kl` 0.75 on every rank (single process 0.5). Only the "
+        "reported values are wrong."
     )
 
 
@@ -88,7 +88,7 @@ def test_four_ranks_are_listed(ranks: int, more: str) -> None:
     facts = metric_facts(reporting(*({"kl": float(n)} for n in range(ranks)), truth=None))
     assert metrics.sentence(facts) == (
         "In step 1 reduced metrics differ between ranks: `kl` rank 0 0, rank 1 1, rank 2 2, rank 3 "
-        f"3{more}. Only what is reported is wrong."
+        f"3{more}. Only the reported values are wrong."
     )
     assert metrics.sentence(metrics.MetricFacts(compared=3)) == ""
 

@@ -56,7 +56,7 @@ def test_weights_that_moved() -> None:
     assert found.cause == (
         "After step 1 the weights of 1 of 2 parameters are not those of a single process "
         "(first.weight, on ranks 0, 1); largest difference 1.3e-02 in first.weight, which training "
-        "should have moved by 3.0e-02 until then."
+        "should have moved by 3.0e-02 by then."
     )
 
 

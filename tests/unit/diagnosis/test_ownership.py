@@ -491,13 +491,13 @@ def test_it_is_a_verdict_where_every_rank_reached_its_end() -> None:
     assert found.verdict == Verdict.WRONG_WEIGHTS
     assert found.signature == "wrong-weights:piece-of-own-slice:no-rank"
     assert found.culprits == (), "a library did it to all of them"
-    assert found.cause.endswith("gradients as in the reference all the same.")
+    assert found.cause.endswith("gradients still match the reference.")
     assert len(found.tables) == 2
     one = diagnose(with_weights(trained, LOST["permuted on one rank"][0]))
     assert (one.signature, one.culprits) == ("wrong-weights:misplaced:one-rank", (1,))
     right = diagnose(with_weights(trained, RIGHT["a DTensor over ep"]))
     assert right.verdict == Verdict.CLEAN
-    assert "8 experts of each layer where they belong" in right.cause
+    assert "All 8 experts of each layer are where they belong." in right.cause
 
 
 def test_wrong_gradients_are_its_consequence() -> None:

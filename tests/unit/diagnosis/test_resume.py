@@ -85,7 +85,7 @@ class TestHealthy:
         found = of(healthy(0), healthy(1))
         assert (found.verdict, found.confidence) == (Verdict.CLEAN, Confidence.HIGH)
         assert "100 tensors of model and optimizer are as at the save" in found.cause
-        assert "steps 3 and 4 exactly those of the run in one go" in found.cause
+        assert "steps 3 and 4 exactly those of the uninterrupted run" in found.cause
         assert found.signature == "clean"
 
     def test_only_steps_after_the_save_are_in_the_table(self) -> None:
@@ -182,7 +182,7 @@ class TestExperts:
         assert "4 tensors of the optimizer went with them" in found.cause
         assert (
             "the loss by up to 1.0e-01, the gradient norm by 5.0e-02, the weights at the end by "
-            "2.5e-01; two runs in one go differ by 0" in found.cause
+            "2.5e-01; two uninterrupted runs differ by 0" in found.cause
         )
         assert found.signature == "resume-drift:one-rank-everywhere:no-rank"
         assert found.culprits == ()
@@ -274,7 +274,7 @@ class TestState:
     def test_steps_that_differ_though_all_came_back(self) -> None:
         found = of(healthy(0), drifted(healthy(1)))
         assert found.verdict == Verdict.RESUME_DRIFT
-        assert "what they depend on besides was not saved" in found.cause
+        assert "something else they depend on was not saved" in found.cause
         assert found.signature.startswith("resume-drift:outside-the-state")
 
     def test_a_step_that_is_missing_is_a_difference(self) -> None:
@@ -286,7 +286,7 @@ class TestControl:
     def test_two_straight_runs_that_differ_make_the_steps_prove_nothing(self) -> None:
         found = of(noisy(drifted(healthy(0))), drifted(healthy(1)))
         assert (found.verdict, found.confidence) == (Verdict.INCONCLUSIVE, Confidence.LOW)
-        assert "Two runs in one go differ by up to 1.0e-01 themselves" in found.cause
+        assert "Two uninterrupted runs already differ by up to 1.0e-01" in found.cause
 
     def test_a_control_that_differs_only_in_its_state_is_one_too(self) -> None:
         control = StateDifference({}, {"lm_head.weight exp_avg": 1e-9}, [], 100)

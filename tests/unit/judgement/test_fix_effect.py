@@ -130,8 +130,8 @@ def test_why_a_fix_is_worse_names_the_failure_and_what_saw_it() -> None:
         "2.5e-01, seen by gradients against the reference"
     )
     assert effect([trial("f", "fix", "hang")], [LOUD])[1] == (
-        "stands still where the verdict without it is crash: "
-        "seen by ranks that stand still in a collective"
+        "hangs where the verdict without it is crash: "
+        "seen by ranks that wait in a collective without progress"
     )
     assert effect([trial("f", "fix", "crash")], [trial("myth", "unfixed", "clean")])[1] == (
         "fails where the verdict without it is clean: seen by the exception"
@@ -177,7 +177,7 @@ def test_two_errors_within_a_hundredth_are_alike(error: float, same: bool) -> No
         ([LOUD], True, "crash, seen by the exception"),
         ([LOUD, LOUD], True, "crash"),
         ([trial("m", "unfixed", "clean", parameters_compared=9, gradient_error=1e-8)], False,
-         "2 ranks ran to the end, 9 gradients as in the reference (largest error 1.0e-08)"),
+         "2 ranks ran to the end, 9 gradients match the reference (largest error 1.0e-08)"),
         ([replace(LOUD, met=False)], False, "another failure than the claimed one: crash"),
         ([LOUD, changed(LOUD, verdict="clean", met=False)], None, "repeats disagree"),
         ([trial("u", "unfixed", "inconclusive", cause="lost")], None, "lost"),

@@ -42,7 +42,7 @@ def victim(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
-def test_what_it_cannot_see_is_said_and_the_rest_is_kept(
+def test_missing_captures_are_noted_and_the_rest_is_kept(
     victim: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "rank-0.log").write_text("".join(f"line {n}\n" for n in range(80)))
@@ -59,7 +59,7 @@ def test_what_it_cannot_see_is_said_and_the_rest_is_kept(
         assert "stuck_here" in (folder / "rank-0.pyspy.json").read_text()
 
 
-def test_without_tools_faulthandler_is_asked(
+def test_without_tools_faulthandler_is_used(
     victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)
@@ -73,7 +73,7 @@ def test_without_tools_faulthandler_is_asked(
     assert victim.poll() is None
 
 
-def test_a_process_that_would_die_of_the_signal_does_not_get_it(
+def test_a_process_that_the_signal_would_kill_does_not_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)
@@ -100,14 +100,14 @@ def test_a_tool_that_refuses_or_hangs_is_named(
     assert "rank 0: native frames by pystack (pystack took too long)" in done.not_seen
 
 
-def test_a_process_that_is_gone(tmp_path: Path) -> None:
+def test_a_process_that_has_ended(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     done = capture(tmp_path, {3: Process.of(process.pid)}, 5.0)
     assert any(line.startswith("rank 3: whatever was not read") for line in done.not_seen)
 
 
-def test_the_flight_recorder_is_asked_where_there_is_a_recorder(
+def test_the_flight_recorder_is_requested_if_there_is_a_recorder(
     victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)

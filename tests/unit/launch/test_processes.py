@@ -109,7 +109,7 @@ def test_the_marker_is_an_exact_match(spawn: Spawner) -> None:
     assert not is_marked(os.getpid(), spawn.token)
 
 
-def test_an_orphan_in_another_session_is_found_and_ended(spawn: Spawner) -> None:
+def test_an_orphan_in_another_session_is_found_and_stopped(spawn: Spawner) -> None:
     parent, line = spawn(ORPHAN, IGNORE)
     orphan = int(line)
     family = Family(parent.pid, spawn.token)
@@ -121,7 +121,7 @@ def test_an_orphan_in_another_session_is_found_and_ended(spawn: Spawner) -> None
     assert family.alive() == {}
 
 
-def test_a_willing_process_goes_at_the_first_step(spawn: Spawner) -> None:
+def test_a_process_that_handles_the_first_signal_ends_with_it(spawn: Spawner) -> None:
     process, _ = spawn(WAIT)
     gone, stuck = shutdown.end(Family(process.pid, spawn.token), (5.0, 5.0, 5.0))
     assert {ended.pid: step for ended, step in gone.items()} == {process.pid: "SIGINT"}

@@ -38,7 +38,7 @@ def test_nohup_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sig", signals.ENDING)
-def test_held_back_and_told(sig: signal.Signals) -> None:
+def test_deferred_signals_are_reported(sig: signal.Signals) -> None:
     before = signal.getsignal(sig)
     with signals.as_interrupts():
         inside = signal.getsignal(sig)
@@ -106,7 +106,7 @@ def test_nothing_interrupts_the_end_of_an_interrupted_command(error: str, code: 
     assert ExitCode.INTERRUPTED == 130
 
 
-def test_ctrl_c_while_a_finished_launch_is_tidied_up_is_not_lost(
+def test_ctrl_c_during_the_cleanup_of_a_launch_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def impatient(self: supervise.Supervisor) -> None:

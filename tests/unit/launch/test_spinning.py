@@ -41,7 +41,7 @@ def rank(library: Path, request: pytest.FixtureRequest) -> Iterator[tuple[int, b
         process.kill()
 
 
-def test_py_spy_tells_whether_a_rank_waits_for_its_device(rank: tuple[int, bool]) -> None:
+def test_py_spy_shows_whether_a_rank_waits_for_its_device(rank: tuple[int, bool]) -> None:
     pid, waits = rank
     found = python_frames({0: Process.of(pid)}, 60.0, native=True)
     if not found:
@@ -50,7 +50,7 @@ def test_py_spy_tells_whether_a_rank_waits_for_its_device(rank: tuple[int, bool]
     assert on_device(found[0]) == waits
 
 
-def test_pystack_tells_it_too(rank: tuple[int, bool]) -> None:
+def test_pystack_shows_it_too(rank: tuple[int, bool]) -> None:
     pid, waits = rank
     tool = find_tool("pystack")
     if tool is None:

@@ -207,7 +207,7 @@ LOADER = Frame("/v/site-packages/torch/utils/data/dataloader.py", 3, "__next__")
                                    "other thread of it can run."),
         ("S", (LOADER, USER), False, False, "Rank 1 waits for data at train.py:12 train."),
         ("R", (USER,), True, False, "Rank 1 computes at train.py:12 train."),
-        ("S", (USER,), False, False, "Rank 1 stands at train.py:12 train."),
+        ("S", (USER,), False, False, "Rank 1 is at train.py:12 train."),
         ("S", (LOADER.__class__("/v/site-packages/x.py", 1, "f"),), False, False, ""),
         ("S", (), False, False, ""),
     ],

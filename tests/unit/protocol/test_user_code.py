@@ -70,7 +70,7 @@ def test_a_stack_keeps_the_users_line(home: str) -> None:
     frames = tuple(Frame(file, 9, "f") for file in (TORCH, f"{home}/train.py"))
     seen = RankEvidence(0, stacks=(Stack("MainThread", "py-spy", frames),), libraries=FOLDERS)
     assert program_line(seen) == "train.py:9 f"
-    assert whereabouts(Evidence(1, {0: seen}), [0]) == "Rank 0 stands at train.py:9 f."
+    assert whereabouts(Evidence(1, {0: seen}), [0]) == "Rank 0 is at train.py:9 f."
 
 
 @pytest.mark.parametrize("folder", ["nccl-repro", "gloo", "c10d"])

@@ -16,7 +16,7 @@ from moediag.launch.nodes.relay import Carried
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse
 from moediag.ranks import relay
-from moediag.ranks.relay import Courier, Names, pack, unpack
+from moediag.ranks.relay import Names, Relay, pack, unpack
 
 NAMES = Names(protocol.PULSE_FILE, protocol.WANT_FILE, protocol.LINK_FILE)
 US, THEM, JOB = "a" * 16, "b" * 16, "c" * 32
@@ -27,14 +27,14 @@ class Side:
         self.mailbox = Mailbox(folder, job, key)
         self.key = key
         self.mailbox.put(Pulse(key, "h"))
-        self.courier = Courier(store, job, key, folder / job, NAMES)
+        self.relay = Relay(store, job, key, folder / job, NAMES)
 
     def says(self, seq: int, published: int = 0) -> None:
         self.mailbox.put(Pulse(self.key, "h", seq=seq, published=published))
-        self.courier.turn()
+        self.relay.turn()
 
     def hears(self) -> list[tuple[str, int, int]]:
-        self.courier.turn()
+        self.relay.turn()
         return [(p.key, p.seq, p.published) for p in self.mailbox.pulses()]
 
 
@@ -110,8 +110,8 @@ def test_a_compression_bomb_does_not_fill_the_disk(
 def test_a_store_that_does_not_answer_is_an_error_not_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A courier that turned once and then ended, as it does when the store is gone."""
-    script = tmp_path / "courier.py"
+    """A relay that turned once and then ended, as it does when the store is gone."""
+    script = tmp_path / "relay.py"
     script.write_text(
         "import sys, pathlib\npathlib.Path(sys.argv[5], sys.argv[9]).write_text('{\"turns\": 1}')\n"
     )

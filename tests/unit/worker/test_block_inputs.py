@@ -87,7 +87,7 @@ def detached_router(block: Any) -> None:
     gate.forward = lambda hidden: plain(hidden.detach())
 
 
-def test_a_block_that_hands_a_wrong_gradient_down_is_found(tmp_path: Any) -> None:
+def test_a_block_that_passes_a_wrong_gradient_on_is_found(tmp_path: Any) -> None:
     subject = trial(tmp_path)
     reference.run(subject)
     stored = reference.load(str(subject.reference_path))
@@ -99,7 +99,7 @@ def test_a_block_that_hands_a_wrong_gradient_down_is_found(tmp_path: Any) -> Non
     assert gate is not None and gate.abs().max() > 0
 
 
-def test_what_needs_no_gradient_is_left_out(tmp_path: Any) -> None:
+def test_tensors_without_a_gradient_are_left_out(tmp_path: Any) -> None:
     model = tiny.build(MODEL, 0)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("layers.1" in name or "lm_head" in name)

@@ -103,7 +103,7 @@ TP, TP_OF_TWO = {"tp": 2}, {"dp_shard": 2, "tp": 2}
         ("5.12", trial(EP_OF_TWO, distributed_config={"tp_size": 9}), {"tp_size": 9}),
     ],
 )  # fmt: skip
-def test_each_release_is_asked_in_its_own_words(
+def test_each_release_gets_its_own_arguments(
     release: Any, number: str, asked_for: Trial, spelt: dict[str, Any] | None
 ) -> None:
     release(number)
@@ -129,7 +129,7 @@ def test_each_release_is_asked_in_its_own_words(
         ("5.23", trial(EP, batches="distinct"), "5.23.0 lets the ranks of an ep axis share"),
     ],
 )
-def test_what_a_release_cannot_do_is_said(
+def test_limits_of_a_release_are_reported(
     release: Any, number: str, asked_for: Trial, why: str
 ) -> None:
     release(number)
@@ -137,7 +137,7 @@ def test_what_a_release_cannot_do_is_said(
         checkpoint.spelling(asked_for)
 
 
-def test_how_it_was_asked_is_a_note(release: Any) -> None:
+def test_the_arguments_are_noted(release: Any) -> None:
     release("5.23")
     asked = "from_pretrained was asked by DistributedConfig(tp_size=4, ep_size=4)"
     assert checkpoint.notes(trial(EP)) == [asked]
@@ -146,7 +146,7 @@ def test_how_it_was_asked_is_a_note(release: Any) -> None:
     assert checkpoint.notes(built) == []
 
 
-def test_words_that_a_release_does_not_know(release: Any) -> None:
+def test_arguments_that_a_release_does_not_support(release: Any) -> None:
     release("5.13")
     assert checkpoint._config({"tp_size": 4}).tp_size == 4
     with pytest.raises(NotApplicable, match=r"5\.13\.0 has no ep_size and no ep_plan"):
@@ -204,7 +204,7 @@ def test_any_other_error_stays_one(
     ("number", "word"),
     [("4.53", "torch_dtype"), ("4.56", "dtype"), ("5.0", "dtype"), ("10.1", "dtype")],
 )
-def test_what_the_dtype_is_called(release: Any, number: str, word: str) -> None:
+def test_the_name_of_the_dtype_argument(release: Any, number: str, word: str) -> None:
     release(number)
     assert checkpoint._dtype_argument() == word
 
@@ -262,7 +262,7 @@ def built(kind: Any, subject: Trial, model: nn.Module) -> Wrapped:
     return kind(model, Anatomy((), (), 4), subject)
 
 
-def test_a_wrapper_or_an_axis_that_nobody_shards_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_or_an_axis_without_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ddp", "fsdp1", "zero3"):
         with pytest.raises(NotApplicable, match=f"wrapper {name} has no mesh axis ep"):
             kind_of(trial(EP, name))
@@ -286,7 +286,7 @@ def test_an_axis_that_the_step_cannot_run_is_refused_before_loading(axis: str, k
         preparation.prepare(trial({axis: 2}, kind), torch.device("cpu"))
 
 
-def test_gloo_that_adds_where_fsdp2_wants_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_that_adds_although_fsdp2_needs_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsdp2_internals, "sums_for_means", lambda backend: backend == "gloo")
     assert kind_of(trial(EP)) is expert_parallel.Transformers, "no FSDP2 there"
     for asked in (trial(EP, **NATIVE), trial(EP, "fsdp2"), trial(FSDP, "accelerate")):

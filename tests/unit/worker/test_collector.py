@@ -44,7 +44,7 @@ def test_each_step_is_recorded_before_the_caller_and_optimized_after_it() -> Non
     assert collector.outcome().steps_done == 3
 
 
-def test_some_of_the_steps() -> None:
+def test_a_range_of_the_steps() -> None:
     assert list(Collector(TRIAL, 0, CPU).steps(first=2)) == [2, 3]
     assert list(Collector(TRIAL, 0, CPU).steps(first=2, last=2)) == [2]
 
@@ -82,7 +82,7 @@ def test_a_note_is_recorded_at_once_and_kept_once() -> None:
     assert recorder.seen == [("note", True, {"text": "a"}), ("note", True, {"text": "b"})]
 
 
-def test_the_outcome_names_versions_and_a_refusal_holds_nothing_else() -> None:
+def test_the_outcome_has_versions_and_a_refusal_has_only_those() -> None:
     collector = Collector(TRIAL, 2, CPU)
     collector.measured.losses.append(1.5)
     collector.set(cost={"": [1.0]})

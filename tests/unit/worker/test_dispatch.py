@@ -116,7 +116,7 @@ class TestWhatCannotBeDivided:
         yield
         dist.destroy_process_group()
 
-    def test_a_number_of_experts_that_does_not_fit(self) -> None:
+    def test_a_number_of_experts_that_the_ranks_cannot_divide(self) -> None:
         with pytest.raises(NotApplicable, match="4 experts cannot be divided over 3 ranks"):
             dispatch.divide(anatomy(Block()), dist.group.WORLD)
 

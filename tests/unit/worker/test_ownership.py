@@ -272,7 +272,7 @@ def watched(model: Model, anatomy: Anatomy) -> list[dict[str, int]]:
     return told
 
 
-def test_it_is_told_once_with_how_many_experts_a_block_computes() -> None:
+def test_the_number_of_computed_experts_is_recorded_once_per_block() -> None:
     model, anatomy, truth = made()
     assert watched(model, anatomy) == [{UP: EXPERTS, DOWN: EXPERTS}]
     model, anatomy, _ = made()
@@ -290,7 +290,7 @@ def test_experts_that_are_modules_are_counted_where_they_have_weights() -> None:
     assert watched(model, anatomy) == [{"layers.0.mlp.experts": EXPERTS - 1}]
 
 
-def test_an_event_says_what_was_asked_for() -> None:
+def test_an_event_has_the_requested_configuration() -> None:
     model, anatomy, truth = made()
     found = ownership.examine(model, anatomy, truth, None)
     trial = Trial(

@@ -36,7 +36,7 @@ def scenario(tmp_path: Path, text: str = TEXT):
     return load(path)
 
 
-def test_a_variants_options_are_laid_over_the_scenarios_and_defaults_under_both(
+def test_a_variants_options_override_the_scenarios_and_the_defaults(
     tmp_path: Path,
 ) -> None:
     trials = [p.trial for p in plan(scenario(tmp_path), 2, "cpu").trials]
@@ -72,7 +72,7 @@ def test_a_mistake_is_located(tmp_path: Path, old: str, new: str, said: str) -> 
     assert said in caught.value.message
 
 
-def test_a_whole_number_will_do_for_a_fraction() -> None:
+def test_an_integer_is_accepted_for_a_float() -> None:
     assert protocol.program_options("demo", {"rate": 1})["rate"] == 1
 
 

@@ -96,7 +96,7 @@ class TestSlices:
             == "2:4,:,:"
         )
 
-    def test_rows_that_no_placement_tells_are_counted_from_where_they_begin(self):
+    def test_rows_without_a_placement_are_counted_from_their_start(self):
         """Four of eight experts lie on this rank's mesh: all of its rows, or half of them."""
         from torch.distributed.tensor import Replicate, Shard
 
@@ -108,7 +108,7 @@ class TestSlices:
         ) == ("6:8,:")
         assert declared_slices.describe("other", whole, rows) == ":"
 
-    def test_an_uneven_or_empty_piece_is_told_as_it_is(self):
+    def test_an_uneven_or_empty_piece_is_described_exactly(self):
         from torch.distributed.tensor import Replicate, Shard
 
         assert declared_slices.describe("w", self.placed(Replicate(), Shard(0), shape=(5, 2)),

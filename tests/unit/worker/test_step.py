@@ -59,7 +59,7 @@ class TestData:
         assert torch.equal(batches[0], batches[1])
         assert torch.equal(batches[0], batches[2])
 
-    def test_one_token_batches_repeat_one_token_another_one_on_each_rank(self):
+    def test_one_token_batches_repeat_a_different_token_on_each_rank(self):
         skew = SkewSpec(batches="one-token")
         tokens = [data.batch(trial(skew=skew, **FOUR), rank, 1, 0) for rank in range(4)]
         assert all(t.unique().numel() == 1 for t in tokens)
@@ -136,7 +136,7 @@ class TestSkew:
         self.counts(STARVED)
         assert (torch.topk, torch.Tensor.topk) == before
 
-    def test_it_knows_whether_a_router_could_be_bent(self):
+    def test_it_detects_whether_a_router_can_be_skewed(self):
         """From step 2 on the expert starves: before that nothing was to be bent."""
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
@@ -262,7 +262,7 @@ class TestReferenceAndComparison:
         ],
         ids=["one percent", "nan", "none"],
     )
-    def test_a_spoilt_gradient_is_wrong_and_the_others_are_not(self, expected, spoil, missing):
+    def test_only_a_changed_gradient_is_wrong(self, expected, spoil, missing):
         subject, stored = expected
         model = tiny.build(ModelSpec(), 0)
         wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)

@@ -74,7 +74,7 @@ def test_a_family_that_runs_every_expert_is_not_susceptible(family: str) -> None
     assert shows(susceptibility.run(trial(family=family))) is False
 
 
-def test_a_skew_that_begins_later_is_seen_in_its_step() -> None:
+def test_a_later_skew_shows_in_its_step() -> None:
     late = SkewSpec([dataclasses.replace(DIVERGENT.starve[0], from_step=2)])
     assert shows(susceptibility.run(trial(late))) is False
     found = susceptibility.run(trial(late, steps=2))

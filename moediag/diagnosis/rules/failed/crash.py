@@ -1,4 +1,5 @@
-"""Ranks raised an exception of their own, or died. All that failed alike are culprits."""
+"""Ranks raised an exception of their own, or died. All that failed in the same way are
+culprits."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def _ended(failure: Failure, evidence: Evidence) -> str:
     if failure.name.startswith("exit code"):
         return f"ended with {failure.name} and left no exception"
     if failure.name == UNTOLD:
-        return "ended without a trace (killed, or by os._exit: what started it does not tell)"
+        return "ended without a trace (killed, or by os._exit: its parent did not record which)"
     return f"died by {failure.name}" + (_killed(evidence) if failure.name == "SIGKILL" else "")
 
 
@@ -57,9 +58,9 @@ def _killed(evidence: Evidence) -> str:
     kills = evidence.oom_kills
     if kills:
         times = "once" if kills == 1 else f"{kills} times"
-        return f" (out of memory: the kernel's OOM killer struck {times} meanwhile)"
+        return f" (out of memory: the kernel's OOM killer ran {times} meanwhile)"
     if kills == 0:
-        return " (killed from outside: the kernel's OOM killer did not strike)"
+        return " (killed from outside: the kernel's OOM killer did not run)"
     return " (killed from outside, or out of memory)"
 
 

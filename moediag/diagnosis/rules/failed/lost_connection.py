@@ -1,4 +1,4 @@
-"""Ranks lost the connection to a peer, and nothing shows why."""
+"""Ranks lost the connection to a peer, and the evidence does not show why."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def judge(facts: Facts, found: tuple[Failure, ...]) -> Judgement:
     return Judgement(
         Confidence.LOW,
         f"{ranks(f.rank for f in found).capitalize()} lost the connection to a peer "
-        f"({said(found)}); nothing seen tells why, or which rank is at fault.",
+        f"({said(found)}); the evidence shows neither why nor which rank is at fault.",
         failure=found[0],
     )

@@ -1,4 +1,4 @@
-"""Ranks lost the connection to a peer, and a node sends nothing any more."""
+"""Ranks lost the connection to a peer, and a node stopped sending data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def judge(facts: Facts, found: tuple[Node, ...]) -> Judgement:
     return Judgement(
         Confidence.MEDIUM,
         f"{ranks(failed).capitalize()} lost the connection to a peer ({said(facts.failed)}). "
-        f"{silence(found)} It ended with its watcher or was cut off, and nothing tells which.",
+        f"{silence(found)} It went down or was disconnected; the evidence does not show which.",
         culprits=facts.silent_ranks,
         victims=apart(tuple(facts.evidence.ranks), facts.silent_ranks),
         failure=facts.failed[0],

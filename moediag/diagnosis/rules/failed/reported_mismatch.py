@@ -1,4 +1,4 @@
-"""The communication library says that collectives did not match; no schedule shows which."""
+"""The communication library reports a mismatch of collectives; no schedule shows which."""
 
 from __future__ import annotations
 

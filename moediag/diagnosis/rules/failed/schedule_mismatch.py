@@ -1,7 +1,7 @@
-"""Ranks failed, or a recorded job ended, and their schedules do not fit together.
+"""Ranks failed, or a recorded job ended, and their schedules do not match.
 
-An exception of the program's own explains a mismatch that nothing noticed, and one that came
-before it; then it decides.
+Not where an exception of the program itself came first, or where no library notices the mismatch:
+then the exception decides.
 """
 
 from __future__ import annotations

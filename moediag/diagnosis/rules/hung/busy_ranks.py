@@ -1,7 +1,7 @@
-"""Some ranks wait in a collective, others stand outside any: those are named.
+"""Some ranks wait in a collective, and others are outside any: the latter are named.
 
-In a job of other tools' evidence that means something only where they are fewer than those that
-wait and no calls were seen: with calls, somebody must wait for one of theirs.
+In evidence of other tools this counts only where they are the minority and no calls were recorded:
+recorded calls show who waits for whom.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _any_calls(evidence: Evidence) -> bool:
 
 
 def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
-    text = f"{ranks(found).capitalize()} stood still outside any collective while "
+    text = f"{ranks(found).capitalize()} stopped outside any collective while "
     text += f"{ranks(facts.waiting)} waited. {whereabouts(facts.evidence, found)}"
     return Judgement(
         Confidence.MEDIUM,

@@ -1,4 +1,4 @@
-"""Ranks wait in a collective, and their schedules parted before."""
+"""Ranks wait in a collective, and their schedules diverged before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks stood still, but not in a collective: that is no hang of communication."""
+"""Ranks stopped, but not in a collective: this is not a hang of communication."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def find(facts: Facts) -> tuple[int, ...] | None:
 
 def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
     return undecided(
-        f"{ranks(found).capitalize()} stood still, but not in a collective: no hang of "
-        "communication."
+        f"{ranks(found).capitalize()} stopped, but did not wait in a collective: this is not a "
+        "hang of communication."
     )

@@ -1,4 +1,4 @@
-"""Ranks wait in a collective, none that was seen is at fault, and a node sends nothing any more."""
+"""Ranks wait in a collective, no recorded rank is at fault, and a node stopped sending data."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def judge(facts: Facts, found: tuple[Node, ...]) -> Judgement:
     text = f"{silence(found)} {ranks(waiting).capitalize()} "
     first = next((rank for rank in sorted(calls) if rank in for_them), None)
     if first is None:
-        text += "waited in a collective, and nothing shows that it was for ranks there: this "
-        return Judgement(Confidence.LOW, f"{text}names nobody.")
+        text += "waited in a collective, and nothing shows that they waited for ranks there, so no "
+        return Judgement(Confidence.LOW, f"{text}rank is named.")
     text += "waits" if len(waiting) == 1 else "wait"
     text += f" in {describe(calls[first])} on {_group(evidence, first, calls[first])}, "
     if set(waiting) - for_them:
-        text += f"but {ranks(set(waiting) - for_them)} for nobody there: this names nobody."
+        text += f"but {ranks(set(waiting) - for_them)} for no rank there, so no rank is named."
         return Judgement(Confidence.LOW, text)
     text += (
-        f"for {ranks(gone)} there: that node is down, cut off or stopped as a whole, and nothing "
-        "tells which."
+        f"for {ranks(gone)} there: that node is down, disconnected or stopped; the evidence does "
+        "not show which."
     )
     return Judgement(
         Confidence.MEDIUM,

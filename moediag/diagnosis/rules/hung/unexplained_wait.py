@@ -1,4 +1,4 @@
-"""Ranks wait in a collective, and nothing shows for whom: nobody is named."""
+"""Ranks wait in a collective, and the evidence does not show for whom: no rank is named."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
     text = f"{ranks(found).capitalize()} waited in a collective. "
     if seen and not lost:
         text += (
-            "The schedules agree as far as they were recorded: no rank is at fault, the operation "
-            "itself did not complete (network, backend, or a call that the recorder cannot see)."
+            "The recorded schedules agree, so no rank is at fault: the operation itself did not "
+            "complete (network, backend, or a call that the recorder cannot see)."
         )
     else:
         whose = f" of {ranks(lost)}" if seen else ""
-        text += f"No schedule{whose} was recorded, so nothing tells which rank is at fault."
+        text += f"No schedule{whose} was recorded, so it is not known which rank is at fault."
     confidence = Confidence.MEDIUM if seen and not lost else Confidence.LOW
     return Judgement(confidence, text, victims=tuple(sorted(found)))

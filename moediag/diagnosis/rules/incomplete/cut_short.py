@@ -1,4 +1,4 @@
-"""The time bound ended ranks that were not seen to stand still, or the launcher failed."""
+"""The time limit ended ranks that were not seen to hang, or the launcher failed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def find(facts: Facts) -> str | None:
     """What cut it short, as a sentence."""
     if facts.evidence.timed_out:
         return (
-            "The time bound ended the launch, and the ranks were not seen to stand still in a "
-            "collective: slow is not hung."
+            "The time limit ended the launch, and no rank was seen waiting in a collective without "
+            "progress: slow is not hung."
         )
     error = facts.evidence.launch_error
     return f"The launcher failed: {error}" if error else None

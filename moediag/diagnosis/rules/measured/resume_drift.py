@@ -1,4 +1,4 @@
-"""After a save and a load, training did not go on as in a run in one go."""
+"""After a save and a load, training did not continue as in an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a save and a load, training went on exactly as in a run in one go."""
+"""After a save and a load, training continued exactly as in an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs in one go differ already, so a resumed run that differs shows nothing."""
+"""Two uninterrupted runs already differ, so a resumed run that differs shows nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything compared is right, even where schedules differ (then it is noted)."""
+"""Everything that was compared is correct. Schedules that differ are noted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def find(facts: Facts) -> GradientFacts | None:
 
 def judge(facts: Facts, found: GradientFacts) -> Judgement:
     d = facts.divergence
-    text = f"{plural(found.compared, 'gradient')} as in the reference on every rank, largest "
+    text = f"{plural(found.compared, 'gradient')} match the reference on every rank; largest "
     text += f"error {error_size(found.error)}."
     if facts.ownership.seen:
-        text += f" {facts.ownership.experts} experts of each layer where they belong."
+        text += f" All {facts.ownership.experts} experts of each layer are where they belong."
     if d is None:
         return Judgement(Confidence.HIGH, text)
     why = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=False)
-    note = f"the schedules differ, although the result is right: {why}"
+    note = f"the schedules differ, although the result is correct: {why}"
     return Judgement(Confidence.MEDIUM, text, notes=(note,))

@@ -1,4 +1,4 @@
-"""What must be equal on several ranks is not, before any gradient was wrong."""
+"""Values that must be equal on several ranks differ, before any gradient was wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients, or what blocks hand down, differ from the reference, whatever the schedules say."""
+"""Gradients, or what MoE blocks pass down, differ from the reference."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ def judge(facts: Facts, found: str) -> Judgement:
     elif facts.replicas.first is not None:
         text = f"{found} {of_replicas(facts.replicas)}"
     else:
-        text = (
-            f"{found} The schedules agree: no rank is at fault, all compute the same wrong thing."
-        )
+        text = f"{found} The schedules agree: no rank is at fault, all compute the same wrong "
+        text += "result."
     certain = Confidence.MEDIUM if lost else Confidence.HIGH
     return Judgement(
         how_sure(facts) if d is not None else certain,

@@ -1,4 +1,4 @@
-"""All that trains is right, and what is reported of it is not."""
+"""Training is correct, and a reported metric is wrong."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The norm used for clipping is equal on every rank and wrong, before any gradient was wrong.
+"""The norm used for clipping is the same on every rank and wrong, before any gradient was wrong.
 
-That is a wrong gradient too: what the optimizer gets is scaled by another factor.
+This makes the gradients wrong too: the optimizer gets them scaled by another factor.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def judge(facts: Facts, found: OwnershipFacts) -> Judgement:
     if numbers.wrong:
         text += f" {which(facts)}"
     elif numbers.compared:
-        text += f" {plural(numbers.compared, 'gradient')} as in the reference all the same."
+        text += f" {plural(numbers.compared, 'gradient')} still match the reference."
     return Judgement(
         Confidence.HIGH,
         text,

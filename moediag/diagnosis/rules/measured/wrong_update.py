@@ -1,6 +1,6 @@
 """The optimizer left other weights, another learning rate or count of updates than in one process.
 
-Only after a step whose gradients were right and in which replicas agreed: otherwise that is first.
+Only after a step with correct gradients and equal replicas: otherwise those decide.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def judge(facts: Facts, found: bool) -> Judgement:
     unknown = facts.unrecorded
     recorded = sorted(set(evidence.ranks) - set(unknown))
     steps = max(evidence.ranks[rank].last_step for rank in recorded)
-    text = f"{ranks(recorded).capitalize()} ended in peace after {plural(steps, 'step')}, never "
-    text += "stood still, and their schedules agree as far as they are kept. Nothing was measured."
+    text = f"{ranks(recorded).capitalize()} finished normally after {plural(steps, 'step')}; their "
+    text += "recorded schedules agree. Nothing was measured."
     if unknown:
-        text += f" Of {ranks(unknown)} nothing was recorded."
+        text += f" Nothing was recorded of {ranks(unknown)}."
     return Judgement(Confidence.MEDIUM if unknown else Confidence.HIGH, text)

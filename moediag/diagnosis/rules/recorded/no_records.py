@@ -1,4 +1,4 @@
-"""Nothing failed in a job that was only recorded, and no schedule shows that nothing is wrong."""
+"""No failure in a job that was only recorded, and too little evidence to rule one out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def find(facts: Facts) -> str | None:
     if evidence.foreign:
         if any(seen.collectives for seen in evidence.ranks.values()):
             return None
-        text = "Nothing that was found shows a failure, and no schedule shows that there is none."
+        text = "The evidence shows no failure but is too thin to rule one out."
         return text + foreign_jobs.to_collect(evidence)
     if evidence.watched and not any(map(was_recorded, evidence.ranks.values())):
-        return "No rank was recorded, so nothing is known of this job."
+        return "No rank was recorded, so nothing is known about this job."
     return None
 
 

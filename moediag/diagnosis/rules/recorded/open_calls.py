@@ -1,4 +1,4 @@
-"""Other tools recorded calls that had not completed, in a job that is not known to stand still."""
+"""Other tools recorded calls that had not completed, in a job that is not known to hang."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ def find(facts: Facts) -> bool | None:
 
 
 def judge(facts: Facts, found: bool) -> Judgement:
-    return undecided("Calls were on their way when this was recorded.")
+    return undecided("Some calls had not completed when this was recorded.")

@@ -1,4 +1,4 @@
-"""How ranks of a watched job ended is not known."""
+"""It is not known how ranks of a watched job ended."""
 
 from __future__ import annotations
 

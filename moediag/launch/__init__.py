@@ -1,14 +1,3 @@
-"""Starting ranks, following them until they end, and keeping what they leave behind."""
+"""Starts the ranks of a trial or a watched job, follows them to their end, collects evidence."""
 
-__all__ = [
-    "follow",
-    "hosts",
-    "launcher",
-    "nodes",
-    "processes",
-    "record",
-    "settings",
-    "shutdown",
-    "signals",
-    "watched",
-]
+__all__ = ["base", "hosts", "launcher", "processes", "record", "settings", "signals", "watched"]

@@ -24,7 +24,7 @@ _PYTHONPATH = "PYTHONPATH"
 
 
 class StackLike(Protocol):
-    """What launching needs of a stacks.environment.Stack."""
+    """The part of a stacks.environment.Stack that a launch needs."""
 
     @property
     def python(self) -> Path: ...
@@ -43,7 +43,7 @@ class Running(ABC):
     @abstractmethod
     def poll(self) -> int | None:
         """The root's exit code (negative: the signal that ended it); None while it runs. Raises
-        LaunchError when that can no longer be told."""
+        LaunchError when this can no longer be known."""
 
 
 # (what runs, the trial, its folder, how many of its ranks run on this node, options, kind of the
@@ -95,9 +95,9 @@ class Launcher(ABC):
     def run(
         self, trial: Trial, folder: Path, on_progress: OnProgress | None = None
     ) -> LaunchRecord:
-        """Launches ``trial`` with its files in ``folder`` (made if missing) until nothing of it is
-        left. Whatever happens to the ranks is in the record. Raises Interrupted on Ctrl-C,
-        after the ranks were ended and the record was written."""
+        """Launches ``trial`` and returns its record when nothing of it is left. Its files are in
+        ``folder``, which is made if missing. Raises Interrupted after Ctrl-C, once the ranks were
+        ended and the record was written."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.options.nnodes == 1:  # nodes may share the folder
             _clear(folder)
@@ -126,14 +126,14 @@ class Launcher(ABC):
 
     @abstractmethod
     def _start(self, trial: Trial, folder: Path) -> Running:
-        """Starts the trial; raises LaunchError when it cannot be."""
+        """Starts the trial. Raises LaunchError when it cannot be started."""
 
     def environment(self) -> dict[str, str]:
-        """What every process of this launcher is started with."""
+        """The environment of every process of this launcher."""
         env = dict(os.environ)
-        # An import that may not leave bytecode behind costs every later interpreter 12 s.
+        # Without bytecode files, the imports of every later interpreter take 12 s longer.
         env.pop("PYTHONDONTWRITEBYTECODE", None)
-        # Not the user's PYTHONPATH: another transformers there would be the one under test.
+        # Not the user's PYTHONPATH: a transformers there would replace the one under test.
         env.pop(_PYTHONPATH, None)
         if self.stack.pythonpath:
             env[_PYTHONPATH] = os.pathsep.join(str(p) for p in self.stack.pythonpath)
@@ -149,7 +149,7 @@ class Launcher(ABC):
 
 
 def _clear(folder: Path) -> None:
-    """Removes what an earlier launch left there: none of it may pass for this one's."""
+    """Removes the files of an earlier launch, so that none is taken for one of this launch."""
     for pattern in ("rank-*", "launcher.*", "launch.json", "capture/rank-*"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
@@ -165,7 +165,7 @@ def last_lines(path: Path, count: int = 5) -> str:
 
 
 def json_lines(text: str) -> list[dict[str, object]]:
-    """The complete JSON objects of ``text``, one a line; what is not one is skipped."""
+    """The complete JSON objects of ``text``, one a line; other lines are skipped."""
     found = []
     for line in text.splitlines():
         try:

@@ -60,8 +60,8 @@ def follow(
 
 
 def require_loopback() -> None:
-    """Raises MachineError where the ranks of one node could not even meet: a network namespace
-    without a loopback (some sandboxes) would only show as ranks that wait for ever."""
+    """Raises MachineError where the ranks of one node cannot connect to each other. In a network
+    namespace without a loopback interface (some sandboxes) they would wait for ever."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("127.0.0.1", 9))  # a datagram socket sends nothing by connecting

@@ -1,9 +1,9 @@
-"""What /proc knows about our processes: who they are, whether they run, whether any is left.
+"""Processes of a launch, from /proc: which there are, whether they run, whether any is left.
 
-A process belongs to a launch when it is in the process group or session of its root, descends
-from it, or carries the launch's marker in the environment it was started with (a forked child
-shows its parent's). Once seen it is remembered by pid and start time, so one that was orphaned
-since is still found and a reused pid is not.
+A process belongs to a launch if it is in the process group or session of the root process, descends
+from it, or was started with the launch's marker in its environment (a forked child shows its
+parent's environment). It is then remembered by pid and start time: a process that was orphaned
+later is still found, and another process that got its pid is not.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class ProcStat:
-    """One line of /proc/PID/stat. ``state`` is the main thread's (R running or runnable, S
-    sleeping, D in the disk, T stopped, Z zombie); ``cpu``: seconds of user and system time of all
-    threads; ``started``: clock ticks since boot, which with the pid identifies a process."""
+    """One line of /proc/PID/stat."""
 
     pid: int
     state: str
+    """Of the main thread: R running or runnable, S sleeping, D waiting for a disk, T stopped, Z
+    zombie."""
     ppid: int
     group: int
     session: int
     cpu: float
+    """Seconds of user and system time of all threads."""
     started: int
+    """Clock ticks since boot; together with the pid this identifies a process."""
 
     @property
     def alive(self) -> bool:
@@ -76,7 +78,7 @@ class Process:
 
 
 def read_stat(pid: int) -> ProcStat | None:
-    """None when there is no such process (any more)."""
+    """The state of process ``pid`` now; None when there is no such process."""
     f = protocol.stat_fields(pid)
     if not f:
         return None
@@ -133,7 +135,7 @@ class Family:
         self.token = token
         self.keep = {os.getpid(), *keep}
         self._known: dict[int, int] = {}  # pid -> start time
-        self._strangers: set[tuple[int, int]] = set()
+        self._unrelated: set[tuple[int, int]] = set()
         if (stat := read_stat(root)) is not None:
             self._known[root] = stat.started
 
@@ -159,12 +161,12 @@ class Family:
         return {pid: stats[pid] for pid in ours}
 
     def _marked(self, stat: ProcStat) -> bool:
-        """The environment of a stranger is read once: it does not become ours later."""
+        """The environment of an unrelated process is read once: it cannot get the marker later."""
         key = (stat.pid, stat.started)
-        if key not in self._strangers:
+        if key not in self._unrelated:
             if is_marked(stat.pid, self.token):
                 return True
-            self._strangers.add(key)
+            self._unrelated.add(key)
         return False
 
     def signal(self, sig: signal.Signals) -> None:

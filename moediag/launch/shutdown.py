@@ -1,4 +1,4 @@
-"""Ending a launch: interrupt, terminate, kill, short graces, and proof that it worked."""
+"""Ends a launch with SIGINT, SIGTERM and SIGKILL, and checks that nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trials of a run report while they go on, and a glance at one in few words."""
+"""The interface through which running trials report, and a running trial in a few words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Observer(Protocol):
         """What the trial ``name`` does now; often."""
 
     def event(self, text: str) -> None:
-        """Something that a log should hold."""
+        """Something that belongs into a log."""
 
 
 class Silent:

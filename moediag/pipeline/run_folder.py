@@ -24,18 +24,18 @@ def run_folder(out: Path | None, name: str) -> Path:
         else:
             problem = f"cannot be used: {error.strerror or error}"
         raise UsageError(
-            f"--out {out or 'moediag-runs'}: {problem}", "Give a folder that can be made."
+            f"--out {out or 'moediag-runs'}: {problem}", "Give a folder that can be created."
         ) from error
     if taken:
         raise UsageError(
             f"--out {out}: the folder is not empty",
-            "Evidence is never overwritten: give a new folder, or leave --out away.",
+            "Evidence is never overwritten: give a new folder, or omit --out.",
         )
     return out.resolve()
 
 
 def _new_folder(name: str) -> Path:
-    """Made by whoever gets it: nodes that share a disk start in the same second. Raises OSError."""
+    """Creates a new folder; nodes on one disk may start in the same second. Raises OSError."""
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     base = Path("moediag-runs")
     base.mkdir(exist_ok=True)

@@ -42,7 +42,7 @@ INTERRUPTED = "interrupted"  # folder of what trials left that did not end
 
 @dataclass(frozen=True, slots=True)
 class TrialOptions:
-    """How trials are run."""
+    """Options of all trials of a run."""
 
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     launcher: GiveLauncher | None = None
@@ -53,7 +53,7 @@ class TrialOptions:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A single-process run that trials are held against."""
+    """A single-process run that trials are compared with."""
 
     path: Path
     verdict: Verdict | None = None
@@ -63,7 +63,7 @@ class Reference:
 
 
 class References(Protocol):
-    """Those that were computed, by name."""
+    """The computed references, by name."""
 
     def get(self, name: str) -> Reference | None: ...
 
@@ -71,7 +71,7 @@ class References(Protocol):
 
 
 def in_order(plan: Plan) -> list[PlannedTrial]:
-    """The trials grouped by requested stack, in the plan's order; those that are timed come last,
+    """Returns the trials grouped by requested stack, in the plan's order. Timed trials come last,
     when no other host is importing."""
     groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[PlannedTrial]] = {}
     for planned in plan.trials:
@@ -159,7 +159,7 @@ class Trials:
             raise UsageError(
                 f"{self.plan.scenario.name} reads a checkpoint that all ranks have saved into one "
                 "folder: it runs on one node",
-                "Leave --nnodes away.",
+                "Omit --nnodes.",
             )
         plan = [moediag.__version__, self.plan.scenario.to_yaml()]
         plan += [f"{p.trial.name} {p.trial.world_size} {p.stack}" for p in self.plan.trials]

@@ -1,4 +1,4 @@
-"""`moediag watch`: somebody else's command, recorded, followed, and told about when it stops.
+"""`moediag watch`: records and monitors an unmodified command, and reports when it stops.
 
 The same path as a trial's: launch, evidence, diagnosis, result. What differs is who wrote the
 program: it is left alone unless its user said otherwise, and it ends as it would have ended.

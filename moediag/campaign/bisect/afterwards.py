@@ -1,4 +1,4 @@
-"""Once the releases are known: whose fault it is, which commit, and what changed."""
+"""Once the releases are known: finds the cause, the commit and what changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search as a strategy: asks it which release to probe, has it probed, tells it what came."""
+"""The search as a strategy of the engine: which release to probe next, and what the probe found."""
 
 from __future__ import annotations
 

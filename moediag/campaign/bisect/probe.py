@@ -1,4 +1,4 @@
-"""A probe of one release: its environment, the scenario's trials on it, and what they say.
+"""Probes one release: builds its environment, runs the scenario's trials on it and judges them.
 
 The trials run as in every run (:mod:`moediag.campaign.run`); a probe's folder is a run directory.
 """
@@ -44,7 +44,7 @@ _LONGEST = 300  # letters of a reason
 
 
 class TooRare(MoediagError):
-    """The failure shows so seldom that no number of trials would do."""
+    """The failure is too rare to be measured with a reasonable number of trials."""
 
     exit_code = ExitCode.INCONCLUSIVE
 
@@ -99,7 +99,7 @@ class Releases:
         except ValueError as error:
             raise TooRare(
                 f"{question.variant} on {question.package} {version}: {error}",
-                "Make it show more often (--set), or measure it with more trials (--calibrate).",
+                "Make it more frequent (--set), or measure it with more trials (--calibrate).",
             ) from error
         return Learned(ran.record(judge(ran.trials, target, SURE)), target)
 

@@ -1,4 +1,4 @@
-"""What is asked: which scenario and variant, over which releases of which package, held how."""
+"""The question of a bisect: scenario, variant, package, releases, and what stays fixed."""
 
 from __future__ import annotations
 

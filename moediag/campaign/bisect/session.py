@@ -1,4 +1,4 @@
-"""A bisect from its question to its files, and what one would take before it begins."""
+"""Runs a bisect from its question to its files, and estimates one before it starts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(
     clone: Clone | None = None,
 ) -> tuple[answer_page.Report, Path]:
     """The report, and the folder that holds it as ``result.json`` and ``report.md`` beside the
-    state file and the probes' run directories. ``clone``: where to look for the commit.
+    journal and the probes' run directories. ``clone``: where to look for the commit.
 
     Raises UsageError for a folder that cannot be used or belongs to another bisect, Interrupted
     after Ctrl-C, and MoediagError where nothing can be probed.
@@ -76,9 +76,9 @@ def run(
 
 
 def clean(report: answer_page.Report) -> bool:
-    """It answers what was asked: each boundary lies between a bad and a good release, or the
-    failure goes on to the last release there is, or to the first that has what it takes; and
-    commits were found where a clone was given."""
+    """Whether the question is answered: each boundary lies between a bad and a good release, or the
+    failure extends to the last release, or to the first that has what the scenario needs; and
+    commits were found if a clone was given."""
     commits = [one.commits for one in report.beyond.values() if one.commits is not None]
     return _clean(report.answer) and all(one.answered for one in commits)
 

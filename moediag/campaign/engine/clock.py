@@ -1,4 +1,4 @@
-"""Bounded time: what runs when the time is up is ended as by Ctrl-C, and told apart from it."""
+"""A time limit: what runs when the time is up ends as by Ctrl-C, and can be told from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items at work: one in this thread, or several in threads of their own."""
+"""Runs items: one in this thread, or several in threads of their own."""
 
 from __future__ import annotations
 

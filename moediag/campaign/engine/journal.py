@@ -167,7 +167,7 @@ def create(folder: Path, header: Header) -> Journal:
     folder.mkdir(parents=True, exist_ok=True)
     if path.exists():
         raise UsageError(
-            f"{path}: a {header.campaign} was begun here",
+            f"{path}: a {header.campaign} was started here",
             "Add --resume to continue it, or give another folder with --out.",
         )
     return _begun(path, journal_file.locked(path, os.O_CREAT), header)
@@ -182,7 +182,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
     path = folder / JOURNAL_FILE
     if not path.is_file():
         _refuse_earlier(folder)
-        raise UsageError(f"--resume: there is no {path}", "Leave --resume away to start it.")
+        raise UsageError(f"--resume: there is no {path}", "Omit --resume to start it.")
     fd = journal_file.locked(path)
     try:
         lines, whole = journal_file.read(path)
@@ -198,7 +198,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
             raise UsageError(
                 f"--resume: {path} belongs to another {there.campaign}: " + "; ".join(found),
                 f"To resume that one: {resume_command(there.command, folder)}\n"
-                "Leave --resume away and give another folder with --out to start a new one.",
+                "To start a new one, omit --resume and give another folder with --out.",
             )
         journal_file.cut(fd, path, whole)
         command = wanted.command or there.command
@@ -249,7 +249,7 @@ def _refuse_earlier(folder: Path) -> None:
             raise UsageError(
                 f"--resume: {folder / name} was written by an earlier moediag, which kept its "
                 "state in another form",
-                "Leave --resume away and give another folder with --out to start again.",
+                "To start again, omit --resume and give another folder with --out.",
             )
 
 

@@ -22,7 +22,7 @@ def locked(path: Path, flags: int = 0) -> int:
     except BlockingIOError:
         os.close(fd)
         raise UsageError(
-            f"{path}: another moediag is at work on it",
+            f"{path}: in use by another moediag",
             "Wait for it, or give another folder with --out.",
         ) from None
     except OSError:  # a file system without locks

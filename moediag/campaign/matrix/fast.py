@@ -1,4 +1,4 @@
-"""A fast cell: would ranks disagree? One process in the release's environment, no rank launched."""
+"""Predicts a cell in one process of the release's environment, without launching ranks."""
 
 from __future__ import annotations
 

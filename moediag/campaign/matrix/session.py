@@ -1,4 +1,4 @@
-"""A matrix from its question to its files: makes the cells that are missing, release by release.
+"""Runs a matrix from its question to its files: makes the missing cells, release by release.
 
 Environments and fork hosts are shared; the next release's is built meanwhile.
 """

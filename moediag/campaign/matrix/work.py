@@ -1,4 +1,4 @@
-"""Which cells to make next: a pure function of those that are there.
+"""Chooses the cells to make next, as a pure function of those that exist.
 
 So an interrupted matrix is resumed by asking again, and nothing is done twice. Three ways:
 

@@ -1,4 +1,4 @@
-"""A new failure: which release broke it, between the last good night and this one."""
+"""Finds the release that caused a new failure, between the last good night and this one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def span(compared: Compared) -> Span:
 
 
 def _different(one: Entry, other: Entry) -> list[str]:
-    """Packages of which both had a release, and not the same."""
+    """Returns the packages that both have, in different releases."""
     names = dict.fromkeys((*PACKAGES, *one.stack))
     return [
         name for name in names

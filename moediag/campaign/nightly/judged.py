@@ -1,4 +1,4 @@
-"""From a run's result to entries: is each variant good, bad, or not known on this track? Pure.
+"""Turns a run's result into entries: whether each variant is good, bad or unknown on a track.
 
 On the pinned stacks what the scenario expects is good. On a release that was moved a failure is
 bad, also the one that the scenario is about: whether it is still there is the question.

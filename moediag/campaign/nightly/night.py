@@ -62,7 +62,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Night:
     """``lane``: device and ranks, as in ``cpu-2``; nights of different lanes are not compared.
-    ``notes``: tracks that stand still tonight, and why."""
+    ``notes``: tracks that are skipped tonight, and why."""
 
     started: str  # ISO 8601, UTC
     lane: str

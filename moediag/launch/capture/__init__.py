@@ -1,3 +1,3 @@
-"""What is collected while ranks stand still: stacks, the state of the machine, dumps."""
+"""Evidence that must be read while the ranks live: stacks, the machine's state, dumps."""
 
 __all__ = ["collect", "dumps", "machine", "token_counts"]

@@ -39,7 +39,7 @@ _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """``seconds`` it took, and what it could not see."""
+    """What a capture took and missed."""
 
     seconds: float
     not_seen: tuple[str, ...] = ()
@@ -238,10 +238,12 @@ def python_frames(
 
 
 def in_collective(dump: bytes) -> bool:
-    """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed; raises
-    ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no; and
-    neither is meeting: with many ranks a connection that the store's full queue dropped is tried
-    again only seconds later, by a rank that sleeps. torch bounds that wait itself."""
+    """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed.
+
+    Importing torch.distributed is no wait, and neither is the rendezvous: with many ranks, a rank
+    whose connection the store's full queue dropped sleeps for seconds before it tries again, and
+    torch bounds that wait itself. Raises ValueError for text that is not JSON.
+    """
     frames = _main_thread(json.loads(dump)).get("frames", [])[:6]
     names = [str(f.get("filename", "")) for f in frames]
     if any("importlib" in name for name in names) or any(
@@ -266,7 +268,7 @@ def main_frames(dump: bytes) -> list[dict[str, object]]:
 
 
 def _main_thread(threads: list[dict[str, Any]]) -> dict[str, Any]:
-    """By its name, else by its number: a process that never imported threading has no names."""
+    """The main thread by its name, else by its number: without ``threading`` there are no names."""
     named = (t for t in threads if t.get("thread_name") == "MainThread")
     first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
     return next(named, None) or next(first, {})
@@ -279,7 +281,7 @@ def find_tool(name: str) -> str | None:
 
 
 def reason(stderr: bytes) -> str:
-    """One line of a tool's complaint, in words where they are known."""
+    """The reason of a tool's failure in one line."""
     text = stderr.decode(errors="replace").strip()
     lowered = text.lower()
     if "permission denied" in lowered or "operation not permitted" in lowered:

@@ -1,3 +1,3 @@
-"""Following a launch or a watched job until it ends: progress, patience, watchdog."""
+"""Supervisors: decide from progress and CPU time whether ranks hang, and end what must end."""
 
-__all__ = ["several_nodes", "supervise", "watchdog", "watched_job"]
+__all__ = ["several_nodes", "supervise", "watched_job"]

@@ -1,4 +1,4 @@
-"""What is learned of a launch while it runs, and which of its ranks died first."""
+"""What a supervisor has seen of a launch so far, and which rank died first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited
 
 @dataclass
 class Seen:
-    """What was learned so far; becomes the LaunchRecord."""
+    """Becomes the LaunchRecord."""
 
     started: float
     first_progress: float | None = None
@@ -36,8 +36,9 @@ class Seen:
     notes: list[str] = field(default_factory=list)
 
     def deaths(self, folder: Path) -> tuple[Death, ...]:
-        """First one first. The kernel closes a killed rank's connections before it tells of its
-        end, so clocks cannot order it before a peer that noticed; the peer's own words can."""
+        """Ranks that failed by themselves, the first one first. The kernel closes a killed rank's
+        connections before it reports the rank's end, so times cannot order it before a peer that
+        lost the connection; the peer's error message can."""
         found = []
         for rank, status in self.exits.items():
             if status.code == 0 or status.by_us:

@@ -1,5 +1,5 @@
-"""Follows one launched trial to its end: progress, deaths, hang, timeout, Ctrl-C; evidence first,
-then the ladder."""
+"""Follows a launched trial to its end: progress, deaths, hang, timeout, Ctrl-C. Evidence is
+collected before the ranks are ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a
 
 
 class Supervisor:
-    """Follows one trial; a subclass that follows another kind of job says what differs."""
+    """Follows one trial; subclasses follow trials on several nodes and watched jobs."""
 
     launcher = "the launcher"  # what errors call it
 
@@ -81,7 +81,7 @@ class Supervisor:
         return self.record(kind)
 
     def record(self, kind: str) -> LaunchRecord:
-        """What was seen so far."""
+        """The record so far."""
         seen = self.seen
         return LaunchRecord(
             started=seen.started,
@@ -107,7 +107,7 @@ class Supervisor:
         return now - self._killed_before if known else None  # type: ignore[operator]
 
     def _follow(self) -> None:
-        """Until the trial ended by itself, or must be ended."""
+        """Returns when the trial ended by itself or must be ended."""
         while True:
             if self.options.stopped:
                 raise KeyboardInterrupt
@@ -146,22 +146,22 @@ class Supervisor:
         """For launchers that do not report how ranks end."""
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:  # noqa: ARG002
-        """The evidence of a stall is on disk: whether the ranks are ended now."""
+        """Called when the evidence of a stall is on disk. Returns whether to end the ranks now."""
         return True
 
     def _someone_died(self) -> bool:
         return any(s.code != 0 for s in self.seen.exits.values())
 
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
-        """On the first bad end: gives the peers a moment to fail by themselves, looks at those that
-        live, then lets the agent end them."""
+        """Whether a rank failed. After the first failure, gives the peers a moment to fail by
+        themselves, captures the living ones, then lets the agent end them."""
         if not self._someone_died():
             return False
         if self._first_death is None:
             self._first_death = now
         after = now - self._first_death
         alive = [s for s in samples if s.alive and s.rank not in self.seen.exits]
-        # A rank that wrote its error is on its way out by itself; that is its exit status to keep.
+        # A rank that wrote its error file is ending by itself; its own exit status is kept.
         leaving = [s for s in alive if (self.folder / protocol.error_file(s.rank)).exists()]
         staying = [s for s in alive if s not in leaving]
         if (staying and after < self.options.settle) or (leaving and after < LEAVE):
@@ -199,8 +199,8 @@ class Supervisor:
         return samples
 
     def _find(self, rank: int) -> Process | None:
-        """From the file the rank wrote first of all; of this machine's ranks only (nodes may share
-        the folder)."""
+        """The process of ``rank``, from the file that a rank writes first. Only ranks of this
+        machine count: nodes may share the folder."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             raw = json.loads((self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
             if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
@@ -240,7 +240,8 @@ class Supervisor:
         return machine.look(self.folder, processes, MACHINE, self.backend)
 
     def _read_events(self) -> None:
-        """The agent's reports. Ends after the ladder began are our doing."""
+        """Reads the agent's reports. Ranks that end by a signal after the shutdown began were ended
+        by moediag."""
         try:
             text = (self.folder / protocol.AGENT_EVENTS).read_text(encoding="utf-8")
         except OSError:
@@ -269,7 +270,7 @@ class Supervisor:
         gone = self._end_processes()
         for rank, process in self.seen.processes.items():
             if rank not in self.seen.exits:
-                # Not even the agent saw it end: it went with the agent.
+                # The agent did not see it end, so it ended together with the agent.
                 self.seen.exits[rank] = ExitStatus(signal=gone.get(process, "SIGKILL"), by_us=True)
         self._account()
 
@@ -300,7 +301,7 @@ class Supervisor:
         return gone
 
     def _launch_error(self) -> str:
-        """Empty when the ranks' own ends explain how the launch ended."""
+        """Why the launch failed; "" when the ends of the ranks explain it."""
         code = self._root_code
         explained = any(not s.by_us and s.code != 0 for s in self.seen.exits.values())
         if code in (0, None) or explained:

@@ -1,11 +1,13 @@
-"""Is this launch hung? Decided from progress and CPU time, never from the clock alone.
+"""Decides from progress and CPU time, never from the clock alone, whether a launch hangs.
 
-A hang is: for a whole quiescence window no rank recorded anything, no rank used the CPU or wanted
-to, and somebody is blocked in a collective. Fixed timeouts called slow imports on a busy box hung;
-a busy box does not stop CPU time, it only stretches it, and a starved rank is still runnable.
+A launch hangs if for a whole quiescence window no rank recorded anything, no rank used or wanted a
+CPU, and a rank is blocked in a collective. A fixed timeout would report slow imports on a busy
+machine as a hang: such a machine only stretches CPU time, and a rank without a CPU is still
+runnable.
 
-A rank that waits for its GPU spins, which is CPU time and no work. So on GPUs those that use it are
-looked at: where every rank is in a collective or waits for its device, that is a hang as well.
+A rank that waits for its GPU spins, which uses CPU time without doing work. So on GPUs the stacks
+of busy ranks are read: if every rank is in a collective or waits for its device, that is a hang,
+too.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judg
 
 
 class Watchdog:
-    """Feed it looks at all ranks; it says when they hang.
+    """Observes samples of all ranks and says when they hang.
 
-    ``blocked`` is asked, once per quiet window and only when no heartbeat says so, which of the
-    given ranks have a collective on their stack. ``spinning``, where ranks compute on GPUs: which
-    of the given ones wait for their devices.
+    ``blocked`` returns which of the given ranks have a collective on their stack; it is called once
+    per quiet window, and only if no heartbeat shows a collective. ``spinning``, for ranks on GPUs,
+    returns which of the given ranks wait for their devices.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Watchdog:
         self.by_stack = ()
 
     def stall(self, samples: Sequence[RankSample], waiting: Sequence[int]) -> Stall:
-        """What was seen of a stall; a stopped rank does not wait."""
+        """The stall that these samples show; a stopped rank does not count as waiting."""
         waiting = [s.rank for s in samples if s.rank in waiting and not s.stopped]
         last = max((s.time for s in samples), default=0.0)
         elsewhere = tuple(s.rank for s in samples if s.rank not in waiting)

@@ -1,5 +1,5 @@
-"""Follows a watched job: ranks that are found as they appear, ends that nobody reports, and a stall
-or a death that is told at once, while the job is still there."""
+"""Follows a watched job. Finds ranks as they appear and ends that nobody reports, and reports a
+stall or a death at once, while the job still runs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "S
 
 
 class Then(Enum):
-    """What happens to the job after a stall or a death was told."""
+    """What happens to the job after a stall or a death was reported."""
 
-    WATCH = "watch on"
+    WATCH = "keep watching"
     LEAVE = "wait for its end"
     END = "end it"
 
@@ -46,8 +46,8 @@ OnTrouble = Callable[[LaunchRecord], Then]
 
 
 class JobSupervisor(Supervisor):
-    """Follows one attempt: the ranks that were started together. ``again`` is set when it ended
-    because the job's launcher started its ranks anew."""
+    """Follows one attempt, the ranks that were started together. ``again`` is set when the attempt
+    ended because the job's launcher restarted its ranks."""
 
     launcher = "the job"
 
@@ -66,7 +66,7 @@ class JobSupervisor(Supervisor):
             "job", "job", "watched", task=protocol.WatchTask(), timeout=float("inf")
         )
         super().__init__(running, trial, folder, 0, options, on_progress)
-        self.backend = ""  # nobody told; the ranks' logs may
+        self.backend = ""  # not known; the ranks' logs may tell
         self.again = False
         self._next = run_folder / protocol.attempt_folder(attempt + 1)
         self._on_trouble = on_trouble
@@ -83,7 +83,7 @@ class JobSupervisor(Supervisor):
         self.nodes = Together(folder, shared, options.silence)
 
     def run(self, kind: str) -> LaunchRecord:
-        """As of any launch; after a bad end the other nodes' evidence is here too."""
+        """The record of the attempt. After a failure the other nodes' evidence is here too."""
         record = super().run(kind)
         told = self._told_death or self.seen.stall is not None
         badly = bool(record.deaths or record.launch_error or self._root_code or self.nodes.trouble)
@@ -163,8 +163,8 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ how ranks ended
 
     def _note_ends(self, samples: Sequence[RankSample]) -> None:
-        """Where no elastic agent reports them. An end without a trace may be a peaceful one
-        (``os._exit(0)``) until its peers stand still or the job ends badly."""
+        """Notes how ranks ended where no elastic agent reports it. An end without a trace may be
+        normal (``os._exit(0)``) unless the peers stand still or the job fails."""
         if self.agent is not None:
             return
         certain = self.seen.stall is not None or self._root_code not in (None, 0)
@@ -177,7 +177,7 @@ class JobSupervisor(Supervisor):
                     self.seen.ended_at[s.rank] = time.time()
 
     def _traces(self, sample: RankSample) -> ExitStatus | None:
-        """How a rank ended, from what it left; None where that was in peace, or nothing began."""
+        """How a rank ended, from what it left; None where it finished normally or never began."""
         rank = sample.rank
         if (self.folder / protocol.error_file(rank)).exists():
             return ExitStatus(code=1)
@@ -191,7 +191,7 @@ class JobSupervisor(Supervisor):
             if f"Fatal Python error: {words}" in text:
                 return ExitStatus(signal=name)
         if text and not (self.folder / "capture" / f"rank-{rank}.proc.txt").exists():
-            return ExitStatus(signal="SIGTERM", by_us=True)  # somebody ended it with the others
+            return ExitStatus(signal="SIGTERM", by_us=True)  # its launcher ended it with the others
         return ExitStatus(signal=UNTOLD)
 
     # ------------------------------------------------------------------ what to do about it
@@ -234,13 +234,14 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ the end
 
     def _graces(self) -> tuple[float, float, float]:
-        """A rank that hangs does not answer an interrupt; one that lives may save its state."""
+        """A rank that hangs ignores SIGINT, so it gets little time; a living one may save its
+        state."""
         hangs = self.seen.stall is not None or not self.seen.interrupted
         return ABORT_GRACES if hangs else self.options.graces
 
     def _end(self) -> None:
-        """A job that ended by itself is only cleared of its ranks: what else it left behind (an
-        uploader of logs) may be meant to stay."""
+        """Ends the job, or only the leftover ranks of a job that ended by itself: other processes
+        that it left (an uploader of logs) may be meant to stay."""
         ours = self.seen.interrupted or self._root_code is None
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
@@ -260,7 +261,7 @@ class JobSupervisor(Supervisor):
         samples = super()._look()
         dumps.keep(self.folder, self.ranks, self.seen.started)
         self._note_ends(samples)
-        if self._root_code == 0:  # whoever started them is content
+        if self._root_code == 0:  # their launcher reports success
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]
             self.seen.exits.update(dict.fromkeys(quiet, ExitStatus(code=0)))
         if not self.again:

@@ -182,7 +182,7 @@ def test_no_second_bisect_in_a_folder(world: World, run: Any) -> None:
     run("--out", "taken")
     code, _, err = run("--out", "taken")
     assert code == ExitCode.USAGE
-    assert "a bisect was begun here" in err
+    assert "a bisect was started here" in err
 
 
 def test_options_are_passed_on(world: World, run: Any) -> None:

@@ -222,11 +222,11 @@ def test_the_command_that_resumes() -> None:
 
 def test_only_one_at_a_time(tmp_path: Path) -> None:
     state = create(tmp_path, HEADER)
-    with pytest.raises(UsageError, match="another moediag is at work"):
+    with pytest.raises(UsageError, match="in use by another moediag"):
         resume(tmp_path, HEADER)
     state.journal.close()
     state.journal.close()
-    with pytest.raises(UsageError, match="a bisect was begun here"):
+    with pytest.raises(UsageError, match="a bisect was started here"):
         create(tmp_path, HEADER)
     with resume(tmp_path, HEADER) as again:
         assert again.probes == ()

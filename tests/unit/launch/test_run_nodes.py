@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_come_leaves_or_falls_silent_ends_the_wait(tmp_path: Path) -> None:
     alone = Meeting(tmp_path / "a", 0, 2, "p", 2.0, first=0.2)
-    with pytest.raises(NodeLost, match="node 1 has not come"):
+    with pytest.raises(NodeLost, match="node 1 did not start"):
         alone.__enter__()
     zero, one = meetings(tmp_path / "b", "p", "p")
     both(zero.__enter__, one.__enter__)
@@ -89,7 +89,7 @@ def test_a_node_that_does_not_come_leaves_or_falls_silent_ends_the_wait(tmp_path
     one.leave()
     place = tmp_path / "c" / "node-1.json"  # as of a node whose power was cut
     place.write_text(json.dumps({**json.loads(place.read_text()), "over": False}))
-    with closing(zero.leave), pytest.raises(NodeLost, match="has said nothing for"):
+    with closing(zero.leave), pytest.raises(NodeLost, match="has sent nothing for"):
         zero.meet()
 
 

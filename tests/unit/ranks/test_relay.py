@@ -115,7 +115,7 @@ def test_a_store_that_does_not_answer_is_an_error_not_silence(
     script.write_text(
         "import sys, pathlib\npathlib.Path(sys.argv[5], sys.argv[9]).write_text('{\"turns\": 1}')\n"
     )
-    monkeypatch.setattr(control, "COURIER", script)
+    monkeypatch.setattr(control, "RELAY", script)
     box = Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), sys.executable)
     deadline = time.monotonic() + 30
     with pytest.raises(OSError, match="does not answer") as caught:

@@ -1,4 +1,4 @@
-"""Which of the packages that changed between two environments are to blame, in words and as JSON.
+"""Whether a package or its dependencies cause a failure, in words and as JSON.
 Pure."""
 
 from __future__ import annotations

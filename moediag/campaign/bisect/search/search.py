@@ -1,4 +1,4 @@
-"""Which release broke it, and which one repaired it: the search alone, no processes, no files.
+"""Searches the release that broke a scenario and the one that fixed it; no processes, no files.
 
 From the bad end outwards: releases are first bad and from some one on good. ``before`` looks among
 older releases for where the failure began, ``after`` among newer ones for where it ended; both are

@@ -3,7 +3,7 @@
 A subclass writes its search as plain sequential code that *asks*. Where an answer is not known yet
 the replay stops there, and that is the question to put next. So the answer depends on the known
 verdicts alone: not on how many probes run at once, nor on the order in which they finish, and a
-search is resumed by telling it again what was told before.
+search is resumed by giving it the known verdicts again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ask = Callable[[Q, float], ProbeVerdict]
 
 
 class _Open(Exception):
-    """The replay needs a verdict that nobody has told yet."""
+    """The replay needs a verdict that is not known yet."""
 
     def __init__(self, question: Hashable, chance: float) -> None:
         super().__init__(question)

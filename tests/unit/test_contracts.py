@@ -65,6 +65,18 @@ WRONG = {
     "others diagnose by moediag.diagnosis alone": Wrong(
         "pipeline/watch.py", "import moediag.diagnosis.numbers.norms"
     ),
+    "others launch through moediag.launch's public modules": Wrong(
+        "pipeline/watch.py", "import moediag.launch.follow.watchdog"
+    ),
+    "others read evidence through its readers, not file format by file format": Wrong(
+        "pipeline/watch.py", "import moediag.evidence.exits"
+    ),
+    "how environments are built stays inside moediag.stacks": Wrong(
+        "cli/watch.py", "import moediag.stacks.index_pages"
+    ),
+    "others record through moediag.recorder, not watcher by watcher": Wrong(
+        "ranks/inject/rank.py", "import moediag.recorder.calls"
+    ),
     "judgement reads results, not evidence": Wrong(
         "judgement/conclusion.py", "import moediag.evidence.model"
     ),

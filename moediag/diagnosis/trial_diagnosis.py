@@ -1,4 +1,4 @@
-"""From evidence to a diagnosis: every fact is found out first, then judged, then written down."""
+"""The diagnosis of one trial: its facts, the judgement of the first rule, words and tables."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
 
 
 def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parted, ...], str]:
-    """The decisions by which ranks parted before it failed, and what the cause says of them."""
+    """The decisions that ranks took differently before it failed, and the sentence about them."""
     if verdict not in FAILURES:
         return (), ""
     by_schedule = facts.divergence if judged.divergence else None
@@ -93,7 +93,7 @@ def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parte
 
 
 def _at_end(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[str, ...]:
-    """What is wrong besides, in a sentence each."""
+    """What else is wrong, one sentence each."""
     told: tuple[str, ...] = ()
     if facts.ownership.wrong and verdict != Verdict.WRONG_WEIGHTS:
         told = (facts.ownership.text,)
@@ -123,8 +123,8 @@ def _tables(facts: Facts) -> tuple[Table, ...]:
 
 
 def not_seen(evidence: Evidence, of_alignment: tuple[str, ...]) -> tuple[str, ...]:
-    """The launcher's, each rank's and the alignment's, once each. What all ranks say alike is
-    said once, without a rank."""
+    """What was not seen: by the launcher, by ranks and by the alignment, each text once. What all
+    ranks report appears without a rank."""
     merged: dict[str, list[int]] = {}
     for rank, seen in sorted(evidence.ranks.items()):
         for text in seen.not_seen:

@@ -1,7 +1,7 @@
-"""Jobs on several nodes: ranks of a node that fell silent, and where a culprit runs.
+"""Jobs on several nodes: nodes that stopped sending, and the ranks that wait for theirs.
 
-That nothing comes from a node is no proof of anything but that. Its ranks are named only where
-every rank that waits does so, directly or through others, for one of them.
+A silent node proves only that it is silent. Its ranks are named only where every waiting rank
+waits for one of them, directly or through others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def open_call(evidence: Evidence, rank: int) -> Collective | None:
 
 
 def explained(evidence: Evidence, calls: dict[int, Collective], gone: set[int]) -> set[int]:
-    """Ranks whose call has a member that is gone, or that itself waits, elsewhere, for one."""
+    """Ranks whose call has a member that is gone, or a member that waits elsewhere for one."""
     found: set[int] = set()
     grown = True
     while grown:

@@ -39,15 +39,17 @@ _ENDED_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException", "System
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """``name``: exception type, signal or "exit code N". ``consequence``: another rank's failure
-    or a disagreement explains it. ``mismatch``: its text says that collectives did not match."""
+    """How one rank failed."""
 
     rank: int
     name: str
+    """Exception type, signal or "exit code N"."""
     message: str = ""
     where: str = ""
     consequence: bool = False
+    """Another rank's failure or a disagreement explains it."""
     mismatch: bool = False
+    """Its text says that collectives did not match."""
     time: float = 0.0
 
     @property

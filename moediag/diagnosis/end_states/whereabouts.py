@@ -1,4 +1,4 @@
-"""Where a rank stands that others wait for: the line of its own code, and what it does there."""
+"""Where a rank is that others wait for: the line of the user's code, and what it does there."""
 
 from __future__ import annotations
 

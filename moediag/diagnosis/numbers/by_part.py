@@ -20,15 +20,18 @@ _ROUTER = re.compile(r"\.(?:gate|router)\.[a-z_]+$")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``wrong`` of ``compared`` tensors, on any rank; ``error`` the largest of all, ``scale`` the
-    largest reference value; ``placement`` as the ranks lay them on the mesh."""
+    """Gradients of one part of the model, over all ranks."""
 
     kind: str
     placement: str
+    """How the ranks lay them on the mesh."""
     compared: int
     wrong: int
+    """Number of wrong tensors, on any rank."""
     error: float
+    """The largest error."""
     scale: float
+    """The largest reference value."""
 
 
 def kind(fqn: str) -> str:
@@ -78,7 +81,7 @@ def _part(what: str, placement: str, by_name: Mapping[str, list[GradientError]])
 
 
 def wrong_inputs(evidence: Evidence) -> int | None:
-    """The first step in which a MoE block hands a wrong gradient down; None when none does."""
+    """The first step in which a MoE block passes a wrong gradient down; None when none does."""
     steps = [
         int(step)
         for seen in evidence.ranks.values()

@@ -22,15 +22,18 @@ _MOST_RANKS = 4
 
 @dataclass(frozen=True, slots=True)
 class MetricFacts:
-    """Of the first ``step`` (from 1) with a wrong metric; None where all are right. ``pattern``:
-    DIFFER or ALIKE. ``wrong``: name -> rank -> what it reports; ``right``: name -> what it is.
-    ``swapped``: (rank, its name, other rank, its name) that report one and the same number."""
+    """The wrong metrics of the first step that has any."""
 
     step: int | None = None
+    """From 1; None where all metrics are right."""
     pattern: str = ""
+    """DIFFER or ALIKE."""
     wrong: Mapping[str, Mapping[int, float]] | None = None
+    """Name -> rank -> what it reports."""
     right: Mapping[str, float] | None = None
+    """Name -> the value of a single process."""
     swapped: tuple[tuple[int, str, int, str], ...] = ()
+    """(rank, its name, other rank, its name) that report the same number."""
     compared: int = 0
     table: Table | None = None
 

@@ -35,20 +35,24 @@ OTHER_WEIGHTS = "other-weights"
 
 @dataclass(frozen=True, slots=True)
 class OwnershipFacts:
-    """``pattern``: one of this module's names, "" when nothing is wrong. ``parameters``: FQNs of
-    the expert parameters (or others) that are wrong; ``ranks``: where. ``held``: of the first of
-    them, rank -> experts of its rows. ``seen``: whether anything was compared at all; ``experts``:
-    how many a layer has; ``axis``: size of the ep axis that was asked for."""
+    """Whether the ranks together hold the checkpoint's experts."""
 
     pattern: str = ""
+    """One of this module's names; "" where nothing is wrong."""
     text: str = ""
     when: str = ""
     parameters: tuple[str, ...] = ()
+    """FQNs of the wrong parameters."""
     ranks: tuple[int, ...] = ()
+    """Where they are wrong."""
     held: Mapping[int, tuple[int, ...]] | None = None
+    """Of the first of them: rank -> experts of its rows."""
     seen: bool = False
+    """Something was compared."""
     experts: int = 0
+    """Experts of a layer."""
     axis: int = 1
+    """Requested size of the ep axis."""
 
     @property
     def wrong(self) -> bool:

@@ -1,4 +1,4 @@
-"""Did training go on after the save as if nothing had happened? And if not, what got lost.
+"""Whether training continued after a save and a load as without them, and what was lost.
 
 Two things are compared: the state right after loading with that at the save, bit by bit, and the
 steps after the save with those of an uninterrupted run. The second says nothing where two
@@ -24,14 +24,16 @@ _STATE = ("weights", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class ResumeFacts:
-    """``verdict``: None without a resume trial. ``pattern``: OUTSIDE or one of ``unsaved``, ""
-    when nothing drifted. ``tables``: what a person may check it by."""
+    """What a resume trial shows."""
 
     verdict: Verdict | None = None
+    """None without a resume trial."""
     confidence: Confidence = Confidence.HIGH
     text: str = ""
     pattern: str = ""
+    """OUTSIDE or a pattern of ``lost_in_resume``; "" where nothing drifted."""
     tables: tuple[Table, ...] = ()
+    """The numbers behind it."""
 
 
 def resume_facts(evidence: Evidence) -> ResumeFacts:

@@ -40,36 +40,42 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What has the size k (``inverse``: 1/k): ``axes``, or WORLD; ``same``: others that have it."""
+    """What on the mesh has the size k."""
 
     number: int
     axes: str
+    """One axis, a product of axes, or WORLD."""
     inverse: bool = False
+    """It has the size 1/k."""
     same: tuple[str, ...] = ()
+    """Other axes or products of that size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """The wrong gradients of one part of the model are ``factor`` times the reference on every
-    rank. ``off``: largest relative distance from that, of any tensor on any rank; ``size``: None
-    where nothing on the mesh has it; ``moved``: how many times as far as the reference's the
-    weights have moved after step ``after``, None where that was not measured."""
+    """Wrong gradients of one part of the model that are a multiple of the reference."""
 
     kind: str
     factor: float
+    """The multiple, on every rank."""
     off: float
+    """Largest relative distance from it, of any tensor on any rank."""
     size: Size | None = None
+    """None where nothing on the mesh has it."""
     moved: float | None = None
+    """How many times as far as the reference's its weights have moved; None where that was not
+    measured."""
     after: int = 0
+    """The step after which that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class FactorFacts:
-    """``found``: by part of the model, experts first. ``complete``: they explain every wrong
-    gradient there is."""
+    """Constant factors by part of the model, experts first."""
 
     found: tuple[Factor, ...] = ()
     complete: bool = False
+    """They explain every wrong gradient."""
     table: Table | None = None
 
 

@@ -1,4 +1,4 @@
-"""Where Python noticed, and where the device is stuck: two places, because a program runs ahead.
+"""Where Python waits, and where the device is stuck: two places, because Python runs ahead.
 
 On an accelerator a call returns once it is queued. A rank whose stack shows ``clip_grad_norm_`` or
 ``.item()`` stands at the first line that needed a result; what does not complete is an operation
@@ -16,23 +16,26 @@ from moediag.evidence.rank_stacks import in_collective, waits_for_device
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """One rank of which the device is known. ``stuck``: the call that its device is in (``begun``)
-    or has not come to, None where all completed; ``timed``: somewhere torch told that a call began,
-    so that here it did not; ``behind``: calls that Python issued after it; ``at``: where Python
-    stands, "" where no stack tells; ``waits``: it waits for the device."""
+    """Where Python and the device are, of one rank whose device is known."""
 
     rank: int
     stuck: Collective | None
+    """The call that its device is in or has not reached; None where all completed."""
     label: str = ""
     begun: bool = False
+    """The device is in that call."""
     timed: bool = False
+    """Torch reported some call as begun, so this one has not begun."""
     behind: int = 0
+    """Number of calls that Python issued after it."""
     at: str = ""
+    """The line where Python is; "" without a stack."""
     waits: bool = False
+    """Python waits for the device."""
 
 
 def fronts(evidence: Evidence) -> tuple[Front, ...]:
-    """Empty where no device told anything: on the CPU, and without torch's Flight Recorder."""
+    """One for each rank whose device is known; empty on the CPU or without Flight Recorder."""
     known = [
         s for _, s in sorted(evidence.ranks.items()) if any(c.on_device for c in s.collectives)
     ]

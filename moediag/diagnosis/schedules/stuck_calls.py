@@ -1,7 +1,6 @@
-"""Where a job stands still although its schedules agree: the calls that everybody who was seen has
-issued and that do not complete.
+"""Calls that all recorded ranks issued and that do not complete, although schedules agree.
 
-Then no code is known to be wrong. What can still be told: that such a call has members of which
+Then no code is known to be wrong. The evidence can still show that such a call has members of which
 nothing was seen, or that it completed (or began) on most members' devices and not on a few.
 """
 
@@ -22,18 +21,22 @@ from moediag.protocol import innermost_user
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """``basis``: device (suspects lag behind in a call that all made), habit (they came to a call
-    in another way than usual, and other members were not seen), unseen (nothing was seen of them),
-    stack (their code stands elsewhere), none. ``call`` on ``group``: what stands still; ``ahead``:
-    its other members; ``unseen``: all members of such calls of whom nothing is known."""
+    """The call that does not complete, and the ranks that are suspect."""
 
     basis: str = "none"
+    """device (suspects lag behind in a call that all made), habit (they reached a call in another
+    way than usual, and other members were not seen), unseen (nothing was seen of them), stack
+    (their code is elsewhere) or none."""
     suspects: tuple[int, ...] = ()
     call: Collective | None = None
+    """What does not complete."""
     group: Group | None = None
     ahead: tuple[int, ...] = ()
-    where: tuple[str, str] = ("", "")  # where the suspects stand, and the others
+    """The other members of its group."""
+    where: tuple[str, str] = ("", "")
+    """Where the suspects are, and the others."""
     unseen: tuple[int, ...] = ()
+    """All members of such calls of which nothing is known."""
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:

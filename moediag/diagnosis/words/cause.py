@@ -1,6 +1,6 @@
-"""The sentence that a person needs, in the names of their own model.
+"""The sentence about a divergence or wrong gradients, in the names of the user's own model.
 
-Every function gives plain sentences from facts that were found; what is not known is not said.
+Every function returns sentences about facts; what is not known is not stated.
 """
 
 from __future__ import annotations

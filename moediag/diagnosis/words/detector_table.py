@@ -1,4 +1,4 @@
-"""What each detector saw of one step, side by side: which of them alone would have let it pass.
+"""What each check shows of one step, side by side: which of them alone would have missed it.
 
 A fix is often checked with one of them only. Replicas that agree may agree on a wrong gradient, a
 router that learns right may hand a wrong gradient down, and the loss of the first step is exact
@@ -30,12 +30,13 @@ _NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One detector of the first step. ``error``: relative, infinite where a gradient is missing on
-    some rank only; ``wrong``: beyond the tolerance."""
+    """What one detector saw in the first step."""
 
     detector: str
     error: float
+    """Relative; infinite where only some ranks have the gradient."""
     wrong: bool
+    """Beyond the tolerance."""
 
 
 def seen(evidence: Evidence, numbers: GradientFacts, replicas: ReplicaFacts) -> tuple[Seen, ...]:

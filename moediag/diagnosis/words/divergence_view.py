@@ -1,4 +1,4 @@
-"""The parts of a diagnosis that are only looked at: both sides of the divergence, the stacks."""
+"""Both sides of the first divergence, and the stacks, as result.json has them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sentences about jobs that moediag did not run: what stands still, what the records amount to, and
-what to collect next time where they do not tell enough."""
+"""Sentences about jobs that moediag did not run: what is stuck, what the records show, and what to
+collect next time."""
 
 from __future__ import annotations
 

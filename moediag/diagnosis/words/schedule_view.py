@@ -1,5 +1,4 @@
-"""What a person looks at beside a diagnosis: the ranks' schedules around the first divergence, and
-how each rank stood at the end."""
+"""The ranks' schedules around the first divergence, and the state of each rank at the end."""
 
 from __future__ import annotations
 

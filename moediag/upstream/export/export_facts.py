@@ -1,4 +1,4 @@
-"""What an exported file needs to know of a planned trial, and what it cannot express. Pure."""
+"""What an exported file needs from a planned trial, and what it cannot express. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moediag.protocol import ProgramTask, StepSpec, StepTask, TrainerTask, Trial
 from moediag.scenario.plan import PlannedTrial
 
 FIXES = ("set-reduce-scatter-unused-params", "touch")
-# Fields of the step that a file writes out; the others must be as they come.
+# Fields of the step that a file writes out; the others must have their defaults.
 _WRITTEN = ("steps", "batch", "seq_len", "accumulate", "accumulate_sync", "checkpointing", "clip",
             "optimizer", "lr", "seed")  # fmt: skip
 
@@ -65,8 +65,10 @@ def facts(planned: PlannedTrial, transformers: str) -> Facts:
 
 
 def asked(trial: Trial, version: Version) -> dict[str, Any] | None:
-    """How transformers ``version`` is asked for the layout: worker.load.spelling, which looks at
-    the installed release, for one that may not be installed (a test holds the two together)."""
+    """Arguments that request the layout from transformers ``version``.
+
+    As worker.load.spelling, but for a release that need not be installed; a test compares the two.
+    """
     wrapper, ep = trial.wrapper, trial.layout.get(EP, 1)
     if wrapper.distributed_config is not None:
         return dict(wrapper.distributed_config)
@@ -84,7 +86,7 @@ def asked(trial: Trial, version: Version) -> dict[str, Any] | None:
 
 
 def refused(trial: Trial, version: Version) -> Iterator[str]:
-    """Why the ranks would say not applicable on that release, as worker.load.spelling."""
+    """Why the ranks would report not-applicable on that release, as worker.load.spelling does."""
     wrapper, ep = trial.wrapper, trial.layout.get(EP, 1)
     if trial.model.source != "checkpoint" or wrapper.distributed_config is not None:
         return
@@ -101,7 +103,7 @@ def refused(trial: Trial, version: Version) -> Iterator[str]:
 
 
 def unsupported(planned: PlannedTrial) -> Iterator[str]:
-    """What of the trial no exported file can do, in the scenario's own words."""
+    """What a file cannot express of the trial, by the scenario's field names."""
     trial = planned.trial
     wrapper, step = trial.wrapper, trial.step
     if isinstance(trial.task, ProgramTask):

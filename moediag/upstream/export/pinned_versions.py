@@ -1,4 +1,4 @@
-"""The exact versions of a stack, as far as they are known without a network."""
+"""The exact versions of a stack, as far as they are known without the network."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from moediag.upstream.export.write_file import NAMED
 
 
 def versions_of(stack: Mapping[str, str]) -> dict[str, str]:
-    """Without local parts, as they are asked of an index. What the stack leaves open is taken from
-    its environment where that is built."""
+    """Versions without local parts; those that the stack leaves open come from its environment.
+
+    Packages whose version is unknown, because that environment is not built, are left out.
+    """
     named = {str(canonicalize_name(n)): v for n, v in stack.items()}
     ready = environment.ready(stack)
     if ready is not None:

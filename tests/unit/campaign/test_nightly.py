@@ -439,7 +439,7 @@ def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_pat
     found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
     assert list(found) == ["a-unfixed-transformers-newest.md"]
     text = found["a-unfixed-transformers-newest.md"]
-    order = ["Nobody has filed it", "huggingface/transformers", "### System Info",
+    order = ["not filed", "huggingface/transformers", "### System Info",
              "### Reproduction", "FIRST DIVERGENCE", "### the bisect", "### Expected behavior",
              ]  # fmt: skip
     places = [text.index(part) for part in order]

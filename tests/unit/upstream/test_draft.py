@@ -60,7 +60,7 @@ def test_the_order_is_the_projects_own(project: str) -> None:
     text = draft(project, RESULT, FAILED, MATERIAL)
     assert re.findall(r"^### (.+)$", text, re.MULTILINE) == HEADINGS[project]
     for part in ("# Collective mismatch: It breaks (transformers 4.53.2, torch 2.13.0)",
-                 "Nobody has filed it", "- torch: 2.13.0", "received 0 tokens", "CULPRIT  rank 1",
+                 "not filed. Check it", "- torch: 2.13.0", "received 0 tokens", "CULPRIT  rank 1",
                  "https://e.org/1", "torchrun x.py", "print('shows it')", "`touch`", "`identical`",
                  TEMPLATES[project].repository):  # fmt: skip
         assert part in text, part
@@ -202,7 +202,7 @@ def test_a_draft_without_an_export_gives_the_command(tmp_path: Path) -> None:
     )
     found = draft_evidence.write(result, folder)
     assert found is not None and found.program.text == ""
-    assert "No file without moediag shows it: " in found.text and "resume" in found.text
+    assert "There is no file without moediag: " in found.text and "resume" in found.text
     command = "moediag run ep-resume --variant unfixed --gpus 2 --share-gpu --set step.steps=3"
     assert command in found.text
 

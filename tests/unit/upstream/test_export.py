@@ -47,7 +47,7 @@ def test_every_variant_is_written_or_refused_with_a_reason() -> None:
     written = 0
     for name, variant in variants():
         if not possible(name, variant):
-            with pytest.raises(UsageError, match="cannot be exported: no file can do "):
+            with pytest.raises(UsageError, match="cannot be exported"):
                 exported(name, variant)
             continue
         text = exported(name, variant)

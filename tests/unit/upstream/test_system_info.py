@@ -109,7 +109,7 @@ def test_another_python_is_asked_and_may_refuse(tmp_path: Path) -> None:
     assert "- environment: transformers-4.53.2-abc, built by moediag" in found.lines()
     refused = system_info.here(stack(tmp_path / "gone"))
     assert refused.python == "3.12.1" and refused.packages == {"transformers": "4.53.2"}
-    assert any(line.startswith("- not known: how torch was built") for line in refused.lines())
+    assert any(line.startswith("- unknown: how torch was built") for line in refused.lines())
 
 
 # ------------------------------------------------------------------------ the command

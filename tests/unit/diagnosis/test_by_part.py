@@ -111,10 +111,10 @@ def test_the_first_step_with_a_wrong_input_counts() -> None:
     assert by_part.wrong_inputs(Evidence(1, {0: RankEvidence(0)})) is None
 
 
-def test_several_blocks_hand_wrong_gradients_down() -> None:
+def test_several_blocks_pass_wrong_gradients_on() -> None:
     inputs = {f"block{n}": GradientError(1.0, 1.0, wrong=n > 0, placement="") for n in range(3)}
     outcome = Outcome(0, inputs={"1": inputs})
     found = by_part.parts(Evidence(1, {0: RankEvidence(0, outcome=outcome)}), 1)
     assert by_part.sentence(found) == (
-        "2 of 3 MoE blocks hand a wrong gradient down to the layers below."
+        "2 of 3 MoE blocks pass a wrong gradient to the layers below."
     )

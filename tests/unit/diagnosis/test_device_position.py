@@ -121,7 +121,7 @@ def test_the_table_shows_each_rank_that_stands_alike_once() -> None:
     (table,) = [
         t for t in diagnose(seen(AGREE, {0: 4, 1: 4})).tables if t.title.startswith("Where Python")
     ]
-    assert table.title == "Where Python stands, and where the device"
+    assert table.title == "Where Python and the device are"
     assert table.columns == ("ranks", "Python", "device", "state", "issued at", "issued after it")
     assert table.note == (
         "The device's side is what torch's Flight Recorder says: an operation is begun once the "

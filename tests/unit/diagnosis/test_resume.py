@@ -101,13 +101,14 @@ class TestHealthy:
 
     def test_the_titles_and_columns_of_the_other_tables(self) -> None:
         _, ends, experts = of(healthy(0), healthy(1)).tables
-        assert ends.title == "Largest differences of the state, and of two runs in one go"
+        assert ends.title == "Largest differences of the state, and of two uninterrupted runs"
         assert ends.columns == (
             "rank", "weights loaded", "optimizer loaded", "weights at the end",
-            "optimizer at the end", "two runs in one go",
+            "optimizer at the end", "two uninterrupted runs",
         )  # fmt: skip
         assert (
-            ends.note == "Loaded: from the state at the save; at the end: from the run in one go."
+            ends.note
+            == "Loaded: from the state at the save; at the end: from the uninterrupted run."
         )
         assert experts.title == "Experts of each rank at the save and after loading, by their bytes"
         assert experts.columns == ("parameter", "rank", "at the save", "after loading", "placement")
@@ -143,7 +144,10 @@ class TestHealthy:
     def test_the_steps_after_the_save_are_named(self, after: int, said: str) -> None:
         resumed = StepNumbers(LOSSES[after:], NORMS[after:])
         found = of(*(replace(healthy(rank), after=after, resumed=resumed) for rank in (0, 1)))
-        assert f"on every rank, and {said}exactly those of the run in one go (loss, " in found.cause
+        assert (
+            f"on every rank, and {said}exactly those of the uninterrupted run (loss, "
+            in found.cause
+        )
         assert found.tables[0].title == f"4 steps against {after} + {4 - after}"
         last = StepNumbers([*LOSSES[after:-1], 4.5], NORMS[after:])
         end = StateDifference({"w": 0.5}, {}, [], 100)
@@ -151,7 +155,7 @@ class TestHealthy:
             replace(healthy(rank), after=after, resumed=last, at_end=end) for rank in (0, 1)
         )
         verb = "differs" if after == 3 else "differ"
-        assert f"{said.capitalize()}then {verb} from the run in one go: the loss by up to " in (
+        assert f"{said.capitalize()}then {verb} from the uninterrupted run: the loss by up to " in (
             of(*drifting).cause
         )
 
@@ -234,7 +238,9 @@ class TestState:
         )
         assert found.signature.startswith("resume-drift:weights")
 
-    @pytest.mark.parametrize(("after", "said"), [(3, "Step 4 is"), (2, "Steps 3 and 4 are")])
+    @pytest.mark.parametrize(
+        ("after", "said"), [(3, "Step 4 still matches"), (2, "Steps 3 and 4 still match")]
+    )
     def test_steps_that_do_not_show_what_was_lost(self, after: int, said: str) -> None:
         lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
         resumed = StepNumbers(LOSSES[after:], NORMS[after:])
@@ -242,7 +248,7 @@ class TestState:
             *(replace(healthy(r), after=after, resumed=resumed, at_load=lost) for r in (0, 1))
         )
         assert found.verdict == Verdict.RESUME_DRIFT
-        assert f"{said} those of the run in one go all the same." in found.cause
+        assert f"{said} the uninterrupted run." in found.cause
 
     def test_copies_that_were_apart_before_the_save_are_not_blamed_on_it(self) -> None:
         lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)

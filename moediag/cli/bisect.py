@@ -51,18 +51,8 @@ def bisect(
     ] = "",
     pre: Annotated[bool, typer.Option("--pre", help="Include pre-releases.")] = False,
     yanked: Annotated[bool, typer.Option("--yanked", help="Include yanked releases.")] = False,
-    hold: Annotated[
-        list[str],
-        typer.Option(
-            metavar="PACKAGE=VERSION",
-            help="Keep this dependency on one release; repeatable. Otherwise each release runs "
-            "with "
-            "those of its own day.",
-        ),
-    ] = [],  # noqa: B006
-    python: Annotated[
-        str, typer.Option(metavar="X.Y", help="Use another Python, for old releases.")
-    ] = "",
+    hold: o.Hold = [],  # noqa: B006
+    python: o.Python = "",
     match: Annotated[
         MatchKind, typer.Option(help="How much of the failure's signature must match.")
     ] = MatchKind.exact,

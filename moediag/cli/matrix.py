@@ -60,18 +60,8 @@ def matrix(
         bool,
         typer.Option("--confirm", help="Predict everywhere; run the releases around each change."),
     ] = False,
-    hold: Annotated[
-        list[str],
-        typer.Option(
-            metavar="PACKAGE=VERSION",
-            help="Keep this dependency on one release; repeatable. Otherwise each release runs "
-            "with "
-            "those of its own day.",
-        ),
-    ] = [],  # noqa: B006
-    python: Annotated[
-        str, typer.Option(metavar="X.Y", help="Use another Python, for old releases.")
-    ] = "",
+    hold: o.Hold = [],  # noqa: B006
+    python: o.Python = "",
     variant: Annotated[
         str, typer.Option("--variant", "-v", metavar="NAME", help="Run another unfixed variant.")
     ] = "",

@@ -120,6 +120,15 @@ Quiescence = Annotated[
         help="Report a hang after this many seconds without progress or CPU use.",
     ),
 ]
+Hold = Annotated[
+    list[str],
+    typer.Option(
+        metavar="PACKAGE=VERSION",
+        help="Keep this dependency on one release; repeatable. Otherwise each release runs "
+        "with those of its own day.",
+    ),
+]
+Python = Annotated[str, typer.Option(metavar="X.Y", help="Use another Python, for old releases.")]
 Out = Annotated[
     Path | None,
     typer.Option(

@@ -30,8 +30,7 @@ def report(
             "--for",
             metavar="PROJECT",
             help="Use the bug template of transformers, accelerate, pytorch or torchtitan; or "
-            "write "
-            "tables.  [default: the project that the scenario names]",
+            "write tables.  [default: the project that the scenario names]",
         ),
     ] = "",
     junit: Annotated[

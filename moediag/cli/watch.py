@@ -25,8 +25,7 @@ def watch(
         typer.Option(
             metavar="report|abort|continue|COMMAND",
             help="What to do after a hang or a death was reported: leave the job alone, end it, "
-            "keep "
-            "watching, or run COMMAND in a shell for at most 5 minutes.",
+            "keep watching, or run COMMAND in a shell for at most 5 minutes.",
         ),
     ] = "report",
     quiescence: o.Quiescence = 3.0,

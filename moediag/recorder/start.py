@@ -1,4 +1,4 @@
-"""Putting the recorder into this process, watcher by watcher; one that fails leaves the others."""
+"""Installs the recorder in this process, watcher by watcher; a failing one does not stop others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def install(
 ) -> Recorder:
     """Starts recording this process as ``rank`` into ``folder``; call it once per process, before
     the process group is made (later works, but meshes made before have no axis names). ``of_job``:
-    of somebody else's, which may never use FSDP.
+    this is a watched job, which may never use FSDP.
 
     Raises OSError when the log cannot be created; nothing is replaced then.
     """
@@ -139,7 +139,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
 
 def _nccl() -> Optional[str]:
-    """The version of the NCCL that torch loaded; asking initialises no GPU."""
+    """The version of the NCCL that torch loaded; reading it initialises no GPU."""
     try:
         if not torch.distributed.is_nccl_available():
             return None

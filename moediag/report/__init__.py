@@ -7,7 +7,6 @@ __all__ = [
     "junit",
     "markdown",
     "page",
-    "progress",
     "stdout",
     "terminal",
     "text_layout",

@@ -1,4 +1,4 @@
-"""Numbers as bars beside themselves: inline SVG, for comparing variants at a glance."""
+"""Bars beside numbers, as inline SVG, to compare variants at a glance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial told in full: title, blame, both sides of the divergence, cause, stacks.
+"""One trial in full: title, blame, both sides of the divergence, cause, stacks.
 
 Pure: a result goes in, words come out; how they are laid out is each view's own business.
 """
@@ -45,16 +45,16 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One trial (or several equal repeats of it). ``remark``: the verdict against what was
-    expected; ``blame``: culprits, victims, confidence, timing, each one piece of a line;
-    ``families``: the stacks by similarity."""
+    """One trial, or several equal repeats of it, as a page shows it."""
 
     title: tuple[str, ...]
     verdict: str
     remark: str
+    """How the verdict compares with the expectation."""
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
     blame: tuple[str, ...]
+    """Culprits, victims, confidence and timing, each one piece of a line."""
     world_size: int
     divergence: str
     sides: tuple[Side, ...]
@@ -69,6 +69,7 @@ class Finding:
     schedules: SideBySide | None
     states: tuple[RankState, ...]
     families: tuple[Family, ...]
+    """The stacks by similarity."""
     attached: tuple[tuple[str, str], ...] = ()  # title, text
 
 

@@ -1,4 +1,4 @@
-"""What a person is told about a run: pure data, computed once, laid out by every text view.
+"""The page of a run: pure data, computed once, laid out by every text view.
 
 ``page_of`` decides what is worth a full finding (an unfixed failure, a broken expectation, a
 fix that fails where the unfixed code is clean) and what is worth one row. Tables are always shown.
@@ -25,17 +25,19 @@ from moediag.result import (
 
 @dataclass(frozen=True, slots=True)
 class FixRow:
-    """``judgement``: correct, wrong, no effect, makes it worse, not applicable or unknown;
-    ``remark`` may be empty."""
+    """One fix in the table of fixes."""
 
     variant: str
     judgement: str
+    """correct, wrong, no effect, makes it worse, not applicable or unknown."""
     verdict: str
     cost: str
     cheapest: bool
     remark: str
+    """May be empty."""
     notes: tuple[str, ...]
-    ratio: float | None = None  # of its step time to that of the unfixed step
+    ratio: float | None = None
+    """Its step time divided by that of the unfixed step."""
     what: str = ""
     """What the fix does."""
     source: str = ""
@@ -49,12 +51,13 @@ class FixRow:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """``judgement``: reproduced, not reproduced or not decided; ``what`` was found instead, or how
-    much of it."""
+    """One unfixed variant and whether it reproduces the failure."""
 
     variant: str
     judgement: str
+    """reproduced, not reproduced or not decided."""
     what: str
+    """What was found, and how much of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +69,27 @@ class ControlRow:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``tabled``: trials worth no finding that brought tables; ``tables``: of the whole run;
-    ``status``: met, broken or inconclusive, the three exit codes of a run."""
+    """All that a view shows of one run."""
 
     scenario: str
     started: str
     overrides: tuple[str, ...]
     findings: tuple[Finding, ...]
     tabled: tuple[Finding, ...]
+    """Trials that are no finding but have tables."""
     tables: tuple[Table, ...]
+    """Tables of the whole run."""
     claims: tuple[ClaimRow, ...]
     fixes: tuple[FixRow, ...]
     controls: tuple[ControlRow, ...]
     conclusion: tuple[str, ...]
     not_seen: tuple[str, ...]
     status: str
+    """met, broken or inconclusive: the three exit codes of a run."""
 
 
 def page_of(result: RunResult) -> Page:
-    """The page of one run. Repeats with the same outcome are told once, with their number."""
+    """The page of one run. Repeats with the same outcome appear once, with their number."""
     repeats = _repeats(result.trials)
     findings = tuple(finding_of(g, result) for g in repeats if _of_interest(g[0], result))
     others = (finding_of(g, result) for g in repeats if not _of_interest(g[0], result))
@@ -157,8 +162,8 @@ def _of_interest(t: TrialResult, result: RunResult) -> bool:
 
 
 def _claim_rows(result: RunResult) -> tuple[ClaimRow, ...]:
-    """Where there are several ways a failure is said to show, or one that did not: a single one
-    that did is told in full already."""
+    """The claims, where there are several or one did not reproduce: a single claim that did has
+    its finding already."""
     claims = result.conclusion.claims
     if len(claims) == 1 and claims[0].reproduced is not False:
         return ()
@@ -188,7 +193,7 @@ def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
 
 
 def _said_once(rows: Iterable[FixRow]) -> Iterator[FixRow]:
-    """What is true of many fixes stands at the first of them."""
+    """Notes that several fixes share appear at the first of them only."""
     said: set[str] = set()
     for row in rows:
         yield replace(row, notes=tuple(note for note in row.notes if note not in said))
@@ -286,7 +291,7 @@ def _untimed(result: RunResult) -> list[str]:
 
 
 def _some_reproduced(result: RunResult) -> str:
-    """Some ways in which it was said to show did, others did not."""
+    """Whether some claims reproduced and others did not."""
     claims = result.conclusion.claims
     shown = sum(claim.reproduced is True for claim in claims)
     text = f"{shown} of {wording.plural(len(claims), 'claim')} reproduced"

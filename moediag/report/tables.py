@@ -1,4 +1,4 @@
-"""How a :class:`Table` is written: one way for each cell, and the table as text or as markdown.
+"""The format of a :class:`Table`: of each cell, and of the table as text or markdown.
 
 Pure. Numbers stand at the right of their column, words at the left.
 """

@@ -1,4 +1,4 @@
-"""The page in a terminal: who diverged, where, why, which fix is right and what it costs.
+"""The page in a terminal: who diverged, where, why, which fix is correct and what it costs.
 
 ``lines`` lays a :class:`Page` out for a width, ``render`` alone prints.
 """
@@ -46,7 +46,7 @@ def render(result: RunResult, console: Console, run_folder: Path | None = None) 
 
 
 def show(line: Line, console: Console) -> None:
-    """Prints one line in its styles, as it is: nothing wrapped, nothing cut, no markup read."""
+    """Prints one line in its styles, unchanged: not wrapped, not cut, without markup."""
     text = Text.assemble(*((piece, STYLES[style]) for piece, style in line))
     text.rstrip()
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)

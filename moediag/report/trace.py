@@ -24,13 +24,13 @@ MARK = "first divergence"
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One trial's evidence, and of its diagnosis what a trace shows. ``calls``: rank -> index of
-    its diverging call, None where it made none; without it (an older result) the divergence's
-    position on its group has to tell."""
+    """The evidence of one trial, and what a trace shows of its diagnosis."""
 
     evidence: Evidence
     divergence: FirstDivergence | None = None
     calls: Mapping[str, int | None] | None = None
+    """Rank -> index of its diverging call, None where it made none. Older results have no calls;
+    then the divergence's position on its group is used."""
     culprits: Sequence[int] = ()
     victims: Sequence[int] = ()
 

@@ -24,7 +24,7 @@ PIPE_WIDTH = 100  # a log has no width of its own
 
 class _Stdout(Console):
     def on_broken_pipe(self) -> None:
-        """The reader went away: go on, so that the exit code stays the truth."""
+        """The reader closed the pipe: continue, so that the exit code stays correct."""
         self.quiet = True
         stdout.nowhere()
 
@@ -113,7 +113,7 @@ def _render(
 
 
 def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
-    """The evidence that lies beside results, by trial. Raises EvidenceError where none is left."""
+    """The evidence beside the results, by trial. Raises EvidenceError where there is none."""
     from moediag.evidence.trial_folder import read_trial
     from moediag.report.trace import traced
 
@@ -134,7 +134,7 @@ def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
 
 
 def short(folder: Path) -> Path:
-    """The folder as a person would type it: relative where it lies below the current one."""
+    """The folder as a user would type it: relative where it is below the current one."""
     with contextlib.suppress(ValueError):
         return folder.resolve().relative_to(Path.cwd())
     return folder

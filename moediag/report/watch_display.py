@@ -1,5 +1,7 @@
-"""A watched job while it runs: who is how far, how fast, and what it holds. In a terminal a live
-table below the job's own output, elsewhere one line every so often on stderr.
+"""The display of a watched job while it runs: step, speed and memory of each rank.
+
+In a terminal it is a live table below the job's own output, elsewhere one line now and then on
+stderr.
 """
 
 from __future__ import annotations

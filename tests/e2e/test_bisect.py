@@ -72,9 +72,9 @@ def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) ->
         first.kill()
     assert (first.returncode, out) == (130, ""), errors
     until(lambda: marked(mark) == [], "something was left behind")
-    (command,) = [x for x in errors.splitlines() if x.startswith("To go on: ")]
+    (command,) = [x for x in errors.splitlines() if x.startswith("To resume: ")]
     before = probed(folder)
-    again = start(tmp_path, shlex.split(command.removeprefix("To go on: ")) + ["--json"], mark)
+    again = start(tmp_path, shlex.split(command.removeprefix("To resume: ")) + ["--json"], mark)
     try:
         out, errors = again.communicate(timeout=400)
     finally:

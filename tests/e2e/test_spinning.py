@@ -66,7 +66,9 @@ def test_a_hang_on_devices_from_the_watchdog_to_the_page(
     assert "expert 3 of layer 0 received 0 tokens" in found.cause
     assert "The devices of ranks 0, 1 are stuck in reduce_scatter of model.layers.0" in found.cause
     assert "and waits for the device at spins.py:" in found.cause
-    assert "NVIDIA H200" in found.attached["nvidia-smi"]
-    assert any(text.startswith("NCCL's own view (nothing listens") for text in found.not_seen)
+    assert "NVIDIA H200" in found.diagnosis.attached["nvidia-smi"]
+    assert any(
+        text.startswith("NCCL's own view (nothing listens") for text in found.diagnosis.not_seen
+    )
     page = html.render([result])
-    assert "Where Python stands, and where the device" in page and "NVIDIA H200" in page
+    assert "Where Python and the device are" in page and "NVIDIA H200" in page

@@ -1,7 +1,8 @@
 """Probes after the releases are known: commits, corners.
 
-Each is a machine of its own (:mod:`moediag.campaign.bisect.search.machine`), asked one question at
-a time. A finished probe is in the journal before anything else happens, and is never repeated.
+Each is a machine of its own (:mod:`~moediag.campaign.bisect.search.search_machine`), asked one
+question at a time. A finished probe is in the journal before anything else happens, and is never
+repeated.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TypeVar
 from moediag.campaign.bisect.probe_lines import probe_line
 from moediag.campaign.bisect.probe_verdict import ProbeVerdict, skip
 from moediag.campaign.bisect.prober import Prober, Setting
-from moediag.campaign.bisect.search.machine import Machine
+from moediag.campaign.bisect.search.search_machine import Machine
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.state import State
 from moediag.campaign.bisect.timeline import ProbeRecord, probe_name

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moediag.diagnosis import diagnose
+from moediag.diagnosis.schedules import device_position
+from moediag.diagnosis.schedules.device_position import Front
+from moediag.diagnosis.words import device_sentences
 from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Evidence, Frame, Stack, Stall
 from moediag.evidence.rank_stacks import on_the_device, parse_pystack, waits_for_device
@@ -109,6 +112,35 @@ def test_a_rank_that_never_came_and_spins_on_its_device_elsewhere() -> None:
     )
     assert found.culprits == (1,)
     assert "Rank 1 waits for its device at train.py:31 step." in found.cause
+
+
+# ------------------------------------------------------------------------ as a table
+
+
+def test_the_table_shows_each_rank_that_stands_alike_once() -> None:
+    (table,) = [
+        t for t in diagnose(seen(AGREE, {0: 4, 1: 4})).tables if t.title.startswith("Where Python")
+    ]
+    assert table.title == "Where Python and the device are"
+    assert table.columns == ("ranks", "Python", "device", "state", "issued at", "issued after it")
+    assert table.note == (
+        "The device's side is what torch's Flight Recorder says: an operation is begun once the "
+        "event before its kernel completed. Where torch does not time events "
+        "(TORCH_NCCL_ENABLE_TIMING; it does in moediag's own trials), one that runs is issued."
+    )
+    (row,) = table.rows
+    assert row[2].startswith("reduce_scatter of model.layers.0")
+    assert row[2].endswith(" on dp_shard")
+
+
+def test_a_device_that_is_through_has_a_row_without_a_call() -> None:
+    found = device_sentences.table(
+        [Front(0, None), device_position.fronts(seen(AGREE, {0: 4, 1: 4}))[1]]
+    )
+    assert found is not None
+    assert found.rows[0] == ("rank 0", None, "all completed", None, None, None)
+    assert device_sentences.table([Front(0, None), Front(1, None)]) is None
+    assert device_sentences.sentence([Front(0, None)]) == ""
 
 
 # ------------------------------------------------------------------------ stacks

@@ -236,6 +236,16 @@ def test_a_rank_that_ends_in_peace_too_early() -> None:
     assert "rank 1 reached the end without that call" in found.cause
 
 
+@pytest.mark.parametrize(("code", "by_us", "ended"), [(0, False, True), (0, True, False)])
+def test_a_rank_without_a_last_line_ended_where_its_exit_code_says_so(
+    code: int, by_us: bool, ended: bool
+) -> None:
+    evidence = ended_early(fsdp2_job(set(), set(), set()), 1, 5)
+    unsigned = replace(evidence.ranks[1], finished=False, exit=ExitStatus(code=code, by_us=by_us))
+    found = diagnose(replace(evidence, ranks={**evidence.ranks, 1: unsigned}))
+    assert (found.verdict, found.culprits) == (Verdict.HANG, (1,) if ended else ())
+
+
 def test_one_rank_that_calls_once_more_is_not_the_victim() -> None:
     job = fsdp2_job(set(), set(), set())
     job.programs[0] = [*job.programs[0], Op("0", "broadcast", 4, peer=0)]

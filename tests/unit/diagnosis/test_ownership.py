@@ -257,6 +257,19 @@ def test_what_is_lost_says_what_each_rank_holds_and_was_asked() -> None:
     assert (facts.experts, facts.axis) == (8, 2)
 
 
+def test_experts_that_no_rank_holds_at_all_are_lost() -> None:
+    facts = ownership_facts(seen({0: rows([]), 1: rows([])}))
+    assert (facts.pattern, facts.ranks) == (ownership.NOT_LOADED, (0, 1))
+    assert "ranks 0, 1 hold nothing, and experts 0-7 are on no rank" in facts.text
+
+
+def test_what_was_loaded_wrong_is_explained_by_the_place_on_the_axis() -> None:
+    loaded = seen({0: rows([0, 1], whole=4), 1: rows([2, 3], whole=4)}, asked=2, when="loaded")
+    facts = ownership_facts(loaded)
+    assert (facts.pattern, facts.when) == (ownership.RESHARDED, "loaded")
+    assert facts.text.startswith("After loading the 8 experts of a layer are not all")
+
+
 def test_a_loss_that_loading_left_is_explained_by_what_was_held_then() -> None:
     """Rank 0 came out of loading with 4-7: that is the slice that was sharded again."""
     swapped = {0: rows(range(4, 8), lies="plain", whole=4), 1: rows(range(4), lies="plain")}

@@ -186,3 +186,14 @@ def test_a_workaround_with_another_batch_is_never_the_cheapest_fix() -> None:
     assert conclude([UNFIXED, workaround]).fixes[0].correct
     both = [UNFIXED, workaround, trial("flag", "fix", "clean", ratio=1.2)]
     assert conclude(both).cheapest_correct_fix == "flag"
+
+
+def test_one_undecided_trial_of_the_failure_leaves_it_open() -> None:
+    hang = trial_result("unfixed", verdict="hang")
+    assert conclude([hang, replace(hang, variant="other")]).reproduced is True
+    open_ = trial_result("other", verdict="inconclusive")
+    assert conclude([hang, open_]).reproduced is None
+    assert conclude([open_]).reproduced is None
+    none = trial_result("other", verdict="not-applicable")
+    assert conclude([hang, none]).reproduced is True
+    assert conclude([none]).reproduced is None

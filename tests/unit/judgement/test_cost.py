@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,16 @@ class TestResults:
         assert with_ratios(self.PLAN, rows, tmp_path) == tuple(rows)
         untimed = plan(load(catalogue.find("expert-starvation-silent")), 2, "cpu")
         assert with_ratios(untimed, rows, tmp_path) == tuple(rows)
+
+    def test_a_fix_on_another_stack_has_no_ratio(self, tmp_path: Path) -> None:
+        (tmp_path / "cost").mkdir()
+        Outcome(0, cost={"": [1.0, 1.0], "touch": [1.1, 1.2]}).write(tmp_path / "cost")
+        other = tuple(
+            replace(p, stack={"transformers": "9.9"}) if p.trial.variant == "touch" else p
+            for p in self.PLAN.trials
+        )
+        rows = with_ratios(replace(self.PLAN, trials=other), self.results("clean"), tmp_path)
+        assert {r.variant: r.step_time_ratio for r in rows}["touch"] is None
 
     def test_a_trial_that_was_not_planned_has_no_ratio(self, tmp_path: Path) -> None:
         (tmp_path / "cost").mkdir()

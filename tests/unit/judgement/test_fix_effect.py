@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moediag.judgement.conclusion import conclude
-from moediag.judgement.fix_effect import claim, effect, extent, stage
+from moediag.judgement.fix_effect import claim, detector, effect, extent, stage
 from moediag.result import TrialResult
 from moediag.result.verdicts import OF_UPDATE
 from tests.unit.trial_results import changed, trial_result
@@ -117,6 +117,10 @@ def test_the_size_of_a_fixs_error_and_its_detector() -> None:
     assert extent(of_inputs) == "seen by gradients of the blocks' inputs against the reference"
     norm = trial("f", "fix", "wrong-gradients", signature="wrong-gradients:clipping norm:no-rank")
     assert extent(norm) == "seen by the clipping norm against the reference"
+
+
+def test_nothing_saw_a_clean_trial() -> None:
+    assert detector(trial("f", "fix", "clean")) == ""
 
 
 def test_why_a_fix_is_worse_names_the_failure_and_what_saw_it() -> None:

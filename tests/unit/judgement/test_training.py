@@ -50,6 +50,10 @@ class TestSideBySide:
         near = run("native", (1.0, 0.5), reference_norms=(2.0, 1.0 + share))
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
         assert len(losses.columns) == (4 if alike else 5)
+        # A share, not a difference: of the norm 2.0 it is twice as much.
+        near = run("native", (1.0, 0.5), reference_norms=(2.0 + 2 * share, 1.0))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
+        assert len(losses.columns) == (4 if alike else 5)
         longer = run("native", (1.0, 0.5), reference_norms=(2.0, 1.0, 1.0))
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), longer])
         assert len(losses.columns) == 5

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moediag.errors import LayoutError, MoediagError, ScenarioError, UsageError
 from moediag.protocol import CostTask, ResumeTask, Starve, StepTask, Trial
+from moediag.scenario import devices
 from moediag.scenario.catalogue import find, names
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan, reference_key
@@ -247,8 +248,30 @@ def test_an_impossible_plan_is_refused(
 
 def test_a_rank_that_does_not_exist_is_refused() -> None:
     scenario = load(find("expert-starvation"), ["skew.starve[0].rank=2"])
-    with pytest.raises(ScenarioError, match=r"skew\.starve\[0\]\.rank: there is no rank 2 among 2"):
+    with pytest.raises(
+        ScenarioError, match=r"skew\.starve\[0\]\.rank: there is no rank 2 among 2"
+    ) as caught:
         plan(scenario, 2, "cpu")
+    assert caught.value.help_text == (
+        "Use more ranks with --cpu or --gpus, or another rank with --set."
+    )
+
+
+def test_an_unknown_device_is_refused_with_those_that_exist(starvation: Scenario) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(starvation, 2, "tpu")
+    assert caught.value.message.startswith("device 'tpu': one of cpu, gpu, ")
+
+
+def test_ranks_that_share_a_gpu_are_planned_as_typed(starvation: Scenario) -> None:
+    assert plan(starvation, 2, "shared-gpu").overrides == ("--share-gpu",)
+    assert plan(starvation, 2, "gpu").overrides == ()
+
+
+def test_ranks_on_gpus_get_their_environment(starvation: Scenario) -> None:
+    (one,) = plan(starvation, 2, "gpu", variants=["unfixed"], timeout=77.0).trials
+    expected = devices.environment(devices.DEVICES["gpu"], 77.0)
+    assert one.trial.environment == expected and expected
 
 
 def test_the_limits_of_the_number_of_ranks() -> None:

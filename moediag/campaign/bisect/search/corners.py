@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moediag.campaign.bisect.probe_verdict import DECIDED, Kind, ProbeVerdict
-from moediag.campaign.bisect.search.machine import Ask, Machine
+from moediag.campaign.bisect.search.search_machine import Ask, Machine
 from moediag.result.verdicts import StrEnum
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, merged
 from moediag.campaign.bisect.search.answer import Answer, Boundary, Status
 from moediag.campaign.bisect.search.direction import Options, Probe, Seen, Side, schedule
-from moediag.campaign.bisect.search.machine import Ask, Machine
+from moediag.campaign.bisect.search.search_machine import Ask, Machine
 
 __all__ = ["Options", "Probe", "Search", "most_probes"]
 

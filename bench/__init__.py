@@ -1,1 +1,1 @@
-"""Speed as ratios, each measured side by side in one run: ``python -m bench``."""
+"""Measures what moediag costs, as ratios within one run: ``python -m bench``."""

@@ -1,6 +1,6 @@
-"""``make bench``: prints each aim of the project beside what was measured, as ratios or differences
-between two things timed in the same run. Exit code 0 whatever the numbers are: a busy machine is
-not a failure."""
+"""``make bench``: prints the project's aims beside the measurements, as ratios or differences of
+two things timed in the same run. The exit code is always 0, because a busy machine is not a
+failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOEDIAG = [sys.executable, "-m", "moediag"]
 
 
 def timed(command: list[str], **options: object) -> float:
-    """Seconds; raises CalledProcessError with the output when the command fails."""
+    """Returns the seconds of a command; raises CalledProcessError with its output."""
     began = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=900, **options)
     return time.perf_counter() - began
@@ -45,7 +45,7 @@ def torchrun(stack: environment.Stack, script: str, *arguments: str) -> list[str
 
 
 def trials_against_torchrun(stack: environment.Stack) -> tuple[float, str]:
-    """All trials of expert-starvation : one bare torchrun of the same step, both warm."""
+    """Returns (all trials of expert-starvation : one bare torchrun of the same step), both warm."""
     bare = torchrun(stack, "bare_step.py")
     variables = rank_environment(stack)
     timed(bare, env=variables)
@@ -61,7 +61,7 @@ def trials_against_torchrun(stack: environment.Stack) -> tuple[float, str]:
 
 
 def recorded_seconds(stack: environment.Stack) -> dict[str, list[float]]:
-    """Seconds of each round's step with the recorder off, on, and on with its guard."""
+    """Returns the seconds of each round's step: recorder off, on, and on with its guard."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/seconds.json"
         command = torchrun(stack, "recorder_overhead.py", out, "48")
@@ -71,7 +71,7 @@ def recorded_seconds(stack: environment.Stack) -> dict[str, list[float]]:
 
 
 def ratio_of_steps(seconds: dict[str, list[float]], one: str, other: str) -> tuple[float, str]:
-    """Median over rounds of (step with ``one`` : the same step with ``other``)."""
+    """Returns the median over rounds of (step with ``one`` : the same step with ``other``)."""
     ratios = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     step = statistics.median(seconds[other])
@@ -79,7 +79,7 @@ def ratio_of_steps(seconds: dict[str, list[float]], one: str, other: str) -> tup
 
 
 def start_up() -> tuple[float, str]:
-    """Seconds that `moediag --help` takes more than `python -c pass`."""
+    """Returns the seconds of `moediag --help` minus those of `python -c pass`."""
     pairs = []
     for _ in range(7):
         plain = timed([sys.executable, "-c", "pass"])
@@ -89,7 +89,7 @@ def start_up() -> tuple[float, str]:
 
 
 def hang_to_verdict() -> tuple[float, str]:
-    """Seconds from the last progress to the verdict, less the quiescence window."""
+    """Returns the seconds from the last progress to the verdict, minus the quiescence window."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*MOEDIAG, "run", "expert-starvation-hang", "--variant", "unfixed", "--cpu", "2"]
         timed([*command, "--json", "--out", f"{folder}/run"])

@@ -1,4 +1,4 @@
-"""The yardstick: the same training step under a bare torchrun, without moediag.
+"""The baseline: the same training step under a bare torchrun, without moediag.
 
 ``torchrun --nproc-per-node 2 bench/bare_step.py``: a tiny Qwen3-MoE, FSDP2 per layer, two steps.
 """

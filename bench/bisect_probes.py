@@ -1,4 +1,4 @@
-"""How many probes a bisect makes, against the fewest that halving needs, and what one takes.
+"""Counts the probes of a bisect against the minimum for halving, and times them.
 
 The count is a simulation: no process, every history of one stretch of bad releases. The wall time
 is real: `moediag bisect` on environments that are built, on a cache that is empty, and a plain
@@ -21,6 +21,7 @@ from pathlib import Path
 from moediag.campaign.bisect.probe_verdict import BAD, GOOD
 from moediag.campaign.bisect.search.search import Options, Probe, Search
 from moediag.stacks import environment
+from moediag.stacks.base import ENV_CACHE
 
 HERE = Path(__file__).parent
 CHECKS = 4  # both ends, and both neighbours of the boundary again
@@ -30,8 +31,8 @@ GOOD_END, BAD_END = "4.51.0", "4.53.3"
 
 
 def probes_made(count: int, first_bad: int, bad: int, good: int | None) -> int:
-    """Probes until the answer, one at a time; ``good`` None: it is searched in growing steps.
-    Raises AssertionError where the answer is wrong."""
+    """Returns the number of probes until the answer, one at a time. Without ``good`` the search
+    takes growing steps. Raises AssertionError if the answer is wrong."""
     search = Search(count, Options(bad=bad, good=good))
     made = 0
     while search.answer is None:
@@ -48,20 +49,20 @@ def _truth(probe: Probe, first_bad: int) -> object:
 
 
 def fewest(distance: int) -> int:
-    """Halvings that tell ``distance`` releases apart, with the checks."""
+    """Returns the halvings for ``distance`` releases, plus the checks."""
     return math.ceil(math.log2(distance)) + CHECKS
 
 
 def ratios(count: int, given: bool) -> Iterator[float]:
-    """Probes made : the fewest, for every place of the boundary. Without a good end the fewest are
-    those of a search that was told the oldest release."""
+    """Yields (probes made : the minimum) for every position of the boundary. Without a good end the
+    minimum is that of a search that knows the oldest release."""
     for first_bad in range(1, count):
         made = probes_made(count, first_bad, count - 1, 0 if given else None)
         yield made / fewest(count - 1)
 
 
 def both_ends_given() -> tuple[float, str]:
-    """Worst ratio over :data:`COUNTS`."""
+    """Returns the worst ratio over :data:`COUNTS`."""
     worst = {count: max(ratios(count, given=True)) for count in COUNTS}
     return max(worst.values()), f"worst of all boundaries in {_counts()} releases"
 
@@ -80,7 +81,7 @@ def _counts() -> str:
 
 
 def warm_against_serial() -> tuple[float, str]:
-    """A plain serial bisect : `moediag bisect` with the environments built, same releases."""
+    """Returns (plain serial bisect : `moediag bisect` with environments built), same releases."""
     with tempfile.TemporaryDirectory() as folder:
         _bisect(f"{folder}/first")  # builds what is missing
         warm, probes = _bisect(f"{folder}/warm")
@@ -94,7 +95,7 @@ def warm_against_serial() -> tuple[float, str]:
 
 
 def _bisect(out: str, **variables: str) -> tuple[float, int]:
-    """(seconds, probes)."""
+    """Returns (seconds, probes)."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "moediag", "bisect", "expert-starvation", "--cpu", "2",
                "--good", GOOD_END, "--bad", BAD_END, "--json", "--out", out]  # fmt: skip
@@ -104,17 +105,18 @@ def _bisect(out: str, **variables: str) -> tuple[float, int]:
 
 
 def _plain_probe() -> float:
-    """Seconds of one probe by hand: a new environment and a torchrun of the bare step."""
+    """Returns the seconds of one manual probe: a new environment and a torchrun of the bare
+    step."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
-        before, os.environ[environment.ENV_CACHE] = os.environ.get(environment.ENV_CACHE), cache
+        before, os.environ[ENV_CACHE] = os.environ.get(ENV_CACHE), cache
         try:
             stack = environment.ensure({"transformers": BAD_END})
         finally:
             if before is None:
-                del os.environ[environment.ENV_CACHE]
+                del os.environ[ENV_CACHE]
             else:
-                os.environ[environment.ENV_CACHE] = before
+                os.environ[ENV_CACHE] = before
         command = [str(stack.python), "-m", "torch.distributed.run", "--nproc-per-node", "2",
                    str(HERE / "bare_step.py")]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, timeout=900,

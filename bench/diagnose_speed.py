@@ -1,5 +1,5 @@
-"""`moediag diagnose` and torchfrtrace on the same files, as commands and without their start, and
-how the former grows with the number of ranks."""
+"""Times `moediag diagnose` and torchfrtrace on the same files, with and without their start-up, and
+the growth of `moediag diagnose` with the number of ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GROWTH_STEPS = 12
 
 @contextmanager
 def dumped(layout: jobs.Layout, steps: int) -> Iterator[tuple[Path, int]]:
-    """The dumps of a job in which one rank stands still, and how many entries they hold."""
+    """Yields the dumps of a job in which one rank hangs, and their number of entries."""
     job = jobs.faulty(jobs.healthy(layout, steps), "stuck", 7)
     entries = sum(min(RING, issued) for issued in jobs.Run(job).issued)
     with tempfile.TemporaryDirectory(prefix="moediag-bench-") as place:
@@ -37,8 +37,8 @@ def dumped(layout: jobs.Layout, steps: int) -> Iterator[tuple[Path, int]]:
 
 
 def command(words: list[str], folder: Path) -> tuple[float, float, float]:
-    """(wall seconds, CPU seconds, peak megabytes) of one command; the exit code says what it
-    found, so only a signal or a wrong usage is an error."""
+    """Returns (wall seconds, CPU seconds, peak megabytes) of one command. Its exit code depends on
+    what it finds, so only a signal or wrong usage is an error."""
     env = dict(os.environ, OMP_NUM_THREADS="1")
     began = time.perf_counter()
     process = subprocess.Popen(
@@ -54,13 +54,13 @@ def command(words: list[str], folder: Path) -> tuple[float, float, float]:
 
 
 def _best(words: list[str], folder: Path, times: int = 3) -> tuple[float, float, float]:
-    """Of the run with the least CPU time: whatever else runs can only add to it."""
+    """Returns the run with the least CPU time: other processes can only add to it."""
     return min((command(words, folder) for _ in range(times)), key=lambda found: found[1])
 
 
 @cache
 def against_torchfrtrace() -> dict[str, float]:
-    """CPU seconds of both commands, of their starts on a job of two ranks, and how many entries."""
+    """Returns the CPU seconds of both commands and of their starts (two ranks), and the entries."""
     with dumped(jobs.Layout(dp=2), 1) as (little, _), dumped(FULL, STEPS) as (folder, entries):
         found = {"entries": float(entries)}
         for name, words in (("ours", OURS), ("theirs", THEIRS)):
@@ -70,7 +70,7 @@ def against_torchfrtrace() -> dict[str, float]:
 
 
 def throughput() -> tuple[float, str]:
-    """Entries per second, `moediag diagnose` : torchfrtrace, as commands."""
+    """Returns entries per second, `moediag diagnose` : torchfrtrace, as commands."""
     found = against_torchfrtrace()
     ours, theirs = (found["entries"] / found[name] for name in ("ours", "theirs"))
     return ours / theirs, (
@@ -80,7 +80,7 @@ def throughput() -> tuple[float, str]:
 
 
 def throughput_after_start() -> tuple[float, str]:
-    """The same less what each command takes for two ranks and a step."""
+    """Returns the same without the time of each command for two ranks and one step."""
     found = against_torchfrtrace()
     ours, theirs = (found[name] - found[f"{name} start"] for name in ("ours", "theirs"))
     return theirs / ours, (
@@ -90,7 +90,7 @@ def throughput_after_start() -> tuple[float, str]:
 
 
 def growth() -> tuple[float, str]:
-    """CPU seconds per entry at 1,024 ranks : at 16, start included; 1 is linear."""
+    """Returns CPU seconds per entry at 1,024 ranks : at 16, start included; 1 is linear."""
     per_entry, told = [], []
     for layout in (SMALL, LARGE):
         with dumped(layout, GROWTH_STEPS) as (folder, entries):

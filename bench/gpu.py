@@ -1,8 +1,8 @@
-"""``make gpu``: the scenarios of the GPU suite on whatever GPUs there are, as one JSON file and one
-page below ``reports/gpu/``. Exit code 4 without a GPU, 0 otherwise: what was found is the report.
+"""``make gpu``: runs the scenarios of the GPU suite on the available GPUs and writes one JSON file
+and one page below ``reports/gpu/``. Exit code 4 without a GPU, otherwise 0, whatever was found.
 
-The speed of the real step follows (bench.speed): kernels, routings, fixes, up to a size that fills
-the GPU. Rows that need another release than can be had here are listed as not measured, with why.
+Then measures the speed of the real step (bench.speed): kernels, routings, fixes, up to a size that
+fills the GPU. Rows that need an unavailable release are listed as not measured, with the reason.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from typing import Any
 import moediag
 from bench.speed import suite as speed
 from moediag import doctor, hardware
+from moediag.campaign.engine import shown
 from moediag.campaign.sweep import session as sweeping
 from moediag.errors import MoediagError
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import run as runner
+from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import write_json
-from moediag.report import views
-from moediag.result import wording
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult, wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
-from moediag.stacks import environment
-from moediag.stacks.base import current_base
+from moediag.stacks.base import cache_root, current_base
 
 FOLDER = Path(__file__).parent.parent / "reports" / "gpu"
 STARVATION = (
@@ -93,7 +91,7 @@ class Report:
 
     @property
     def device(self) -> str:
-        """Of the file's name: ``1x-nvidia-h200``."""
+        """Returns the machine's part of the file name: ``1x-nvidia-h200``."""
         found = self.machine["gpus"] or ["unknown gpu"]
         word = "".join(c if c.isalnum() else "-" for c in found[0].lower())
         return f"{len(found)}x-{'-'.join(filter(None, word.split('-')))}"
@@ -107,7 +105,7 @@ class Report:
 
 
 def questions(gpus: int, nccl: str | None) -> Iterator[Question]:
-    """One rank a GPU where there are several; shared ones always."""
+    """Yields the suite: one rank per GPU if there are several, and always shared GPUs."""
     shares = nccl is not None and _release(nccl) >= devices.NCCL_SHARES_FROM
     shared = [devices.SHARED, *([devices.SHARED_NCCL] if shares else [])]
     for name in (*STARVATION, *EXPERT_PARALLEL):
@@ -142,14 +140,14 @@ def _trials(result: RunResult) -> Iterator[dict[str, Any]]:
         yield {
             "variant": t.variant, "role": t.role, "stack": t.stack, "backend": t.backend,
             "verdict": t.verdict, "expected": t.expected, "met": t.met, "cause": t.cause,
-            "gradient_error": t.gradient_error, "worst_parameter": t.worst_parameter,
+            "gradient_error": t.gradient_error, "worst_parameter": t.diagnosis.worst_parameter,
             "step_time_ratio": t.step_time_ratio, "seconds": t.seconds.total,
-            "notes": list(t.notes), "not_seen": list(t.not_seen),
+            "notes": list(t.notes), "not_seen": list(t.diagnosis.not_seen),
         }  # fmt: skip
 
 
 def page(report: Report) -> str:
-    """Markdown: what was measured with its command, then what was not and why."""
+    """Returns the page: each measurement with its command, then what is missing and why."""
     machine = report.machine
     versions = ", ".join(f"{n} {v}" for n, v in report.versions.items() if v)
     gpus = ", ".join(machine["gpus"]) or "no GPU"
@@ -162,7 +160,7 @@ def page(report: Report) -> str:
     for one in report.rows:
         if not one.measured:
             continue
-        said = {True: "reproduced", False: "not reproduced", None: "not decided"}[one.reproduced]
+        said = {True: "reproduced", False: "not reproduced", None: "undecided"}[one.reproduced]
         lines += [f"## `{one.command}`", "", f"{said}, {wording.seconds(one.seconds)}", ""]
         lines += [
             "| variant | stack | backend | verdict | expected | gradient error |",
@@ -181,7 +179,7 @@ def page(report: Report) -> str:
         lines += speed.page(report.speed)
     missing = [one for one in report.rows if not one.measured]
     if missing:
-        lines += ["## Not measured", "", "| command | why |", "|---|---|"]
+        lines += ["## Not measured", "", "| command | reason |", "|---|---|"]
         lines += [f"| `{one.command}` | {wording.inline(_why(one))} |" for one in missing]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -192,11 +190,11 @@ def _why(one: Row) -> str:
 
 
 def measure(asked: Sequence[Question], folder: Path, timeout: float | None) -> Iterator[Row]:
-    """Runs each in a folder of its own; one that breaks costs its own row."""
+    """Runs each scenario in its own folder; a failing one affects only its own row."""
     options = LaunchOptions()
     hosts = Hosts(folder / sweeping.HOSTS_FOLDER, options)
     try:
-        with views.progress() as observer:
+        with shown() as observer:
             for number, question in enumerate(asked):
                 try:
                     scenario = loading.load(catalogue.find(question.scenario))
@@ -211,7 +209,7 @@ def measure(asked: Sequence[Question], folder: Path, timeout: float | None) -> I
 
 
 def versions() -> dict[str, str | None]:
-    base = current_base(environment.cache_root())
+    base = current_base(cache_root())
     found: dict[str, str | None] = {"python": base.python, "torch": base.torch}
     return {**found, "nccl": hardware.nccl()}
 
@@ -230,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     report = Report(started, moediag.__version__, doctor.machine(), versions())
     with tempfile.TemporaryDirectory() as scratch:
-        folder = runner.run_folder(options.evidence or Path(scratch) / "runs", "gpu")
+        folder = run_folder(options.evidence or Path(scratch) / "runs", "gpu")
         for one in measure(asked, folder, options.timeout):
             report = dataclasses.replace(report, rows=(*report.rows, one))
             write(report, options.out)
@@ -243,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(report: Report, folder: Path) -> None:
-    """After each row anew: a lease that ends early leaves what was measured."""
+    """Writes both files. Called after each row, so an early end keeps what was measured."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{report.name}.json", report.to_json())
     (folder / f"{report.name}.md").write_text(page(report), encoding="utf-8")
@@ -252,11 +250,13 @@ def write(report: Report, folder: Path) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--scenario", action="append", help="only this one; repeatable")
-    only.add_argument("--speed", action="store_true", help="only the speed of the real step")
+    only.add_argument("--scenario", action="append", help="run only this scenario; repeatable")
+    only.add_argument(
+        "--speed", action="store_true", help="measure only the speed of the real step"
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="default: reports/gpu")
     parser.add_argument("--evidence", type=Path, help="keep the run directories here")
-    parser.add_argument("--timeout", type=float, help="bound on one launch in seconds")
+    parser.add_argument("--timeout", type=float, help="limit of one launch in seconds")
     return parser.parse_args(arguments)
 
 

@@ -1,9 +1,9 @@
-"""Jobs of other people, in thought: Megatron-like schedules over pipeline, data, tensor and expert
-groups, one fault in them, and the Flight Recorder dumps that such a job leaves on NCCL.
+"""Simulates jobs: Megatron-like schedules over pipeline, data, tensor and expert groups with one
+fault, and the Flight Recorder dumps that such a job leaves on NCCL.
 
-The device of each rank runs its calls in their order; a call completes when all its members run it
-and it fits. The program runs some calls ahead of the device, as it does on a GPU. So what is
-recorded as completed, begun or only scheduled is what the real recorder would have seen.
+The device of each rank runs its calls in order; a call completes when all its members run it and
+it matches. The program runs some calls ahead of the device, as on a GPU. So the dumps have the
+same calls completed, begun and scheduled as those of the real recorder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEGAN = 1_700_000_000 * 10**9
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks are numbered tensor first, then data (experts divide it), then pipeline."""
+    """Group sizes. Ranks are numbered by tensor, then data (divided by experts), then pipeline."""
 
     pp: int = 1
     dp: int = 1
@@ -39,14 +39,14 @@ class Layout:
         return self.pp * self.dp * self.tp
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """(pipeline stage, data, tensor)."""
+        """Returns (pipeline stage, data, tensor)."""
         return rank // (self.tp * self.dp), rank // self.tp % self.dp, rank % self.tp
 
     def rank(self, stage: int, data: int, tensor: int) -> int:
         return (stage * self.dp + data) * self.tp + tensor
 
     def groups(self) -> dict[str, list[tuple[int, ...]]]:
-        """By axis, all groups with more than one member."""
+        """Returns all groups with more than one member, by axis."""
         found: dict[str, dict[Any, list[int]]] = {
             "world": {0: list(range(self.world))}, "tp": {}, "dp": {}, "ep": {}, "pp": {},
         }  # fmt: skip
@@ -64,7 +64,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Op:
-    """``numel``: of the whole tensor; ``peer``: rank of the world, for send and recv."""
+    """One call. ``numel`` is that of the whole tensor, ``peer`` a rank of the world (send,
+    recv)."""
 
     axis: str
     op: str
@@ -75,21 +76,17 @@ class Op:
 
 @dataclass
 class Job:
-    """``programs``: one list of calls for each rank. ``stuck``: rank -> the call that its program
-    never issues; ``dead_device``: rank -> the call that its device never begins. ``silent``: ranks
-    that leave no dump. ``culprits``: what a diagnosis must name, with one of ``lines`` of the
-    program: where the culprit left the others. ``until``: the
-    job still runs, and its dumps were taken after so many calls were met, in an order drawn by
-    ``chance``."""
+    """A simulated job with at most one fault."""
 
     layout: Layout
-    programs: list[list[Op]]
+    programs: list[list[Op]]  # one list of calls per rank
     fault: str = "none"
-    culprits: tuple[int, ...] = ()
-    stuck: dict[int, int] = field(default_factory=dict)
-    dead_device: dict[int, int] = field(default_factory=dict)
-    silent: frozenset[int] = frozenset()
-    lines: tuple[int, ...] = ()
+    culprits: tuple[int, ...] = ()  # the ranks that a diagnosis must name
+    stuck: dict[int, int] = field(default_factory=dict)  # rank -> call its program never issues
+    dead_device: dict[int, int] = field(default_factory=dict)  # rank -> call it never begins
+    silent: frozenset[int] = frozenset()  # ranks that leave no dump
+    lines: tuple[int, ...] = ()  # a diagnosis must name one: where the culprit left the others
+    # The job still runs: dumped after this many completed calls, in an order drawn by ``chance``.
     until: int | None = None
     chance: int = 0
 
@@ -130,8 +127,8 @@ def _program(layout: Layout, rank: int, steps: int, micro: int, layers: int) -> 
 
 
 def faulty(job: Job, fault: str, seed: int) -> Job:
-    """``job`` with one fault on one rank, somewhere in its second half. Raises ValueError where
-    this layout cannot have it."""
+    """Returns ``job`` with one fault on one rank in its second half. Raises ValueError if this
+    layout cannot have that fault."""
     chance = random.Random(f"{fault} {seed} {job.layout}")  # noqa: S311 - repeatable
     rank = chance.randrange(job.layout.world)
     sizes = {axis: [r for r in of if rank in r] for axis, of in job.layout.groups().items()}
@@ -178,15 +175,15 @@ def faulty(job: Job, fault: str, seed: int) -> Job:
 
 
 def running(job: Job, seed: int) -> Job:
-    """``job`` somewhere in its second half, on its way."""
+    """Returns ``job`` dumped while it runs, somewhere in its second half."""
     chance = random.Random(f"running {seed} {job.layout}")  # noqa: S311 - repeatable
     calls = Run(job).met
     return replace(job, until=chance.randrange(calls // 2, calls - 1), chance=seed)
 
 
 def _swappable(job: Job, rank: int, at: int, groups: dict[str, list[tuple[int, ...]]]) -> bool:
-    """Two neighbouring collectives of different groups that share two ranks: each waits for the
-    other's group then."""
+    """Whether two neighbouring collectives of different groups share two ranks, so that swapping
+    them makes each wait for the other's group."""
     program = job.programs[rank]
     if at + 1 >= len(program) or program[at + 1].op in P2P:
         return False
@@ -200,8 +197,8 @@ def _swappable(job: Job, rank: int, at: int, groups: dict[str, list[tuple[int, .
 
 
 class Run:
-    """``done``: calls of each rank that completed; ``issued``: that its program issued; ``met``:
-    calls that completed, each counted once."""
+    """Runs a job. Counts, per rank, completed (``done``) and ``issued`` calls; ``met`` counts each
+    completed call once."""
 
     def __init__(self, job: Job, ahead: int = 4) -> None:
         self.job = job
@@ -225,7 +222,7 @@ class Run:
         ]
 
     def waiting_for(self, culprit: int) -> tuple[int, ...]:
-        """The lines in which other ranks wait for a call of ``culprit``."""
+        """Returns the lines in which other ranks wait for a call of ``culprit``."""
         lines = set()
         for rank, (done, program) in enumerate(zip(self.done, self.programs, strict=True)):
             if rank != culprit and done < len(program):
@@ -239,11 +236,11 @@ class Run:
         return sum((rank, op.axis) in self.group for op in before)
 
     def _run(self, cut: dict[int, int]) -> None:
-        """To where nothing moves any more, or to where the job was looked at."""
+        """Runs the job until nothing can move, or until its dump."""
         chance = random.Random(self.job.chance)  # noqa: S311 - repeatable
         ready = list(range(len(self.programs)))
         while ready:
-            if self.job.until is not None:  # the ranks of a job that runs go on side by side
+            if self.job.until is not None:  # the ranks of a running job advance together
                 at = chance.randrange(len(ready))
                 ready[at], ready[-1] = ready[-1], ready[at]
             rank = ready.pop()
@@ -264,7 +261,7 @@ class Run:
         return self.programs[rank][at]
 
     def _meets(self, rank: int, cut: dict[int, int]) -> tuple[int, ...] | None:
-        """The members of this rank's present call, when all are there and it fits."""
+        """Returns the members of this rank's current call if all have come and it matches."""
         op = self._at(rank, cut)
         if op is None:
             return None
@@ -296,8 +293,8 @@ def dumps(
     job: Job, ring: int = 2000, frames: bool = True, local_names: bool = False, ahead: int = 4,
     states: bool = True,
 ) -> Iterator[tuple[int, dict[str, Any]]]:  # fmt: skip
-    """(rank, its dump as plain data). ``local_names``: every process numbers its groups for
-    itself, as in jobs where ranks create only their own."""
+    """Yields (rank, its dump as plain data). With ``local_names`` every process numbers its own
+    groups, as in jobs whose ranks create only theirs."""
     run = Run(job, ahead)
     counter = itertools.count(1)
     numbers = {
@@ -394,8 +391,8 @@ def _frames(op: Op) -> list[dict[str, Any]]:
 
 
 def write(job: Job, folder: Path, form: str = "pickle", **options: Any) -> Path:
-    """One file a rank, named as NCCL's own writer names them; of a job that runs, as old as its
-    newest call."""
+    """Writes one file per rank, named as by NCCL's own writer. The file of a running job is as old
+    as its newest call."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, raw in dumps(job, **options):
         path = folder / f"nccl_trace_rank_{rank}"

@@ -1,8 +1,9 @@
-"""``python -m bench.labelled [SEEDS] [FIRST] [RING]``: answers on simulated jobs of known fault.
+"""``python -m bench.labelled [SEEDS] [FIRST] [RING]``: counts answers on simulated jobs with a
+known fault.
 
-Right: exactly the injected rank is named. None: nobody is. Wrong: anybody else. This is for tuning:
-the unit tests use seed 11 and small seeds, run it with other ones (FIRST 100, say) to see what was
-not looked at. Seeds from TESTING on are for ``bench.accuracy`` alone.
+Right: exactly the injected rank is named. None: no rank is named. Wrong: another rank is named.
+This is for tuning. The unit tests use seed 11 and small seeds; use others (FIRST 100, for example)
+for cases that were not used. Seeds from TESTING on are for ``bench.accuracy`` only.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, foreign
 from moediag.evidence.sources import Found
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 
 TESTING = 2000
 LAYOUTS = (
@@ -33,7 +34,7 @@ LAYOUTS = (
 
 
 def answers(seeds: range, ring: int = 2000) -> tuple[dict[str, Counter[str]], float, int]:
-    """(by fault, how many answers of each kind; seconds of diagnosis; calls that were read)."""
+    """Returns (answers of each kind by fault, seconds of diagnosis, calls read)."""
     found: dict[str, Counter[str]] = {}
     seconds, calls = 0.0, 0
     for layout, micro_batches, layers in LAYOUTS:

@@ -1,4 +1,5 @@
-"""Recorder off, on, and on with the guard, in turns within one process group, on the mid-size step.
+"""Times the mid-size step with the recorder off, on, and on with the guard, alternating in one
+group.
 
 ``torchrun --nproc-per-node 2 bench/recorder_overhead.py OUT.json ROUNDS``; rank 0 writes seconds.
 """
@@ -15,8 +16,8 @@ import torch.distributed as dist
 
 from moediag.protocol import ENV_GUARD, ModelSpec, SkewSpec, StepSpec, Trial
 from moediag.recorder import install
+from moediag.worker import preparation, training
 from moediag.worker.shard.wrapped import synchronize
-from moediag.worker.tasks import step
 
 MODEL = ModelSpec(
     hidden=128, intermediate=256, layers=2, experts=16, heads=4, kv_heads=2, head_dim=32, vocab=512
@@ -38,7 +39,7 @@ def main() -> None:
         skew=SkewSpec(batches="identical"),
     )
     device = torch.device("cpu")
-    wrapped = step.prepare(trial, device)
+    wrapped = preparation.prepare(trial, device)
     seconds = {"off": [], "on": [], "guard": []}
     folder = tempfile.mkdtemp()
     for number in range(int(sys.argv[2]) + 1):
@@ -50,8 +51,8 @@ def main() -> None:
             for timed in (False, True):
                 synchronize()
                 began = time.perf_counter()
-                step.forward_backward(wrapped, rank, number + 1, device)
-                step.finish(wrapped)
+                training.forward_backward(wrapped, rank, number + 1, device)
+                training.finish(wrapped)
                 synchronize()
                 if timed and number:
                     seconds[kind].append(time.perf_counter() - began)

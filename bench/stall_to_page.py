@@ -1,5 +1,5 @@
-"""Seconds from the last progress of a job of four ranks to the page of `moediag watch`, beyond the
-time in which nothing may move."""
+"""Measures the seconds from the last progress of a job of four ranks to the page of `moediag
+watch`, minus the quiescence window."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PAGE = re.compile(r"CAUSE")
 
 
 def stall_to_page(victim: str = "skips") -> tuple[float, str]:
-    """Counted to the moment in which the page can be read from the pipe. Raises RuntimeError when
-    no page comes."""
+    """Returns the seconds until the page can be read from the pipe. Raises RuntimeError if no page
+    comes."""
     with tempfile.TemporaryDirectory(prefix="moediag-bench-") as place:
         run = Path(place) / "run"
         command = [
@@ -53,7 +53,7 @@ def stall_to_page(victim: str = "skips") -> tuple[float, str]:
 
 
 def _when_shown(process: subprocess.Popen[bytes]) -> float:
-    """Epoch seconds at which the page was there."""
+    """Returns the time (epoch seconds) at which the page arrived."""
     assert process.stdout is not None
     descriptor, text, until = process.stdout.fileno(), b"", time.monotonic() + BOUND
     os.set_blocking(descriptor, False)

@@ -4,4 +4,6 @@ This package's root imports nothing: the control side (typer, rich, pydantic) an
 side (torch) both start from here, in different environments.
 """
 
+__all__ = ["__version__"]
+
 __version__ = "0.1.0.dev0"

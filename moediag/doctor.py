@@ -1,6 +1,6 @@
-"""Can this machine do it, and if not, what to type.
+"""Checks this machine, and says what to type if something is missing.
 
-Each check looks at one thing and never raises: a check that fails to look says so.
+Each check covers one thing and never raises: a check that fails reports that it failed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from moediag.hardware import (
     tool,
 )
 from moediag.stacks import interpreter
-from moediag.stacks.environment import ENV_CACHE, cache_root
+from moediag.stacks.base import ENV_CACHE, cache_root
 
 Status = Literal["ok", "warn", "fail"]
 GB = 10**9
@@ -38,17 +38,16 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``fail``: moediag cannot run here; ``warn``: it runs, but something is missing.
-    ``advice``: what to type, empty when nothing is needed."""
+    """The result of one check."""
 
     name: str
-    status: Status
+    status: Status  # fail: moediag cannot run here; warn: it runs, but something is missing
     found: str
-    advice: str = ""
+    advice: str = ""  # what to type; empty if nothing is needed
 
 
 def checks(network: bool = True) -> list[Check]:
-    """Every check, in the order in which a person would fix them."""
+    """Runs every check, in the order in which a person would fix them."""
     looks: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("torch", _torch),
@@ -70,7 +69,7 @@ def checks(network: bool = True) -> list[Check]:
 
 
 def machine() -> dict[str, Any]:
-    """The facts about this machine that a result records. Nothing in it identifies a person."""
+    """Returns the facts about this machine that a result records; none identifies a person."""
     return {
         "os": _os_name(),
         "kernel": platform.release(),
@@ -83,12 +82,9 @@ def machine() -> dict[str, Any]:
 
 
 def require_gpus(count: int, torch: str | None = None, shared: bool = False) -> None:
-    """Raises MachineError unless ``count`` ranks of this node can have a GPU each, or ``shared``
-    and there is one at all. ``torch``: the version that the ranks are to run on; default: the
-    installed one."""
-    cpu_instead = (
-        f"On the CPU: --cpu {max(2, count)}. `moediag doctor` says what this machine can do."
-    )
+    """Raises MachineError unless this node has a GPU for each of ``count`` ranks, or one GPU if
+    they are ``shared``. ``torch`` is the version of the ranks; default: the installed one."""
+    cpu_instead = f"On the CPU: --cpu {max(2, count)}. `moediag doctor` checks this machine."
     wanted = 1 if shared else count
     found = len(gpus()) or len(driver_gpus())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -98,14 +94,12 @@ def require_gpus(count: int, torch: str | None = None, shared: bool = False) -> 
     if found < wanted:
         hidden = f" (CUDA_VISIBLE_DEVICES={visible})" if visible is not None else ""
         share = f"Several ranks on one GPU: --gpus {count} --share-gpu. " if found else ""
-        plural = "GPU is" if wanted == 1 else "GPUs are"
-        raise MachineError(
-            f"{wanted} {plural} wanted here, {found} found{hidden}", share + cpu_instead
-        )
+        gpu = "GPU" if wanted == 1 else "GPUs"
+        raise MachineError(f"{wanted} {gpu} requested, {found} found{hidden}", share + cpu_instead)
     installed = torch or interpreter.identity()["torch"] or ""
     if "+cpu" in installed:
         raise MachineError(
-            f"torch {installed} is built for CPUs and cannot use the GPUs of this machine",
+            f"torch {installed} is a CPU build and cannot use the GPUs of this machine",
             "Type: python -m pip install --force-reinstall torch",
         )
 
@@ -116,13 +110,13 @@ def _guarded(name: str, look: Callable[[], Check]) -> Check:
     except MoediagError as error:
         return Check(name, "fail", error.message, error.help_text)
     except Exception as error:
-        return Check(name, "warn", f"could not be looked at: {type(error).__name__}: {error}")
+        return Check(name, "warn", f"could not be checked: {type(error).__name__}: {error}")
 
 
 def _python() -> Check:
     found = platform.python_version()
     if not sys.platform.startswith("linux"):
-        advice = "moediag is tested on Linux only; use a Linux machine or container."
+        advice = "moediag is tested on Linux only. Use a Linux machine or container."
         return Check("python", "warn", f"{found} on {platform.system()}", advice)
     return Check("python", "ok", found)
 
@@ -161,14 +155,14 @@ def _pystack() -> Check:
         return Check(
             "pystack",
             "warn",
-            "not installed: native frames come from py-spy alone",
+            "not installed: native frames come from py-spy only",
             "Type: python -m pip install 'moediag[native]'",
         )
     return Check("pystack", "ok", _version("pystack") or "found")
 
 
 def _ptrace() -> Check:
-    """Reads the stack of a child of ours with py-spy, exactly as on a hang."""
+    """Reads the stack of a child process with py-spy, exactly as in a hang."""
     spy = tool("py-spy")
     scope = _yama()
     if spy is None:
@@ -194,7 +188,7 @@ def _ptrace() -> Check:
             return Check("ptrace", "ok", "py-spy reads the stack of another process")
     except ValueError:
         pass
-    yama = scope not in ("0", "absent")  # else it is the container or sandbox that refuses
+    yama = scope not in ("0", "absent")  # otherwise the container or sandbox refuses
     advice = "Type: sudo sysctl kernel.yama.ptrace_scope=0   " if yama else ""
     return Check(
         "ptrace",
@@ -213,7 +207,7 @@ def _gpus() -> Check:
         return Check(
             "gpus",
             "warn",
-            f"{_gpu_line(found)}, but torch {torch} is built for CPUs",
+            f"{_gpu_line(found)}, but torch {torch} is a CPU build",
             "Type: python -m pip install --force-reinstall torch",
         )
     return Check("gpus", "ok", f"{_gpu_line(found)}, driver {found[0].driver}")
@@ -222,7 +216,7 @@ def _gpus() -> Check:
 def _cores() -> Check:
     count = cores()
     if count < 2:
-        advice = "Verdicts are right but slow; give it 2 cores or more."
+        advice = "Verdicts are correct but slow. Use 2 cores or more."
         return Check("cores", "warn", str(count), advice)
     return Check("cores", "ok", str(count))
 
@@ -231,7 +225,7 @@ def _memory() -> Check:
     total, free = memory()
     found = f"{free / GB:.1f} GB free of {total / GB:.1f} GB"
     if free < 2 * GB:
-        advice = "Two ranks need about 2 GB; close something, or use --cpu 2."
+        advice = "Two ranks need about 2 GB. Close other programs, or use --cpu 2."
         return Check("memory", "warn", found, advice)
     return Check("memory", "ok", found)
 
@@ -244,8 +238,8 @@ def _loopback() -> Check:
 
 
 def _shared_memory() -> Check:
-    if not Path("/dev/shm").is_dir():  # noqa: S108 - looked at, not written
-        return Check("shared memory", "warn", "there is no /dev/shm", "NCCL needs it.")
+    if not Path("/dev/shm").is_dir():  # noqa: S108 - read, not written
+        return Check("shared memory", "warn", "not mounted", "NCCL needs /dev/shm.")
     size = shutil.disk_usage("/dev/shm").total  # noqa: S108
     found = f"{size / GB:.2f} GB"
     if size < 256 * 10**6:
@@ -261,8 +255,8 @@ def _cache() -> Check:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        advice = f"Type: export {ENV_CACHE}=/a/folder/that/can/be/written"
-        return Check("cache", "fail", f"{folder} cannot be written: {error.strerror}", advice)
+        advice = f"Type: export {ENV_CACHE}=/path/to/a/writable/folder"
+        return Check("cache", "fail", f"cannot write to {folder}: {error.strerror}", advice)
     return Check("cache", "ok", str(folder))
 
 
@@ -288,7 +282,7 @@ def _index() -> Check:
     try:
         listing = files("accelerate", replace(config, timeout=min(config.timeout, 5.0)))
     except MoediagError as error:
-        advice = "Stacks that are built already still run. " + error.help_text
+        advice = "Stacks that are already built still run. " + error.help_text
         return Check("package index", "warn", error.message, advice)
     if listing.unreachable:
         return Check("package index", "warn", "; ".join(listing.unreachable))

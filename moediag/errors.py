@@ -1,14 +1,14 @@
-"""Errors that a user can do something about. Each class owns its exit code and a help text.
+"""Errors that a user can fix. Each class has its exit code and a help text.
 
-``cli.main`` has the only ``try``: it prints ``error: MESSAGE`` and the help, and exits with
-``exit_code``; everything else is a bug in moediag (exit code 5).
+``cli.main`` has the only ``try``: it prints ``error: MESSAGE`` and the help text and exits with
+``exit_code``. Any other exception is a bug in moediag (exit code 5).
 """
 
 from __future__ import annotations
 
 
 class ExitCode:
-    """Documented in the README; tested one by one."""
+    """The exit codes, documented in the README."""
 
     OK = 0
     FAILURE_FOUND = 1
@@ -20,11 +20,11 @@ class ExitCode:
 
 
 class MoediagError(Exception):
-    """Base of all user-facing errors. ``message``: what was wrong and where, one line or few.
-    ``help_text``: why, and what to type next."""
+    """Base of all user-facing errors. ``message`` says what is wrong and where, in one line or a
+    few."""
 
     exit_code: int = ExitCode.USAGE
-    help_text: str = ""
+    help_text: str = ""  # why, and what to type next
 
     def __init__(self, message: str, help_text: str | None = None) -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class UsageError(MoediagError):
 class ScenarioError(MoediagError):
     """A scenario file that cannot be used. The message starts with ``FILE:LINE:COLUMN: field``."""
 
-    help_text = "`moediag schema` prints every field; `moediag show NAME` a scenario in full."
+    help_text = "`moediag schema` prints every field, `moediag show NAME` a complete scenario."
 
 
 class LayoutError(MoediagError):
-    """A mesh that does not fit the world size. The message prints every factor."""
+    """A mesh that does not match the number of ranks. The message contains every factor."""
 
     help_text = "The product of all mesh axes must equal the number of ranks."
 
@@ -54,27 +54,31 @@ class StackError(MoediagError):
 
     exit_code = ExitCode.CANNOT_RUN_HERE
     help_text = (
-        "`moediag doctor` says what this machine lacks, `moediag stacks list` what is there."
+        "`moediag doctor` lists what this machine lacks, `moediag stacks list` what is built."
     )
 
 
 class NoEnvironments(StackError):
-    """No environment at all can be built now (no network, a full disk, no uv): what failed for
-    one release says nothing about it, and the next would fail alike."""
+    """No environment can be built at all now (no network, a full disk, no uv), so the failure says
+    nothing about a single release."""
 
 
 class NoSuchRelease(StackError):
     """A package version that the index does not have."""
 
     exit_code = ExitCode.USAGE
-    help_text = "Give a released version, e.g. --stack transformers=4.53.2."
+    help_text = "Name a released version, e.g. --stack transformers=4.53.2."
 
 
 class MachineError(MoediagError):
     """This machine cannot run it (no GPU, too few of them, a missing tool)."""
 
     exit_code = ExitCode.CANNOT_RUN_HERE
-    help_text = "`moediag doctor` says what this machine can do."
+    help_text = "Type: moediag doctor   (it checks this machine)"
+
+
+class DiskFull(MachineError):
+    """No space is left for results or evidence. What was finished before is kept."""
 
 
 class LaunchError(MoediagError):
@@ -84,10 +88,10 @@ class LaunchError(MoediagError):
 
 
 class NodeLost(MoediagError):
-    """Another node of a run on several did not come, or left before the end."""
+    """Another node of a run on several nodes did not come, or left before the end."""
 
     exit_code = ExitCode.INCONCLUSIVE
-    help_text = "What was gathered until then is in the run directory."
+    help_text = "The evidence collected so far is in the run directory."
 
 
 class EvidenceError(MoediagError):
@@ -95,7 +99,7 @@ class EvidenceError(MoediagError):
 
 
 class Interrupted(MoediagError):
-    """Ctrl-C: ranks ended, evidence kept."""
+    """Ctrl-C: the ranks were stopped and the evidence was kept."""
 
     exit_code = ExitCode.INTERRUPTED
     help_text = ""

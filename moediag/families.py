@@ -1,7 +1,7 @@
-"""What each MoE family of transformers calls its sizes: the only place that knows.
+"""The configuration fields of each MoE family of transformers.
 
-Standard library only, as the protocol, and for the same reason: ranks build models from it, the
-control side writes the same configuration into exported files.
+Standard library only, like the protocol: ranks build models from it, and the control side writes
+the same configuration into exported files.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from moediag.protocol import ModelSpec
 
 @dataclass(frozen=True)
 class Family:
-    """``build(spec)`` returns the keyword arguments of the configuration class. ``module`` is the
-    package below ``transformers.models``."""
+    """Where transformers has a family, and how its small configuration is written."""
 
-    module: str
-    config: str
-    model: str
-    build: Callable[[ModelSpec], Dict[str, Any]]
+    module: str  # package below transformers.models
+    config: str  # configuration class
+    model: str  # model class
+    build: Callable[[ModelSpec], Dict[str, Any]]  # keyword arguments of the configuration class
 
 
 def _common(s: ModelSpec) -> Dict[str, Any]:
@@ -152,7 +151,8 @@ def _vision(s: ModelSpec, **more: Any) -> Dict[str, Any]:
 
 
 def _special(s: ModelSpec) -> Dict[str, Any]:
-    """Special tokens of multimodal models, moved inside the tiny vocabulary's last rows."""
+    """Returns the special tokens of multimodal models, moved into the last rows of the tiny
+    vocabulary."""
     names = (
         "image_token_id",
         "video_token_id",
@@ -217,8 +217,8 @@ def _internvl(s: ModelSpec) -> Dict[str, Any]:
 
 FAMILIES: Dict[str, Family] = {
     "qwen3_moe": Family("qwen3_moe", "Qwen3MoeConfig", "Qwen3MoeForCausalLM", _qwen3_moe),
-    "qwen2_moe": Family("qwen2_moe", "Qwen2MoeConfig", "Qwen2MoeForCausalLM", _qwen2_moe),
     "mixtral": Family("mixtral", "MixtralConfig", "MixtralForCausalLM", _mixtral),
+    "qwen2_moe": Family("qwen2_moe", "Qwen2MoeConfig", "Qwen2MoeForCausalLM", _qwen2_moe),
     "olmoe": Family("olmoe", "OlmoeConfig", "OlmoeForCausalLM", _olmoe),
     "deepseek_v3": Family("deepseek_v3", "DeepseekV3Config", "DeepseekV3ForCausalLM", _deepseek_v3),
     "glm4_moe": Family("glm4_moe", "Glm4MoeConfig", "Glm4MoeForCausalLM", _glm4_moe),

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, GPUs, programs. Read, never guessed."""
+"""Cores, memory, GPUs and programs of this machine, as the system reports them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``memory`` in MiB, as the driver reports it."""
+    """A GPU, as the driver reports it."""
 
     name: str
-    memory: str
-    driver: str
+    memory: str  # in MiB
+    driver: str  # version
 
 
 def cores() -> int:
-    """Cores that this process may use: affinity and the container's quota."""
+    """Returns the number of cores that affinity and the container's quota allow."""
     try:
         count = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -34,7 +34,7 @@ def cores() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """Total and available bytes, the container's limit taken into account."""
+    """Returns total and available bytes, within the container's limit."""
     import psutil  # type: ignore[import-untyped]
 
     now = psutil.virtual_memory()
@@ -48,7 +48,7 @@ def memory() -> tuple[int, int]:
 
 
 def gpus() -> list[Gpu]:
-    """What the NVIDIA driver reports; empty without one."""
+    """Returns the GPUs that nvidia-smi reports; empty without it."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -59,7 +59,7 @@ def gpus() -> list[Gpu]:
 
 
 def driver_gpus() -> list[str]:
-    """What the kernel's driver lists, where a container has GPUs but no nvidia-smi."""
+    """Returns the GPUs that the kernel's driver lists, for containers without nvidia-smi."""
     try:
         return os.listdir("/proc/driver/nvidia/gpus")  # noqa: PTH208
     except OSError:
@@ -67,7 +67,7 @@ def driver_gpus() -> list[str]:
 
 
 def nccl() -> str | None:
-    """The version of NCCL that came with this Python's torch; None where no package says."""
+    """Returns the version of the NCCL package of this Python; None without one."""
     for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -75,7 +75,7 @@ def nccl() -> str | None:
 
 
 def tool(name: str) -> Path | None:
-    """A program installed beside this Python, or on PATH."""
+    """Returns the path of a program beside this Python or on PATH; None if there is none."""
     beside = Path(sysconfig.get_path("scripts")) / name
     found = shutil.which(name)
     if os.access(beside, os.X_OK):
@@ -91,7 +91,7 @@ def read_text(path: str) -> str:
 
 
 def output_of(command: list[str]) -> str:
-    """What a program prints; empty where it fails."""
+    """Returns what a program prints; empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,2 +1,2 @@
-"""How often the diagnosis is right, beside what torch itself answers on the same cases:
+"""Measures how often the diagnosis is right, beside torch's own tools on the same cases:
 ``python -m bench.accuracy``."""

@@ -1,6 +1,6 @@
 """``make accuracy``: prints how often the diagnosis is right and writes ``reports/accuracy.md``.
-Exit code 0 whatever the numbers are. Takes a quarter of an hour: most of it, jobs wait to be told
-that they hang."""
+The exit code is always 0. Takes 15 minutes, mostly because hanging jobs wait for their
+diagnosis."""
 
 from __future__ import annotations
 

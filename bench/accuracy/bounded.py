@@ -1,5 +1,5 @@
-"""A launcher with everything it starts, ended after a time: torchrun gives its ranks sessions of
-their own, so ending its process group leaves them."""
+"""Runs a launcher and stops it with everything it started after a time limit. torchrun gives its
+ranks their own sessions, so ending its process group is not enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def environment(**more: str) -> dict[str, str]:
 def run(
     command: Sequence[str], env: Mapping[str, str], stdout: Path, stderr: Path, seconds: float
 ) -> int | None:
-    """The exit code; None when it was ended after ``seconds``."""
+    """Returns the exit code; None if it was stopped after ``seconds``."""
     with stdout.open("wb") as out, stderr.open("wb") as err:
         process = subprocess.Popen(
             list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -34,7 +34,7 @@ def run(
 
 
 def end(pid: int) -> None:
-    """Kills ``pid`` and all below it, parents first, so that nothing is started again."""
+    """Kills ``pid`` and its descendants, parents first, so that none is restarted."""
     with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):

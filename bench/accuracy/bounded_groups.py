@@ -1,5 +1,5 @@
-"""``python bounded_groups.py SECONDS SCRIPT ARGS…``: SCRIPT unchanged, but its process groups give
-up after SECONDS and not after half an hour. Run by torchrun."""
+"""``python bounded_groups.py SECONDS SCRIPT ARGS…``: runs SCRIPT with a timeout of SECONDS for its
+process groups instead of 30 minutes. Run by torchrun."""
 
 import datetime
 import functools

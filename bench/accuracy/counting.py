@@ -1,4 +1,4 @@
-"""What counts as a right answer. Pure; every other module here only fetches answers."""
+"""Decides which answers are right. Pure; the other modules of this package only collect answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class Truth:
-    """About one case. ``verdicts``: any of these is right; ``culprits``: exactly these; ``lines``:
-    one of these (``file.py:42``) is named, where there are any; ``says``: is in the cause."""
+    """The correct answer of one case: any of ``verdicts``, exactly ``culprits``, one of ``lines``
+    (``file.py:42``) if there are any, and ``says`` in the cause."""
 
     name: str
     verdicts: tuple[str, ...]
@@ -26,11 +26,11 @@ class Truth:
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one tool. ``alarm``: it says that something failed. ``verdict``: None from a tool that
-    names no class; then neither the class nor our words are asked of it. ``text``: what it says,
-    source lines as ``file.py:42``. ``has_lines``: its input held lines that it could have named.
-    ``refused``: why it could not answer. ``among``: everybody whom one of its findings names, one
-    entry a finding, where ``culprits`` is the first finding only."""
+    """The answer of one tool. ``alarm``: it reports a failure. ``verdict``: None if the tool names
+    no class; then neither the class nor our words are required. ``text``: its text, with source
+    lines as ``file.py:42``. ``has_lines``: its input contained lines that it could name.
+    ``refused``: why it could not answer. ``among``: the ranks of each finding; ``culprits`` are
+    those of the first."""
 
     alarm: bool
     culprits: tuple[int, ...] = ()
@@ -59,8 +59,7 @@ RANKS_RIGHT = (Outcome.RIGHT, Outcome.CLASS, Outcome.LINE, Outcome.WORDS)
 
 
 def outcome(truth: Truth, answer: Answer) -> Outcome:
-    """The first thing that is wrong with ``answer``, the gravest first. On a healthy case nothing
-    but an alarm is wrong."""
+    """Returns the most serious error in ``answer``. For a healthy case only an alarm is wrong."""
     if answer.refused:
         return Outcome.REFUSED
     if truth.healthy:
@@ -79,16 +78,16 @@ def outcome(truth: Truth, answer: Answer) -> Outcome:
 
 
 def names_one(lines: tuple[str, ...], text: str) -> bool:
-    """Whether ``text`` names one of ``lines``; true where none is asked for."""
+    """Whether ``text`` names one of ``lines``; true if there are none."""
     words = {word.strip("(),;.") for word in text.split()}
     return not lines or not words.isdisjoint(lines)
 
 
 @dataclass(frozen=True)
 class Tally:
-    """``failing`` cases, of which ``right`` were answered strictly right and of ``ranks`` at least
-    the ranks; ``healthy`` ones that the tool could look at, of which ``alarms`` were false.
-    ``kinds``: cases by outcome."""
+    """Counts: of the ``failing`` cases, ``right`` are strictly right and ``ranks`` have at least
+    the right ranks; of the ``healthy`` cases that the tool could read, ``alarms`` are false.
+    ``kinds`` counts cases by outcome."""
 
     failing: int
     right: int

@@ -1,5 +1,5 @@
-"""torchfrtrace on many folders. Started with folders on stdin, it answers on stdout: one process,
-because nearly all that the command takes is the import of torch."""
+"""Runs torchfrtrace on many folders, read from stdin, in one process, because the import of torch
+is nearly all of the command's time. Answers on stdout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TorchFrTrace:
         self._process.__exit__(None, None, None)  # closes its input, which ends it, and waits
 
     def run(self, folder: Path, *, incomplete: bool = False) -> dict[str, Any]:
-        """``text``, ``error``, ``seconds`` of one analysis, of CPU and without the import."""
+        """Returns ``text``, ``error`` and CPU ``seconds`` of one analysis, without the import."""
         assert self._process.stdin is not None and self._process.stdout is not None
         question = {"folder": str(folder), "incomplete": incomplete}
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -45,7 +45,7 @@ class TorchFrTrace:
         return found
 
     def answer(self, folder: Path, *, incomplete: bool = False, has_lines: bool = True) -> Answer:
-        """``incomplete``: with the option for dumps that lack ranks."""
+        """Returns the answer; ``incomplete`` passes the option for missing ranks."""
         found = self.run(folder, incomplete=incomplete)
         return others.torchfrtrace(found["text"], found["error"], has_lines=has_lines)
 

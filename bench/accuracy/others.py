@@ -1,8 +1,8 @@
-"""What torch's own tools say, read as a person would read it who gives them the benefit of the
-doubt: the class of a failure is not asked of them. Pure.
+"""Reads the answers of torch's own tools, leniently: they need not name the class of a failure.
+Pure.
 
 ``torchfrtrace`` prints findings in the order of rank 0's calls; its answer is the first one.
-``TORCH_DISTRIBUTED_DEBUG=DETAIL`` makes ranks raise; the answer is whom these errors name.
+``TORCH_DISTRIBUTED_DEBUG=DETAIL`` makes ranks raise; the answer is the rank that these errors name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FRAME = re.compile(r" at (\S+\.py):(\d+)")
 
 
 def torchfrtrace(text: str, error: str = "", *, has_lines: bool = True) -> Answer:
-    """``text``: what it printed; ``error``: the exception it ended with."""
+    """Reads torchfrtrace's printed ``text`` and the ``error`` that it ended with."""
     if error:
         return Answer(alarm=False, refused=error, has_lines=has_lines)
     starts = [match.start() for match in _FINDING.finditer(text)]
@@ -74,9 +74,9 @@ _TRACEBACK = re.compile(r'File "([^"]+\.py)", line (\d+)')
 
 
 def detail(printed: Mapping[int, str], launcher: str, code: int | None) -> Answer:
-    """``printed``: stderr of each rank; ``launcher``: torchrun's own; ``code``: its exit code, None
-    when it had to be ended from outside. Where the ranks' errors name nobody, torchrun's "first
-    observed failure" does, unless that rank only gave up waiting."""
+    """Reads DETAIL's answer from the stderr of each rank (``printed``), torchrun's own
+    (``launcher``) and its exit ``code`` (None if it had to be stopped). If the ranks' errors name
+    no rank, torchrun's "first observed failure" counts, unless that rank only stopped waiting."""
     text = "\n".join(printed.values())
     lines = " ".join(dict.fromkeys(f"{Path(p).name}:{n}" for p, n in _TRACEBACK.findall(text)))
     if code == 0:

@@ -1,4 +1,4 @@
-"""The tables, for a terminal and as ``reports/accuracy.md``. Pure: lays out what was counted."""
+"""Lays out the counts as tables, for a terminal and for ``reports/accuracy.md``. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOEDIAG, FRTRACE, HELPED, DETAIL = "moediag", "torchfrtrace", "torchfrtrace, hel
 
 @dataclass(frozen=True)
 class Judged:
-    """One case with the answer of each tool by its name."""
+    """One case with the answers of the tools, by name."""
 
     truth: Truth
     answers: Mapping[str, Answer]
@@ -31,7 +31,7 @@ def tallied(cases: Sequence[Judged], tool: str) -> Tally:
 
 
 def summary(victims: Sequence[Judged], simulated: Sequence[Judged]) -> list[Row]:
-    """Strict true positives and false alarms of each tool on each set."""
+    """Returns strict true positives and false alarms of each tool on each set."""
     rows: list[Row] = [
         ("cases", "tool", "strict true positives", "right ranks at least", "false alarms")
     ]
@@ -61,7 +61,7 @@ def of_victims(cases: Sequence[Judged]) -> list[Row]:
 
 
 def by_fault(cases: Sequence[Judged]) -> list[Row]:
-    """The simulated cases: how each tool did on each kind of fault."""
+    """Returns the results of each tool on each kind of simulated fault."""
     tools = list(cases[0].answers) if cases else []
     rows: list[Row] = [("fault", "cases", *tools, "the rank is in any finding of torchfrtrace")]
     for kind in dict.fromkeys(case.kind for case in cases):
@@ -107,7 +107,8 @@ def without_lines(text: str) -> str:
 def markdown(
     victims: Sequence[Judged], simulated: Sequence[Judged], head: str, seeds: range
 ) -> str:
-    """``head``: when, with what, by which command. ``seeds``: of the simulated cases."""
+    """Returns the page. ``head`` has date, versions and command, ``seeds`` those of the simulated
+    cases."""
     parts = [
         "# How often the diagnosis is right\n",
         head,
@@ -137,36 +138,38 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 _RULES = """\
-A **strict true positive** names the class of the failure, exactly the ranks that are at fault and
-one of the lines of the user's program that show it. Naming one rank too many, or a line of the
-library, is none. Where the evidence tells nobody (`truth`: nobody), naming somebody is wrong. A
-**false alarm** is any failure told of a job that is healthy or only slow.
+A **strict true positive** names the class of the failure, exactly the ranks at
+fault, and one of the lines of the user's program that show it. An answer with one rank too many,
+or with a line of the library, does not count. If the evidence cannot show which rank is at fault
+(`truth`: nobody), naming a rank is wrong. A **false alarm** is any failure reported for a healthy
+or slow job.
 
-Of torch's own tools the class is not asked, only ranks and line. torchfrtrace's answer is the
-first of the findings that it prints. It takes one rank for right and blames who differs from it;
-which one is decided by the order in which a folder lists its files. DETAIL's answer is the rank
-that most errors set against their own, or that did not reach the monitored barrier; where the
-errors name nobody, torchrun's "first observed failure" counts, unless that rank only gave up.
+torch's own tools need not name the class, only ranks and line. torchfrtrace's answer is the first
+finding that it prints. It assumes that one rank is correct and blames the ranks that differ from
+it; the order of files in the folder decides which one. DETAIL's answer is the rank that most
+errors compare with their own, or the rank that did not reach the monitored barrier. If the errors
+name no rank, torchrun's "first observed failure" counts, unless that rank only stopped waiting.
 """
 
 _VICTIMS = """\
-The programs are in `tests/victims/jobs.py`, what is right about each in `tests/victims/table.py`.
+The programs are in `tests/victims/jobs.py`, the correct answers in `tests/victims/table.py`.
 
-- moediag: `moediag watch --on-hang abort -- torchrun … jobs.py NAME`, the program unchanged.
-- torchfrtrace: the Flight Recorder dumps that moediag took at its page. gloo's dumps name no
-  members of groups, on which it ends with a KeyError; "helped" is the same with the members filled
-  in. These dumps have no stacks, so no line is asked of it.
-- DETAIL: the same program without moediag, `TORCH_DISTRIBUTED_DEBUG=DETAIL`, its process groups
-  giving up after 30 s (half an hour is the default); lines are those of its tracebacks.
+- moediag: `moediag watch --on-hang abort -- torchrun … jobs.py NAME`, with the program unchanged.
+- torchfrtrace: reads the Flight Recorder dumps that moediag collected for its page. gloo's dumps do
+  not list the members of groups, so it ends with a KeyError; "helped" is the same with the members
+  filled in. These dumps have no stacks, so it need not name a line.
+- DETAIL: the same program without moediag, with `TORCH_DISTRIBUTED_DEBUG=DETAIL` and a timeout of
+  30 s for its process groups (the default is 30 minutes); lines are those of its tracebacks.
 """
 
 _SIMULATED = """\
-Megatron-like schedules over pipeline, data, tensor and expert groups, 16 to 1,024 ranks, one fault
-on one rank in each, all records or only the last 60 of each rank (`bench/jobs.py`). Both tools read
-the same files; `running` are healthy jobs that were dumped on their way, `none` such that ended.
+Megatron-like schedules over pipeline, data, tensor and expert groups, 16 to
+1,024 ranks, one fault on one rank per job, with all records or only the last 60 of each rank
+(`bench/jobs.py`). Both tools read the same files. `running` are healthy jobs dumped while they
+ran, `none` healthy jobs that ended.
 
-Kept apart: rules were tuned on seeds below 2,000 of seven layouts (`python -m bench.labelled`, unit
-tests). Reported are seeds {first} to {last}, and besides the seven layouts six that were never used
-in tuning, the two largest among them. The schedules come from one simulator, ours: a job with a
-habit that it does not have may be told worse.
+Tuning and testing are separate: rules were tuned on seeds below 2,000 of seven layouts (`python -m
+bench.labelled`, unit tests). The table has seeds {first} to {last}, and six more layouts that were
+never used in tuning, the two largest among them. The schedules come from one simulator, ours:
+results may be worse for jobs with patterns that it does not have.
 """

@@ -1,8 +1,8 @@
 """Cases of ``bench.jobs``: jobs of 16 to 1,024 ranks with pipeline, data, tensor and expert groups,
-one fault in each, as Flight Recorder dumps in files. Our answer is what `moediag diagnose` says.
+one fault in each, as Flight Recorder dumps in files. Our answer is that of `moediag diagnose`.
 
-Seeds below TESTING are for tuning the diagnosis (``bench.labelled`` and the unit tests use them and
-no others), those from TESTING on are for counting. LARGE and UNSEEN were not used in tuning.
+Seeds below TESTING are for tuning the diagnosis (``bench.labelled`` and the unit tests use only
+those); seeds from TESTING on are for counting. LARGE and UNSEEN were not used in tuning.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.accuracy.counting import Answer, Truth
 from bench.accuracy.frtrace import TorchFrTrace
 from bench.labelled import LAYOUTS
 from moediag.pipeline.examine import examine
-from moediag.report.finding import FAILURES
+from moediag.result import FAILURES
 
 HEALTHY = ("none", "running")
 # (layout, micro-batches, layers), as in LAYOUTS.
@@ -35,7 +35,7 @@ SHARP = frozenset(("extra", "op", "size"))  # may be told as a mismatch as well 
 
 @dataclass(frozen=True)
 class Case:
-    """``ring``: entries that each rank keeps."""
+    """One case. ``ring`` is the number of entries that each rank keeps."""
 
     job: jobs.Job
     fault: str
@@ -60,8 +60,8 @@ class Case:
 
 
 def cases(seeds: range) -> Iterator[Case]:
-    """Each fault, layout and ring with each of ``seeds``; of the large layouts the first seed, with
-    all that was recorded."""
+    """Yields each fault, layout and ring with each of ``seeds``; for large layouts only the first
+    seed, with all records."""
     for spec in (*LAYOUTS, *UNSEEN):
         yield from _of(spec, STEPS, seeds, RINGS)
     for spec in LARGE:
@@ -90,7 +90,7 @@ def ours(folder: Path) -> Answer:
 
 
 def answers(case: Case, tool: TorchFrTrace, place: Path) -> tuple[Answer, Answer]:
-    """Ours and torchfrtrace's on the same files, which are gone again afterwards."""
+    """Returns our answer and torchfrtrace's on the same files, then deletes the files."""
     folder = jobs.write(case.job, place / "dumps", ring=case.ring)
     try:
         return ours(folder), tool.answer(folder, incomplete=bool(case.job.silent))

@@ -1,6 +1,6 @@
-"""Cases of ``tests/victims``: real jobs on gloo under torchrun. Ours is `moediag watch`'s answer,
-torchfrtrace's is made of the dumps that were taken at its page, and with
-``TORCH_DISTRIBUTED_DEBUG=DETAIL`` the job is run once more, without moediag."""
+"""Cases of ``tests/victims``: real jobs on gloo under torchrun. Our answer is that of `moediag
+watch`; torchfrtrace reads the dumps collected for its page; for ``TORCH_DISTRIBUTED_DEBUG=DETAIL``
+the job runs once more without moediag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from bench.accuracy import bounded, others
 from bench.accuracy.counting import Answer, Truth
 from bench.accuracy.frtrace import TorchFrTrace
-from moediag.report.finding import FAILURES
+from moediag.result import FAILURES
 from tests.victims.table import JOBS, Victim
 
 BOUND = 240.0  # seconds for one job, start and end included
@@ -32,7 +32,8 @@ def truth(victim: Victim) -> Truth:
 
 
 def watched(victim: Victim, folder: Path) -> Answer:
-    """What `moediag watch --on-hang abort` says; its run directory is ``folder/run``."""
+    """Returns the answer of `moediag watch --on-hang abort`; its run directory is
+    ``folder/run``."""
     command = [
         sys.executable, "-m", "moediag", "watch", "--json", *victim.options, "--on-hang", "abort",
         "--out", str(folder / "run"), "--", *TORCHRUN, str(victim.ranks), str(JOBS), victim.name,
@@ -55,8 +56,8 @@ def watched(victim: Victim, folder: Path) -> Answer:
 
 
 def frtraced(victim: Victim, folder: Path, tool: TorchFrTrace) -> tuple[Answer, Answer]:
-    """Of the dumps as gloo writes them, and of the same with the groups' members filled in, which
-    gloo leaves out. moediag dumps without stacks, so no line is asked for."""
+    """Returns torchfrtrace's answers for gloo's dumps, and for the same with the groups' members
+    filled in, which gloo leaves out. moediag dumps without stacks, so no line is required."""
     dumps = _dumps(folder / "run")
     if not dumps:
         nothing = Answer(alarm=False, refused="no dump was written")
@@ -74,7 +75,7 @@ def frtraced(victim: Victim, folder: Path, tool: TorchFrTrace) -> tuple[Answer, 
 
 
 def _dumps(run: Path) -> dict[int, dict[str, Any]]:
-    """By rank, in the types of the pickle, which is the form that torchfrtrace reads."""
+    """Returns the dumps by rank, with the types of the pickle form that torchfrtrace reads."""
     found = {}
     for path in sorted(run.glob("attempt-*/rank-*.flight.json")):
         raw = json.loads(path.read_text())
@@ -89,7 +90,7 @@ def _unchanged(dump: dict[str, Any], ranks: int) -> dict[str, Any]:  # noqa: ARG
 
 
 def _helped(dump: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Every group of every victim is of all ranks."""
+    """Fills in the members of groups: every group of every victim has all ranks."""
     everyone = str(list(range(ranks)))
     groups = dict(entry["process_group"] for entry in dump["entries"])
     known = {name: {"name": name, "desc": d, "ranks": everyone} for name, d in groups.items()}

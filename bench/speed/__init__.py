@@ -1,4 +1,5 @@
-"""How fast the real step is: FSDP2 with expert parallelism in bf16, by kernel, routing and fix.
+"""Measures the speed of the real step: FSDP2 with expert parallelism in bf16, by kernel, routing,
+fix.
 
-``python -m bench.speed`` on whatever is here; ``make gpu`` takes the rows into its report.
+``python -m bench.speed`` uses the available devices; ``make gpu`` includes the rows in its report.
 """

@@ -1,4 +1,5 @@
-"""How fast the real step is. Prints a page of markdown; without options, every run of this machine.
+"""Measures the speed of the real step and prints a page of markdown. Without options: every run
+that this machine can do.
 
 On a machine without a GPU the tiny size runs, to show that the code works: its times say nothing
 about a GPU, and the Triton kernels are interpreted.

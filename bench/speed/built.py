@@ -1,4 +1,4 @@
-"""The step that is timed: a model on its device, sharded, with its optimizer."""
+"""Builds the timed step: a model on its device, sharded, with its optimizer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import nn
 from bench.speed import listed
 from bench.speed.sizes import Size
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.worker import preparation, training
 from moediag.worker.models import checkpoint, tiny
 from moediag.worker.models.skew import RouterSkew
-from moediag.worker.shard.wrap import wrap
 from moediag.worker.shard.wrapped import Wrapped
-from moediag.worker.tasks import step
 
 SEED = 0
 
@@ -47,8 +46,8 @@ def trial(size: Size, device: torch.device, backend: str, scratch: Path, ep: boo
 
 
 def fused(asked: Trial, device: torch.device) -> Wrapped:
-    """Experts as transformers has them; divided over the ranks where there are several.
-    Collective."""
+    """Returns the model with the experts of transformers, divided over the ranks if there are
+    several. Collective."""
     if asked.model.source == "config":
         model = _on_device(asked.model, device)
         return _wrapped(model, asked)
@@ -59,27 +58,27 @@ def fused(asked: Trial, device: torch.device) -> Wrapped:
 
 
 def apart(asked: Trial, device: torch.device, fix: str | None) -> Wrapped:
-    """Experts as modules of their own, with ``fix``. Raises NotApplicable."""
+    """Returns the model with experts as modules and ``fix``. Raises NotApplicable."""
     model = _on_device(asked.model, device)
     listed.take_apart(model, tiny.anatomy(model, asked.model))
     return _wrapped(model, dataclasses.replace(asked, fix=fix))
 
 
 def use(wrapped: Wrapped, kernel: str) -> None:
-    """The experts are computed by ``kernel`` from now on. Raises NotApplicable."""
+    """Makes the experts use ``kernel``. Raises NotApplicable."""
     checkpoint.known(kernel)
     for part in _configs(wrapped.model):
         part._experts_implementation = kernel
 
 
 def stepping(wrapped: Wrapped, routing: str, device: torch.device) -> Callable[[], None]:
-    """One whole step a call: forward, backward, clip, AdamW."""
+    """Returns a function that runs one whole step: forward, backward, clip, AdamW."""
     skew = RouterSkew(SkewSpec(routing=routing), wrapped.anatomy.experts)
 
     def one() -> None:
         with skew.installed(wrapped.anatomy):
-            step.forward_backward(wrapped, dist.get_rank(), 1, device)
-            step.finish(wrapped)
+            training.forward_backward(wrapped, dist.get_rank(), 1, device)
+            training.finish(wrapped)
 
     return one
 
@@ -92,7 +91,7 @@ def _on_device(spec: ModelSpec, device: torch.device) -> nn.Module:
 def _wrapped(model: nn.Module, asked: Trial) -> Wrapped:
     for part in _configs(model):
         part._attn_implementation = "sdpa"  # the eager one keeps the whole square
-    return wrap(model, tiny.anatomy(model, asked.model), asked)
+    return preparation.wrap(model, tiny.anatomy(model, asked.model), asked)
 
 
 def _configs(model: Any) -> list[Any]:

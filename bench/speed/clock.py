@@ -1,4 +1,4 @@
-"""Seconds of work on a device, and the most that its matrix units do."""
+"""Times work on a device, and measures the peak of its matrix units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """On a GPU by its own events, so that a host that runs ahead does not count as done."""
+    """Returns the seconds of ``work``; on a GPU by its own events, because the host runs ahead."""
     if device.type != "cuda":
         began = time.perf_counter()
         work()
@@ -24,14 +24,14 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def matrix_peak(device: torch.device, side: int) -> float:
-    """FLOP/s of the product of two square bf16 matrices of ``side``: the median of ten after
-    three."""
+    """Returns the FLOP/s of a product of two square bf16 matrices of ``side``: the median of ten,
+    after three warm-up products."""
     left, right = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
     times = [seconds(lambda: left @ right, device) for _ in range(13)][3:]
     return 2.0 * side**3 / statistics.median(times)
 
 
 def median(times: list[float]) -> dict[str, float]:
-    """Milliseconds: the median and both quartiles."""
+    """Returns the median and both quartiles in milliseconds."""
     low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
     return {"median": 1e3 * middle, "low": 1e3 * low, "high": 1e3 * high}

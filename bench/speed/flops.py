@@ -1,6 +1,6 @@
-"""How many floating-point operations one token of a Qwen3-MoE costs, from its sizes alone.
+"""Counts the floating-point operations of one token of a Qwen3-MoE, from its sizes.
 
-A multiplication and an addition are two. Counted are the matrix products of the forward pass, with
+A multiplication and an addition are two. This counts the matrix products of the forward pass, with
 the experts a token is sent to and no others, and the whole square of attention (as PaLM's
 utilisation does, although a causal kernel leaves half of it out). Not counted: embeddings,
 norms, softmax, activations, sorting, the optimizer. Backward is twice forward, so a step is three
@@ -15,7 +15,7 @@ STEP = 3  # forward and backward, in forwards
 
 
 def forward(model: ModelSpec, seq_len: int) -> dict[str, int]:
-    """Operations a token, by part of the model."""
+    """Returns operations per token, by part of the model."""
     hidden, heads, layers = model.hidden, model.heads * model.head_dim, model.layers
     keys = model.kv_heads * model.head_dim
     return {
@@ -28,12 +28,12 @@ def forward(model: ModelSpec, seq_len: int) -> dict[str, int]:
 
 
 def step(model: ModelSpec, batch: int, seq_len: int) -> int:
-    """Operations of one training step on ``batch`` sequences."""
+    """Returns the operations of one training step on ``batch`` sequences."""
     return STEP * batch * seq_len * sum(forward(model, seq_len).values())
 
 
 def parameters(model: ModelSpec) -> int:
-    """How many the model has; input and output embeddings are two, norms are counted."""
+    """Returns the number of parameters, with separate input and output embeddings and norms."""
     hidden, heads = model.hidden, model.heads * model.head_dim
     keys = model.kv_heads * model.head_dim
     attention = hidden * (2 * heads + 2 * keys) + 2 * model.head_dim

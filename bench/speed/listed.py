@@ -1,6 +1,6 @@
-"""A fused MoE block taken apart: experts as modules of their own, of which only those run that got
-a token, as in transformers 4.53 to 4.57. What the fixes for starved experts are made for, on
-releases that no longer have it."""
+"""Splits a fused MoE block into experts as modules, of which only those with tokens run, as in
+transformers 4.53 to 4.57. The fixes for starved experts need such a block, and newer releases have
+none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 
 class Expert(nn.Module):
@@ -53,7 +54,7 @@ class Block(nn.Module):
 
 
 class First(nn.Module):
-    """In the decoder layer of a release whose blocks return the hidden states alone."""
+    """The block for releases whose blocks return only the hidden states."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
@@ -65,8 +66,8 @@ class First(nn.Module):
 
 
 def take_apart(model: nn.Module, anatomy: Anatomy) -> None:
-    """In place; a model whose experts are modules already stays as it is. Raises NotApplicable for
-    another family than qwen3_moe of transformers >= 5."""
+    """Splits the blocks in place; a model whose experts are modules does not change. Raises
+    NotApplicable for any family but qwen3_moe of transformers >= 5."""
     if not anatomy.fused:
         return
     for block in anatomy.blocks:

@@ -1,4 +1,4 @@
-"""What each rank of a speed run executes; rank 0 writes the rows, after each one anew.
+"""The program of each rank of a speed run; rank 0 rewrites the rows after each one.
 
 ``torchrun … -m bench.speed.rank --device cpu --size tiny --out ROWS.json``
 """
@@ -22,7 +22,7 @@ from bench.speed import built, clock, flops, sizes
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag.protocol import Trial, write_json
 from moediag.worker import kernels
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped, synchronize
 from moediag.worker.versions import versions
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 class Run:
-    """One launch. ``rows``: so far; ``peak``: FLOP/s, measured first."""
+    """One launch. ``rows`` are the results so far; ``peak`` (FLOP/s) is measured first."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -75,7 +75,7 @@ class Run:
     # ------------------------------------------------------------------ kernels
 
     def kernels(self) -> Iterator[Row]:
-        """Every kernel with every routing, on the same model."""
+        """Times every kernel with every routing, on the same model."""
         wrapped = self._that_fits()
         for kernel in self.options.kernel or KERNELS:
             for routing in self.options.routing or ROUTINGS:
@@ -97,9 +97,9 @@ class Run:
                 yield row
 
     def _that_fits(self) -> Wrapped | None:
-        """The model after one step; of the large size with fewer layers where it ran out of
-        memory, since what a step takes is only planned roughly. None where that did not help: the
-        rows will say why."""
+        """Returns the model after one step. If the large size runs out of memory it gets fewer
+        layers, because the plan of its memory is rough. None if that did not help; the rows say
+        why."""
         for _ in range(4):
             try:
                 return self._stepped()
@@ -119,7 +119,7 @@ class Run:
         return wrapped
 
     def _impossible(self, kernel: str) -> str:
-        """Why not to try: where one rank fails, the others would wait."""
+        """Returns why not to try it: if one rank fails, the others would wait."""
         if kernel == "eager" and dist.get_world_size() > 1:
             return EAGER_EP
         if kernel == "batched_mm" and self.device.type == "cuda":
@@ -157,7 +157,7 @@ class Run:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _memory(self) -> Row:
-        """This rank's most; torch counts none on the CPU."""
+        """Returns this rank's peak memory; torch counts none on the CPU."""
         if self.device.type != "cuda":
             return {"peak_gib": None}
         return {"peak_gib": torch.cuda.max_memory_allocated(self.device) / 2**30}
@@ -165,8 +165,8 @@ class Run:
     # -------------------------------------------------------------------- fixes
 
     def fixes(self) -> Iterator[Row]:
-        """Every fix beside the loop that it repairs, and the fused kernels that need none, step by
-        step in turn: whatever else the machine does falls on all of them alike."""
+        """Times every fix, the loop that it fixes, and the fused kernels that need none, in
+        alternating steps, so that other work on the machine affects all of them equally."""
         for routing in self.options.routing or ("balanced", "zero-token"):
             steps: dict[str, Any] = {}
             reasons: dict[str, str] = {}
@@ -218,7 +218,7 @@ class Run:
 
 
 def _device(asked: str) -> tuple[torch.device, str]:
-    """This rank's, and the backend: NCCL where each rank has a GPU of its own."""
+    """Returns this rank's device, and the backend: NCCL if each rank has its own GPU."""
     if asked == "cpu":
         kernels.interpret()
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The sizes that are measured, and how many layers of the large one fit. Pure."""
+"""The measured sizes, and how many layers of the large one fit. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FILL = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """``rounds``: timed steps after ``warmup`` ones. ``peak``: side of the square matrices by whose
-    product the device's peak is measured."""
+    """One size. ``rounds`` steps are timed after ``warmup`` steps; ``peak`` is the side of the
+    square matrices whose product measures the device's peak."""
 
     name: str
     model: ModelSpec
@@ -35,7 +35,7 @@ class Size:
 
     @property
     def slots(self) -> int:
-        """Pairs of token and expert in a layer."""
+        """Returns the number of (token, expert) pairs in a layer."""
         return self.tokens * self.model.top_k
 
 
@@ -71,16 +71,16 @@ SIZES = {
 
 
 def activations(model: ModelSpec, tokens: int) -> int:
-    """Bytes that one layer keeps for backward, roughly: attention and norms in bf16 and fp32 hold
-    some forty times the residual stream a token, the experts for each slot their input, gate and
-    up, the product, the output and its weighted copy."""
+    """Returns roughly the bytes that one layer keeps for backward: attention and norms in bf16 and
+    fp32 hold about forty times the residual stream per token; the experts hold, per slot, input,
+    gate and up, the product, the output and its weighted copy."""
     slot = BF16 * (3 * model.hidden + 4 * model.intermediate)
     return tokens * (40 * model.hidden + model.top_k * slot)
 
 
 def planned_bytes(size: Size) -> int:
-    """What training it takes on one device, roughly: state, activations, logits in bf16 and twice
-    in fp32, and three layers gathered in bf16."""
+    """Returns roughly the bytes of training on one device: state, activations, logits in bf16 and
+    twice in fp32, and three layers gathered in bf16."""
     model = size.model
     layer = (flops.parameters(model) - flops.parameters(_layers(model, 0))) // model.layers
     logits = size.tokens * model.vocab * (BF16 + 4 + 4)
@@ -90,7 +90,7 @@ def planned_bytes(size: Size) -> int:
 
 
 def fitted(size: Size, free: int, ranks: int = 1) -> Size:
-    """``size`` with as many layers as fit ``free`` bytes that ``ranks`` share; one at least."""
+    """Returns ``size`` with as many layers (at least one) as fit ``free`` bytes of ``ranks``."""
     for layers in range(size.model.layers, 1, -1):
         one = dataclasses.replace(size, model=_layers(size.model, layers))
         if planned_bytes(one) * ranks <= FILL * free:
@@ -99,13 +99,13 @@ def fitted(size: Size, free: int, ranks: int = 1) -> Size:
 
 
 def shorter(size: Size) -> Size:
-    """With three quarters of the layers."""
+    """Returns ``size`` with three quarters of the layers."""
     return dataclasses.replace(size, model=_layers(size.model, max(1, size.model.layers * 3 // 4)))
 
 
 def batched_bytes(size: Size) -> int:
-    """What batched_mm keeps besides: all matrices of an expert for each of its slots, in bf16, and
-    once more while backward makes their gradient in one layer."""
+    """Returns the extra bytes of batched_mm: all matrices of an expert per slot, in bf16, and once
+    more while backward computes their gradient in one layer."""
     matrices = 3 * size.model.hidden * size.model.intermediate
     return (size.model.layers + 2) * size.slots * matrices * BF16
 

@@ -1,22 +1,19 @@
-"""Which speed runs there are, how they are launched, and their page."""
+"""The speed runs: which ones, their launch, and their page."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench import torchrun
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
 from moediag.errors import MoediagError
 from moediag.stacks import environment
 
-ROOT = Path(__file__).parent.parent.parent
 STACK = {"transformers": "5.17.0", "accelerate": "1.15.0"}  # as ep-step's
 TRITON = "3.6.0"  # on the CPU, where torch brings none
 TIMEOUT = 600.0
@@ -25,8 +22,8 @@ NO_GPU = "there is no GPU here"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``what``: kernels | fixes. ``device``: cpu | cuda. ``ranks``: of one run; more than GPUs:
-    they share. ``kernels``, ``routings``: these alone; empty for all."""
+    """One run. ``what`` is kernels or fixes, ``device`` cpu or cuda. ``ranks`` share GPUs if there
+    are fewer GPUs. Empty ``kernels`` or ``routings`` mean all."""
 
     what: str
     size: str
@@ -37,7 +34,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What a person types for the same."""
+        """Returns the command for the same run."""
         ranks = f" --ranks {self.ranks}" if self.ranks > 1 else ""
         chosen = "".join(f" --kernel {k}" for k in self.kernels)
         chosen += "".join(f" --routing {r}" for r in self.routings)
@@ -47,8 +44,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``report``: as bench.speed.rank wrote it, {} where it wrote none. ``problem``: why rows are
-    missing; "" where none are."""
+    """The result of one run. ``report`` is that of bench.speed.rank, {} without one; ``problem``
+    says why rows are missing."""
 
     run: Run
     report: dict[str, Any]
@@ -56,7 +53,7 @@ class Measured:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each that was asked for; ``reason`` says why it was not measured."""
+        """Returns one row per requested measurement; ``reason`` says why it is missing."""
         told = {(r["kernel"], r["routing"]): r for r in self.report.get("rows", [])}
         why = self.problem or "the run ended before it"
         return [
@@ -71,7 +68,7 @@ class Measured:
 
 
 def asked(run: Run) -> list[tuple[str, str]]:
-    """(kernel or fix, routing) of every row of a run."""
+    """Returns (kernel or fix, routing) of every row of a run."""
     if run.what == "fixes":
         routings = run.routings or ("balanced", "zero-token")
         return [(name, r) for r in routings for name in (LOOP, *FIXES, *FUSED)]
@@ -79,8 +76,8 @@ def asked(run: Run) -> list[tuple[str, str]]:
 
 
 def runs(device: str) -> Iterator[Run]:
-    """On a GPU: all sizes on one rank, the middle one on two that divide the experts, the fixes on
-    both. On a CPU the same code on the tiny size, in minutes."""
+    """Yields the runs. GPU: all sizes on one rank, the middle one on two ranks that divide the
+    experts, the fixes on both. CPU: the same code with the tiny size, in minutes."""
     gpu = device == "cuda"
     for size in ("small", "mid", "large") if gpu else ("tiny",):
         yield Run("kernels", size, device)
@@ -90,12 +87,12 @@ def runs(device: str) -> Iterator[Run]:
 
 
 def elsewhere() -> list[Measured]:
-    """The rows that a GPU is needed for, on a machine without one."""
+    """Returns the rows that need a GPU, as missing."""
     return [Measured(run, {}, NO_GPU) for run in runs("cuda")]
 
 
 def measure(run: Run, timeout: float = TIMEOUT) -> Measured:
-    """Launches the ranks and waits. What was written before a failure counts."""
+    """Launches the ranks and waits. Rows written before a failure count."""
     request = STACK if run.device == "cuda" else {**STACK, "triton": TRITON}
     try:
         stack = environment.ensure(request)
@@ -103,14 +100,14 @@ def measure(run: Run, timeout: float = TIMEOUT) -> Measured:
         return Measured(run, {}, error.message)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        problem = _launch(_command(stack, run, out), _variables(stack, run), folder, timeout)
+        command, variables = _command(stack, run, out), _variables(stack, run)
+        problem = torchrun.launch(command, variables, folder, timeout)
         report = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
         return Measured(run, report, problem)
 
 
 def _command(stack: environment.Stack, run: Run, out: Path) -> list[str]:
-    command = [str(stack.python), "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(run.ranks), "-m", "bench.speed.rank", "--out", str(out)]
+    command = [*torchrun.command(stack, run.ranks, "bench.speed.rank"), "--out", str(out)]
     command += ["--device", run.device, "--size", run.size, "--what", run.what]
     for kernel in run.kernels:
         command += ["--kernel", kernel]
@@ -120,51 +117,21 @@ def _command(stack: environment.Stack, run: Run, out: Path) -> list[str]:
 
 
 def _variables(stack: environment.Stack, run: Run) -> dict[str, str]:
-    variables = stack.environ()
-    # bench lies in the checkout, which the current folder is for who starts this.
-    paths = [str(ROOT), *(str(p) for p in stack.pythonpath)]
-    variables["PYTHONPATH"] = os.pathsep.join(paths)
-    variables.setdefault("OMP_NUM_THREADS", "1")
-    if run.device == "cpu":
-        variables["TRITON_INTERPRET"] = "1"
-    return variables
-
-
-def _launch(
-    command: Sequence[str], variables: Mapping[str, str], folder: str, timeout: float
-) -> str:
-    """ "" or what went wrong. In a session of its own, so that nothing outlives it."""
-    log = Path(folder) / "log.txt"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env=variables, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return f"it took more than {timeout:g} s"
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    if code == 0:
-        return ""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line and "ChildFailed" not in line]
-    return f"exit code {code}: {(named or lines or ['no word'])[-1].strip()[:300]}"
+    interpreted = {"TRITON_INTERPRET": "1"} if run.device == "cpu" else {}
+    return {**torchrun.variables(stack), **interpreted}
 
 
 # ------------------------------------------------------------------------ the page
 
 
 def page(measured: Sequence[Measured]) -> list[str]:
-    """Lines of markdown: a table a run, then what was not measured and why."""
+    """Returns lines of markdown: a table per run, then what is missing and why."""
     lines = ["## Speed of the real step", ""]
     lines += [
         "FSDP2 in bf16 with fp32 reduction, forward, backward, clip, AdamW; several ranks of a run "
-        "of kernels divide the experts. Times are medians (quartiles); TFLOP/s counts the experts "
-        "that a token is sent to, backward twice forward; its share is of a bf16 matrix product "
-        "measured in the same run.",
+        "of kernels divide the experts. Times are medians (quartiles). TFLOP/s counts the experts "
+        "that a token is sent to, and backward as twice forward; its share is relative to a bf16 "
+        "matrix product measured in the same run.",
         "",
     ]  # fmt: skip
     for one in measured:
@@ -172,7 +139,7 @@ def page(measured: Sequence[Measured]) -> list[str]:
         if rows:
             lines += [f"### `{one.run.command}`", "", _about(one.report), "", *_table(rows), ""]
     if any(row["reason"] for one in measured for row in one.rows):
-        lines += ["### Speed that was not measured", "", "| run | row | why |", "|---|---|---|"]
+        lines += ["### Speed not measured", "", "| run | row | reason |", "|---|---|---|"]
         lines += [
             f"| `{one.run.command}` | {names} | {reason} |"
             for one in measured
@@ -199,7 +166,7 @@ def _about(report: Mapping[str, Any]) -> str:
     return (
         f"{report['device']}, {ran}; "
         f"{report['layers']} layers, {report['parameters']:,} parameters, "
-        f"{report['tokens']:,} tokens a step; matrix peak {report['peak_tflops']:,.1f} TFLOP/s."
+        f"{report['tokens']:,} tokens per step; matrix peak {report['peak_tflops']:,.1f} TFLOP/s."
     )
 
 

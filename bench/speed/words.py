@@ -1,7 +1,7 @@
-"""What can be asked for, by name; without torch, so that the control side may read it."""
+"""The names of kernels, routings and fixes; imports no torch, for the control side."""
 
 KERNELS = ("eager", "batched_mm", "grouped_mm", "triton")
 ROUTINGS = ("balanced", "zero-token", "one-hot")
-LOOP = "loop"  # experts one by one, those with tokens: the unfixed code path
+LOOP = "loop"  # the unfixed code path: a loop over the experts with tokens
 FIXES = ("dense-experts", "touch", "zero-fill", "set-reduce-scatter-unused-params", "iterate-all")
-FUSED = ("grouped_mm", "triton")  # needs no fix: all experts are one parameter
+FUSED = ("grouped_mm", "triton")  # need no fix: all experts are one parameter

@@ -8,48 +8,44 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Tuple, Union
 
+from moediag.axes.axis import AXES, Axis, find
+from moediag.axes.mesh_axes import DP_SHARD
 from moediag.errors import LayoutError
-
-# Outermost (slowest varying) first. Pipeline stages talk least and may lie on different hosts;
-# tensor parallelism talks most, so its ranks are neighbours. Expert axes lie inside data
-# parallelism because expert parallelism is carved out of it.
-AXES = ("pp", "dp_replicate", "dp_shard", "ep", "etp", "tp")
 
 # The size that a scenario gives to the one axis that takes the ranks the others leave.
 WORLD = "world"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class Layout:
     """Mesh axis -> size, held outermost first; axes left out have size 1.
 
     Raises LayoutError for an unknown axis or a size below 1.
     """
 
-    axes: dict[str, int]
+    axes: Dict[Axis, int]
 
-    def __post_init__(self) -> None:
-        for axis, size in self.axes.items():
-            if axis not in AXES:
-                raise LayoutError(f"unknown mesh axis {axis!r}; the axes are {', '.join(AXES)}")
+    def __init__(self, axes: Mapping[str, int]) -> None:
+        for axis, size in axes.items():
+            find(axis)
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise LayoutError(
                     f"mesh axis {axis} has size {size!r}; a size is a whole number from 1"
                 )
-        ordered = {axis: self.axes[axis] for axis in AXES if axis in self.axes}
-        object.__setattr__(self, "axes", ordered)
+        # Keys become the axes themselves, whatever text named them.
+        object.__setattr__(self, "axes", {a: axes[a] for a in AXES if a in axes})
 
     @classmethod
-    def resolve(cls, request: Mapping[str, int | str], world_size: int) -> Layout:
+    def resolve(cls, request: Mapping[str, Union[int, str]], world_size: int) -> Layout:
         """The layout of ``world_size`` ranks. Each axis of ``request`` is a size or ``"world"``
         (at most one axis): what the others leave. An empty request is ``dp_shard: world``.
 
         Raises LayoutError, printing every factor, when the product cannot be ``world_size``.
         """
-        request = request or {"dp_shard": WORLD}
+        request = request or {DP_SHARD: WORLD}
         takers = [axis for axis, size in request.items() if size == WORLD]
         fixed = {axis: size for axis, size in request.items() if isinstance(size, int)}
         odd = [f"{a}={s!r}" for a, s in request.items() if a not in fixed and a not in takers]
@@ -78,18 +74,21 @@ class Layout:
 
     def size(self, axis: str) -> int:
         """The size of ``axis``, 1 when the layout does not name it."""
-        if axis not in AXES:
-            raise LayoutError(f"unknown mesh axis {axis!r}; the axes are {', '.join(AXES)}")
-        return self.axes.get(axis, 1)
+        return self.axes.get(find(axis), 1)
 
-    def coordinates(self, rank: int) -> dict[str, int]:
+    @property
+    def active(self) -> Tuple[Axis, ...]:
+        """The axes with more than one rank, outermost first: an axis of size 1 divides nothing."""
+        return tuple(axis for axis, size in self.axes.items() if size > 1)
+
+    def coordinates(self, rank: int) -> Dict[Axis, int]:
         """Where ``rank`` lies: axis -> index, for the axes of this layout."""
         if not 0 <= rank < self.world_size:
             raise LayoutError(f"rank {rank} is outside {self}")
-        found: dict[str, int] = {}
-        for axis, size in reversed(self.axes.items()):
+        found: Dict[Axis, int] = {}
+        for axis, size in reversed(list(self.axes.items())):
             rank, found[axis] = divmod(rank, size)
-        return dict(reversed(found.items()))
+        return {axis: found[axis] for axis in self.axes}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """The inverse of :meth:`coordinates`; an axis left out counts as index 0."""
@@ -98,18 +97,34 @@ class Layout:
             number = number * size + coordinates.get(axis, 0)
         return number
 
-    def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
+    def groups(self, axis: str) -> Tuple[Tuple[int, ...], ...]:
         """The groups of ``axis``, each in mesh order: every rank is in exactly one of them."""
-        size = self.size(axis)
-        others = [range(n) for a, n in self.axes.items() if a != axis]
-        names = [a for a in self.axes if a != axis]
-        return tuple(
-            tuple(
-                self.rank({**dict(zip(names, fixed, strict=True)), axis: index})
-                for index in range(size)
-            )
-            for fixed in itertools.product(*others)
-        )
+        find(axis)
+        found: Dict[Tuple[int, ...], List[int]] = {}
+        for rank in range(self.world_size):
+            at = self.coordinates(rank)
+            found.setdefault(tuple(i for a, i in at.items() if a != axis), []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def index(self, axis: str, rank: int) -> int:
+        """The place of ``rank`` on ``axis``, 0 when the layout does not name it."""
+        return self.coordinates(rank).get(find(axis), 0)
+
+    def batch_source(self, rank: int, batches: str) -> int:
+        """The rank whose batch ``rank`` works on: the lowest of those that share one. ``batches``:
+        what the trial asks for, ``skew.batches``; ``identical`` is rank 0's on all ranks."""
+        if batches == "identical":
+            return 0
+        at = self.coordinates(rank)
+        return self.rank({a: 0 if a.shares_batch(batches) else i for a, i in at.items()})
+
+    def shares_batches(self, batches: str) -> bool:
+        """Whether some ranks work on the same batch because of where they lie on the mesh."""
+        return any(axis.shares_batch(batches) for axis in self.active)
+
+    def divisor(self, batches: str) -> int:
+        """What a sum of gradients over all ranks is divided by to be that of the mean loss."""
+        return math.prod(axis.divisor(size, batches) for axis, size in self.axes.items())
 
     def grid(self) -> str:
         """The rank grid as text: the innermost axis runs along a line, the next one down."""
@@ -119,7 +134,7 @@ class Layout:
         (inner, columns), outer = shown[-1], shown[:-1]
         width = len(str(self.world_size - 1))
         labels = [
-            " ".join(f"{axis}={i}" for (axis, _), i in zip(outer, index, strict=True))
+            " ".join(f"{axis}={i}" for (axis, _), i in zip(outer, index))  # noqa: B905 - Python 3.9
             for index in itertools.product(*(range(size) for _, size in outer))
         ]
         margin = max(map(len, labels))
@@ -135,6 +150,6 @@ class Layout:
         return f"{_factors(self.axes)} = {self.world_size} ranks"
 
 
-def _factors(request: Mapping[str, int | str]) -> str:
+def _factors(request: Mapping[Any, Union[int, str]]) -> str:
     ordered = [a for a in AXES if a in request] + [a for a in request if a not in AXES]
     return " x ".join(f"{axis}={request[axis]}" for axis in ordered) or "no axes"

@@ -1,4 +1,4 @@
-"""Environments that a search will probably want next, built while it still probes.
+"""Builds environments that will probably be needed next, while the present items run.
 
 Each is built by a process of its own at low priority (a thread could not be ended on Ctrl-C while
 uv works), which ends with this one, however that ends: it notices the end of the pipe to it.
@@ -21,15 +21,15 @@ _PATIENCE = 10.0  # seconds between asking a builder to end and ending it
 
 
 class Ahead:
-    """The builders at work, by name."""
+    """The running builders, by name."""
 
     def __init__(self) -> None:
         self._builders: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()
 
     def build(self, name: str, request: Mapping[str, str]) -> None:
-        """Begins to build ``request``, unless ``name`` was begun before or :data:`MOST` are at
-        work. Nothing is said about how it ends."""
+        """Starts to build ``request``, unless ``name`` was started before or :data:`MOST` builders
+        are running. Errors are not reported."""
         with self._lock:
             busy = [n for n, b in self._builders.items() if b.poll() is None]
             if name in self._builders or len(busy) >= MOST:
@@ -47,7 +47,7 @@ class Ahead:
             return [name for name, builder in self._builders.items() if builder.poll() is None]
 
     def end(self, name: str) -> None:
-        """Ends the builder of ``name``, if it is still at work."""
+        """Ends the builder of ``name`` if it is still running."""
         with self._lock:
             builder = self._builders.get(name)
         if builder is not None:
@@ -94,7 +94,7 @@ def main(text: str) -> int:
             if ready(request) is None:
                 import_once(ensure(request))
     except (MoediagError, KeyboardInterrupt):
-        return 1  # whoever needs it finds out by itself
+        return 1  # the item that needs it reports the error
     return 0
 
 

@@ -25,9 +25,10 @@ from moediag.report import stdout
 
 HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 
-A failure is a scenario; running it says which rank diverged, where, why, and which fix is right.
+A failure is a scenario. Running it shows which rank diverged, where and why, and
+which fix is correct.
 
-Exit codes: 0 every expectation met, 1 an expectation broken (diagnose, watch: a failure found), 2
+Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch: a failure found), 2
 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
 """
 
@@ -87,35 +88,46 @@ app.command(
 
 @app.command(name="list", epilog="Example: moediag list --json")
 def list_(as_json: o.Json = False) -> None:
-    """The scenarios of the catalogue."""
+    """List the scenarios of the catalogue, and the fixes that they try."""
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
+    from moediag.scenario.fixes import known_fixes
 
     found = [loading.load(catalogue.find(name)) for name in catalogue.names()]
+    fixes = known_fixes().values()
     if as_json:
-        _print_json({"scenarios": [{"name": s.name, "title": s.title} for s in found]})
+        scenarios = [{"name": s.name, "title": s.title} for s in found]
+        _print_json({"scenarios": scenarios, "fixes": [dataclasses.asdict(f) for f in fixes]})
         return
-    width = max((len(s.name) for s in found), default=0)
+    width = max(len(name) for name in (*(s.name for s in found), *known_fixes()))
     for scenario in found:
         stdout.line(f"{scenario.name:{width}}  {scenario.title}")
+    stdout.line("\nfixes:")
+    for fix in fixes:
+        stdout.line(f"{fix.name:{width}}  {fix.summary} ({fix.source})")
 
 
 @app.command(epilog="Example: moediag show expert-starvation")
 def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
-    """A scenario in full, every default filled in."""
+    """Show a scenario in full, with every default filled in."""
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
+    from moediag.scenario.fixes import known_fixes
 
     scenario = loading.load(catalogue.find(name), set_)
     if as_json:
         _print_json(scenario.model_dump(mode="json"))
     else:
         stdout.line(scenario.to_yaml().rstrip("\n"))
+        used = {variant.fix for variant in scenario.variants.values()}
+        for fix in known_fixes().values():
+            if fix.name in used:  # as comments: what is printed stays a scenario file
+                stdout.line(f"# fix {fix.name}: {fix.summary} ({fix.source})")
 
 
 @app.command(epilog="Example: moediag schema > scenario.schema.json")
 def schema() -> None:
-    """The JSON Schema of scenario files, for editors."""
+    """Print the JSON Schema of scenario files, for editors."""
     from moediag.scenario.schema import json_schema
 
     _print_json(json_schema())
@@ -137,11 +149,11 @@ def diagnose(
     as_json: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
-    """Diagnose a run or a trial, or what other tools left of a job.
+    """Diagnose a run, a trial, or files that other tools left behind.
 
     Flight Recorder dumps, py-spy and pystack output, torchrun's error files and logs are recognised
-    by their content and read together as one job. --html and --trace are written beside the page;
-    to stdout (-) they stand in its place.
+    by their content and read together as one job. --html and --trace are written in addition to
+    the page, or instead of it if they go to stdout (-).
     """
     chosen = o.views(as_json, html=html, trace=trace)
     from moediag.pipeline.examine import examine
@@ -164,7 +176,7 @@ app.command(epilog="Example: moediag report moediag-runs/* --html page.html --ju
 
 @app.command(epilog="Example: moediag doctor")
 def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
-    """Can this machine do it, and if not, what to type."""
+    """Check this machine, and print what to type if something is missing."""
     from moediag import doctor as examiner
     from moediag.report import doctor_view, views
 
@@ -185,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     given, debug = _without_debug(given)
     code = _run(given, debug, arguments is None)
-    # To git bisect run any code from 1 to 124 says "bad"; what is no verdict must stop it.
+    # git bisect run reads any code from 1 to 124 as "bad": an error must stop it instead.
     errors = (ExitCode.USAGE, ExitCode.INCONCLUSIVE, ExitCode.CANNOT_RUN_HERE, ExitCode.BUG)
     return code + GIT_ABORTS if "--git-bisect" in given and code in errors else code
 
@@ -218,7 +230,7 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
 
 
 def _without_debug(given: list[str]) -> tuple[list[str], bool]:
-    """--debug may stand anywhere, except in a command that follows ``--``."""
+    """Removes --debug, which may be anywhere except in a command that follows ``--``."""
     end = given.index("--") if "--" in given else len(given)
     ours = [argument for argument in given[:end] if argument != "--debug"]
     return [*ours, *given[end:]], len(ours) < end

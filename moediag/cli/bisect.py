@@ -30,54 +30,57 @@ def bisect(
     context: typer.Context,
     name: o.Name,
     package: Annotated[
-        str, typer.Option(metavar="NAME", help="Its releases are searched.")
+        str, typer.Option(metavar="NAME", help="Search the releases of this package.")
     ] = "transformers",
     bad: Annotated[
-        str, typer.Option(metavar="V", help="A bad release.  [default: the scenario's]")
+        str,
+        typer.Option(
+            metavar="V", help="A release that has the failure.  [default: the scenario's]"
+        ),
     ] = "",
     good: Annotated[
-        str, typer.Option(metavar="V", help="A good one, older or newer.  [default: found]")
+        str,
+        typer.Option(metavar="V", help="A release without it, older or newer.  [default: found]"),
     ] = "",
     window: Annotated[
-        bool, typer.Option("--window", help="First bad and, after it, first good again.")
+        bool, typer.Option("--window", help="Search also the release that fixed it.")
     ] = False,
     oldest: Annotated[
         str,
         typer.Option(metavar="V", help="Search back to here.  [default: two years before --bad]"),
     ] = "",
-    pre: Annotated[bool, typer.Option("--pre", help="Pre-releases too.")] = False,
-    yanked: Annotated[bool, typer.Option("--yanked", help="Withdrawn releases too.")] = False,
-    hold: Annotated[
-        list[str],
-        typer.Option(
-            metavar="PACKAGE=VERSION",
-            help="Keep this companion on one release; repeatable. Else those of each release's "
-            "own day.",
-        ),
-    ] = [],  # noqa: B006
-    python: Annotated[
-        str, typer.Option(metavar="X.Y", help="Another interpreter, for old releases.")
-    ] = "",
+    pre: Annotated[bool, typer.Option("--pre", help="Include pre-releases.")] = False,
+    yanked: Annotated[bool, typer.Option("--yanked", help="Include yanked releases.")] = False,
+    hold: o.Hold = [],  # noqa: B006
+    python: o.Python = "",
     match: Annotated[
-        MatchKind, typer.Option(help="How much of the failure's signature must agree.")
+        MatchKind, typer.Option(help="How much of the failure's signature must match.")
     ] = MatchKind.exact,
     variant: Annotated[
-        str, typer.Option("--variant", "-v", metavar="NAME", help="Another unfixed variant.")
+        str,
+        typer.Option(
+            "--variant", "-v", metavar="NAME", help="Search with another unfixed variant."
+        ),
     ] = "",
     calibrate: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Trials of the bad end: how often does it show?"),
+        typer.Option(
+            min=1, metavar="N", help="Run the bad release N times to measure how often it fails."
+        ),
     ] = 3,
     repo: Annotated[
         Path | None,
-        typer.Option("--repo", metavar="PATH", help="A clone of its source: name the commit, too."),
+        typer.Option(
+            "--repo", metavar="PATH", help="Find the commit too, in this clone of its source."
+        ),
     ] = None,
     git_bisect: Annotated[
         bool,
         typer.Option(
             "--git-bisect",
-            help="For `git bisect run`: judge what is checked out here (0 good, 1 bad, 125 "
-            "neither, from 128 on: stop).",
+            help="For `git bisect run`: judge the working tree (exit code 0 good, 1 bad, 125 "
+            "neither, "
+            "from 128 on: stop).",
         ),
     ] = False,
     gpus: o.Gpus = None,
@@ -89,32 +92,32 @@ def bisect(
     quiescence: o.Quiescence = 3.0,
     jobs: Annotated[
         int,
-        typer.Option("--jobs", "-j", min=1, metavar="N", help="Probes at once; same answer."),
+        typer.Option(
+            "--jobs", "-j", min=1, metavar="N", help="Run N probes at once. The answer is the same."
+        ),
     ] = 1,
     out: o.Out = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the bisect in --out DIR.")
-    ] = False,
+    resume: o.Resume = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be probed and how long.")
+        bool, typer.Option("--dry-run", help="Print what would be probed and how long it takes.")
     ] = False,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Find the release that broke it, and with --window the one that repaired it.
+    """Find the release that broke a scenario, and with --window the release that fixed it.
 
-    Each probe runs the unfixed variant and its controls on one release. Only the failure that the
-    bad end shows makes a release bad, only a clean run beside a clean control makes it good; what
-    fails otherwise moves no bound.
+    Each probe runs the unfixed variant and its controls on one release. A release is bad only if it
+    shows the failure of the bad release, and good only if the variant and a control run clean.
+    Other failures do not affect the search.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     held = o.pairs(hold, "--hold")
 
     from moediag.campaign.bisect import answer_page, question, session
     from moediag.campaign.bisect.probe import Releases
-    from moediag.campaign.bisect.progress import watching
     from moediag.campaign.bisect.signature_match import Match
+    from moediag.campaign.engine import shown
     from moediag.launch.settings import LaunchOptions
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
@@ -138,18 +141,18 @@ def bisect(
         return
     o.require_gpus(device, what.world_size * jobs, held.get("torch"))
     clone = _clone(repo, what) if repo and not git_bisect else None
-    command = ("moediag", *(context.obj or ()))
+    command = o.command(context)
     launch = LaunchOptions(quiescence=quiescence)
-    with watching(no_color) as watcher:
-        make = functools.partial(Releases, watcher=watcher, launch=launch)
+    with shown(no_color) as display:
+        make = functools.partial(Releases, display=display, launch=launch)
         if git_bisect:
             from moediag.campaign.bisect.commits import git_bisect as adapter
             from moediag.campaign.bisect.commits.clone import Clone
 
             here = Clone(repo or Path.cwd())
-            verdict = adapter.judge_checkout(what, here, out, command, make, watcher)
+            verdict = adapter.judge_checkout(what, here, out, command, make, display)
             raise typer.Exit(adapter.code(verdict))
-        report, folder = session.run(what, out, resume, command, make, watcher, jobs, clone)
+        report, folder = session.run(what, out, resume, command, make, display, jobs, clone)
     if as_json:
         stdout.line(json.dumps(answer_page.to_json(report), indent=1, ensure_ascii=False))
     else:
@@ -158,7 +161,7 @@ def bisect(
 
 
 def _clone(repo: Path, what: Question) -> Clone:
-    """Refused now and not after an hour of probes."""
+    """Opens the clone. Raises UsageError now rather than after an hour of probes."""
     from moediag.campaign.bisect.commits.clone import Clone
 
     found = Clone(repo)
@@ -178,6 +181,6 @@ def _show(report: Report, folder: Path) -> None:
     for one in report.beyond.values():
         for line in one.lines():
             stdout.line(line)
-    further = f" and {len(report.extras)} further ones" if report.extras else ""
+    further = f" and {len(report.extras)} more" if report.extras else ""
     stdout.line(f"Confidence {report.answer.confidence}, {len(report.probes)} probes{further}.")
-    stdout.line(f"To paste: {views.short(folder) / session.REPORT_FILE}")
+    stdout.line(f"Report: {views.short(folder) / session.REPORT_FILE}")

@@ -14,10 +14,17 @@ from moediag.report import stdout
 def export(
     name: o.Name,
     variant: Annotated[
-        str, typer.Option("--variant", "-v", metavar="NAME", help="[default: the first unfixed]")
+        str,
+        typer.Option(
+            "--variant",
+            "-v",
+            metavar="NAME",
+            help="Export this variant.  [default: the first unfixed]",
+        ),
     ] = "",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="[default: stdout]")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write to this file.  [default: stdout]"),
     ] = None,
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
@@ -27,8 +34,8 @@ def export(
 ) -> None:
     """Write a variant as one Python file that torchrun runs without moediag.
 
-    To attach to an upstream issue: it names the library versions, builds the model, bends the
-    routing, takes the steps and holds every gradient against a single process.
+    Attach it to an upstream issue: it names the library versions, builds the model, skews the
+    routing, runs the steps and compares every gradient with a single process.
     """
     world_size, device = o.world(gpus, cpu)
     stack_overrides = o.pairs(stack, "--stack")

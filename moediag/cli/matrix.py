@@ -20,56 +20,50 @@ if TYPE_CHECKING:
 def matrix(
     context: typer.Context,
     scenarios: Annotated[
-        list[str], typer.Argument(metavar="NAME|FILE.yaml…", help="Scenarios, a column each.")
+        list[str], typer.Argument(metavar="NAME|FILE.yaml…", help="Scenarios, one column each.")
     ],
     family: Annotated[
         list[str],
         typer.Option(
             "--family",
             metavar="F",
-            help="A column for this model family; repeatable; `all` for each.  "
+            help="Add a column for this model family; repeatable; `all` for every one.  "
             "[default: the scenario's]",
         ),
     ] = [],  # noqa: B006
     package: Annotated[
-        str, typer.Option(metavar="NAME", help="Its releases are the rows.")
+        str, typer.Option(metavar="NAME", help="Use the releases of this package as rows.")
     ] = "transformers",
     releases: Annotated[
-        str, typer.Option(metavar="V,V,…", help="These, in place of the newest patches.")
+        str,
+        typer.Option(
+            metavar="V,V,…", help="Use these releases instead of the newest patch of each minor."
+        ),
     ] = "",
     oldest: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="V",
-            help="The newest patch of each minor from here on.  "
+            help="Start with this release, with the newest patch of each minor.  "
             "[default: transformers 4.51, others two years]",
         ),
     ] = "",
     newest: Annotated[
-        str, typer.Option("--to", metavar="V", help="Up to here.  [default: the newest]")
+        str, typer.Option("--to", metavar="V", help="End with this release.  [default: the newest]")
     ] = "",
     fast: Annotated[
         bool,
-        typer.Option("--fast", help="Predict in one process, launch no ranks; starvation only."),
+        typer.Option("--fast", help="Predict in one process without ranks; starvation only."),
     ] = False,
     confirm: Annotated[
         bool,
-        typer.Option("--confirm", help="Predict everywhere; run where it changes, and beside."),
+        typer.Option("--confirm", help="Predict everywhere; run the releases around each change."),
     ] = False,
-    hold: Annotated[
-        list[str],
-        typer.Option(
-            metavar="PACKAGE=VERSION",
-            help="Keep this companion on one release; repeatable. Else those of each release's "
-            "own day.",
-        ),
-    ] = [],  # noqa: B006
-    python: Annotated[
-        str, typer.Option(metavar="X.Y", help="Another interpreter, for old releases.")
-    ] = "",
+    hold: o.Hold = [],  # noqa: B006
+    python: o.Python = "",
     variant: Annotated[
-        str, typer.Option("--variant", "-v", metavar="NAME", help="Another unfixed variant.")
+        str, typer.Option("--variant", "-v", metavar="NAME", help="Run another unfixed variant.")
     ] = "",
     gpus: o.Gpus = None,
     cpu: o.Cpu = None,
@@ -81,27 +75,31 @@ def matrix(
     out: o.Out = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on in --out DIR; also with more columns or releases."),
+        typer.Option(
+            "--resume", help="Resume the matrix in --out DIR, also with more columns or releases."
+        ),
     ] = False,
     as_json: o.Json = False,
     markdown: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write it there; other matrices on the page stay."),
+        typer.Option(
+            metavar="FILE", help="Write the table to this page; other matrices on it stay."
+        ),
     ] = None,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:
-    """Scenarios, or families of one, by release: which release has which failure.
+    """Show which release has which failure: scenarios, or families of one, by release.
 
-    Each cell is a run of the unfixed variant and its controls, as `moediag bisect` probes.
+    Each cell is a run of the unfixed variant and its controls, like a probe of `moediag bisect`.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     if fast and confirm:
-        raise UsageError("--confirm predicts too: leave --fast away")
+        raise UsageError("--confirm includes the prediction", "Omit --fast.")
 
     from moediag.campaign.bisect.question import Asked
+    from moediag.campaign.engine import shown
     from moediag.campaign.matrix import question, session, table_page
-    from moediag.campaign.matrix.progress import watching
     from moediag.campaign.matrix.work import Way
     from moediag.launch.settings import LaunchOptions
 
@@ -119,10 +117,10 @@ def matrix(
         session.check_page(markdown)
     asked = question.ask(wanted)
     o.require_gpus(device, max(s.question.world_size for s in asked.subjects))
-    command = ("moediag", *(context.obj or ()))
-    with watching(no_color) as progress:
+    command = o.command(context)
+    with shown(no_color) as display:
         make = functools.partial(session.Cells, launch=LaunchOptions(quiescence=quiescence))
-        found, folder = session.run(asked, out, resume, command, progress, make)
+        found, folder = session.run(asked, out, resume, command, display, make)
     if markdown is not None:
         session.write_page(markdown, found, command)
     if as_json:
@@ -139,4 +137,4 @@ def _show(found: Matrix, folder: Path, no_color: bool) -> None:
     console = views.output(no_color)
     for line in table_page.lines(found, console.width):
         terminal.show(line, console)
-    stdout.line(f" To paste: {views.short(folder) / 'matrix.md'}")
+    stdout.line(f" Report: {views.short(folder) / 'matrix.md'}")

@@ -15,24 +15,27 @@ from moediag.errors import UsageError
 from moediag.report import stdout
 
 if TYPE_CHECKING:
+    from moediag.campaign.engine import Display
     from moediag.campaign.nightly.blame import Blame
     from moediag.campaign.nightly.changes import Compared
     from moediag.campaign.nightly.jobs import Asked, Planned
     from moediag.campaign.nightly.summary import Summary
-    from moediag.result.run_result import RunResult
+    from moediag.result import RunResult
 
 
 def nightly(
+    context: typer.Context,
     scenario: Annotated[
         list[str],
-        typer.Option("--scenario", metavar="NAME", help="Only this one; repeat for several."),
+        typer.Option("--scenario", metavar="NAME", help="Run only this scenario; repeatable."),
     ] = [],  # noqa: B006
     track: Annotated[
         list[str],
         typer.Option(
             "--track",
             metavar="TRACK",
-            help="pinned, newest, pre, or PACKAGE=newest, PACKAGE=pre; repeatable.  [default: the "
+            help="Run on pinned, newest, pre, PACKAGE=newest or PACKAGE=pre; repeatable.  "
+            "[default: the "
             "first three, for transformers, accelerate and torch]",
         ),
     ] = [],  # noqa: B006
@@ -40,27 +43,34 @@ def nightly(
     cpu: o.Cpu = None,
     share_gpu: o.ShareGpu = False,
     minutes: Annotated[
-        float, typer.Option(min=0.1, metavar="M", help="Bound on the runs together.")
+        float, typer.Option(min=0.1, metavar="M", help="Time limit for all runs together.")
     ] = 60.0,
     bisect_minutes: Annotated[
         float,
         typer.Option(
             "--bisect-minutes", min=0.0, metavar="M",
-            help="Bound on the bisects of new failures together, after the runs; 0: none.",
+            help="Time limit for all bisects of new failures, after the runs; 0: no bisect.",
         ),
     ] = 20.0,
     history: Annotated[
-        Path, typer.Option("--history", metavar="DIR", help="Where nights are kept.")
+        Path, typer.Option("--history", metavar="DIR", help="Keep the results of each night here.")
     ] = Path("moediag-history"),
     nights: Annotated[
-        int, typer.Option("--nights", min=2, metavar="N", help="Nights that make it flaky.")
+        int,
+        typer.Option(
+            "--nights", min=2, metavar="N",
+            help="Number of past nights used to call a failure flaky.",
+        ),
     ] = 7,
     out: o.Out = None,
+    resume: o.Resume = False,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="[default: junit.xml in --out]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write JUnit here.  [default: junit.xml in --out]"),
     ] = None,
     summary: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="[default: summary.md in --out]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a summary.  [default: summary.md in --out]"),
     ] = None,
     annotate: Annotated[
         bool, typer.Option("--annotate", help="Print new failures as GitHub annotations.")
@@ -71,24 +81,23 @@ def nightly(
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001
 ) -> None:  # fmt: skip
-    """Run the catalogue on pinned and on new releases, and say what changed since the last nights.
+    """Run the catalogue on pinned and new releases, and report what changed since past nights.
 
-    One package is moved at a time. A new failure is bisected between the last good night's release
-    and tonight's, and written down as a draft issue; nothing is filed. Exit code 1 only for what is
-    new.
+    One package changes at a time. Each new failure is bisected between the last good night's
+    release and tonight's, and written as a draft issue; nothing is filed. Exit code 1 means a new
+    failure.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
     if annotate and as_json:
-        raise UsageError("--annotate and --json exclude each other", "--json has them as well.")
+        raise UsageError("--annotate and --json exclude each other", "--json lists them too.")
 
+    from moediag.campaign.engine import opened, resumable, shown
     from moediag.campaign.nightly import drive, jobs, tracks
     from moediag.campaign.nightly import summary as pages
     from moediag.campaign.nightly.changes import Change, compare
     from moediag.campaign.nightly.history import History
-    from moediag.pipeline import run as runner
     from moediag.report import terminal, views
-    from moediag.stacks.base import current_base
-    from moediag.stacks.environment import cache_root
+    from moediag.stacks.base import cache_root, current_base
 
     wanted = tracks.parse(track)
     o.require_gpus(device, world_size or 1)
@@ -99,11 +108,13 @@ def nightly(
     kept = History(history)
     notes: list[str] = []
     planned = jobs.plan_all(list(tracks.resolved(wanted, base.python, notes.append)), asked)
-    folder = runner.run_folder(out, "nightly")
-    with views.progress(no_color) as observer:
-        ran = drive.run(planned, asked, notes, kept, folder, minutes, observer)
-    compared = compare(ran.night, kept.nights, nights)
-    blames = _blames(compared, planned, asked, folder, bisect_minutes, no_color)
+    question = drive.header(planned, asked, o.command(context))
+    with opened(question, out, resume, "nightly") as journal, shown(no_color) as display:
+        folder = journal.folder
+        ran = drive.run(planned, asked, notes, kept, journal, minutes, display)
+        compared = compare(ran.night, kept.nights, nights)
+        with resumable(journal, lambda: ran.done):
+            blames = _blames(compared, planned, asked, folder, bisect_minutes, display)
     found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable))
     _write(found, ran.results, folder, junit, summary)
     if as_json:
@@ -120,13 +131,12 @@ def nightly(
 
 def _blames(
     compared: tuple[Compared, ...], planned: list[Planned], asked: Asked, folder: Path,
-    minutes: float, no_color: bool,
+    minutes: float, display: Display,
 ) -> Mapping[tuple[str, str, str], Blame]:  # fmt: skip
-    """What a bisect said of each new failure, until the time is up."""
-    from moediag.campaign.bisect.progress import watching
+    """Bisects each new failure until the time is up."""
+    from moediag.campaign.engine import Clock
     from moediag.campaign.nightly.blame import blame
     from moediag.campaign.nightly.changes import Change
-    from moediag.campaign.nightly.clock import Clock
     from moediag.launch.settings import LaunchOptions
 
     names = {one.scenario: one.name for one in planned}
@@ -135,10 +145,9 @@ def _blames(
         for number, one in enumerate(c for c in compared if c.change == Change.NEW):
             where = folder / "bisect" / str(number + 1)
             name = names[one.entry.scenario]
-            with watching(no_color) as watcher:
-                found[one.entry.key] = blame(
-                    one, name, asked, where, clock.left, watcher, LaunchOptions()
-                )
+            found[one.entry.key] = blame(
+                one, name, asked, where, clock.left, display, LaunchOptions()
+            )
     return found
 
 

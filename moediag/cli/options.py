@@ -18,28 +18,35 @@ class LauncherKind(str, Enum):
 
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME|FILE.yaml", help="A scenario of the catalogue, or a file.")
+    str,
+    typer.Argument(
+        metavar="NAME|FILE.yaml", help="A scenario of the catalogue, or a scenario file."
+    ),
 ]
 NameOrNone = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME|FILE.yaml", help="A scenario of the catalogue, or a file.", show_default=False
+        metavar="NAME|FILE.yaml",
+        help="A scenario of the catalogue, or a scenario file.",
+        show_default=False,
     ),
 ]
 All = Annotated[
-    bool, typer.Option("--all", help="Every scenario of the catalogue, and one summary.")
+    bool, typer.Option("--all", help="Run every scenario of the catalogue and write one summary.")
 ]
 Variants = Annotated[
     list[str],
-    typer.Option("--variant", "-v", metavar="NAME", help="Only this variant; repeat for several."),
+    typer.Option("--variant", "-v", metavar="NAME", help="Run only this variant; repeatable."),
 ]
 Gpus = Annotated[
-    int | None, typer.Option("--gpus", min=1, metavar="N", help="World size, on GPUs with NCCL.")
+    int | None,
+    typer.Option("--gpus", min=1, metavar="N", help="Run on N GPUs, one rank each, with NCCL."),
 ]
 ShareGpu = Annotated[
     bool,
     typer.Option(
-        "--share-gpu", help="With --gpus: ranks share what GPUs there are, on gloo or new NCCL."
+        "--share-gpu",
+        help="With --gpus: let ranks share the available GPUs, on gloo or a recent NCCL.",
     ),
 ]
 Cpu = Annotated[
@@ -48,7 +55,7 @@ Cpu = Annotated[
         "--cpu",
         min=1,
         metavar="N",
-        help="World size, on the CPU with gloo.",
+        help="Run N ranks on the CPU, with gloo.",
     ),
 ]
 StackPairs = Annotated[
@@ -57,26 +64,31 @@ StackPairs = Annotated[
 ]
 SetPairs = Annotated[
     list[str],
-    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; repeatable."),
+    typer.Option(
+        "--set", metavar="FIELD=VALUE", help="Override a field of the scenario; repeatable."
+    ),
 ]
 LauncherOption = Annotated[
-    LauncherKind, typer.Option("--launcher", help="auto: fork on one node's CPU, else torchrun.")
+    LauncherKind,
+    typer.Option(
+        "--launcher", help="How to start ranks; auto: fork on the CPU of one node, else torchrun."
+    ),
 ]
 Nnodes = Annotated[
-    int, typer.Option("--nnodes", min=1, metavar="N", help="Nodes of a torchrun launch.")
+    int, typer.Option("--nnodes", min=1, metavar="N", help="Number of nodes of a torchrun launch.")
 ]
 Rendezvous = Annotated[
-    str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="As for torchrun.")
+    str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="Passed to torchrun.")
 ]
 NodeRank = Annotated[
-    int | None, typer.Option("--node-rank", min=0, metavar="N", help="As for torchrun.")
+    int | None, typer.Option("--node-rank", min=0, metavar="N", help="Passed to torchrun.")
 ]
 Shared = Annotated[
     Path | None,
     typer.Option(
         "--shared",
         metavar="DIR",
-        help="On several nodes: a folder that all of them reach, where they meet.",
+        help="On several nodes: a new folder that all of them can reach.",
     ),
 ]
 Silence = Annotated[
@@ -85,51 +97,75 @@ Silence = Annotated[
         "--silence",
         min=2.0,
         metavar="S",
-        help="Seconds without a word after which a node is silent.",
+        help="Treat a node as silent after this many seconds without a heartbeat.",
     ),
 ]
 Repeat = Annotated[
-    int, typer.Option("--repeat", min=1, metavar="N", help="Run every trial this often.")
+    int, typer.Option("--repeat", min=1, metavar="N", help="Run every trial N times.")
 ]
 Timeout = Annotated[
     float | None,
     typer.Option(
-        "--timeout", min=1.0, help="Bound on one launch in seconds; not the hang detector."
+        "--timeout",
+        min=1.0,
+        help="End a launch after this many seconds. This is not the hang detector.",
     ),
 ]
 Quiescence = Annotated[
     float,
     typer.Option(
-        "--quiescence", min=0.5, metavar="S", help="Seconds without progress or CPU use: a hang."
+        "--quiescence",
+        min=0.5,
+        metavar="S",
+        help="Report a hang after this many seconds without progress or CPU use.",
     ),
 ]
+Hold = Annotated[
+    list[str],
+    typer.Option(
+        metavar="PACKAGE=VERSION",
+        help="Keep this dependency on one release; repeatable. Otherwise each release runs "
+        "with those of its own day.",
+    ),
+]
+Python = Annotated[str, typer.Option(metavar="X.Y", help="Use another Python, for old releases.")]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="DIR", help="Run directory.  [default: a new one in moediag-runs]"
+        "--out",
+        metavar="DIR",
+        help="Write to this run directory.  [default: a new one in moediag-runs]",
     ),
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Resume the interrupted command in --out DIR.")
+]
 Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="One page, without scripts.")
+    Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML page without scripts.")
 ]
 Trace = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="All ranks, for Perfetto.")
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Write a trace of all ranks for Perfetto."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, nothing else.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-NoColor = Annotated[bool, typer.Option("--no-color", help="As NO_COLOR=1.")]
+NoColor = Annotated[
+    bool, typer.Option("--no-color", help="Print without colours, as with NO_COLOR=1.")
+]
 
 
 def views(as_json: bool = False, **targets: Path | None) -> dict[str, Path]:
-    """The formats that were asked for. Raises UsageError where two would go to stdout."""
+    """Returns the requested formats. Raises UsageError if two would go to stdout."""
     chosen = {kind: target for kind, target in targets.items() if target is not None}
     if as_json and Path("-") in chosen.values():
-        raise UsageError("stdout holds one format", "Give files for the others beside --json.")
+        raise UsageError("stdout can hold only one format", "Give files for the other formats.")
     return chosen
 
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:
-    """``["transformers=4.53.2"]`` to a mapping. Raises UsageError."""
+    """Parses ``["transformers=4.53.2"]`` into a mapping. Raises UsageError."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.replace("==", "=").partition("=")
@@ -154,12 +190,12 @@ def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:
 
 
 def shared(device: str, share_gpu: bool, nccl: str | None) -> str:
-    """``device``, where ranks share GPUs the way that they do it. ``nccl``: its version, as far as
-    it is known. Raises UsageError without --gpus."""
+    """Returns the device, with the way in which ranks share GPUs. ``nccl``: its version, None if
+    unknown. Raises UsageError without --gpus."""
     if not share_gpu:
         return device
     if device != "gpu":
-        raise UsageError("--share-gpu is about GPUs", "Add --gpus N, the number of ranks.")
+        raise UsageError("--share-gpu needs --gpus", "Add --gpus N, the number of ranks.")
 
     from packaging.version import Version
 
@@ -170,7 +206,7 @@ def shared(device: str, share_gpu: bool, nccl: str | None) -> str:
 
 
 def where(gpus: int | None, cpu: int | None, share_gpu: bool) -> tuple[int | None, str]:
-    """(world size or None, device), sharing included; see :func:`world` and :func:`shared`."""
+    """Returns (world size or None, device); see :func:`world` and :func:`shared`."""
     from moediag import hardware
 
     world_size, device = world(gpus, cpu)
@@ -178,15 +214,20 @@ def where(gpus: int | None, cpu: int | None, share_gpu: bool) -> tuple[int | Non
 
 
 def require_gpus(device: str, ranks: int, torch: str | None = None) -> None:
-    """Raises MachineError where ``ranks`` of this node cannot compute on ``device``."""
+    """Raises MachineError if ``ranks`` of this node cannot run on ``device``."""
     from moediag import doctor
 
     if device != "cpu":
         doctor.require_gpus(ranks, torch, shared=device != "gpu")
 
 
+def command(context: typer.Context) -> tuple[str, ...]:
+    """The command line as typed."""
+    return ("moediag", *(context.obj or ()))
+
+
 def launcher_for(chosen: LauncherKind, nnodes: int) -> str:
-    """Only torchrun starts ranks on several nodes, whatever they compute on."""
+    """Returns the launcher. Only torchrun starts ranks on several nodes."""
     return "torchrun" if chosen is LauncherKind.auto and nnodes > 1 else chosen.value
 
 
@@ -197,8 +238,9 @@ def nodes(
     launcher: str,
     folder: Path | None,
     every: bool = False,
+    resume: bool = False,
 ) -> None:
-    """Raises UsageError for a multi-node launch that cannot work. ``folder``: of --shared."""
+    """Raises UsageError for options of several nodes that do not fit. ``folder``: of --shared."""
     if nnodes == 1 and endpoint is None and node_rank is None and folder is None:
         return
     if launcher == "fork":
@@ -213,6 +255,11 @@ def nodes(
     if every and nnodes > 1:
         raise UsageError(
             "--all runs on one node", "Name one scenario at a time: moediag run NAME --nnodes …"
+        )
+    if resume and nnodes > 1:
+        raise UsageError(
+            "--resume is for runs on one node",
+            "Type the command again on each node, with another --out and another --shared.",
         )
     if folder is None and nnodes > 1:
         raise UsageError(

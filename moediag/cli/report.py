@@ -19,30 +19,35 @@ def report(
     html: o.Html = None,
     markdown: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A draft bug report; of several runs, or none, tables."),
+        typer.Option(
+            metavar="FILE",
+            help="Write a draft bug report; tables if several runs, or none, failed.",
+        ),
     ] = None,
     for_: Annotated[
         str,
         typer.Option(
             "--for",
             metavar="PROJECT",
-            help="Whose template the draft follows: transformers, accelerate, pytorch, torchtitan; "
-            "or tables.  [default: whose bug the scenario says it is]",
+            help="Use the bug template of transformers, accelerate, pytorch or torchtitan; or "
+            "write tables.  [default: the project that the scenario names]",
         ),
     ] = "",
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="For CI.")] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write JUnit XML, for CI.")
+    ] = None,
     trace: o.Trace = None,
     no_color: o.NoColor = False,
 ) -> None:
     """Show finished runs again, or write them to files.
 
-    --markdown of one run that failed is a draft bug report with a file that shows it; nothing is
+    --markdown of one failed run is a draft bug report with a program that reproduces it; nothing is
     filed.
     """
     from moediag.report import terminal, views
 
     if for_ and markdown is None:
-        raise UsageError(f"--for {for_} is about --markdown", "Add --markdown FILE.")
+        raise UsageError(f"--for {for_} needs --markdown", "Add --markdown FILE.")
     loaded = [views.load(path) for path in runs]
     chosen = o.views(html=html, markdown=markdown, junit=junit, trace=trace)
     results = [result for result, _ in loaded]
@@ -66,17 +71,17 @@ def report(
 
 
 def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B006
-    """What to paste into a bug report: machine, versions, builds, variables.
+    """Print system information for a bug report: machine, versions, builds, variables.
 
-    Of the Python that runs moediag, or with --stack of an environment that is built. Values of
-    variables that sound like secrets are left out.
+    It describes the Python that runs moediag, or with --stack an environment that is built. Values
+    of variables that look like secrets are omitted.
     """
     from moediag import doctor as examiner
     from moediag.upstream import system_info
 
     found = system_info.here(system_info.built(o.pairs(stack, "--stack")), tools=True)
     if as_json:
-        told = {"moediag": moediag.__version__, **examiner.machine(), **found.to_json()}
-        stdout.line(json.dumps(told, indent=1, ensure_ascii=False))
+        facts = {"moediag": moediag.__version__, **examiner.machine(), **found.to_json()}
+        stdout.line(json.dumps(facts, indent=1, ensure_ascii=False))
     else:
         stdout.line("\n".join(["### moediag environment", "", *found.lines()]))

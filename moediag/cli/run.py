@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(
+    context: typer.Context,
     name: o.NameOrNone = None,
     every: o.All = False,
     variant: o.Variants = [],  # noqa: B006 - typer copies defaults
@@ -34,18 +35,19 @@ def run(
     timeout: o.Timeout = None,
     quiescence: o.Quiescence = 3.0,
     out: o.Out = None,
+    resume: o.Resume = False,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out, wherever it stands
 ) -> None:
     """Run a scenario and judge each variant of it.
 
-    Without --cpu or --gpus: on the CPU, with the number of ranks that the scenario names.
-    The unfixed code, each fix and each control runs on real ranks; its collectives and its
-    gradients are held against a single-process reference.
+    Without --cpu or --gpus it runs on the CPU, with the scenario's own number of ranks. The unfixed
+    code, each fix and each control runs on real ranks; their collectives are compared between
+    ranks and their gradients with a single-process reference.
     """
     world_size, device = o.where(gpus, cpu, share_gpu)
-    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every)
+    o.nodes(nnodes, rdzv_endpoint, node_rank, launcher.value, shared, every, resume)
     stack_overrides = o.pairs(stack, "--stack")
     _one_or_all(name, every, variant, set_)
 
@@ -62,9 +64,11 @@ def run(
             world_size, device, o.launcher_for(launcher, nnodes), repeat, timeout,
             stack_overrides, launch,
         )  # fmt: skip
-        raise typer.Exit(_all(options, out, as_json, no_color))
+        raise typer.Exit(_all(options, out, resume, o.command(context), as_json, no_color))
 
-    from moediag.pipeline import run as runner
+    from moediag.campaign import run as runner
+    from moediag.campaign.engine import opened, shown
+    from moediag.pipeline.trials import TrialOptions
     from moediag.report import json_view, page, terminal, views
     from moediag.scenario import catalogue
     from moediag.scenario import load as loading
@@ -83,49 +87,50 @@ def run(
     )
     ranks = world_size or scenario.world.default
     o.require_gpus(device, ranks // nnodes, plan.scenario.stack.get("torch"))
-    folder = runner.run_folder(out, scenario.name)
-    with views.progress(no_color) as observer:
-        result = runner.run(plan, runner.RunOptions(folder, launch), observer)
+    asked = runner.header(plan, launch, o.command(context))
+    with opened(asked, out, resume, scenario.name) as journal, shown(no_color) as display:
+        result = runner.run(plan, journal, TrialOptions(launch), display)
     if as_json:
         stdout.write(json_view.render(result))
     else:
-        terminal.render(result, views.output(no_color), views.short(folder))
+        terminal.render(result, views.output(no_color), views.short(journal.folder))
     raise typer.Exit(page.exit_code(result))
 
 
 def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[str]) -> None:
-    """Raises UsageError for what --all does not go with."""
+    """Raises UsageError unless either one scenario or --all is given."""
     if every and name is not None:
-        raise UsageError(f"--all runs the whole catalogue, and {name} was named as well")
+        raise UsageError(f"--all runs the whole catalogue, so {name} cannot be given too")
     if not every and name is None:
-        raise UsageError(
-            "no scenario was named", "`moediag list` shows them; --all runs every one of them."
-        )
+        raise UsageError("no scenario was named", "`moediag list` lists them; --all runs them all.")
     for option, given in (("--variant", variant), ("--set", set_)):
         if every and given:
             raise UsageError(
-                f"{option} {given[0]} is about one scenario, --all runs every one",
+                f"{option} {given[0]} applies to one scenario, --all runs every one",
                 "Name the scenario: moediag run NAME.",
             )
 
 
-def _all(options: SweepOptions, out: Path | None, as_json: bool, no_color: bool) -> int:
+def _all(
+    options: SweepOptions, out: Path | None, resume: bool, command: tuple[str, ...],
+    as_json: bool, no_color: bool,
+) -> int:  # fmt: skip
     """Returns the exit code."""
     import json
 
+    from moediag.campaign.engine import opened, shown
     from moediag.campaign.sweep import session
     from moediag.campaign.sweep import summary as view
-    from moediag.pipeline import run as runner
     from moediag.report import views
 
     ranks = (options.world_size or 1) // options.launch.nnodes
     o.require_gpus(options.device, ranks, options.stack.get("torch"))
     planned = session.plan_all(options)
-    folder = runner.run_folder(out, "all")
-    with views.progress(no_color) as observer:
-        found = session.sweep(planned, options, folder, observer)
+    asked = session.header(planned, options, command)
+    with opened(asked, out, resume, "all") as journal, shown(no_color) as display:
+        found = session.sweep(planned, options, journal, display)
     if as_json:
         stdout.line(json.dumps(found.to_json(), indent=1))
     else:
-        view.render(found, views.output(no_color), str(views.short(folder)))
+        view.render(found, views.output(no_color), str(views.short(journal.folder)))
     return found.exit_code

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moediag.stacks.built import EnvironmentInfo
 
 app = typer.Typer(
-    help="Environments of other library versions: list, build, clean.",
+    help="List, build and remove environments of other library versions.",
     epilog="Example: moediag stacks build transformers=4.53.2",
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -29,7 +29,7 @@ app = typer.Typer(
 
 @app.command(name="list", epilog="Example: moediag stacks list --json")
 def list_(as_json: o.Json = False) -> None:
-    """What is built here: size and last use."""
+    """List built environments with size and last use."""
     from moediag.stacks.built import list_environments
 
     found = list_environments()
@@ -49,20 +49,20 @@ def build(
     packages: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PACKAGE=VERSION…", help="One stack. Without: every stack of the catalogue."
+            metavar="PACKAGE=VERSION…", help="One stack.  [default: every stack of the catalogue]"
         ),
     ] = None,
     python_version: Annotated[
         str | None,
-        typer.Option(metavar="X.Y", help="Python of the other machine, with --out."),
+        typer.Option(metavar="X.Y", help="With --out: the Python of the other machine."),
     ] = None,
     platform: Annotated[
         str | None,
-        typer.Option(metavar="ARCH", help="x86_64 or aarch64 of the other machine, with --out."),
+        typer.Option(metavar="ARCH", help="With --out: x86_64 or aarch64, of the other machine."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Make a folder that installs without a network."),
+        typer.Option(metavar="DIR", help="Write a bundle that installs without a network."),
     ] = None,
     no_color: o.NoColor = False,
 ) -> None:
@@ -74,7 +74,7 @@ def build(
         )
     wanted = [o.pairs(packages, "stacks build")] if packages else _catalogue()
 
-    from moediag.report import views
+    from moediag.campaign.engine import shown
 
     if out is not None:
         import sys
@@ -82,7 +82,7 @@ def build(
         from moediag.stacks.offline import make_bundle
 
         version = python_version or f"{sys.version_info[0]}.{sys.version_info[1]}"
-        with views.progress(no_color) as observer:
+        with shown(no_color) as observer:
             bundle = make_bundle(
                 wanted,
                 version,
@@ -97,7 +97,7 @@ def build(
 
     for request in wanted:
         label = _label(request)
-        with views.progress(no_color) as observer:
+        with shown(no_color) as observer:
             stack = ensure(request, functools.partial(observer.stack, label))
         stdout.line(f"{stack.key}  {label}  {stack.seconds:.1f} s  {stack.python}")
 
@@ -105,14 +105,15 @@ def build(
 @app.command(epilog="Example: moediag stacks clean --older-than 30")
 def clean(
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY…", help="As `stacks list` shows them.")
+        list[str] | None, typer.Argument(metavar="KEY…", help="Keys as shown by `stacks list`.")
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", min=0, help="Not used for so long.")
+        float | None,
+        typer.Option(metavar="DAYS", min=0, help="Remove those not used for this many days."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all.")] = False,
 ) -> None:
-    """Remove environments; one in use is kept."""
+    """Remove environments, except those in use."""
     from moediag.stacks.built import clean as remove
 
     for removed in remove(tuple(keys or ()), older_than, everything):

@@ -13,19 +13,19 @@ from moediag.cli import options as o
 from moediag.report import stdout
 
 if TYPE_CHECKING:
-    from moediag.result.run_result import TrialResult
+    from moediag.result import TrialResult
 
 
 def watch(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- CMD…", help="The command as it is typed without us.")
+        list[str], typer.Argument(metavar="-- CMD…", help="Your training command, unchanged.")
     ],
     on_hang: Annotated[
         str,
         typer.Option(
             metavar="report|abort|continue|COMMAND",
-            help="After the page of a stall or a death: leave the job alone, end it, watch on, or "
-            "run this in a shell and leave the job alone.",
+            help="What to do after a hang or a death was reported: leave the job alone, end it, "
+            "keep watching, or run COMMAND in a shell for at most 5 minutes.",
         ),
     ] = "report",
     quiescence: o.Quiescence = 3.0,
@@ -34,47 +34,55 @@ def watch(
         typer.Option(
             min=1.0,
             metavar="S",
-            help="Seconds that ranks may wait for one that does nothing; four times that for one "
-            "that computes.",
+            help="Report a hang after ranks waited this many seconds for an idle rank; four "
+            "times as "
+            "long for a rank that computes.",
         ),
     ] = 30.0,
     shared: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A folder that all nodes of the job reach: their watchers meet there.",
+            help="On several nodes: a folder that all nodes of the job can reach.",
         ),
     ] = None,
     silence: Annotated[
         float,
         typer.Option(
-            min=2.0, metavar="S", help="Seconds without a word after which a node is silent."
+            min=2.0,
+            metavar="S",
+            help="Treat a node as silent after this many seconds without a heartbeat.",
         ),
     ] = 20.0,
     guard: Annotated[
         bool,
-        typer.Option("--guard", help="Before each reduction of FSDP2: same parameters everywhere?"),
+        typer.Option(
+            "--guard", help="Compare parameters between ranks before each FSDP2 reduction."
+        ),
     ] = False,
     every: Annotated[
-        float, typer.Option(min=1.0, metavar="S", help="Seconds between two lines in a log.")
+        float,
+        typer.Option(
+            min=1.0, metavar="S", help="Print a status line every S seconds when stderr is a log."
+        ),
     ] = 60.0,
     log_mb: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Megabytes that each rank's log may take.")
+        int, typer.Option(min=1, metavar="N", help="Limit the log of each rank to N megabytes.")
     ] = 8,
     out: o.Out = None,
     as_json: o.Json = False,
     no_color: o.NoColor = False,
     debug: o.Debug = False,  # noqa: ARG001 - main takes it out
 ) -> None:
-    """Watch any training command: who hangs, who died, where, and why.
+    """Watch any training command; report which rank hangs or died, where and why.
 
-    The script is not changed; a recorder gets into every rank through PYTHONPATH. The exit code is
-    the job's own, 1 where a failure was found.
+    The script is not changed: PYTHONPATH loads a recorder in every rank. The exit code is that of
+    the job, or 1 if a failure was found.
     """
     from moediag.launch.watched import JobOptions
     from moediag.pipeline import watch as watcher
     from moediag.report import json_view, terminal, views, watch_display
-    from moediag.report.finding import FAILURES
+    from moediag.result import FAILURES
 
     job = JobOptions(guard=guard, segment_bytes=log_mb * 1024 * 1024 // 2)
     options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
@@ -92,7 +100,7 @@ def watch(
             if as_json:
                 return
             if not found.world_size:
-                view.line("; ".join(("nothing was recorded", *found.not_seen)))
+                view.line("; ".join(("nothing was recorded", *found.diagnosis.not_seen)))
             elif found.verdict in FAILURES or found.verdict == "inconclusive":
                 with view.aside():
                     terminal.render(
@@ -102,6 +110,8 @@ def watch(
                 view.line(f"{found.verdict}: {found.cause}")
 
         done = watcher.watch(command, options, tell, view.progress)
+    for how in done.commands:
+        print(f"moediag: {how}", file=sys.stderr)  # noqa: T201
     if as_json:
         stdout.write(json_view.render(done.result))
     else:

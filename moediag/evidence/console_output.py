@@ -1,7 +1,7 @@
-"""Plain output of ranks and launchers: whose line it is, how ranks ended, what watchdogs said.
+"""Plain output of ranks and launchers: the rank of each line, exits, and timeouts of watchdogs.
 
-One file may hold one rank's output, or many ranks' lines with a prefix each (torchrun's
-``[default1]:``, torch's ``[rank1]:``, both together), or the launcher's own words.
+A file may hold one rank's output, many ranks' lines with a prefix each (torchrun's ``[default1]:``,
+torch's ``[rank1]:``, or both), or the launcher's own output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEAD_BYTES = 64 * 1024
 TAIL_BYTES = 1024 * 1024
 
 _PREFIX = re.compile(r"^\s*\[(?P<kind>rank|default)(?P<number>\d{1,6})\]: ?")
-# The table that torchrun prints at its end, one block a rank. The root cause stands last.
+# The table that torchrun prints at its end, one block per rank, the root cause last.
 _ROW = re.compile(
     r"^\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)\s*\n"
     r"\s*exitcode\s*: (?P<code>-?\d{1,9}) \(pid: \d+\)",
@@ -44,7 +44,7 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """A call that torch's watchdog gave up on; ``desc`` and ``group`` as torch names the group."""
+    """A call that torch's watchdog gave up on, with torch's name and description of its group."""
 
     group: str
     desc: str
@@ -52,7 +52,7 @@ class Timeout:
 
 
 def ends(path: Path) -> str:
-    """The beginning and the end of a file that may be endless. Raises OSError."""
+    """The beginning and the end of a file of any size. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
         size = file.seek(0, 2)
@@ -67,8 +67,10 @@ def ends(path: Path) -> str:
 
 
 def by_rank(text: str) -> dict[int | None, str]:
-    """Lines without prefixes, by the rank that the prefix names; None: lines that have none. The
-    rank of the program counts more than the launcher's number, which is local to a node."""
+    """Lines without prefixes, by the rank in the prefix; None for lines without one.
+
+    torch's rank counts more than the launcher's number, which is local to a node.
+    """
     found: dict[int | None, list[str]] = {}
     for line in text.splitlines():
         rank = None
@@ -81,8 +83,10 @@ def by_rank(text: str) -> dict[int | None, str]:
 
 
 def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]:
-    """(how ranks ended, the rank that failed first) from the launcher's last words. Its SIGTERM to
-    the others is not theirs."""
+    """(how ranks ended, the rank that failed first) from the launcher's summary.
+
+    A SIGTERM came from the launcher.
+    """
     at = text.rfind(_SUMMARY)
     if at < 0:
         return {}, ()
@@ -99,14 +103,14 @@ def torchrun_summary(text: str) -> tuple[dict[int, ExitStatus], tuple[int, ...]]
 
 
 def timeouts(text: str) -> Iterator[Timeout]:
-    """What NCCL's watchdog gave up on, in order."""
+    """The calls that NCCL's watchdog gave up on, in order."""
     for found in _WATCHDOG.finditer(text):
         line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
         named = _GROUP.search(line[-400:])
         seq, group = int(found["seq"]), named["guid"] if named else "0"
         desc = (named["desc"] if named else "") or ("default_pg" if group == "0" else "")
         call = Collective(
-            index=max(1, seq),  # not the first call of all: what was before is not known
+            index=max(1, seq),  # not 0: earlier calls are unknown
             group=group,
             position=seq - 1,
             op=_op(found["op"]),
@@ -119,7 +123,7 @@ def timeouts(text: str) -> Iterator[Timeout]:
 
 
 def gave_up_waiting(error: RankError) -> bool:
-    """The library's own bound on waiting: the end of a hang, not a failure of this rank."""
+    """Whether the library's timeout ended a hang; then the error is not a failure of this rank."""
     return bool(_TIMEOUT.search(error.message))
 
 
@@ -134,7 +138,7 @@ def prefixed(head: bytes) -> bool:
 
 
 def unprefixed(text: str) -> str:
-    """One rank's text without prefixes, whatever line has one."""
+    """One rank's text without any prefixes."""
     lines = []
     for line in text.splitlines():
         while prefix := _PREFIX.match(line):
@@ -144,7 +148,7 @@ def unprefixed(text: str) -> str:
 
 
 def is_log(text: str) -> bool:
-    """Text that says something about a run; a README in the folder does not."""
+    """Whether text is about a run, unlike a README in the folder."""
     return bool(
         re.search(
             r"Traceback \(most recent|terminate called|ProcessGroup|torch\.distributed|\bNCCL\b|"

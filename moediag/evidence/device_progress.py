@@ -1,16 +1,16 @@
-"""How far the device of a rank is, by torch's Flight Recorder, told of the calls in our own log.
+"""How far a rank's device got with the calls in our own log, from torch's Flight Recorder.
 
-Our recorder writes a call down before it is issued and knows its parameters, its module and its
-line; on an accelerator it learns late, or never, what became of it. torch's recorder of NCCL has
-the events around each kernel: issued, begun, completed. Both keep the calls of a group in their
-order, so the n-th is the n-th, and operation and sizes say whether that is so. Where they do not
-fit nothing is told, and that is said.
+Our recorder writes each call before it is issued and knows its parameters, its module and its line,
+but on an accelerator it learns late, or never, whether the call completed. torch's recorder has the
+events around each NCCL kernel: issued, started, completed. Both keep the calls of a group in order,
+so the n-th call of one is the n-th of the other; operation and sizes confirm it. Where they differ,
+nothing is concluded, and ``not_seen`` says so.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,34 +26,50 @@ _SKEW = 3  # calls by which the ends of both records may differ
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """``calls``: the rank's, with what the device did; ``library``: version of the communication
-    library, "" where the dump does not say."""
+    """A rank's calls with what its device did."""
 
     calls: tuple[Collective, ...]
+    #: Version of the communication library, or "".
     library: str = ""
     not_seen: tuple[str, ...] = ()
 
 
-def read(folder: Path, rank: int) -> tuple[Dump | None, tuple[str, ...]]:
-    """The rank's dump: the one that was asked for at the stall, else the one that NCCL's watchdog
-    wrote by itself; and what could not be read."""
-    lost = []
-    for name in (protocol.flight_file(rank), protocol.watchdog_dump(rank)):
-        path = folder / name
-        if not path.is_file():
+@dataclass(slots=True)
+class RankDump:
+    """One rank's dump, if it can be read, and what cannot be."""
+
+    dump: Dump | None = None
+    lost: tuple[str, ...] = ()
+
+
+def read(folder: Path, ranks: Iterable[int]) -> dict[int, RankDump]:
+    """The dump of each rank: the one requested at the stall, else the one NCCL's watchdog wrote."""
+    found = {rank: RankDump() for rank in ranks}
+    files = [
+        (rank, folder / name)
+        for rank in found
+        for name in (protocol.flight_file(rank), protocol.watchdog_dump(rank))
+        if (folder / name).is_file()
+    ]
+    contents = file_loading.loaded([path for _, path in files])
+    for (rank, path), loaded in zip(files, contents, strict=True):
+        of_rank = found[rank]
+        if of_rank.dump is not None:
             continue
-        loaded = file_loading.load(path)
-        if loaded.dump is not None and len(loaded.dump.kind):
-            return loaded.dump, ()
         if loaded.dump is None:
-            lost.append(f"rank {rank}: {name} ({loaded.refused or 'no Flight Recorder dump'})")
-    return None, tuple(lost)
+            reason = loaded.refused or "not a Flight Recorder dump"
+            of_rank.lost += (f"rank {rank}: {path.name} ({reason})",)
+        elif len(loaded.dump.kind):
+            of_rank.dump, of_rank.lost = loaded.dump, ()
+    return found
 
 
 def told(calls: Sequence[Collective], dump: Dump, rank: int) -> Told:
-    """``calls`` of one rank, with ``completed``, ``started`` and ``on_device`` as ``dump`` has it.
-    What either side knows to have completed has completed. gloo has no device, and its recorder
-    does not tell a call that completed from one that failed."""
+    """``calls`` of one rank, with ``completed``, ``started`` and ``on_device`` from ``dump``.
+
+    A call that completed for either side has completed. gloo has no device, and its recorder does
+    not distinguish a completed call from a failed one.
+    """
     if dump.backend in ("", "gloo"):
         return Told(tuple(calls))
     rows: dict[tuple[str, bool], list[int]] = defaultdict(list)
@@ -73,7 +89,7 @@ def told(calls: Sequence[Collective], dump: Dump, rank: int) -> Told:
             what = "sends and receives" if key[1] else "collectives"
             lost.append(
                 f"rank {rank}: how far its device is in the {what} of group {key[0]} (torch's "
-                "Flight Recorder has other calls than moediag's)"
+                "Flight Recorder and moediag's log hold different calls)"
             )
             continue
         later = False
@@ -95,7 +111,7 @@ def _with(call: Collective, state: int) -> Collective:
 def _pairs(
     calls: Sequence[Collective], rows: Sequence[int], dump: Dump
 ) -> list[tuple[int, int]] | None:
-    """(index into ``calls``, row) of the same call; None where the two do not fit together."""
+    """(index into ``calls``, row) of each call; None if the two records do not match."""
     kinds = [dump.kinds[dump.kind[row]] for row in rows]
     by_end = len(rows) - len(calls)
     shifts = [0] if not dump.wrapped and calls[0].index == calls[0].position == 0 else []
@@ -112,7 +128,7 @@ def _pairs(
 def _batched(
     calls: Sequence[Collective], rows: Sequence[int], kinds: Sequence[Kind]
 ) -> list[tuple[int, int]] | None:
-    """From the end, where torch counts collectives that were issued together as one."""
+    """The same from the end, for collectives issued together, which torch counts as one."""
     pairs = []
     at = len(calls) - 1
     for row, kind in zip(reversed(rows), reversed(kinds), strict=True):

@@ -1,8 +1,8 @@
 """One rank's recorder log (``rank-N.events.jsonl``) as plain data.
 
-The rank may have been killed at any moment, so nothing about the file is trusted: a truncated
-last line, garbage between lines, a name list that never came, an event of a later version. What
-cannot be used is counted and said in ``not_seen``; the rest is read.
+The rank may have been killed at any moment, so the file may have a truncated last line, garbage
+between lines, references to a name list that was never written, or events of a later version. What
+cannot be used is counted and listed in ``not_seen``; the rest is read.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from moediag.protocol import ExpertRows, events_file
 
 Names = dict[tuple[str, ...], tuple[str, ...]]  # one object per name list, shared by all ranks
 
-# Prefixes that wrappers put into parameter names; without them all ranks and the user agree.
+# Prefixes that wrappers add to parameter names; the user knows the names without them.
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 @dataclass(slots=True)
 class RankLog:
-    """``lines``: good lines; ``garbage``: lines that were no event; ``truncated``: the last line
-    had no end (normal for a killed rank)."""
+    """What one rank's log says."""
 
     rank: int
     world_size: int | None = None
     backend: str = ""
     versions: dict[str, str | None] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()  # folders of installed packages and the standard library
     groups: dict[str, Group] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
     tokens: list[TokenCount] = field(default_factory=list)
@@ -52,15 +52,20 @@ class RankLog:
     error: RankError | None = None
     finished: bool = False
     not_seen: list[str] = field(default_factory=list)
+    #: Valid lines.
     lines: int = 0
+    #: Lines that are not events.
     garbage: int = 0
+    #: The last line has no end, as is normal for a killed rank.
     truncated: bool = False
 
 
 def read_log(folder: Path, rank: int, intern: Names | None = None) -> RankLog:
-    """The log of ``rank`` in ``folder``, its older segment (a ring of two) first. Never raises
-    for a file's content; no file at all gives an empty log with a line in ``not_seen``.
-    ``intern`` shares equal name lists between ranks."""
+    """The log of ``rank`` in ``folder``, its older segment first.
+
+    Never raises for a file's content; without a file the log is empty and ``not_seen`` says so.
+    ``intern`` shares equal name lists between ranks.
+    """
     log = RankLog(rank)
     reader = _Reader(log, {} if intern is None else intern)
     segments = _segments(folder, rank)
@@ -74,12 +79,12 @@ def read_log(folder: Path, rank: int, intern: Names | None = None) -> RankLog:
         unit = "line" if log.garbage == 1 else "lines"
         log.not_seen.append(f"rank {rank}: {log.garbage} unreadable {unit} of its recorder log")
     if log.truncated:
-        log.not_seen.append(f"rank {rank}: its last event (the recorder log ends in mid-line)")
+        log.not_seen.append(f"rank {rank}: its last event (the recorder log is truncated)")
     return log
 
 
 def _segments(folder: Path, rank: int) -> list[Path]:
-    """``rank-N.events*.jsonl``, the one that is written to last."""
+    """The rank's ``rank-N.events*.jsonl``, the newest one last."""
     current = folder / events_file(rank)
     older = sorted(p for p in folder.glob(f"rank-{rank}.events*") if p != current)
     return [*older, *([current] if current.exists() else [])]
@@ -94,7 +99,7 @@ def _read_segment(path: Path, reader: _Reader) -> None:
     whole, _, rest = raw.rpartition(b"\n")
     reader.read(whole.splitlines())
     if rest:
-        # The last line has no end. It may still be whole: only the newline can be missing.
+        # Only the newline may be missing.
         before = reader.log.garbage
         reader.read([rest])
         reader.log.truncated = reader.log.garbage > before
@@ -102,7 +107,7 @@ def _read_segment(path: Path, reader: _Reader) -> None:
 
 
 class _Reader:
-    """Holds what later lines refer back to: interned names and where each call is."""
+    """Keeps what later lines refer to: name lists, and the place of each call."""
 
     def __init__(self, log: RankLog, intern: Names) -> None:
         self.log = log
@@ -125,7 +130,7 @@ class _Reader:
             try:
                 event = json.loads(line)
                 handler = self.handlers.get(event["e"])
-                if handler is not None:  # an event of a later version is no garbage
+                if handler is not None:  # else an event of a later version
                     handler(event)
                 self.log.lines += 1
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -134,6 +139,8 @@ class _Reader:
     def start(self, event: Mapping[str, Any]) -> None:
         self.log.world_size = int(event["world_size"])
         self.log.backend = str(event.get("backend") or "")
+        folders = tuple(str(folder) for folder in event.get("libraries") or ())
+        self.log.libraries = self.intern.setdefault(folders, folders)
         for package in ("python", "torch", "transformers", "accelerate", "deepspeed", "nccl"):
             if package in event:
                 version = event[package]
@@ -256,13 +263,15 @@ class _Reader:
         self.log.finished = bool(event)
 
     def resolve(self, number: Any) -> tuple[str, ...] | None:
-        """A ``names`` id; None (not known) also when its line was lost. ValueError and the like
-        when it is no id at all."""
+        """The names with this id; None without an id, or if their line was lost.
+
+        Raises ValueError or TypeError for an invalid id.
+        """
         return None if number is None else self.names.get(int(number))
 
 
 def plain_name(fqn: str) -> str:
-    """The parameter's or module's name without what wrappers put between."""
+    """The name of a parameter or module without wrappers' prefixes."""
     if "_" in fqn:
         for wrapper in WRAPPERS:
             fqn = fqn.replace(wrapper, "")
@@ -271,7 +280,7 @@ def plain_name(fqn: str) -> str:
 
 
 def _expert_rows(row: Mapping[str, Any]) -> ExpertRows:
-    """Raises ValueError and the like where ``held`` and ``declared`` cannot be rows."""
+    """Raises ValueError, TypeError or KeyError for invalid rows."""
     held, declared = [int(e) for e in row["held"]], [int(e) for e in row["declared"]]
     if len(held) != len(declared):
         raise ValueError(f"{len(held)} rows, {len(declared)} declared")

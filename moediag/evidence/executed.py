@@ -1,4 +1,4 @@
-"""Which functions of the installed packages a trial ran, out of what its ranks noted."""
+"""The functions of installed packages that a trial ran, as its ranks recorded them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _FILE = re.compile(r"^rank-\d+\.executed\.jsonl$")
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """``functions``: file as imported -> first lines of the functions that ran, 0 for the file
-    itself. ``classes``: (file, class) -> where it is in the model, e.g. ``model.layers.*.mlp``."""
+    """What ran, of all ranks together."""
 
+    #: File as imported -> first lines of the functions that ran, 0 for the file itself.
     functions: dict[str, set[int]] = field(default_factory=dict)
+    #: (file, class) -> its places in the model, e.g. ``model.layers.*.mlp``.
     classes: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -25,8 +26,10 @@ class Executed:
 
 
 def read_executed(folder: Path) -> Executed:
-    """Of all ranks of the trial in ``folder`` together; empty where none noted anything. A line
-    that was cut off is left out."""
+    """What all ranks of the trial in ``folder`` ran; empty if none recorded it.
+
+    Truncated lines are left out.
+    """
     found = Executed()
     try:
         paths = sorted(p for p in folder.iterdir() if _FILE.match(p.name))

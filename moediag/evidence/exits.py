@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moediag.evidence.model import ExitStatus, RankError, Stall
+from moediag.protocol import innermost_user
 
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
@@ -21,8 +22,6 @@ _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$')
 _LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
-# Frames that belong to the machinery and not to the program that a person wrote.
-_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python", "/moediag/", "<frozen ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class LaunchFacts:
 
 
 def read_launch(path: Path) -> LaunchFacts:
-    """Facts with a line in ``not_seen`` when the file is missing or broken."""
+    """The facts, with a line in ``not_seen`` if the file is missing or broken."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
@@ -74,7 +73,7 @@ def read_launch(path: Path) -> LaunchFacts:
 
 
 def _deaths(raw: Any) -> tuple[int, ...]:
-    """``[{"rank", "time"}]`` in order of time; what is not understood is left out."""
+    """Ranks in order of time, from ``[{"rank", "time"}]``; invalid entries are left out."""
     entries = [d for d in raw if isinstance(d, dict)] if isinstance(raw, list) else []
     known = [d for d in entries if isinstance(d.get("rank"), int)]
     return tuple(d["rank"] for d in sorted(known, key=lambda d: _time(d.get("time"))))
@@ -95,18 +94,22 @@ def _stall(raw: Any, lost: list[str]) -> Stall | None:
         return None
 
 
-def read_error_file(path: Path) -> RankError | None:
-    """torch elastic's error file: ``{"message": {"message": "Type: text", "extraInfo":
-    {"py_callstack": …, "timestamp": …}}}``; also the flat form that older releases write."""
+def read_error_file(path: Path, libraries: Sequence[str] = ()) -> RankError | None:
+    """The error in torch elastic's error file, or None.
+
+    The file is ``{"message": {"message": "Type: text", "extraInfo": {"py_callstack": …,
+    "timestamp": …}}}``, or the flat form of older releases. ``libraries`` are the library folders
+    that the rank recorded.
+    """
     try:
         raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
         return None
-    return elastic_error(raw)
+    return elastic_error(raw, libraries)
 
 
-def elastic_error(raw: Any) -> RankError | None:
-    """The same from parsed JSON; None for what is no error file."""
+def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
+    """The same from parsed JSON; None if it is not an error file."""
     message = raw.get("message") if isinstance(raw, dict) else None
     extra: Mapping[str, Any] = {}
     if isinstance(message, dict):
@@ -119,16 +122,17 @@ def elastic_error(raw: Any) -> RankError | None:
         kind, text = "Exception", message
     callstack = extra.get("py_callstack")
     callstack = callstack if isinstance(callstack, str) else ""
-    return RankError(short_type(kind), text, user_frame(callstack), _time(extra.get("timestamp")))
+    where = user_frame(callstack, libraries)
+    return RankError(short_type(kind), text, where, _time(extra.get("timestamp")))
 
 
-def error_in_output(text: str) -> RankError | None:
-    """The last Python traceback, or the last C++ exception that nobody caught."""
+def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | None:
+    """The last Python traceback or the last uncaught C++ exception, or None."""
     lines = text.splitlines()
     for at in range(len(lines) - 1, -1, -1):
         line = _unprefixed(lines[at])
         if line.startswith("Traceback (most recent call last):"):
-            found = _traceback(lines[at + 1 :])
+            found = _traceback(lines[at + 1 :], libraries)
             if found is not None:
                 return found
         elif what := _WHAT.match(line):
@@ -137,28 +141,30 @@ def error_in_output(text: str) -> RankError | None:
     return None
 
 
-def _traceback(lines: list[str]) -> RankError | None:
+def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
     for at, prefixed in enumerate(lines):
         line = _unprefixed(prefixed)
         if not line.startswith(" ") and (last := _LAST.match(line)):
             frames = "\n".join(_unprefixed(earlier) for earlier in lines[:at])
-            return RankError(short_type(last["type"]), last["message"] or "", user_frame(frames))
+            where = user_frame(frames, libraries)
+            return RankError(short_type(last["type"]), last["message"] or "", where)
     return None
 
 
 def _unprefixed(line: str) -> str:
-    """torchrun puts ``[rank1]: `` or ``[default1]:`` before each line."""
+    """The line without torchrun's prefix, ``[rank1]: `` or ``[default1]:``."""
     return re.sub(r"^\[(?:rank|default)\d+\]: ?", "", line)
 
 
-def user_frame(traceback: str) -> str:
-    """The innermost frame of a person's own code as ``file.py:12 function``; the innermost of
-    all when there is none; empty for text without frames."""
-    frames = [frame for line in traceback.splitlines() if (frame := _FRAME.match(line))]
+def user_frame(traceback: str, libraries: Sequence[str] = ()) -> str:
+    """The innermost frame of user code as ``file.py:12 function``.
+
+    Without user code it is the innermost frame of all; without frames, "".
+    """
+    frames = [frame for line in traceback.splitlines() if (frame := _FRAME.match(line))][::-1]
     if not frames:
         return ""
-    own = [f for f in frames if not any(part in f["file"] for part in _NOT_USER)]
-    frame = (own or frames)[-1]
+    frame = frames[innermost_user([f["file"] for f in frames], libraries) or 0]
     return f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}"
 
 

@@ -1,131 +1,106 @@
-"""The content of files, whatever they hold; by several processes where there is much to read.
+"""The content of many files, whatever they hold.
 
-Those processes are expendable, so they may read pickles with the interpreter's own machine, which
-takes a tenth of the time of ours: it can be told to import nothing, but a hostile file may still
-crash it or keep it busy for ever. Where one is lost, what it left is read by ours.
+Text and JSON are read in this process unless there is much of it. Pickles are read by expendable
+processes (:mod:`moediag.evidence.file_reader`): one for all files of a call, several where there is
+much to read. A file that ends its reader is refused, and a new reader goes on with the next one.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import gc
-import json
 import os
-import re
-import resource
+import pickle
 import signal
+import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from moediag.evidence import console_output, flight_dump, quickpickle, unpickle
-from moediag.evidence.flight_dump import Dump
+from moediag.evidence import file_reader
+from moediag.evidence.file_reader import Loaded, is_pickle, load
 
-MAX_JSON = 128 * 1024 * 1024
-_MUCH = 3 * 1024 * 1024  # bytes from which several processes are worth their start
-_SECONDS = (
-    20.0  # of CPU time for one file in a process of its own: a second is usual for the largest
-)
-_BYTES = 4 << 30  # of memory beyond what such a process starts with
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A file's content: a ``dump``, other ``json``, why it is ``refused``; none of these: text."""
-
-    dump: Dump | None = None
-    json: Any = None
-    refused: str = ""
+MAX_READERS = 16
+_MUCH = 3 * 1024 * 1024  # bytes from which a reader on each core pays for its start
+# Isolated and without site-packages: a reader needs the standard library and this package.
+_ROOT = Path(__file__).parents[2]
+_MAIN = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
+_MAIN += f"from {file_reader.__name__} import main; main()"
+_COMMAND = (sys.executable, "-I", "-S", "-c", _MAIN)
 
 
 def loaded(files: Sequence[Path]) -> Iterator[Loaded]:
-    """In order."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    size = sum(file.stat().st_size for file in files)
-    if size < _MUCH or cores < 2 or len(files) < 2 or threading.active_count() > 1:
-        yield from map(load, files)
-        return
-    done = 0
-    for way in (_load_quickly, load):
-        for one in _by_processes(way, files[done:], min(cores, 16)):
-            done += 1
-            yield one
-    yield from map(load, files[done:])
+    """The content of each file, in order."""
+    much = sum(file.stat().st_size for file in files) >= _MUCH
+    apart = [much or _must_be_read_apart(file) for file in files]
+    for_readers = [file for file, one in zip(files, apart, strict=True) if one]
+    count = min(_cores(), MAX_READERS) if much else 1
+    with closing(_by_readers(for_readers, count)) as read:
+        for file, one in zip(files, apart, strict=True):
+            yield next(read) if one else load(file)
 
 
-def _by_processes(
-    way: Callable[[Path], Loaded], files: Sequence[Path], workers: int
-) -> Iterator[Loaded]:
-    """Of the first files, until a process is lost."""
-    if not files:
-        return
-    # Costs start-up time that few need.
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-
-    context = multiprocessing.get_context("fork")
-    size = max(1, min(8, len(files) // (2 * workers)))
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_confine) as pool:
-        try:
-            yield from pool.map(way, files, chunksize=size)
-        except BrokenProcessPool:
-            return
-
-
-def _confine() -> None:
-    """Of a process that only reads files: what it makes is freed without a collector."""
-    gc.disable()
-    faulthandler.disable()  # a crash here is nothing that a person should see
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit = pages * resource.getpagesize() + _BYTES
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    if most == resource.RLIM_INFINITY or limit < most:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _load_quickly(path: Path) -> Loaded:
-    signal.setitimer(signal.ITIMER_PROF, _SECONDS)
-    try:
-        return load(path, quickpickle.loads)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def load(path: Path, pickled: Callable[[bytes], Any] = unpickle.loads) -> Loaded:
-    """What needs time, and nothing else's knowledge. ``pickled``: reads a pickle."""
+def _must_be_read_apart(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            head = file.read(512)
-            if head[:1] == b"\x80" and head[1:2] <= b"\x05":
-                return Loaded(flight_dump.read(pickled(_rest(file, head, unpickle.MAX_BYTES))))
-            if head.lstrip()[:1] not in (b"{", b"[") or console_output.prefixed(head):
-                return Loaded(refused="neither text nor a dump" if b"\0" in head else "")
-            return _json(_rest(file, head, MAX_JSON).decode("utf-8", errors="replace"))
-    except (unpickle.Refused, flight_dump.NoDump) as no:
-        return Loaded(refused=str(no))
-    except OSError as error:
-        return Loaded(refused=str(error.strerror))
+            return is_pickle(file.read(2))
+    except OSError:
+        return False
 
 
-def _rest(file: BinaryIO, head: bytes, limit: int) -> bytes:
-    data = head + file.read(limit - len(head) + 1)
-    if len(data) > limit:
-        raise unpickle.Refused(f"it has more than {limit >> 20} MiB")
-    return data
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _json(text: str) -> Loaded:
+def _by_readers(files: Sequence[Path], count: int) -> Generator[Loaded, None, None]:
+    """In order; each of ``count`` readers takes every ``count``-th file."""
+    readers = [_Reader(part) for number in range(count) if (part := files[number::count])]
     try:
-        raw = json.loads(text)
-    except RecursionError:
-        return Loaded(refused="nested too deeply")
-    except ValueError:
-        cut = re.match(r'\s*(?:\{\s*"|\[\s*[\[{"])', text)  # JSON to begin with, not a log
-        return Loaded(refused="JSON that breaks off" if cut else "")
-    return Loaded(flight_dump.read(raw)) if flight_dump.is_dump(raw) else Loaded(json=raw)
+        for number in range(len(files)):
+            yield readers[number % count].result()
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+class _Reader:
+    """A process that reads ``files``, started anew whenever a file ends it."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._left = list(files[::-1])
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(b"\0".join(os.fsencode(path) for path in self._left[::-1]))
+        return process
+
+    def result(self) -> Loaded:
+        """The content of the next file, or why there is none."""
+        self._left.pop()
+        assert self._process.stdout is not None
+        try:
+            found: Loaded = pickle.load(self._process.stdout)  # noqa: S301 - from our own process
+            return found
+        except (EOFError, pickle.UnpicklingError):
+            self._process.stdout.close()
+            lost = Loaded(refused=_reason(self._process.wait()))
+        if self._left:
+            self._process = self._started()
+        return lost
+
+    def close(self) -> None:
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _reason(code: int) -> str:
+    if code == -signal.SIGPROF:
+        return f"takes more than {file_reader.SECONDS:g} s to read"
+    end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return f"reading it ended the reader ({end})"

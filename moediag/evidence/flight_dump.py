@@ -1,11 +1,11 @@
 """One dump of PyTorch's Flight Recorder (format 2.x, pickle or JSON) as columns of numbers.
 
-A dump is a ring of the last calls of one process. Whatever differs between torch releases and
-backends ends here: names of operations, how completion is told, operations that were issued
-together. Columns, because 1,024 ranks leave two million calls; they become objects only where the
-diagnosis looks (:mod:`moediag.evidence.flight_recorder`).
+A dump is a ring buffer of the last calls of one process. All differences between torch releases
+and backends are handled here: names of operations, how completion is recorded, operations that were
+issued together. Columns save memory: 1,024 ranks record two million calls, which become objects
+only where the diagnosis needs them (:mod:`moediag.evidence.flight_recorder`).
 
-Learned from torch's ``FlightRecorder.hpp`` and from real dumps (torch 2.13, gloo):
+Known from torch's ``FlightRecorder.hpp`` and from real dumps (torch 2.13, gloo):
 
 - gloo's ``state`` stays ``scheduled``; a completed call is ``retired``. On NCCL a call that is
   retired but not completed has timed out.
@@ -39,7 +39,7 @@ _NAME = re.compile(r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d+)(?:->|<-)(?
 
 
 class NoDump(ValueError):
-    """The data is no Flight Recorder dump; the message says what is missing."""
+    """The data is not a Flight Recorder dump; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,15 +113,15 @@ def _is_entry(raw: Any) -> bool:
 
 
 def read(raw: Any) -> Dump:
-    """Raises NoDump; entries that make no sense are counted, never fatal."""
+    """The dump as columns. Invalid entries are only counted. Raises NoDump."""
     if not is_dump(raw):
-        raise NoDump("it has neither entries nor pg_config")
+        raise NoDump("neither entries nor pg_config")
     version = plain_text(raw.get("version"))[:40]
     if version and version.partition(".")[0] not in ("1", "2"):
-        raise NoDump(f"it is of format {version}, 2.x is read")
+        raise NoDump(f"format {version}; 2.x is supported")
     entries = raw.get("entries", [])
     if len(entries) > MAX_ENTRIES:
-        raise NoDump(f"it has {len(entries):,} entries, at most {MAX_ENTRIES:,} are read")
+        raise NoDump(f"{len(entries):,} entries; at most {MAX_ENTRIES:,} are read")
     dump = Dump(version, library=plain_text(raw.get("comm_lib_version"))[:40])
     dump.recording = "entries" in raw or not _counted(raw.get("pg_status"))
     members = 0
@@ -131,7 +131,7 @@ def read(raw: Any) -> Dump:
             ranks = _ranks(config.get("ranks"))
             members += len(ranks)
             if members > _MAX_MEMBERS:
-                raise NoDump("it lists more members of groups than any job has")
+                raise NoDump("more members of groups than any job has")
             if own or ranks:  # gloo of torch 2.11-2.13 writes one group without a name
                 dump.groups[own] = OwnGroup(_desc(config.get("desc")), ranks)
     reader = _Reader(dump)
@@ -146,7 +146,7 @@ def read(raw: Any) -> Dump:
 
 
 def _counted(status: Any) -> bool:
-    """Whether ``pg_status`` tells of calls."""
+    """Whether ``pg_status`` mentions calls."""
     each = status.values() if isinstance(status, Mapping) else ()
     return any(
         plain_text(s.get("last_enqueued_collective")) not in ("", "-1", "0")
@@ -169,15 +169,17 @@ class _Reader:
         self.record: int | None = None
 
     def entry(self, e: dict[str, Any]) -> None:
-        """One record: a new row, or more about an older one. Types are checked first: what is
-        nested could take forever to hash or to compare."""
+        """Adds one record: a new row, or more about an older one.
+
+        Types are checked first: nested values could take forever to hash or to compare.
+        """
         name = e["profiling_name"]
         group = e.get("process_group")
         local, desc = group if group is not None else (str(_number(e.get("pg_id"))), "")
         inputs, outputs = e.get("input_sizes") or (), e.get("output_sizes") or ()
         self.shapes += len(inputs) + len(outputs)
         if self.shapes > _MAX_SHAPES:
-            raise NoDump("it lists more tensors than any dump holds")
+            raise NoDump("more tensors than any dump holds")
         dtypes = (e.get("input_dtypes") or e.get("output_dtypes") or ("",))[:64]
         if not {str, *map(type, (name, local, desc, *dtypes))} == {str}:
             raise TypeError("text")
@@ -213,7 +215,7 @@ class _Reader:
         self.row[kind.group] = len(self.dump.kind) - 1
 
     def count_record(self, e: dict[str, Any]) -> None:
-        """A record that is not the next one: those between had completed."""
+        """Notes a gap in the record numbers: the calls between had completed."""
         record = e.get("record_id")
         if type(record) is int:
             self.dump.open_only |= self.record is not None and record > self.record + 1
@@ -237,7 +239,7 @@ class _Reader:
         dump.state.append(state)
 
     def more(self, row: int, number: int, closes: bool, state: int) -> None:
-        """Another collective of the same batch, or the entry that closes it."""
+        """Adds another collective of the same batch, or the entry that closes it."""
         dump = self.dump
         dump.state[row] = max(dump.state[row], state) if closes else min(dump.state[row], state)
         if closes:
@@ -292,12 +294,12 @@ class _Reader:
     def kind(self, key: tuple[Any, ...], frames: Any) -> tuple[int, bool]:
         """(number of the kind, whether it is a send or receive)."""
         name, local, desc, numel_in, numel_out, dtype, _ = key
-        found = _NAME.match(name)
+        found = _NAME.match(plain_text(name))
         if found is None:
             raise ValueError(name)
         if found["backend"] and not self.dump.backend:
             self.dump.backend = found["backend"].lower()
-        group = str(local)
+        group = plain_text(local)
         if group not in self.dump.groups:
             self.dump.groups[group] = OwnGroup(_desc(desc))
         op = plain_op(found["op"])
@@ -307,7 +309,9 @@ class _Reader:
             self.dump.places.setdefault(group, int(found["a"]))
         if p2p:
             numel_in, numel_out = (numel_in or numel_out), (numel_out or numel_in)
-        kind = Kind(group, op, numel_in, numel_out, plain_dtype(dtype), self.site(frames), peer)
+        kind = Kind(
+            group, op, numel_in, numel_out, plain_dtype(plain_text(dtype)), self.site(frames), peer
+        )
         return self.intern(kind), p2p
 
     def intern(self, kind: Kind) -> int:

@@ -1,4 +1,4 @@
-"""What torch calls things in its Flight Recorder and in its watchdog's words, in plain names."""
+"""Plain names for operations and dtypes as torch's Flight Recorder and watchdog call them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from moediag.protocol import innermost_user
+
 _DECORATION = re.compile(r"^_+|_(?:base|oop|single|sparse|coalesced|into_tensor|tensor|v)(?=_|$)")
 _PLAIN = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all",
           "reducescatter": "reduce_scatter", "sparse_all_reduce": "all_reduce",
           "all_reduce_barrier": "barrier"}  # fmt: skip
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "long": "int64",
            "int": "int32", "short": "int16", "char": "int8", "byte": "uint8"}  # fmt: skip
-# Frames that belong to torch or to the interpreter, not to the program that a person wrote.
-_NOT_USER = ("/site-packages/", "/dist-packages/", "/lib/python", "/moediag/", "<frozen ",
-             "/torch/", "/multiprocessing/")  # fmt: skip
 
 
 def user_site(frames: Any) -> str:
     """The innermost frame of the user's own code as ``file.py:12 function``, else the innermost of
-    all; innermost frames come first."""
+    all; innermost frames come first. A dump does not say where its libraries are installed."""
     usable = [
         (
             plain_text(f.get("filename"))[-400:],
@@ -30,18 +29,18 @@ def user_site(frames: Any) -> str:
         for f in frames
         if isinstance(f, Mapping)
     ]
-    own = (frame for frame in usable if not any(part in frame[0] for part in _NOT_USER))
-    frame = next(own, usable[0] if usable else None)
-    if frame is None:
+    if not usable:
         return ""
-    file, line, function = frame
+    file, line, function = usable[innermost_user([frame[0] for frame in usable]) or 0]
     return f"{file.rpartition('/')[2]}:{line or 0} {function or '?'}"
 
 
 @lru_cache(maxsize=4096)
 def plain_op(name: str) -> str:
-    """``_all_gather_base``, ``ALLGATHER_coalesced`` and the like are all ``all_gather``; a name
-    that is not known stays what it is."""
+    """``all_gather`` for ``_all_gather_base``, ``ALLGATHER_coalesced`` and the like.
+
+    An unknown name is returned in lower case.
+    """
     lower = name.lower()
     if lower == "coalesced":
         return lower
@@ -56,5 +55,8 @@ def plain_dtype(name: str) -> str:
 
 
 def plain_text(value: Any) -> str:
-    """Text or a number; "" for anything else."""
-    return value if isinstance(value, str) else str(value) if type(value) is int else ""
+    """Printable text of a text or a number; "" for anything else."""
+    if isinstance(value, str):
+        # A lone surrogate cannot be written to any file or terminal.
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return str(value) if type(value) is int else ""

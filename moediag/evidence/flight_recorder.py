@@ -1,7 +1,7 @@
-"""Flight Recorder dumps of many ranks as the same evidence that moediag's own recorder leaves.
+"""Flight Recorder dumps of many ranks, as the same evidence that moediag's recorder gives.
 
-Two things are settled here, because one dump alone cannot know them: which groups of different
-processes are the same, and which calls are worth an object (:mod:`moediag.evidence.window`).
+Two questions need all dumps: which groups of different processes are the same, and which calls
+become objects (:mod:`moediag.evidence.window`).
 """
 
 from __future__ import annotations
@@ -22,28 +22,34 @@ from moediag.evidence.model import (
 )
 
 POINT_TO_POINT = ("send", "recv")
-Name = tuple[int, str]  # a rank, and its own name of a group
+Name = tuple[int, str]  # a rank, and its name of a group
 Key = window.Key
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """``ranks``: one for each dump; ``backend``: of most calls; ``world_size``: at least this
-    many ranks took part; ``left_out``: calls without an object, because all ranks agree on them;
-    ``last``: nanoseconds of the youngest call; ``tracked``: the dumps tell what completed."""
+    """What the dumps say together."""
 
+    #: One for each dump.
     ranks: dict[int, RankEvidence]
+    #: At least this many ranks took part.
     world_size: int
+    #: Of most dumps.
     backend: str
+    #: Calls that did not become objects, because all ranks agree on them.
     left_out: int = 0
+    #: Time of the youngest call, in nanoseconds.
     last: int = 0
+    #: The dumps tell which calls completed.
     tracked: bool = True
     not_seen: tuple[str, ...] = ()
 
 
 def own_rank(dump: Dump) -> int | None:
-    """The rank of the process that wrote it, where its content tells: from its own place in a
-    send, else when only one rank is in all of its groups."""
+    """The rank that wrote the dump, if its content tells.
+
+    Its place in a send tells it, or that only one rank is in all of its groups.
+    """
     for name, place in dump.places.items():
         ranks = dump.groups[name].ranks
         if place < len(ranks):
@@ -55,7 +61,7 @@ def own_rank(dump: Dump) -> int | None:
 
 
 def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
-    """``dumps`` by rank. ``world_size``: at least this many; groups may show that it is more."""
+    """Evidence from ``dumps`` by rank; there are at least ``world_size`` ranks."""
     world_size = max([world_size, *(rank + 1 for rank in dumps)], default=0)
     lists = {id(own.ranks): own.ranks for d in dumps.values() for own in d.groups.values()}
     world_size = max([world_size, *(max(ranks) + 1 for ranks in lists.values() if ranks)])
@@ -65,7 +71,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     tracked = any(COMPLETED in dump.state or dump.open_only for dump in dumps.values())
     tracked = tracked or all(len(dump.kind) < 3 for dump in dumps.values())
     if not tracked:
-        lost.append("which calls completed (the dumps do not tell)")
+        lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
     chosen = window.choose(dumps, keys, tracked)
     ranks = {rank: _rank(rank, dump, groups, chosen, lost, tracked) for rank, dump in dumps.items()}
@@ -155,9 +161,9 @@ def _peer(kind: Kind, group: Group) -> int | None:
 def _groups(dumps: Mapping[int, Dump], world_size: int) -> dict[Name, Group]:
     """Each process's groups under names that all processes share.
 
-    Where members are known, a group is its members and its description; several such groups are
-    told apart by their names, or, where each process numbers for itself, by the order of creation.
-    Where they are not known (gloo), the name has to do: there torch numbers all groups alike.
+    A group is identified by its members and description. Several groups with the same ones are
+    distinguished by name, or by order of creation if processes number them differently. If the
+    members are unknown (gloo), the name identifies the group: there all processes number alike.
     """
     everyone = tuple(range(world_size))
     alike: dict[tuple[tuple[int, ...], str], dict[int, list[str]]] = defaultdict(dict)
@@ -201,8 +207,11 @@ def _axis(desc: str) -> str | None:
 def _without_unaligned(
     dumps: Mapping[int, Dump], groups: Mapping[Name, Group], lost: list[str]
 ) -> dict[int, frozenset[str]]:
-    """By rank, the own names of the groups whose collectives have usable positions: a ring that
-    came round does not tell how many batches of sends an older release has counted in."""
+    """By rank, the names of the groups whose collectives have usable positions.
+
+    Once the ring buffer has wrapped, it is unknown how many batches of sends an older release
+    counted as collectives.
+    """
     batched = {_key(groups[rank, name]) for rank, dump in dumps.items() for name in dump.batched}
     usable = {}
     for rank, dump in dumps.items():
@@ -211,7 +220,7 @@ def _without_unaligned(
             bad = {name for name in dump.groups if _key(groups[rank, name]) in batched}
         lost += (
             f"rank {rank}: collectives on {groups[rank, name].label} (this torch numbers them "
-            "together with sends and receives, and the beginning is gone)"
+            "together with sends and receives, and the first ones were overwritten)"
             for name in sorted(bad)
         )
         usable[rank] = frozenset(dump.groups) - bad

@@ -1,8 +1,8 @@
-"""What other tools left of one job, as one `Evidence`: dumps, stacks, error files and logs.
+"""What other tools recorded of one job, as one `Evidence`: dumps, stacks, error files and logs.
 
-Nobody watched this job for us, so whether it stood still is inferred: a rank waits when a call of
-it did not complete, when its stack is inside a collective, or when the library gave up on a call; a
-rank of which all that was seen is complete, while others wait, is elsewhere.
+No watchdog saw this job, so a stall is inferred. A rank waits if one of its calls did not complete,
+if its stack is inside a collective, or if the library gave up on a call. A rank is elsewhere if all
+its recorded calls completed while other ranks wait.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from moediag.evidence.model import (
 )
 from moediag.evidence.sources import Found
 
-# A file written this soon (in seconds) after the youngest call shows calls on their way.
+# Seconds. A dump written sooner than this after the youngest call shows calls in flight.
 IN_FLIGHT = 2.0
 
 
 def evidence(found: Found) -> Evidence:
-    """Of everything in ``found``; a rank of which nothing was seen has no entry."""
+    """The evidence in ``found``; a rank without any has no entry."""
     timed_out = {rank: list(console_output.timeouts(text)) for rank, text in found.outputs.items()}
     seen_ranks = {
         *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits,
@@ -76,13 +76,13 @@ def _with(
 
 
 def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
-    """Its exception, as the error file has it, else its output; and how the process ended."""
+    """The rank's exception, from its error file or its output, and how the process ended."""
     error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
     return error, found.exits.get(rank)
 
 
 def _from_watchdog(rank: int, timeouts: list[console_output.Timeout]) -> RankEvidence:
-    """Without a dump, the calls that the watchdog gave up on are all that is known."""
+    """Evidence of a rank without a dump: the calls that its watchdog gave up on."""
     first: dict[tuple[str, int], console_output.Timeout] = {}
     for timeout in timeouts:
         first.setdefault((timeout.group, timeout.call.position), timeout)
@@ -94,7 +94,7 @@ def _from_watchdog(rank: int, timeouts: list[console_output.Timeout]) -> RankEvi
     )
 
 
-# ------------------------------------------------------------------------ standing still
+# ------------------------------------------------------------------------ the stall
 
 
 def _stall(
@@ -122,7 +122,7 @@ def _stall(
         return None
     if not waited and found.dumps and _in_flight(found, ranks, recorded):
         not_seen.append(
-            "whether the job stood still: its dumps were written while calls were on their way "
+            "whether the job was stalled: the dumps were written while calls were in flight "
             "(dump again a minute later)"
         )
         return None
@@ -132,16 +132,16 @@ def _stall(
 def _in_flight(
     found: Found, ranks: Mapping[int, RankEvidence], recorded: flight_recorder.Recorded
 ) -> bool:
-    """All that is open was issued just before the dumps were written."""
+    """Whether all open calls were issued just before the dumps were written."""
     opened = [c.time for seen in ranks.values() for c in seen.collectives if not c.completed]
     age = found.written - min(opened, default=0.0)
     return 0 <= age < IN_FLIGHT and not found.stacks and recorded.last > 0
 
 
 def _unseen(ranks: list[int]) -> str:
-    """Numbers, or how many where they are many."""
+    """The ranks without evidence by number, or only their count if there are many."""
     if len(ranks) > 16:
-        return f"{len(ranks):,} ranks of which nothing was found"
+        return f"{len(ranks):,} ranks: no evidence found"
     if len(ranks) == 1:
-        return f"rank {ranks[0]}: nothing of it was found"
-    return f"ranks {', '.join(map(str, ranks))}: nothing of them was found"
+        return f"rank {ranks[0]}: no evidence found"
+    return f"ranks {', '.join(map(str, ranks))}: no evidence found"

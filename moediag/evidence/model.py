@@ -1,4 +1,4 @@
-"""Evidence as the diagnosis sees it: plain frozen data, whatever file it came from."""
+"""Evidence for the diagnosis: plain frozen data, whichever file it came from."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ ISSUED, STARTED_THERE, COMPLETED_THERE = "issued", "started", "completed"
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective (or point-to-point) call of one rank.
+    """One collective or point-to-point call of one rank."""
 
-    ``index`` counts all calls of the rank, ``position`` those on its group, both from 0.
-    ``numel_in`` / ``numel_out`` in elements. ``parameters``: FQNs it carries, or None where that
-    is not known (which is different from carrying none). ``parameters_missing``: those of the
-    same FSDP group that are left out. ``splits_in`` / ``splits_out``: None for equal parts, unless
-    ``parts_unknown``.
-    """
-
+    #: Counts all calls of the rank, from 0.
     index: int
     group: str
+    #: Counts the rank's calls on this group, from 0.
     position: int
     op: str
+    #: Elements.
     numel_in: int
+    #: Elements.
     numel_out: int
     dtype: str
     phase: str = "other"
     module: str = ""
     step: int = 0
+    #: None for equal parts, unless ``parts_unknown``; so is ``splits_out``.
     splits_in: tuple[int, ...] | None = None
     splits_out: tuple[int, ...] | None = None
     peer: int | None = None
     reduce: str | None = None
+    #: FQNs it carries; None if unknown, which is different from none.
     parameters: tuple[str, ...] | None = None
+    #: FQNs of the same FSDP group that it does not carry.
     parameters_missing: tuple[str, ...] = ()
     site: str = ""
     completed: bool = False
     time: float = 0.0
-    asynchronous: bool = False  # the rank went on without waiting for it
-    started: bool = False  # the device is known to have begun it
-    on_device: str = ""  # ISSUED, STARTED_THERE or COMPLETED_THERE; "": not known, or no device
+    asynchronous: bool = False  # the rank continued without waiting for it
+    started: bool = False  # the device is known to have started it
+    on_device: str = ""  # ISSUED, STARTED_THERE or COMPLETED_THERE; "": unknown, or no device
     parts_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A process group: ``ranks`` in group order, ``axis`` its mesh axis name if it has one."""
+    """A process group."""
 
     name: str
+    #: In group order.
     ranks: tuple[int, ...]
+    #: Its mesh axis, if it has one.
     axis: str | None = None
     desc: str = ""
     backend: str = ""
 
     @property
     def label(self) -> str:
-        """What a person calls it: its mesh axis, its description, else who is in it."""
-        nameless = self.desc in ("", "undefined")  # torch's own word for no description
+        """Its name for a person: the mesh axis, else the description, else the members."""
+        nameless = self.desc in ("", "undefined")  # torch's word for no description
         return self.axis or (self._members if nameless else self.desc)
 
     @property
@@ -83,18 +85,21 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class HeldWeights:
-    """What one rank held at one moment. ``when``: loaded | prepared | resumed. ``experts``: one
-    entry per expert parameter. ``unequal``: other parameters that differ from the checkpoint, of
-    ``compared``. ``asked``: size of the expert-parallel axis that was asked for, 1 for none.
-    ``whole``: experts of a layer in the checkpoint. ``left_out``: sharding was told to leave the
-    experts alone."""
+    """What one rank held at one moment."""
 
+    #: loaded | prepared | resumed
     when: str
+    #: One entry per expert parameter.
     experts: tuple[ExpertRows, ...]
+    #: Other parameters that differ from the checkpoint.
     unequal: tuple[str, ...] = ()
+    #: Number of other parameters that were compared.
     compared: int = 0
+    #: Requested size of the expert-parallel axis, 1 for none.
     asked: int = 1
+    #: Experts of a layer in the checkpoint.
     whole: int = 0
+    #: Sharding was configured to skip the experts.
     left_out: bool = False
 
 
@@ -108,26 +113,30 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One thread of one rank; innermost frame first. ``source``: py-spy, pystack, faulthandler.
-    ``holds_gil``: at that moment, where the source tells."""
+    """One thread of one rank."""
 
     thread: str
+    #: py-spy | pystack | faulthandler
     source: str
+    #: Innermost first.
     frames: tuple[Frame, ...]
+    #: It held the interpreter lock at that moment; False also if the source does not say.
     holds_gil: bool = False
 
 
-# The "signal" of a process that is gone, and of which only its parent knows why.
+# The "signal" of a process that ended in a way that only its parent knows.
 UNTOLD = "untold"
 
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """``code`` >= 0: exit code; ``signal``: name such as SIGABRT when a signal ended it.
-    ``by_us`` when the launcher or watchdog sent that signal after another rank's failure."""
+    """How a process ended."""
 
+    #: Exit code, 0 or more.
     code: int | None = None
+    #: Name of the signal that ended it, such as SIGABRT.
     signal: str | None = None
+    #: The launcher or watchdog sent that signal after another rank's failure.
     by_us: bool = False
 
 
@@ -143,8 +152,9 @@ class RankError:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a rank found wrong before it showed. ``what``: ``optimizer-group``."""
+    """A problem that a rank detected before it caused a failure."""
 
+    #: optimizer-group
     what: str
     text: str
     step: int = 0
@@ -153,9 +163,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A branch that a rank took. ``value``: a number, names, or words that follow "rank 1 "."""
+    """A branch that a rank took."""
 
     what: str
+    #: A number, names, or words that follow "rank 1 ".
     value: float | str | tuple[str, ...]
     step: int = 0
     time: float = 0.0
@@ -163,9 +174,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Everything one rank left behind. ``counts_apart``: positions of collectives do not count
-    point-to-point calls, which have positions of their own. ``os_state``: its main thread's letter
-    in /proc while ranks were looked at (T: stopped), "" where it was not looked at."""
+    """Everything that is known of one rank."""
 
     rank: int
     collectives: tuple[Collective, ...] = ()
@@ -174,7 +183,7 @@ class RankEvidence:
     no_gradient: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by step
     weights: tuple[HeldWeights, ...] = ()
     experts_used: Mapping[str, int] = field(default_factory=dict)  # expert parameter -> rows
-    notes: tuple[str, ...] = ()  # facts about how it was run, told before the end
+    notes: tuple[str, ...] = ()  # facts about how it was run, written before the end
     findings: tuple[Finding, ...] = ()
     decisions: tuple[Decision, ...] = ()
     stacks: tuple[Stack, ...] = ()
@@ -182,74 +191,89 @@ class RankEvidence:
     error: RankError | None = None
     outcome: Outcome | None = None
     versions: Mapping[str, str | None] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()  # folders of its libraries; empty if it recorded none
     last_phase: str = ""
     finished: bool = False
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
+    #: Collectives and point-to-point calls have positions of their own.
     counts_apart: bool = False
+    #: State letter of its main thread in /proc when evidence was collected (T: stopped), or "".
     os_state: str = ""
 
     @property
     def last_step(self) -> int:
-        """The training step of its last call, from 1; 0 where there is none."""
+        """The training step of its last call, from 1; 0 without a call."""
         return self.collectives[-1].step if self.collectives else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """What the watchdog saw: seconds from the launch to the last progress, the length of the
-    quiescence window, the ranks that waited inside a collective, those elsewhere."""
+    """What the watchdog saw."""
 
+    #: Seconds from the launch to the last progress.
     at: float
+    #: Length of the quiescence window in seconds.
     window: float
+    #: Ranks that waited inside a collective.
     waiting: tuple[int, ...]
     elsewhere: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine that ranks of a watched job ran on. ``name``: "node 1", "host b", or "" for
-    whatever nobody told of. ``silent``: for how many seconds nothing had come from its watcher,
-    None while it spoke. ``seen``: its evidence is here."""
+    """A machine that ran ranks of a watched job."""
 
+    #: "node 1", "host b", or "" if unknown.
     name: str
     host: str
     ranks: tuple[int, ...]
+    #: Seconds since the last message of its watcher, None if it was not silent.
     silent: float | None = None
+    #: Its evidence is here.
     seen: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All ranks of one trial. ``timed_out``: the launch's time bound ended it (no stall seen).
-    ``deaths``: ranks that ended badly by themselves, first one first, as far as that is known.
-    ``program``: the one that ran in place of a whole model's step, "" for none.
-    ``foreign``: it was put together from what other tools left. Nothing was to be measured, and a
-    call tells that it was issued and whether it completed, not whether the rank waited for it.
-    ``watched``: a job of somebody else that our recorder was in; nothing was to be measured.
-    ``oom_kills``: processes that the kernel ended for memory on this machine meanwhile, None where
-    nobody counted. ``nodes``: of a watched job on several. ``layout``: mesh axis -> size as the
-    trial asked for it, outermost first; empty where there is no trial. ``attached``: what other
-    programs said of the machine while the ranks stood still, by title."""
+    """All ranks of one trial or job."""
 
     world_size: int
     ranks: Mapping[int, RankEvidence]
     backend: str = ""
     stall: Stall | None = None
+    #: The launch's timeout ended it, and no stall was seen.
     timed_out: bool = False
     launch_error: str = ""
     interrupted: bool = False
+    #: Ranks that failed by themselves, first one first, as far as that is known.
     deaths: tuple[int, ...] = ()
+    #: The program that ran in place of a whole model's step, or "".
     program: str = ""
     not_seen: tuple[str, ...] = ()
+    #: Put together from what other tools recorded. Nothing was measured, and a call tells whether
+    #: it completed, not whether the rank waited for it.
     foreign: bool = False
+    #: A user's job with our recorder in it; nothing was measured.
     watched: bool = False
+    #: Processes that the kernel killed for memory on this machine meanwhile, None if not counted.
     oom_kills: int | None = None
+    #: Of a watched job on several nodes.
     nodes: tuple[Node, ...] = ()
+    #: Mesh axis -> size as requested, outermost first; empty without a trial.
     layout: Mapping[str, int] = field(default_factory=dict)
+    #: Output of other programs about the machine during the stall, by title.
     attached: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices_known(self) -> bool:
-        """Of some rank it is known what its device made of the calls."""
+        """Whether it is known for any rank how far its device got with the calls."""
         return any(c.on_device for seen in self.ranks.values() for c in seen.collectives)
+
+    @property
+    def nccl(self) -> str:
+        """The version of NCCL that the ranks used, or ""."""
+        backends = [g.backend for seen in self.ranks.values() for g in seen.groups.values()]
+        if not any("nccl" in backend for backend in (self.backend, *backends)):
+            return ""
+        return next((v for s in self.ranks.values() if (v := s.versions.get("nccl"))), "")

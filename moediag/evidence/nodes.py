@@ -1,8 +1,8 @@
-"""A job on several nodes: the evidence of each, put together to that of the whole job.
+"""A job on several nodes: merges the evidence of each node into that of the whole job.
 
-Each node's watcher leaves a folder of its own; what it got of the other nodes is in folders below
-it. Their clocks may differ by any amount: what is compared across nodes are calls, and where times
-are needed the clocks are first laid over each other by the calls that both sides made.
+Each node's watcher writes a folder of its own; what it received from other nodes is in folders
+below it. The nodes' clocks may differ by any amount. Across nodes only calls are compared; where
+times are needed, the clocks are first aligned by the calls that both nodes made.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from moediag import protocol
 from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
 
 SCHEMA_VERSION = 1
-_SKEW = 1.0  # seconds; less than this may as well be one rank that is slower than another
+_SKEW = 1.0  # seconds; a smaller offset may also be one rank that is slower than another
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one node left. ``nodes``: all nodes as its watcher knew them, itself first."""
+    """What one node recorded."""
 
     evidence: Evidence
+    #: All nodes that its watcher knew, itself first.
     nodes: tuple[Node, ...] = ()
 
 
 def read_nodes(folder: Path) -> tuple[tuple[Node, ...], tuple[Path, ...]]:
-    """The nodes that the watcher of ``folder`` knew, itself first, and the folders of those whose
-    evidence it got. Nothing where it knew of none."""
+    """The nodes that the watcher of ``folder`` knew, and the folders that it received from them.
+
+    Itself first; empty if it knew no other node.
+    """
     raw = _json(folder / protocol.NODES_FILE)
     if raw.get("schema_version") != SCHEMA_VERSION:
         return (), ()
@@ -52,7 +55,7 @@ def read_nodes(folder: Path) -> tuple[tuple[Node, ...], tuple[Path, ...]]:
 
 
 def job_of(folder: Path) -> str:
-    """The token that the folders of one start of a job have in common; "" where there is none."""
+    """The token shared by all folders of one start of a job, or ""."""
     for path in sorted(folder.glob("rank-*.job.json")):
         if token := str(_json(path).get("job", "")):
             return token
@@ -60,7 +63,7 @@ def job_of(folder: Path) -> str:
 
 
 def merged(parts: Sequence[Part]) -> Evidence:
-    """The whole job. ``parts``: the own node first; one that is there twice counts once."""
+    """The whole job. This node's part comes first; a node that is there twice counts once."""
     nodes = _nodes(parts)
     of_node = {rank: at for at, node in enumerate(nodes) for rank in node.ranks}
     ranks: dict[int, RankEvidence] = {}
@@ -91,8 +94,10 @@ def merged(parts: Sequence[Part]) -> Evidence:
 
 
 def _nodes(parts: Sequence[Part]) -> tuple[Node, ...]:
-    """Those whose own folders are here, then whoever else the first of these knew of. That a node
-    was silent for others stays true: what it left was found afterwards."""
+    """The nodes whose own folders are here, then the others that these knew of.
+
+    A node that was silent for the others stays marked as silent, though its folder was found later.
+    """
     told = [node for part in parts for node in part.nodes[1:]]
     silent = {n.ranks: n.silent for n in told if n.silent is not None}
     found: list[Node] = []
@@ -109,8 +114,10 @@ def _nodes(parts: Sequence[Part]) -> tuple[Node, ...]:
 
 
 def _stall(stalls: Sequence[Stall], ranks: Mapping[int, RankEvidence]) -> Stall | None:
-    """Who waits by anybody's word waits. Of ranks that no watcher with a stall saw, their own logs
-    tell: they were at this call, or elsewhere, until their watcher ended."""
+    """One stall of all nodes: a rank waits if any node says so.
+
+    For ranks on nodes that saw no stall, their own logs decide: the last call, or elsewhere.
+    """
     if not stalls:
         return None
     waiting = {rank for stall in stalls for rank in stall.waiting}
@@ -133,23 +140,23 @@ def _not_seen(nodes: Iterable[Node], ranks: Mapping[int, RankEvidence]) -> tuple
         who = f"ranks {', '.join(map(str, node.ranks))}" if node.ranks else "its ranks"
         if node.silent is not None:
             found.append(
-                f"{node.name} ({who}): it has sent nothing for {node.silent:.0f} s, so neither "
-                "what its ranks did nor how they ended is known"
+                f"{node.name} ({who}): sent nothing for {node.silent:.0f} s, so it is not known "
+                "what its ranks did or how they ended"
             )
         elif node.name:
-            found.append(f"{node.name} ({who}): it gave no evidence")
+            found.append(f"{node.name} ({who}): no evidence received")
         else:
-            found.append(f"{who}: on nodes whose watchers gave no word (moediag watch --shared)")
+            found.append(f"{who}: on nodes whose watchers sent nothing (moediag watch --shared)")
     return tuple(found)
 
 
 def _came_to(seen: RankEvidence) -> tuple[int, int, int]:
-    """Orders deaths on several nodes by how far each had come: the first to go stopped first."""
+    """Sorts deaths on several nodes by progress: the rank that died first got least far."""
     return seen.last_step, len(seen.collectives), seen.rank
 
 
 def _content(seen: RankEvidence) -> int:
-    """How much is known; 0 of a rank of which nothing is."""
+    """How much is known of the rank; 0 for nothing."""
     told = (seen.error, seen.exit, seen.stacks, seen.versions, seen.groups)
     return len(seen.collectives) + sum(map(bool, told))
 
@@ -160,8 +167,10 @@ def _content(seen: RankEvidence) -> int:
 def _one_clock(
     ranks: Mapping[int, RankEvidence], of_node: Mapping[int, int]
 ) -> dict[int, RankEvidence]:
-    """All times as the clock of the first node would have shown them, to about a step's length:
-    calls of the same group and position were issued at about the same time."""
+    """All times converted to the clock of the first node, to within about one step.
+
+    Calls of the same group and position are taken to be issued at the same time.
+    """
     issued: dict[int, dict[tuple[str, int], float]] = {}
     for rank, seen in ranks.items():
         of = issued.setdefault(of_node.get(rank, 0), {})

@@ -1,7 +1,7 @@
-"""Python and native stacks out of what py-spy, pystack and faulthandler print.
+"""Python and native stacks from the output of py-spy, pystack and faulthandler.
 
-Every parser takes text and returns threads with the innermost frame first; text that is not
-understood gives fewer threads, never an exception.
+Every parser takes text and returns threads with the innermost frame first. Text that it does not
+understand gives fewer threads, never an exception.
 """
 
 from __future__ import annotations
@@ -107,8 +107,10 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
-    """What ``faulthandler`` appended to one file, perhaps several times (asked, then SIGTERM,
-    then a fatal signal): the latest dump of each thread counts."""
+    """Threads in a file of ``faulthandler``, the latest dump of each.
+
+    It may have appended several dumps: on request, at SIGTERM, at a fatal signal.
+    """
     latest: dict[str, Stack] = {}
     thread: tuple[str, str] | None = None
     frames: list[Frame] = []
@@ -130,9 +132,9 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
     return tuple(latest.values())
 
 
-_IN_A_COLLECTIVE = ("torch/distributed/", "distributed_c10d", "gloo", "nccl", "c10d")
+_COMMUNICATION = re.compile(r"gloo|nccl|c10d")  # in names of files and shared libraries
 _ON_THE_DEVICE = re.compile(r"[sS]ynchronize|^item$|^_?local_scalar|^tolist$|^cpu$|^nonzero$")
-# Below these the driver spins in functions without names; above them stands the line of Python.
+# Inside these the driver spins in functions without names; Python called them.
 _DRIVER = re.compile(
     r"^(?:cuda|cu|hip)\w*Synchronize(?:_\w+)?$|\b_local_scalar_dense_(?:cuda|hip)\b"
     r"|c10::(?:cuda|hip)::\w*stream_synchronize"
@@ -141,17 +143,24 @@ _DRIVER = re.compile(
 
 def in_collective(stack: Stack) -> bool:
     """Whether the thread's innermost frames belong to communication."""
-    return any(
-        part in frame.file
-        for frame in stack.frames[:8]
-        for part in _IN_A_COLLECTIVE
-        if "/elastic/" not in frame.file
-    )
+    return any(_communicates(frame) for frame in stack.frames[:8] if "/elastic/" not in frame.file)
+
+
+def _communicates(frame: Frame) -> bool:
+    """Whether the frame's file belongs to communication.
+
+    For Python the name of the file decides, because the user's folders may have any name; C++ files
+    lie in folders such as ``gloo/transport/tcp``.
+    """
+    name = frame.file if frame.native else frame.file.rpartition("/")[2]
+    return "torch/distributed/" in frame.file or _COMMUNICATION.search(name) is not None
 
 
 def on_the_device(stack: Stack) -> bool:
-    """Whether the thread waits for a device, which may wait for a collective in its turn. A thread
-    without any Python (NCCL's own) waits for nothing that a program asked for."""
+    """Whether the thread waits for a device, which itself may wait for a collective.
+
+    A thread without Python frames, such as NCCL's own, does not wait for the program's work.
+    """
     python = [frame for frame in stack.frames if not frame.native]
     if stack.frames and not python:
         return False
@@ -161,20 +170,24 @@ def on_the_device(stack: Stack) -> bool:
 
 
 def spawned(stack: Stack) -> bool:
-    """A thread that Python code started: its outermost Python frame is threading's."""
+    """Whether Python code started the thread: its outermost Python frame is threading's."""
     python = [frame for frame in stack.frames if not frame.native]
     return bool(python) and python[-1].function.endswith("_bootstrap")
 
 
 def waits_for_device(found: Iterable[Stack]) -> bool:
-    """Whether one rank's main thread (by any tool's look at it) or autograd's waits for the device;
-    threads that the program started for itself do as they like."""
+    """Whether one rank's main thread or autograd's waits for the device, in any tool's output.
+
+    Threads that the program started do not count.
+    """
     return any(on_the_device(stack) and not spawned(stack) for stack in found)
 
 
 def that_counts(found: tuple[Stack, ...]) -> Stack | None:
-    """Of one rank's threads the one inside a collective, else the main thread. The best source is
-    the first: readers list them in that order."""
+    """Of one rank's threads the one inside a collective, else the main thread.
+
+    Readers list the best source first.
+    """
     usable = [stack for stack in found if stack.frames]
     if not usable:
         return None
@@ -183,8 +196,10 @@ def that_counts(found: tuple[Stack, ...]) -> Stack | None:
 
 
 def kind_of(text: str) -> str:
-    """``pystack``, ``py-spy`` or "": faulthandler writes between a rank's own lines, so what it
-    wrote is no kind of file."""
+    """``pystack``, ``py-spy`` or "".
+
+    faulthandler has no files of its own: it writes between a rank's lines.
+    """
     if re.search(r"^\s*Traceback for thread \d+", text, re.MULTILINE):
         return "pystack"
     if re.search(r"^Process \d+: ", text, re.MULTILINE) and re.search(
@@ -195,7 +210,7 @@ def kind_of(text: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Text or a number; what is nested is no name."""
+    """A text or a number as text; "" for anything nested."""
     return str(value) if isinstance(value, str | int) else ""
 
 

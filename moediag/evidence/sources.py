@@ -1,8 +1,7 @@
-"""What lies at the paths that somebody gave: every file recognised by its content, not its name.
+"""What lies at the given paths: every file is recognised by its content, not by its name.
 
-Only whose file it is (which rank) is read off names, where the content does not tell. Nothing that
-is found can end the search: a file that is refused, cut off or not understood is said in
-``not_seen`` and the others are read.
+Only the rank comes from a name, when the content does not tell it. No file ends the search: one
+that is refused, truncated or not understood is listed in ``not_seen``, and the others are read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from moediag.evidence import console_output as outputs
 from moediag.evidence import exits, file_loading, flight_recorder
 from moediag.evidence import rank_stacks as stacks
-from moediag.evidence.file_loading import Loaded
+from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_dump import Dump
 from moediag.evidence.model import ExitStatus, RankError, Stack
 
@@ -32,23 +31,26 @@ _OF_TORCHRUN = ("stdout.log", "stderr.log", "error.json")
 
 @dataclass(slots=True)
 class Found:
-    """Everything that was recognised, by rank; ``dumps``: one a rank, the youngest. ``written``:
-    when the dumps' files were last written, seconds of the wall clock. ``files``: how many were
-    understood. ``refused``: why files were not, in words."""
+    """Everything that was recognised, by rank."""
 
+    #: The youngest of each rank.
     dumps: dict[int, Dump] = field(default_factory=dict)
     stacks: dict[int, list[Stack]] = field(default_factory=dict)
     errors: dict[int, RankError] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     exits: dict[int, ExitStatus] = field(default_factory=dict)
+    #: The ranks that died first.
     first: tuple[int, ...] = ()
+    #: When the dumps' files were last written, in seconds of the wall clock.
     written: float = 0.0
+    #: Number of files that were understood.
     files: int = 0
+    #: Each file that was not, with the reason.
     refused: list[str] = field(default_factory=list)
 
 
 def read(paths: Iterable[Path]) -> Found:
-    """Never raises for what a file holds. Paths are folders (searched in depth) or files."""
+    """Reads folders, with all folders below them, and files. No content of a file raises."""
     found = Found()
     collector = _Collector(found)
     files = []
@@ -68,7 +70,7 @@ def read(paths: Iterable[Path]) -> Found:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
-    """(regular file, the path that it was found under), each file once."""
+    """Each file once, with the path that it was found under."""
     seen: set[Path] = set()
     for path in paths:
         for file in _below(path):
@@ -91,21 +93,21 @@ def _below(path: Path) -> Iterator[Path]:
 class _Collector:
     def __init__(self, found: Found) -> None:
         self.found = found
-        self.of_nobody: list[tuple[Path, str]] = []  # recognised, but whose?
+        self.of_nobody: list[tuple[Path, str]] = []  # recognised, but of an unknown rank
         self.source: dict[int, Path] = {}  # rank -> its dump's file
         self.attempt: dict[int, int] = {}
 
     def is_readable(self, path: Path) -> bool:
-        """A regular file with something in it; reading a pipe would never end."""
+        """Whether it is a regular file with content; reading a pipe would never end."""
         try:
             status = path.stat()
         except OSError as error:
             self.found.refused.append(f"{path} ({error.strerror})")
             return False
         if not stat.S_ISREG(status.st_mode):
-            self.found.refused.append(f"{path} (no regular file)")
+            self.found.refused.append(f"{path} (not a regular file)")
         elif status.st_size == 0:
-            if path.name not in _OF_TORCHRUN:  # a rank that wrote nothing is no loss
+            if path.name not in _OF_TORCHRUN:  # a rank may write nothing
                 self.found.refused.append(f"{path} (empty)")
         else:
             return True
@@ -124,7 +126,7 @@ class _Collector:
         elif (error := exits.elastic_error(raw)) is not None:
             self.error(path, root, error)
         else:
-            self.found.refused.append(f"{path} (JSON of a kind that is not known)")
+            self.found.refused.append(f"{path} (unrecognised JSON)")
 
     # -------------------------------------------------------------------- dumps
 
@@ -145,14 +147,14 @@ class _Collector:
         self.found.dumps[rank], self.source[rank] = dump, path
 
     def whose_dump(self, path: Path, root: Path, dump: Dump) -> int | None:
-        """By its name, unless its content speaks against that."""
+        """The rank of a dump: from its name, unless its content contradicts that."""
         named, own = _rank_of(path, root), flight_recorder.own_rank(dump)
         if named is None or own is None or named == own:
             return own if named is None else named
         self.found.refused.append(f"the name of {path} (its content says rank {own})")
         return own
 
-    # -------------------------------------------------------------------- the rest
+    # -------------------------------------------------------------------- other files
 
     def text(self, path: Path, root: Path) -> None:
         text = outputs.ends(path)
@@ -178,7 +180,7 @@ class _Collector:
             found = stacks.parse_faulthandler(text)
             what = "stacks" if found else "a log" if outputs.is_log(text) else ""
             if not what:
-                self.found.refused.append(f"{path} (text of a kind that is not known)")
+                self.found.refused.append(f"{path} (unrecognised text)")
             else:
                 self.of_nobody.append((path, what))
             return
@@ -190,7 +192,7 @@ class _Collector:
                 self.output(rank, part)
 
     def is_latest(self, path: Path, rank: int) -> bool:
-        """torchrun's ``attempt_1`` follows ``attempt_0``: what the first left does not count."""
+        """Whether the file is of torchrun's last attempt; drops what earlier attempts left."""
         named = re.search(r"/attempt_(\d{1,4})/", path.as_posix())
         if named is None:
             return True
@@ -228,18 +230,22 @@ class _Collector:
             self.found.errors[rank] = error
 
     def close(self) -> None:
-        """What has no rank is said; of many such files some."""
+        """Lists the files without a rank; of many only the first ones."""
         for path, what in self.of_nobody[:8]:
-            self.found.refused.append(f"{path} ({what}, but no name or content says of which rank)")
+            self.found.refused.append(
+                f"{path} ({what}, but neither name nor content tells its rank)"
+            )
         if len(self.of_nobody) > 8:
             more = len(self.of_nobody) - 8
-            self.found.refused.append(f"{more} more files of which nothing says whose they are")
+            self.found.refused.append(f"{more} more files whose rank is unknown")
 
 
 def _rank_of(path: Path, root: Path) -> int | None:
-    """``rank_3.log``, ``nccl_trace_rank_3``, ``trace_0003.json``, ``attempt_0/3/stderr.log``,
-    ``rank3/out.txt``: a number after the word, the folder of torchrun's, else the last number of
-    the name."""
+    """The rank in a path: the number after "rank", torchrun's folder, else the last number.
+
+    Examples: ``rank_3.log``, ``nccl_trace_rank_3``, ``trace_0003.json``, ``rank3/out.txt``,
+    ``attempt_0/3/stderr.log``.
+    """
     below = path.relative_to(root).parts if path != root else (path.name,)
     if path.name in _OF_TORCHRUN:
         folder = path.parent
@@ -259,6 +265,6 @@ def _sane(number: str) -> int | None:
 
 
 def _worth(dump: Dump) -> tuple[int, int, bool]:
-    """The younger, the fuller, the one with lines of code."""
+    """Sorts dumps of one rank: the younger, then the fuller, then the one with lines of code."""
     last = dump.created[-1] if dump.created else 0
     return last, len(dump.kind), any(kind.site for kind in dump.kinds)

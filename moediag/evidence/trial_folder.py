@@ -1,7 +1,7 @@
-"""A trial's folder as `Evidence`: the one place that knows which file holds what.
+"""A trial's folder as `Evidence`: the one module that knows which file holds what.
 
-Every file may be missing, empty or cut off: a rank can be killed at any moment. What is lost is
-said in ``not_seen``; only a folder that does not exist is an error.
+Every file may be missing, empty or truncated, because a rank can be killed at any moment. What is
+lost is listed in ``not_seen``; only a missing folder is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.protocol import Outcome
 
-LAUNCH_FILE = "launch.json"
 CAPTURE = "capture"
 # Title -> file, written by launch.machine.
 ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
@@ -29,8 +28,10 @@ _RANK_FILE = re.compile(r"^rank-(\d+)\.")
 
 
 def read_trial(folder: Path, *beside: Path) -> Evidence:
-    """``beside``: folders of the same start of a job that other nodes' watchers left. Raises
-    EvidenceError when ``folder`` is no folder."""
+    """The evidence in ``folder``, merged with that of other nodes' folders ``beside`` it.
+
+    Raises EvidenceError if ``folder`` is not a folder.
+    """
     parts = []
     for one in (folder, *beside):
         known, places = nodes.read_nodes(one)
@@ -46,7 +47,8 @@ def _read(folder: Path) -> Evidence:
             f"{folder}: no such folder", "Give a trial's folder inside a run directory."
         )
     trial = _json(folder / protocol.TRIAL_FILE)
-    launch = exits.read_launch(folder / LAUNCH_FILE)
+    task = protocol.task_fields(trial)
+    launch = exits.read_launch(folder / protocol.LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
     declared = trial.get("world_size")
     world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
@@ -56,7 +58,13 @@ def _read(folder: Path) -> Evidence:
     }
     if not isinstance(declared, int):
         world_size = max([world_size, *(log.world_size or 0 for log in logs.values())])
-    ranks = {rank: _rank(folder, log, launch) for rank, log in logs.items()}
+    dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
+    # A rank that died before it recorded any runs the same installation as the others.
+    libraries = next((log.libraries for log in logs.values() if log.libraries), ())
+    ranks = {
+        rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)))
+        for rank, log in logs.items()
+    }
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
     return Evidence(
         world_size=world_size,
@@ -67,17 +75,17 @@ def _read(folder: Path) -> Evidence:
         launch_error=launch.launch_error,
         interrupted=launch.interrupted,
         deaths=launch.deaths,
-        program=str((trial.get("program") or {}).get("name", "")),
+        program=str(task.get("name", "")) if task["kind"] == "program" else "",
         not_seen=launch.not_seen,
         oom_kills=launch.oom_kills,
-        watched=trial.get("purpose") == "watch",
+        watched=task["kind"] == "watch",
         layout=_layout(trial.get("layout")),
         attached=_attached(folder / CAPTURE),
     )
 
 
 def _attached(folder: Path) -> dict[str, str]:
-    """By title, as a page shows them: the whole of it stays in the run directory."""
+    """Text of the attached files by title, shortened for a page."""
     found = {title: _text(folder / name).strip() for title, name in ATTACHED.items()}
     return {
         title: text if len(text) <= MOST_ATTACHED else f"{text[:MOST_ATTACHED]}\n(cut here)"
@@ -87,7 +95,7 @@ def _attached(folder: Path) -> dict[str, str]:
 
 
 def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
-    """As ranks tell it, else that of the first group used."""
+    """Backends as the ranks recorded them, then those of their groups."""
     for log in logs:
         if log.backend:
             yield log.backend
@@ -95,20 +103,26 @@ def _backends(logs: Iterable[RankLog]) -> Iterator[str]:
 
 
 def _layout(value: Any) -> dict[str, int]:
-    """Empty where the trial tells none."""
+    """The trial's layout, or empty."""
     if not isinstance(value, dict):
         return {}
     return {str(a): n for a, n in value.items() if isinstance(n, int) and not isinstance(n, bool)}
 
 
-def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence:
+def _rank(
+    folder: Path,
+    log: RankLog,
+    launch: exits.LaunchFacts,
+    libraries: tuple[str, ...],
+    told: device_progress.Told,
+) -> RankEvidence:
     rank = log.rank
+    libraries = log.libraries or libraries
     output = exits.tail(folder / protocol.output_file(rank))
     outcome, lost = _outcome(folder, rank)
-    error = log.error or exits.read_error_file(folder / protocol.error_file(rank))
+    error = log.error or exits.read_error_file(folder / protocol.error_file(rank), libraries)
     if error is None and not log.finished:
-        error = exits.error_in_output(output)
-    told = _device(folder, log)
+        error = exits.error_in_output(output, libraries)
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
@@ -128,6 +142,7 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
         error=error,
         outcome=outcome,
         versions=versions,
+        libraries=libraries,
         last_phase=log.last_phase,
         finished=log.finished,
         not_seen=(*log.not_seen, *lost, *told.not_seen),
@@ -136,21 +151,24 @@ def _rank(folder: Path, log: RankLog, launch: exits.LaunchFacts) -> RankEvidence
     )
 
 
-def _device(folder: Path, log: RankLog) -> device_progress.Told:
+def _has_device(log: RankLog) -> bool:
+    """Whether a device runs the rank's calls: torch's Flight Recorder knows more of these."""
+    return any(group.backend not in ("", "gloo") for group in log.groups.values())
+
+
+def _device(log: RankLog, read: device_progress.RankDump | None) -> device_progress.Told:
     """The rank's calls with what torch's Flight Recorder knows of them."""
     calls = tuple(log.collectives)
-    if all(group.backend in ("", "gloo") for group in log.groups.values()):
-        return device_progress.Told(calls)
-    dump, lost = device_progress.read(folder, log.rank)
-    if dump is None:
-        return device_progress.Told(calls, not_seen=lost)
-    told = device_progress.told(calls, dump, log.rank)
-    return replace(told, not_seen=(*lost, *told.not_seen))
+    if read is None or read.dump is None:
+        return device_progress.Told(calls, not_seen=read.lost if read is not None else ())
+    return device_progress.told(calls, read.dump, log.rank)
 
 
 def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collective, ...]:
-    """The rank's calls; the one that it was last inside of is one that it waits for, even where it
-    issued it without waiting (``dist.recv`` is an asynchronous call and a wait)."""
+    """The rank's calls; the one that its heartbeat says it is inside of is one that it waits for.
+
+    This also holds for a call issued as asynchronous: ``dist.recv`` is such a call and a wait.
+    """
     beat = protocol.Heartbeat.read(heartbeat)
     if beat is None or beat.state != "in-collective":
         return calls
@@ -161,7 +179,7 @@ def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collecti
 
 
 def _os_state(text: str) -> str:
-    """Of /proc/PID/status: ``State:\tT (stopped)``."""
+    """The state letter in a /proc/PID/status, from ``State:\tT (stopped)``."""
     found = re.search(r"^State:\s*(\w)", text, re.MULTILINE)
     return found[1] if found else ""
 

@@ -1,11 +1,11 @@
-"""Which of many calls the diagnosis has to see, found out on columns of numbers.
+"""Chooses the calls that the diagnosis needs, on columns of numbers.
 
-Two million calls (1,024 ranks with 2,000 each) cost gigabytes as objects, and nearly all of them
-say the same: all ranks issued the same call at the same place of the same group, and it completed.
-Where there are few calls all are kept. Else each rank keeps its calls from the first place on
-where one of its groups disagrees, waits or ends unevenly, and some before it; what was before is
-then unknown to the diagnosis, as after a ring buffer came round. A rank that would keep too many
-keeps the beginning of these and its end.
+Two million calls (1,024 ranks with 2,000 each) would take gigabytes as objects, and nearly all are
+alike: all ranks issued the same call at the same position of the same group, and it completed. Few
+calls are all kept. Of many, each rank keeps its calls from the first position at which one of its
+groups disagrees, waits or ends unevenly, and some before it; earlier calls are then unknown to the
+diagnosis, as after a ring buffer has wrapped. A rank with too many of these keeps their beginning
+and its end.
 """
 
 from __future__ import annotations
@@ -21,36 +21,43 @@ KEEP_ALL = 50_000  # calls of all ranks together
 BEFORE = 48  # calls of a rank before the first place of interest
 MOST = 600_000  # calls of all ranks together that become objects
 
-Key = tuple[str, tuple[int, ...]]  # a group: its name that all share, and its members
-_UNEVEN = ("all_to_all", "gather", "scatter")  # sizes may lawfully differ between ranks
+Key = tuple[str, tuple[int, ...]]  # a group: its shared name and its members
+_UNEVEN = ("all_to_all", "gather", "scatter")  # sizes may differ between ranks
 _P2P = ("send", "recv")
 
 
 @dataclass(slots=True)
 class Chosen:
-    """By rank: the rows to keep in order, and for every row whether the call completed."""
+    """The rows to keep, by rank."""
 
     rows: dict[int, Sequence[int]] = field(default_factory=dict)
+    #: For every row of the dump, whether the call completed.
     done: dict[int, bytearray] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Track:
-    """The collectives of one rank on one group: ``rows`` of its dump, ``signs`` equal for equal
-    calls of any rank, ``first`` position, ``steady``: one position after the other."""
+    """The collectives of one rank on one group."""
 
+    #: Of its dump.
     rows: array[int]
+    #: Equal for equal calls of any rank.
     signs: array[int]
+    #: First position.
     first: int
     end: int
+    #: Each position follows the one before.
     steady: bool
 
 
 def choose(
     dumps: Mapping[int, Dump], keys: Mapping[int, Mapping[str, Key]], tracked: bool
 ) -> Chosen:
-    """``keys``: by rank, the groups by the process's own names; collectives on any other group
-    have no usable position and are left out. ``tracked``: the dumps tell what completed."""
+    """The rows to keep.
+
+    ``keys`` are each rank's groups by the process's own names; collectives on other groups have no
+    usable position and are left out. ``tracked``: the dumps tell which calls completed.
+    """
     tracks: dict[Key, dict[int, _Track]] = defaultdict(dict)
     apart: dict[int, list[int]] = {}  # rows of sends and receives
     signs: dict[tuple[str, int, int, str], int] = {}
@@ -120,7 +127,7 @@ def _empty(
     keys: Mapping[int, Mapping[str, Key]],
     tracks: dict[Key, dict[int, _Track]],
 ) -> None:
-    """A member that is known to have made no call on a group at all."""
+    """Adds the members that are known to have made no call on a group."""
     for rank, own in keys.items():
         if dumps[rank].wrapped or not dumps[rank].recording:
             continue
@@ -135,8 +142,11 @@ def _complete(
     done: dict[int, bytearray],
     tracked: bool,
 ) -> None:
-    """What must have completed although nothing says so: NCCL's calls of one group complete in
-    their order; where no dump tells completion, a call that all members made is taken for done."""
+    """Marks calls that must have completed although the dumps do not say so.
+
+    NCCL's calls of one group complete in order. If no dump tells which calls completed, a call that
+    all members made counts as completed.
+    """
     reached = min(track.end for track in of_rank.values())
     for rank, track in of_rank.items():
         own, dump = done[rank], dumps[rank]
@@ -156,8 +166,10 @@ def _complete_pairs(
     apart: Mapping[int, list[int]],
     done: dict[int, bytearray],
 ) -> None:
-    """The same for sends and receives: the n-th send is through when there is an n-th receive; in
-    a ring that came round nobody can count, and none is called open."""
+    """The same for sends and receives: the n-th send completed if there is an n-th receive.
+
+    Once a ring buffer has wrapped they cannot be counted, and all count as completed.
+    """
     rows: dict[tuple[Key, tuple[int, int], bool], list[int]] = defaultdict(list)
     for rank, dump in dumps.items():
         for row in apart[rank]:
@@ -192,8 +204,7 @@ def _narrow(
 
 
 def _interest(of_rank: Mapping[int, _Track], done: Mapping[int, bytearray]) -> int | None:
-    """The first position where members differ, did not complete or have ended; None where all
-    agree to the end."""
+    """The first position at which members differ, did not complete or have ended, or None."""
     tracks = list(of_rank.values())
     if any(not track.steady for track in tracks):
         return 0

@@ -1,0 +1,11 @@
+"""A whole run: expectations met, effect of fixes, regressions, step times, tables over all trials.
+
+It reads results, the plan and the ranks' outcomes, not evidence."""
+
+from moediag.judgement.conclusion import conclude, met
+from moediag.judgement.regressions import with_regressions
+from moediag.judgement.side_by_side import together
+from moediag.judgement.step_time import with_ratios
+from moediag.judgement.training_table import tables as training_tables
+
+__all__ = ["conclude", "met", "together", "training_tables", "with_ratios", "with_regressions"]

@@ -1,7 +1,7 @@
-"""What a diagnosis means for the question that was asked: expectation met? reproduced? which fix?
+"""The conclusion of a run: are expectations met, is the failure reproduced, which fix is correct?
 
-A different failure than the one looked for never counts as it, a control that fails makes the
-whole comparison inconclusive, and differences inside the noise are no differences.
+A different failure than the expected one never counts as it. A control that fails makes the whole
+comparison inconclusive. Differences within the noise do not count.
 """
 
 from __future__ import annotations
@@ -10,35 +10,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from moediag.judgement import fix_effect
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import ClaimJudgement, Conclusion, FixJudgement, TrialResult
-from moediag.result.verdicts import Role, Verdict
-
-FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
+from moediag.result import (
+    FAILURES,
+    ClaimJudgement,
+    Conclusion,
+    Diagnosis,
+    FixJudgement,
+    Role,
+    TrialResult,
+    Verdict,
+)
 
 
 class Expectation(Protocol):
-    """``verdict``: one, several of which any will do, or a mapping from backend to either.
-    ``culprits``: the ranks that must be named, ``pattern``: a part of the signature that must be
-    there, each None where that is left open."""
+    """What a scenario expects of a variant."""
 
     @property
-    def verdict(self) -> Any: ...
+    def verdict(self) -> Any:
+        """One verdict, several of which any is enough, or a mapping from backend to either."""
 
     @property
-    def culprits(self) -> Sequence[int] | None: ...
+    def culprits(self) -> Sequence[int] | None:
+        """The ranks that must be named; None where any may be."""
 
     @property
-    def pattern(self) -> str | None: ...
+    def pattern(self) -> str | None:
+        """A part that the signature must have; None where it may have any."""
 
 
-def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str = "") -> bool:
+def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str) -> bool:
     """Whether the verdict is (one of) the expected, with the expected part of the signature and
     exactly the expected culprits where they are given. Without an expectation the trial must be
     clean."""
     if expectation is None:
         return diagnosis.verdict == Verdict.CLEAN
-    if diagnosis.verdict not in expected_verdicts(expectation, backend or diagnosis.backend):
+    if diagnosis.verdict not in expected_verdicts(expectation, backend):
         return False
     culprits, pattern = expectation.culprits, expectation.pattern
     # They belong to failures: where a scenario allows clean as well, there is nothing to be named.
@@ -52,8 +58,8 @@ def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str = ""
 
 
 def expected_verdicts(expectation: Expectation, backend: str) -> tuple[str, ...]:
-    """On ``backend``; a mapping without that backend (and without ``default``) expects nothing
-    that could be met."""
+    """The verdicts expected on ``backend``; none for a mapping without that backend and without
+    ``default``, which nothing can meet."""
     wanted = expectation.verdict
     if isinstance(wanted, Mapping):
         wanted = wanted.get(backend, wanted.get("default", ()))
@@ -62,11 +68,13 @@ def expected_verdicts(expectation: Expectation, backend: str) -> tuple[str, ...]
     return tuple(str(verdict) for verdict in wanted)
 
 
-def conclusion(trials: Sequence[TrialResult]) -> Conclusion:
-    """Of all trials of one run. ``reproduced``: True when every unfixed trial failed as expected,
-    False when they ended otherwise, None when that cannot be said: a control failed, nothing
-    unfixed was decided, repeats or unfixed variants disagree. A variant that must show a verdict
-    has it in one repeat at least. With a failing control no fix is judged either."""
+def conclude(trials: Sequence[TrialResult]) -> Conclusion:
+    """The conclusion from all trials of one run.
+
+    ``reproduced`` is True when every unfixed trial failed as expected, False when none did, and
+    None when a control failed, no unfixed trial was decided, or repeats or unfixed variants
+    disagree. A variant that must show a verdict needs it in at least one repeat. With a failing
+    control, no fix is judged either."""
     controls = [t for t in trials if t.role == Role.CONTROL]
     if any(not t.met and t.verdict != Verdict.NOT_APPLICABLE for t in controls):
         return Conclusion(reproduced=None)
@@ -120,17 +128,18 @@ def _ratio(own: Sequence[TrialResult]) -> float | None:
 
 
 def _cheapest(trials: Sequence[TrialResult], fixes: Sequence[FixJudgement]) -> str | None:
-    """Of the correct fixes the one with the smallest step-time ratio. One whose spread overlaps
-    the smallest's is equally cheap, and of equals the first listed wins. Without any cost only a
-    single correct fix can be called the cheapest. A workaround that trains on another batch is
-    right for that batch, but no answer to the question."""
+    """The correct fix with the smallest step-time ratio; None where none was timed. A fix whose
+    spread overlaps that of the smallest is equally cheap; of equals the first listed wins. A
+    workaround that trains on another batch is correct for that batch, but does not answer the
+    question."""
     other = {t.variant for t in trials if t.other_batch}
-    correct = [fix for fix in fixes if fix.correct and fix.variant not in other]
     timed = [
-        (fix.variant, fix.step_time_ratio) for fix in correct if fix.step_time_ratio is not None
+        (fix.variant, fix.step_time_ratio)
+        for fix in fixes
+        if fix.correct and fix.variant not in other and fix.step_time_ratio is not None
     ]
     if not timed:
-        return correct[0].variant if len(correct) == 1 else None
+        return None
     best, least = min(timed, key=lambda item: item[1])
     top = _spread(trials, best, least)
     return next(v for v, ratio in timed if _overlap(_spread(trials, v, ratio), top))

@@ -1,9 +1,9 @@
-"""What a fix does to the failure it is meant for: right, wrong, no effect, or makes it worse.
+"""The effect of a fix on the failure it is meant for: right, wrong, no effect, or worse.
 
-A fix that fails is not simply wrong. One that fails at the same place as the code without it had no
-effect, however different its error reads; one that is silent where the code without it raised has
-made things worse, because nobody will look any more. Both are told by comparing what the two trials
-left, and never by the text of an error.
+A fix that fails is not simply wrong. A fix that fails at the same place as the unfixed code has no
+effect, even if the error text differs. A fix that is silently wrong where the unfixed code raised
+makes it worse, because nobody notices the failure any more. Both are decided by comparing the
+results of the two trials, never by the text of an error.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from moediag.diagnosis.numbers import optimizer_update
-from moediag.result.run_result import ClaimJudgement, TrialResult
-from moediag.result.verdicts import Effect, Verdict
+from moediag.result import ClaimJudgement, Effect, TrialResult, Verdict
+from moediag.result.verdicts import OF_UPDATE
 from moediag.result.wording import error_size, plural
 
-# How late a person learns of it: at once and with a reason; by waiting; not at all.
+# When a user notices it: at once, with a reason; by waiting; not at all.
 LOUD, STUCK, SILENT = 1, 2, 3
 _SEVERITY = {
     Verdict.CLEAN: 0,
@@ -37,21 +36,21 @@ _DETECTORS = {
     Verdict.CRASH: "the exception",
     Verdict.NONFINITE: "nan or infinite numbers",
     Verdict.COLLECTIVE_MISMATCH: "schedules of the ranks side by side",
-    Verdict.HANG: "ranks that stand still in a collective",
+    Verdict.HANG: "ranks that wait in a collective without progress",
     Verdict.WRONG_GRADIENTS: "gradients against the reference",
     Verdict.WRONG_WEIGHTS: "weights against the checkpoint",
     Verdict.REPLICA_DIVERGENCE: "replicas side by side",
-    Verdict.RESUME_DRIFT: "a resumed run against one in one go",
+    Verdict.RESUME_DRIFT: "a resumed run against an uninterrupted one",
     Verdict.WRONG_METRICS: "reduced metrics side by side and against the reference",
 }
 
 
 def effect(fix: Sequence[TrialResult], unfixed: Sequence[TrialResult]) -> tuple[str, str]:
-    """(one of the four words, why in a person's words; both "" where nothing can be said).
+    """The effect of a fix and the reason; both empty where a trial was not decided.
 
-    ``fix``: all repeats of one fix; ``unfixed``: the trials of the failure it is meant for, of all
-    ways it shows where it names none. Repeats that fail in different ways are ``wrong``, one that
-    makes it worse settles it.
+    ``fix`` has all repeats of one fix; ``unfixed`` the trials of the failure it is meant for, or
+    all unfixed trials where the fix names none. One repeat that makes it worse decides; repeats
+    that fail in different ways are ``wrong``.
     """
     if any(_severity(t) is None for t in fix) or not fix:
         return "", ""
@@ -66,9 +65,9 @@ def effect(fix: Sequence[TrialResult], unfixed: Sequence[TrialResult]) -> tuple[
 
 
 def claim(unfixed: Sequence[TrialResult]) -> ClaimJudgement:
-    """Whether the failure showed in all repeats of one unfixed variant (at least one trial), or
-    in none; None where repeats disagree or nothing was decided. Where it was expected to run
-    clean, because the claim is a myth, being clean is not reproducing it."""
+    """Whether all repeats of one unfixed variant (at least one) reproduce the failure, or none
+    does; None where repeats disagree or one was not decided. A variant that is expected to be
+    clean, because the claim is a myth, does not reproduce it by being clean."""
     first = unfixed[0]
     if any(_severity(t) is None for t in unfixed):
         return ClaimJudgement(first.variant, None, first.cause)
@@ -83,21 +82,19 @@ def claim(unfixed: Sequence[TrialResult]) -> ClaimJudgement:
 
 
 def detector(t: TrialResult) -> str:
-    """What saw the failure of ``t``; "" where it is clean."""
+    """What detected the failure of ``t``; "" where it is clean."""
     if t.verdict == Verdict.WRONG_GRADIENTS:
         if "clipping norm" in t.signature.split(":"):
             return "the clipping norm against the reference"
         if not t.wrong_parameters:
             return "gradients of the blocks' inputs against the reference"
-    if t.verdict == Verdict.WRONG_WEIGHTS and set(optimizer_update.NAMES) & set(
-        t.signature.split(":")
-    ):
+    if t.verdict == Verdict.WRONG_WEIGHTS and set(OF_UPDATE) & set(t.signature.split(":")):
         return "what the optimizer left against the reference"
     return _DETECTORS.get(Verdict(t.verdict), "")
 
 
 def extent(t: TrialResult) -> str:
-    """How much is wrong and what saw it: "12 of 69 gradients, largest error 3.0e-03, seen by
+    """How much is wrong and what detected it: "12 of 69 gradients, largest error 3.0e-03, seen by
     gradients against the reference"."""
     pieces = []
     if t.wrong_parameters:
@@ -111,8 +108,8 @@ def extent(t: TrialResult) -> str:
 
 
 def stage(t: TrialResult) -> tuple[str, ...]:
-    """Where it failed, without the words of the error: the verdict and the signature's parts but
-    for the pattern of ranks and, where a place is known, the exception's class."""
+    """Where it failed: the verdict and the signature's parts, without the pattern of ranks and,
+    where a place is known, without the exception's class."""
     parts = _parts(t)
     if t.verdict == Verdict.CRASH and len(parts) > 2 and _CLASS.match(parts[1]):
         del parts[1]
@@ -148,7 +145,7 @@ def _one(t: TrialResult, unfixed: Sequence[TrialResult]) -> tuple[str, str]:
         return Effect.NO_EFFECT, "the same failure as without it"
     if unfixed and all(own > (_severity(u) or 0) for u in unfixed):
         other = unfixed[0]
-        how = {LOUD: "fails", STUCK: "stands still", SILENT: "silently wrong"}[own]
+        how = {LOUD: "fails", STUCK: "hangs", SILENT: "silently wrong"}[own]
         return Effect.WORSE, f"{how} where the verdict without it is {other.verdict}: {extent(t)}"
     return Effect.WRONG, extent(t)
 
@@ -171,6 +168,6 @@ def _same(t: TrialResult, u: TrialResult) -> bool:
 def _ran(t: TrialResult) -> str:
     text = f"{plural(t.world_size, 'rank')} ran to the end"
     if t.parameters_compared:
-        text += f", {plural(t.parameters_compared, 'gradient')} as in the reference (largest error"
+        text += f", {plural(t.parameters_compared, 'gradient')} match the reference (largest error"
         text += f" {error_size(t.gradient_error)})"
     return text

@@ -1,13 +1,11 @@
-"""Fixes that break what worked: the same run without the fix is clean, with it it fails."""
+"""Fixes that break working code: the same run is clean without the fix and fails with it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from moediag.judgement.conclusion import FAILURES
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import FAILURES, TrialResult, Verdict
 from moediag.scenario.plan import Plan, PlannedTrial
 
 
@@ -26,11 +24,11 @@ def with_regressions(plan: Plan, results: Sequence[TrialResult]) -> tuple[TrialR
 
 
 def _question(planned: PlannedTrial) -> tuple[object, ...]:
-    """What a trial asks, whatever the fix."""
+    """What identifies a run, apart from its fix."""
     trial = planned.trial
     stack = tuple(sorted(planned.stack.items()))
-    how = (trial.model, trial.wrapper, trial.step, trial.skew, trial.program)
-    return (trial.purpose, planned.reference_key, *map(repr, how), stack)
+    how = (trial.model, trial.wrapper, trial.step, trial.skew, trial.task)
+    return (planned.reference_key, *map(repr, how), stack)
 
 
 def _noted(
@@ -42,4 +40,4 @@ def _noted(
     if other is None:
         return result
     note = f"regresses: the same run without this fix is clean ({other})"
-    return dataclasses.replace(result, notes=(*result.notes, note), clean_without=other)
+    return dataclasses.replace(result.diagnosed(notes=(*result.notes, note)), clean_without=other)

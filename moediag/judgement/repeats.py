@@ -1,4 +1,4 @@
-"""How often a failure showed that does not show every time."""
+"""How often an intermittent failure occurred."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from moediag.result.run_result import Table, TrialResult
+from moediag.result import Table, TrialResult
 
 _Z = 1.96  # of a 95 % interval
 

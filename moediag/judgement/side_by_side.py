@@ -1,13 +1,11 @@
-"""Tables over a whole run: what several variants show of one kind stands side by side."""
+"""Tables over a whole run: tables of one kind that several variants have, side by side."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from moediag.judgement import repeats
-from moediag.result.run_result import Cell, Table, TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import Cell, Table, TrialResult, Verdict
 
 _ABOUT_WEIGHTS = (Verdict.WRONG_WEIGHTS,)
 _HELD = "Experts held by each rank"
@@ -22,17 +20,17 @@ def together(trials: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ...], tu
     for trial in trials:
         for table in trial.tables:
             variants.setdefault(_key(table), {})[trial.variant] = None
-    shared = [key for key, names in variants.items() if len(names) > 1]  # first seen, first shown
+    shared = [key for key, names in variants.items() if len(names) > 1]  # in order of appearance
     rows: dict[Key, dict[tuple[Cell, ...], None]] = {key: {} for key in shared}
     notes: dict[Key, dict[str, None]] = {key: {} for key in shared}
     left = []
     for trial in trials:
         for table in trial.tables:
-            if _key(table) in shared:  # repeats that show the same are said once
+            if _key(table) in shared:  # equal rows of repeats appear once
                 rows[_key(table)] |= {(trial.variant, *row): None for row in table.rows}
                 notes[_key(table)] |= {table.note: None} if table.note else {}
         own = tuple(table for table in trial.tables if _key(table) not in shared)
-        left.append(dataclasses.replace(trial, tables=own))
+        left.append(trial.diagnosed(tables=own))
     merged = [
         Table(title, ("variant", *columns), tuple(rows[title, columns]), " ".join(found))
         for (title, columns), found in notes.items()
@@ -42,11 +40,11 @@ def together(trials: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ...], tu
 
 
 def _to_the_point(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Who holds which experts is said in a run in which some trial got that wrong."""
+    """The trials, with the tables of expert holders only where some trial has wrong weights."""
     if any(trial.verdict in _ABOUT_WEIGHTS for trial in trials):
         return list(trials)
     return [
-        dataclasses.replace(t, tables=tuple(x for x in t.tables if not x.title.startswith(_HELD)))
+        t.diagnosed(tables=tuple(x for x in t.tables if not x.title.startswith(_HELD)))
         for t in trials
     ]
 

@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from moediag.protocol import Outcome, outcome_file
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.protocol import CostTask, Outcome, outcome_file
+from moediag.result import Role, TrialResult, Verdict
 from moediag.scenario.plan import COST, Plan, PlannedTrial
 
 UNFIXED, AGAIN = "", "again"  # keys of Outcome.cost
@@ -25,7 +24,7 @@ class Ratio:
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
     """``seconds``: Outcome.cost of one rank. The unfixed step's own ratio is 1, with the spread of
-    its second timing: what is inside that is noise. Empty without at least two rounds."""
+    its second timing: differences within it are noise. Empty without at least two rounds."""
     unfixed = seconds.get(UNFIXED, [])
     found: dict[str, Ratio] = {}
     for name, rounds in seconds.items():
@@ -45,7 +44,7 @@ def with_ratios(
     """``results`` less the cost trial's own row, with its ratios filled in where a trial ran the
     same code on the same stack. A cost trial proves nothing about right and wrong: one that failed
     is a note on the unfixed trial."""
-    trial = next((p for p in plan.trials if p.trial.purpose == COST), None)
+    trial = next((p for p in plan.trials if isinstance(p.trial.task, CostTask)), None)
     if trial is None:
         return tuple(results)
     own = next((r for r in results if r.variant == COST), None)
@@ -63,7 +62,7 @@ def _unmeasured(result: TrialResult, cost: TrialResult) -> TrialResult:
     if result.role != Role.UNFIXED:
         return result
     note = f"step times were not measured: {cost.verdict}. {cost.cause}".rstrip()
-    return dataclasses.replace(result, notes=(*result.notes, note))
+    return result.diagnosed(notes=(*result.notes, note))
 
 
 def _filled(

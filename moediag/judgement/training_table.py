@@ -1,7 +1,7 @@
-"""The training run at a glance: loss and gradient norm of every step, variants side by side.
+"""Loss and gradient norm of every step, variants side by side: the table of a bug report.
 
-The table of a bug report. It proves nothing, because most of these bugs leave the loss alone; the
-verdicts come from gradients and weights.
+It proves nothing, because most of these bugs do not change the loss; verdicts come from gradients
+and weights.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moediag.protocol import Outcome, outcome_file
-from moediag.result.run_result import Cell, Table, TrialResult
+from moediag.protocol import Outcome, TrainerTask, outcome_file
+from moediag.result import Cell, Table, TrialResult
 from moediag.scenario.plan import Plan
 
-KINDS = ("trainer", "trl")  # wrappers whose variants are training runs
-_APART = 1e-3  # two references differ where any number of theirs does by more than this share
+_APART = 1e-3  # relative difference of any number from which two references differ
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run, step by step: ``losses`` the mean over ranks, ``norms`` rank 0's (before clipping,
-    None where the library kept it to itself); likewise of one process on the same batches.
-    ``verdict``: how the run ended."""
+    """One run, step by step."""
 
     name: str
     verdict: str
     losses: tuple[float, ...] = ()
+    """The mean over ranks."""
     norms: tuple[float | None, ...] = ()
+    """Rank 0's norms before clipping; None where the library does not report them."""
     reference_losses: tuple[float, ...] = ()
+    """The losses of a single process on the same batches."""
     reference_norms: tuple[float, ...] = ()
 
 
 def tables(plan: Plan, trials: Sequence[TrialResult], folder: Path) -> tuple[Table, ...]:
-    """Of the run in ``folder``; none for a scenario that trains by no Trainer."""
-    kinds = {planned.trial.variant: planned.trial.wrapper.kind for planned in plan.trials}
-    runs = [t for t in trials if kinds.get(t.variant) in KINDS and t.repeat == 0]
+    """The tables of the run in ``folder``; none for a scenario without a Trainer."""
+    trained = {p.trial.variant for p in plan.trials if isinstance(p.trial.task, TrainerTask)}
+    runs = [t for t in trials if t.variant in trained and t.repeat == 0]
     curves = [curve(t, _outcomes(t, folder)) for t in runs]
     return side_by_side(curves)
 
@@ -50,7 +50,7 @@ def _outcomes(trial: TrialResult, folder: Path) -> Mapping[int, Outcome]:
 
 
 def curve(trial: TrialResult, outcomes: Mapping[int, Outcome]) -> Curve:
-    """Without numbers unless every rank left some."""
+    """The curve of a trial, without numbers unless every rank left some."""
     whole = [outcomes[rank] for rank in sorted(outcomes)]
     if len(whole) < trial.world_size or not all(o.losses for o in whole):
         return Curve(trial.variant, trial.verdict)

@@ -1,4 +1,4 @@
-"""The fork launcher, control side: keeps one host process per stack and asks it for trials."""
+"""The fork launcher: one host process per stack, which forks each trial."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from moediag.errors import LaunchError
-from moediag.launch.launcher import Launcher, Running, StackLike, json_lines, last_lines
+from moediag.launch.base import (
+    Follow,
+    Launcher,
+    Running,
+    StackLike,
+    json_lines,
+    last_lines,
+)
 from moediag.launch.processes import Family
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import TRIAL_FILE, Trial
@@ -22,7 +29,7 @@ HOST_LOG = "host.log"
 
 
 class Host:
-    """The host process (see worker.host) and the two pipes to it."""
+    """The host process (see ranks.host) and the two pipes to it."""
 
     def __init__(
         self, command: list[str], env: dict[str, str], log: Path, options: LaunchOptions
@@ -55,7 +62,7 @@ class Host:
         return self._process.poll() is None
 
     def wait_ready(self, seconds: float) -> None:
-        """Until the imports are done; raises LaunchError when the host died or takes longer."""
+        """Waits for the end of the imports. Raises LaunchError if the host dies or takes longer."""
         if not self._ready:
             self._expect("ready", seconds)
             self._ready = True
@@ -81,13 +88,13 @@ class Host:
         return self._exits[pid]
 
     def close(self) -> None:
-        """Closing its standard input ends the host and its trials; kills it if that does not."""
+        """Ends the host and its trials by closing its standard input; kills it if that fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            # While it imports it does not read: there is nothing to wait for.
+            # While it imports it does not read its input, so waiting is useless.
             self._process.wait(2.0 if self._ready else 0.0)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
@@ -137,13 +144,15 @@ class ForkedTrial(Running):
 
 
 class ForkLauncher(Launcher):
-    """The host is started on entry, so that its imports overlap with what the caller does next, and
-    again when it died."""
+    """Starts the host on entry, so that its imports overlap with the caller's work, and again when
+    it died."""
 
     kind = "fork"
 
-    def __init__(self, stack: StackLike, run_folder: Path, options: LaunchOptions) -> None:
-        super().__init__(stack, run_folder, options)
+    def __init__(
+        self, stack: StackLike, run_folder: Path, options: LaunchOptions, follow: Follow
+    ) -> None:
+        super().__init__(stack, run_folder, options, follow)
         self._host: Host | None = None
 
     def __enter__(self) -> ForkLauncher:
@@ -181,7 +190,7 @@ class ForkLauncher(Launcher):
         return ForkedTrial(host, root, self.token)
 
 
-# What the elastic agent would set for the only rank. Port 0: whoever needs a store picks one.
+# What the elastic agent would set for a single rank. Port 0: the store picks a free port.
 _SINGLE = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
     "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",

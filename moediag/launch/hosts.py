@@ -1,8 +1,8 @@
-"""Fork hosts that outlive a run: started while the run before is at work, and kept, because
+"""Fork hosts that outlive a run. They start while the previous run works and are kept, because
 scenarios share stacks and a bisect probes the neighbours of a boundary twice.
 
-A short run is mostly imports. Each trial is still a process of its own, forked from one that has
-done nothing but import.
+Imports take most of a short run. Each trial is still its own process, forked from a host that has
+only imported.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from moediag.launch.launcher import Launcher, StackLike, launcher
+from moediag.launch.base import Launcher, StackLike
+from moediag.launch.launcher import launcher
 from moediag.launch.settings import LaunchOptions
 
 KEPT = 4  # idle hosts; each takes about half a gigabyte
 
 
 class Hosts:
-    """By stack. ``folder``: where their logs go. Use :meth:`close` in the end."""
+    """One host per stack; logs go to ``folder``. Call :meth:`close` at the end."""
 
     def __init__(self, folder: Path, options: LaunchOptions) -> None:
         self._folder = folder
@@ -28,7 +29,7 @@ class Hosts:
         self._lock = threading.Lock()
 
     def begin(self, stack: StackLike) -> None:
-        """Starts importing for ``stack``, unless a host of it is there."""
+        """Starts a host for ``stack`` unless there is one."""
         with self._lock:
             if stack.key in self._idle:
                 return
@@ -67,7 +68,7 @@ class Hosts:
         _close(hosts)
 
     def _spare(self) -> list[Launcher]:
-        """Takes out those that were not used for longest."""
+        """Removes and returns the hosts that were not used for the longest time."""
         return [self._idle.pop(key) for key in list(self._idle)[:-KEPT]]
 
 

@@ -1,149 +1,25 @@
 """One way to launch: ``with launcher(kind, stack, run_folder) as it: it.run(trial, folder)``.
 
-``run`` launches the trial, watches it, collects evidence, ends it and writes ``launch.json``.
+``run`` launches the trial, follows it, collects evidence, ends it and writes ``launch.json``.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import threading
-import time
-import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
-from moediag.errors import Interrupted, LaunchError, MachineError, UsageError
-from moediag.launch.processes import ENV_LAUNCH, Family
+from moediag.errors import MachineError, UsageError
+from moediag.launch.base import Launcher, Running, StackLike
+from moediag.launch.follow.several_nodes import NodesSupervisor
+from moediag.launch.follow.supervise import Supervisor
+from moediag.launch.fork import ForkLauncher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
-from moediag.protocol import TRIAL_FILE, Trial
+from moediag.launch.torchrun import TorchrunLauncher
+from moediag.protocol import Trial
 
-LAUNCHER_LOG = "launcher.log"
-_PYTHONPATH = "PYTHONPATH"
-
-
-class StackLike(Protocol):
-    """What launching needs of a stacks.environment.Stack."""
-
-    @property
-    def python(self) -> Path: ...
-    @property
-    def pythonpath(self) -> list[Path]: ...
-    @property
-    def key(self) -> str: ...
-
-
-class Running(ABC):
-    """One launched trial; ``root`` is its root process (the elastic agent, or the single rank)."""
-
-    root: int
-    family: Family
-
-    @abstractmethod
-    def poll(self) -> int | None:
-        """The root's exit code (negative: the signal that ended it); None while it runs. Raises
-        LaunchError when that can no longer be told."""
-
-
-class Launcher(ABC):
-    """Runs trials one after the other on one stack."""
-
-    kind = ""
-
-    def __init__(self, stack: StackLike, run_folder: Path, options: LaunchOptions) -> None:
-        self.stack = stack
-        self.run_folder = run_folder
-        self.options = options
-        self.token = uuid.uuid4().hex
-        self._one = threading.Lock()
-
-    def __enter__(self) -> Launcher:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:  # noqa: B027 - not every launcher keeps something
-        """Ends what outlives single trials; safe to call twice."""
-
-    def local_ranks(self, trial: Trial) -> int:
-        """How many ranks of ``trial`` run on this node."""
-        if trial.alone:
-            return 1
-        if trial.world_size % self.options.nnodes:
-            raise UsageError(
-                f"{trial.world_size} ranks cannot be spread over {self.options.nnodes} nodes"
-            )
-        return trial.world_size // self.options.nnodes
-
-    def run(
-        self, trial: Trial, folder: Path, on_progress: OnProgress | None = None
-    ) -> LaunchRecord:
-        """Launches ``trial`` with its files in ``folder`` (made if missing) until nothing of it is
-        left. Whatever happens to the ranks is in the record. Raises Interrupted on Ctrl-C,
-        after the ranks were ended and the record was written."""
-        from moediag.launch.follow.several_nodes import NodesSupervisor
-        from moediag.launch.follow.supervise import Supervisor
-
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.options.nnodes == 1:  # nodes may share the folder
-            _clear(folder)
-        if not (folder / TRIAL_FILE).exists():
-            trial.write(folder)
-        with self._one:
-            begun = time.time()
-            try:
-                running = self._start(trial, folder.resolve())
-            except LaunchError as error:
-                record = LaunchRecord(
-                    begun, time.time(), launcher=self.kind, launch_error=error.message
-                )
-            except KeyboardInterrupt:
-                self.close()
-                record = LaunchRecord(begun, time.time(), launcher=self.kind, interrupted=True)
-            else:
-                ranks = self.local_ranks(trial)
-                several = self.options.nnodes > 1 and not trial.alone
-                kind = NodesSupervisor if several else Supervisor
-                follows = kind(running, trial, folder, ranks, self.options, on_progress)
-                record = follows.run(self.kind)
-            record.write(folder)
-        if record.interrupted:
-            raise Interrupted(f"interrupted during {trial.name}; evidence is in {folder}")
-        return record
-
-    @abstractmethod
-    def _start(self, trial: Trial, folder: Path) -> Running:
-        """Starts the trial; raises LaunchError when it cannot be."""
-
-    def environment(self) -> dict[str, str]:
-        """What every process of this launcher is started with."""
-        env = dict(os.environ)
-        # An import that may not leave bytecode behind costs every later interpreter 12 s.
-        env.pop("PYTHONDONTWRITEBYTECODE", None)
-        # Not the user's PYTHONPATH: another transformers there would be the one under test.
-        env.pop(_PYTHONPATH, None)
-        if self.stack.pythonpath:
-            env[_PYTHONPATH] = os.pathsep.join(str(p) for p in self.stack.pythonpath)
-        env.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-        if self.options.nnodes == 1 and Path("/sys/class/net/lo").exists():
-            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        env.update(self.options.environment)
-        env[ENV_LAUNCH] = self.token
-        env["MOEDIAG_PARENT"] = str(os.getpid())
-        main = threading.current_thread() is threading.main_thread()
-        env["MOEDIAG_FROM_MAIN_THREAD"] = "1" if main else "0"
-        return env
+KINDS: Mapping[str, type[Launcher]] = {"fork": ForkLauncher, "torchrun": TorchrunLauncher}
 
 
 def launcher(
@@ -152,12 +28,8 @@ def launcher(
     """``kind``: "fork" (one host per stack, forked ranks, one node) or "torchrun".
 
     Raises UsageError for another kind, or for fork on several nodes."""
-    from moediag.launch.fork import ForkLauncher
-    from moediag.launch.torchrun import TorchrunLauncher
-
     chosen = options or LaunchOptions()
-    kinds: Mapping[str, type[Launcher]] = {"fork": ForkLauncher, "torchrun": TorchrunLauncher}
-    if kind not in kinds:
+    if kind not in KINDS:
         raise UsageError(f"no launcher is called {kind!r}", "Give one of: fork, torchrun.")
     if kind == "fork" and chosen.nnodes != 1:
         raise UsageError(
@@ -169,12 +41,27 @@ def launcher(
         raise UsageError(
             f"{chosen.nnodes} nodes need a folder that all of them reach", "Add --shared DIR."
         )
-    return kinds[kind](stack, run_folder, chosen)
+    return KINDS[kind](stack, run_folder, chosen, follow)
+
+
+def follow(
+    running: Running,
+    trial: Trial,
+    folder: Path,
+    ranks: int,
+    options: LaunchOptions,
+    kind: str,
+    on_progress: OnProgress | None,
+) -> LaunchRecord:
+    """Follows a launched trial until nothing of it is left. ``ranks``: how many of them run on this
+    node."""
+    supervisor = NodesSupervisor if options.nnodes > 1 and not trial.alone else Supervisor
+    return supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
 
 
 def require_loopback() -> None:
-    """Raises MachineError where the ranks of one node could not even meet: a network namespace
-    without a loopback (some sandboxes) would only show as ranks that wait for ever."""
+    """Raises MachineError where the ranks of one node cannot connect to each other. In a network
+    namespace without a loopback interface (some sandboxes) they would wait for ever."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("127.0.0.1", 9))  # a datagram socket sends nothing by connecting
@@ -183,32 +70,3 @@ def require_loopback() -> None:
                 f"the loopback interface cannot be used ({error.strerror}), so ranks cannot meet",
                 "Type: ip link set lo up (in a sandbox: allow its own loopback).",
             ) from error
-
-
-def _clear(folder: Path) -> None:
-    """Removes what an earlier launch left there: none of it may pass for this one's."""
-    for pattern in ("rank-*", "launcher.*", "launch.json", "capture/rank-*"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-
-
-def last_lines(path: Path, count: int = 5) -> str:
-    """The end of a log, for an error message; empty when there is none."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-count:])
-
-
-def json_lines(text: str) -> list[dict[str, object]]:
-    """The complete JSON objects of ``text``, one a line; what is not one is skipped."""
-    found = []
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found

@@ -1,9 +1,9 @@
-"""What /proc knows about our processes: who they are, whether they run, whether any is left.
+"""Processes of a launch, from /proc: which there are, whether they run, whether any is left.
 
-A process belongs to a launch when it is in the process group or session of its root, descends
-from it, or carries the launch's marker in the environment it was started with (a forked child
-shows its parent's). Once seen it is remembered by pid and start time, so one that was orphaned
-since is still found and a reused pid is not.
+A process belongs to a launch if it is in the process group or session of the root process, descends
+from it, or was started with the launch's marker in its environment (a forked child shows its
+parent's environment). It is then remembered by pid and start time: a process that was orphaned
+later is still found, and another process that got its pid is not.
 """
 
 from __future__ import annotations
@@ -16,38 +16,71 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from moediag import protocol
+
 ENV_LAUNCH = "MOEDIAG_LAUNCH"  # the marker: a token that is unique to one launch
+NEVER = -1
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcStat:
-    """One line of /proc/PID/stat. ``state`` is the main thread's (R running or runnable, S
-    sleeping, D in the disk, T stopped, Z zombie); ``cpu``: seconds of user and system time of all
-    threads; ``started``: clock ticks since boot, which with the pid identifies a process."""
+    """One line of /proc/PID/stat."""
 
     pid: int
     state: str
+    """Of the main thread: R running or runnable, S sleeping, D waiting for a disk, T stopped, Z
+    zombie."""
     ppid: int
     group: int
     session: int
     cpu: float
+    """Seconds of user and system time of all threads."""
     started: int
+    """Clock ticks since boot; together with the pid this identifies a process."""
 
     @property
     def alive(self) -> bool:
         return self.state not in "ZXx"
 
+    @property
+    def process(self) -> Process:
+        return Process(self.pid, self.started)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process, and not another that got its pid later."""
+
+    pid: int
+    started: int  # clock ticks since boot; NEVER matches no process
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """The process that has ``pid`` now."""
+        stat = read_stat(pid)
+        return cls(pid, NEVER) if stat is None else stat.process
+
+    def stat(self) -> ProcStat | None:
+        """None when it is gone."""
+        stat = read_stat(self.pid)
+        return stat if stat is not None and stat.started == self.started else None
+
+    @property
+    def alive(self) -> bool:
+        return (stat := self.stat()) is not None and stat.alive
+
+    def send(self, sig: int) -> None:
+        """Does nothing when it is gone, whoever has its pid now."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, sig)
+
 
 def read_stat(pid: int) -> ProcStat | None:
-    """None when there is no such process (any more)."""
-    try:
-        raw = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The name is in parentheses and may itself hold blanks and parentheses.
-    f = raw[raw.rfind(")") + 2 :].split()
-    if len(f) < 20:
+    """The state of process ``pid`` now; None when there is no such process."""
+    f = protocol.stat_fields(pid)
+    if not f:
         return None
     cpu = (int(f[11]) + int(f[12])) / _TICK
     return ProcStat(pid, f[0], int(f[1]), int(f[2]), int(f[3]), cpu, int(f[19]))
@@ -102,7 +135,7 @@ class Family:
         self.token = token
         self.keep = {os.getpid(), *keep}
         self._known: dict[int, int] = {}  # pid -> start time
-        self._strangers: set[tuple[int, int]] = set()
+        self._unrelated: set[tuple[int, int]] = set()
         if (stat := read_stat(root)) is not None:
             self._known[root] = stat.started
 
@@ -128,12 +161,12 @@ class Family:
         return {pid: stats[pid] for pid in ours}
 
     def _marked(self, stat: ProcStat) -> bool:
-        """The environment of a stranger is read once: it does not become ours later."""
+        """The environment of an unrelated process is read once: it cannot get the marker later."""
         key = (stat.pid, stat.started)
-        if key not in self._strangers:
+        if key not in self._unrelated:
             if is_marked(stat.pid, self.token):
                 return True
-            self._strangers.add(key)
+            self._unrelated.add(key)
         return False
 
     def signal(self, sig: signal.Signals) -> None:
@@ -145,10 +178,9 @@ class Family:
         for group in groups - kept:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, sig)
-        for pid, stat in alive.items():
+        for stat in alive.values():
             if stat.group in kept:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, sig)
+                stat.process.send(sig)
 
     def wait(self, seconds: float) -> bool:
         """Whether all members are gone, within ``seconds``."""

@@ -1,4 +1,4 @@
-"""What a launch did, as one object and one file: ``launch.json``."""
+"""The record of one launch, written as ``launch.json``."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from typing import Any
 
 from moediag.errors import EvidenceError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.protocol import write_json
+from moediag.protocol import LAUNCH_FILE, write_json
 
-LAUNCH_FILE = "launch.json"
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A rank that ended badly by itself. ``time``: epoch seconds at which it was noticed, or the
-    time in its error file, which is exact."""
+    """A rank that failed by itself."""
 
     rank: int
     time: float
+    """Epoch seconds: the exact time in its error file, else when the end was noticed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord:
-    """Times are epoch seconds, ``capture_seconds`` a duration.
-
-    ``first_progress`` is None when no rank ever beat. ``exits`` has an entry for each rank whose
-    end was seen; ``deaths`` those that ended badly by themselves: first one first, those that only
-    lost their peer last. ``launch_error`` says why the ranks could not be started (or why the
-    launcher itself died); the other fields then hold what was seen up to there. ``notes``: how the
-    launch was done. ``oom_kills``: processes that the kernel ended for memory on this machine
-    meanwhile, None where it does not count.
-    """
+    """What happened from the start of the ranks to their end. Times are epoch seconds."""
 
     started: float
     ended: float
     launcher: str = ""
     first_progress: float | None = None
+    """The first heartbeat; None where no rank wrote one."""
     exits: Mapping[int, ExitStatus] = field(default_factory=dict)
+    """By rank, of each rank whose end was seen."""
     deaths: tuple[Death, ...] = ()
+    """Ranks that failed by themselves, the first one first; those that only lost a peer last."""
     stall: Stall | None = None
     timed_out: bool = False
     interrupted: bool = False
     launch_error: str = ""
+    """Why the ranks could not be started, or why the launcher died; the other fields then hold what
+    was seen until then."""
     capture_seconds: float | None = None
     not_seen: tuple[str, ...] = ()
     pids: Mapping[int, int] = field(default_factory=dict)
+    """By rank."""
     notes: tuple[str, ...] = ()
+    """How the launch was done."""
     oom_kills: int | None = None
+    """Number of processes that the kernel killed for memory meanwhile; None where it does not
+    count them."""
     schema_version: int = SCHEMA_VERSION
 
     @property
     def succeeded(self) -> bool:
-        """Every rank ended with exit code 0 and nobody had to end the launch."""
+        """Whether every rank ended with exit code 0 by itself."""
         return (
             not (self.launch_error or self.timed_out or self.interrupted or self.stall)
             and bool(self.exits)

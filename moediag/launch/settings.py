@@ -1,4 +1,4 @@
-"""What a launcher can be told, and what it tells while it runs."""
+"""Options of a launch, and the progress that it reports."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """All durations in seconds.
-
-    ``quiescence``: how long nothing may move before waiting ranks count as hung.
-    ``patience``: of a watched job, how long ranks may wait for one that does nothing; see
-    launch.patience.
-    ``silence``: of a watched job on several nodes, after how long without a word a node is silent.
-    ``capture``: bound on collecting stacks before the ranks are ended.
-    ``settle``: after a death, how long its peers get to fail by themselves before the capture.
-    ``graces``: how long each step of the ladder interrupt, terminate, kill waits.
-    ``ready``: bound on starting a host (importing torch and transformers on a loaded box).
-    ``environment``: variables added to those of the ranks.
-    ``families``: model families that the fork launcher imports before its first trial.
-    ``stop``: once another thread sets it, what runs ends as after Ctrl-C.
-    ``nnodes``, ``rdzv_endpoint``, ``node_rank``: passed to torchrun; several nodes need all three,
-    and ``shared``, a folder that all of them reach. ``job``: what they call this run.
-    """
+    """All durations are in seconds."""
 
     quiescence: float = 3.0
+    """Waiting ranks count as hung after this long without progress."""
     patience: float = 30.0
+    """In a watched job, ranks may wait this long for an idle rank; see launch.follow.patience."""
     silence: float = 20.0
+    """On several nodes, a node is silent after this long without a heartbeat."""
     poll: float = 0.03
+    """Time between two looks at the ranks."""
     capture: float = 2.5
+    """Upper bound for collecting stacks before the ranks are ended."""
     settle: float = 0.3
+    """After a death, its peers get this long to fail by themselves before the capture."""
     graces: tuple[float, float, float] = (0.5, 1.0, 5.0)
+    """Time to end after SIGINT, after SIGTERM and after SIGKILL."""
     ready: float = 180.0
+    """Upper bound for starting a host, which imports torch and transformers on a busy machine."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables added to those of the ranks."""
     families: tuple[str, ...] = ()
+    """Model families that the fork launcher imports before its first trial."""
     nnodes: int = 1
+    """Passed to torchrun, like the next two; several nodes need all three and ``shared``."""
     rdzv_endpoint: str | None = None
     node_rank: int | None = None
     shared: Path | None = None
+    """A folder that all nodes can reach."""
     job: str = ""
+    """The name of this run that all nodes use."""
     stop: threading.Event | None = None
+    """Once another thread sets it, the launch ends as after Ctrl-C."""
 
     @property
     def stopped(self) -> bool:
@@ -51,19 +50,22 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A glance at a running trial. ``doing``: launching, running, capturing or ending;
-    ``states``: by rank, one of protocol.Heartbeat.STATES, or ``exited``; ``steps``: the training
-    step (from 1, 0 before it); ``seconds`` since the launch; ``events``: how much each rank
-    recorded so far; ``pids`` of those that are known; ``tokens``: of a watched job, by MoE block,
-    what its experts got last."""
+    """The state of a running trial at one moment; mappings are by rank unless said otherwise."""
 
     doing: str
+    """launching, running, capturing or ending."""
     states: Mapping[int, str]
+    """One of protocol.Heartbeat.STATES, or ``exited``."""
     steps: Mapping[int, int]
+    """The training step, from 1; 0 before the first."""
     seconds: float
+    """Time since the launch."""
     events: Mapping[int, int] = field(default_factory=dict)
+    """Number of events recorded so far."""
     pids: Mapping[int, int] = field(default_factory=dict)
+    """Of the ranks whose process is known."""
     tokens: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """In a watched job, by MoE block: the tokens that each expert received last."""
 
 
 OnProgress = Callable[[Progress], None]

@@ -1,29 +1,33 @@
-"""Ending a launch: interrupt, terminate, kill, short graces, and proof that it worked."""
+"""Ends a launch with SIGINT, SIGTERM and SIGKILL, and checks that nothing is left."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
 
-from moediag.launch.processes import Family
+from moediag.launch.processes import Family, Process
 
 STEPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
-def end(family: Family, graces: Sequence[float]) -> tuple[dict[int, str], list[int]]:
+def end(family: Family, graces: Sequence[float]) -> tuple[dict[Process, str], list[int]]:
     """Ends every process of ``family``.
 
-    Returns the signal after which each living process was gone (by pid), and the pids that even
-    SIGKILL did not remove within its grace (a process stuck in the kernel).
+    Returns the signal after which each living process was gone, and the pids that even SIGKILL did
+    not remove within its grace (a process stuck in the kernel).
     """
-    gone: dict[int, str] = {}
-    before = set(family.alive())
+    gone: dict[Process, str] = {}
+    before = _alive(family)
     for step, grace in zip(STEPS, graces, strict=True):
         if not before:
             break
         family.signal(step)
         family.wait(grace)
-        after = set(family.alive())
+        after = _alive(family)
         gone.update(dict.fromkeys(before - after, step.name))
         before = after
-    return gone, sorted(before)
+    return gone, sorted(process.pid for process in before)
+
+
+def _alive(family: Family) -> set[Process]:
+    return {stat.process for stat in family.alive().values()}

@@ -1,7 +1,9 @@
-"""Ctrl-C, and what else asks moediag to end: one meaning, and never in the middle of tidying up.
+"""Signals that ask moediag to end. All of them have one meaning, and none interrupts the cleanup.
 
-SIGTERM (a scheduler, a cancelled CI job) and SIGHUP (a closed terminal) mean what Ctrl-C means: end
-the ranks, keep the evidence, exit code 130. Only SIGKILL leaves no time for that.
+SIGTERM (a scheduler, a cancelled CI job) and SIGHUP (a closed terminal) mean what Ctrl-C (SIGINT)
+means: end the ranks, keep the evidence, exit code 130. Only SIGKILL leaves no time for that. A
+signal that moediag inherits as ignored stays ignored, as in every POSIX program: SIGHUP under
+``nohup``, SIGINT in a background job of a script. SIGTERM then still ends moediag.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def as_interrupts(*, for_good: bool = False) -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt. A signal that the caller had us ignore
-    (``nohup``) stays ignored, a handler that is installed already stays.
+    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does in Python. An ignored
+    signal stays ignored, and a handler that is already installed stays.
 
-    ``for_good``: the process ends afterwards. After an interruption all of them are ignored: there
-    is nothing left to interrupt, and one more would only show the inside of the interpreter's end.
+    ``for_good``: the process ends afterwards. After an interruption all of these signals are
+    ignored: nothing is left to interrupt, and another one would only print a traceback from the
+    interpreter's own shutdown.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -46,8 +49,8 @@ def as_interrupts(*, for_good: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[list[int]]:
-    """Holds those signals back while processes are ended or results written, which is bounded. The
-    list names those that came: whoever holds them back must act on them afterwards."""
+    """Defers these signals while processes are ended or results are written, which takes a bounded
+    time. The list names the signals that came: the caller must act on them afterwards."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came

@@ -8,14 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from moediag.errors import LaunchError, UsageError
-from moediag.launch.launcher import LAUNCHER_LOG, Launcher, Running
+from moediag.launch.base import Launcher, Running
 from moediag.launch.processes import Family
 from moediag.launch.settings import LaunchOptions
-from moediag.protocol import TRIAL_FILE, Trial
+from moediag.protocol import LAUNCHER_LOG, TRIAL_FILE, Trial
 
 
 class TorchrunTrial(Running):
-    """Holds the write end of the launcher's standard input: its end is the launcher's end."""
+    """Holds the write end of the launcher's standard input; when it closes, the launcher ends."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str) -> None:
         self._process = process
@@ -55,7 +55,7 @@ class TorchrunLauncher(Launcher):
 
 
 def rendezvous(options: LaunchOptions, name: str, alone: bool) -> list[str]:
-    """torchrun's options for where ranks meet. One node needs no name service: the loopback."""
+    """torchrun's rendezvous options. On one node the ranks meet on the loopback interface."""
     if options.nnodes == 1 or alone:
         return ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
                 f"--rdzv-id={name}-{os.getpid()}", "--local-addr=127.0.0.1"]  # fmt: skip

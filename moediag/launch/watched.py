@@ -1,4 +1,4 @@
-"""Somebody else's job as a launch of ours: their command, with the recorder in its environment."""
+"""Starts the command of a watched job with the recorder in its environment."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pathlib import Path
 import moediag
 from moediag import protocol
 from moediag.errors import MachineError, UsageError
-from moediag.launch.launcher import Running
+from moediag.launch.base import Running
 from moediag.launch.processes import ENV_LAUNCH, Family
 
 PACKAGE = Path(moediag.__file__).parent
 INJECTED = PACKAGE / "ranks" / "inject" / "path"
 SEGMENT_BYTES = 4 * 1024 * 1024
 _PR_SET_PDEATHSIG = 1
-# What a scheduler sends a job to tell it something: passed on, because it was meant for the job.
+# A scheduler sends these to notify the job, so moediag passes them on.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class WatchedJob(Running):
-    """The user's command in a session of its own; ``root`` is whatever it starts first."""
+    """The user's command in its own session; ``root`` is its first process."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str) -> None:
         self.process = process
@@ -41,17 +41,18 @@ class WatchedJob(Running):
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """``guard``: ranks check before reductions that they carry the same parameters.
-    ``segment_bytes``: half of what a rank's log may grow to."""
+    """Options of the recorder in the ranks."""
 
     guard: bool = False
+    """Before each reduction, ranks check that they carry the same parameters."""
     segment_bytes: int = SEGMENT_BYTES
+    """Size of a segment of a rank's log, which is a ring of two."""
 
 
 def environment(
     run_folder: Path, token: str, options: JobOptions, base: Mapping[str, str]
 ) -> dict[str, str]:
-    """``base`` and what puts the recorder into every rank; nothing else is changed."""
+    """``base`` with the variables that put the recorder into every rank."""
     env = dict(base)
     of_another = (protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD)
     for name in of_another:
@@ -74,7 +75,7 @@ def start(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> WatchedJob:
-    """Starts ``command``. ``stdout``, ``stderr``: its file descriptors; by default ours.
+    """Starts ``command``. ``stdout``, ``stderr``: its file descriptors; default: those of moediag.
 
     Raises UsageError when there is no such command, MachineError when it cannot be started."""
     token = uuid.uuid4().hex
@@ -85,12 +86,12 @@ def start(
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
-            preexec_fn=_end_with_us(),
+            preexec_fn=end_with_us(),
         )
     except FileNotFoundError as error:
         raise UsageError(
             f"there is no command {command[0]!r}",
-            "After -- comes the command as it is typed without moediag: "
+            "After -- give your training command, unchanged: "
             "moediag watch -- torchrun --nproc-per-node 8 train.py",
         ) from error
     except OSError as error:
@@ -98,15 +99,15 @@ def start(
     return WatchedJob(process, token)
 
 
-def _end_with_us() -> Callable[[], None] | None:
-    """SIGTERM for the job when moediag is killed, as if it had been killed itself. The request is
-    bound to the thread that forks, so only the main thread makes it."""
+def end_with_us() -> Callable[[], None] | None:
+    """For ``preexec_fn``: the kernel sends the new process SIGTERM when moediag is killed. The
+    request is bound to the thread that forks, so only the main thread makes it."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
-    libc, us = ctypes.CDLL(None), os.getpid()
+    prctl, us = ctypes.CDLL(None).prctl, os.getpid()  # nothing is looked up after the fork
 
     def request() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != us:
             os._exit(1)
 

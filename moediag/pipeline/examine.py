@@ -9,20 +9,22 @@ from pathlib import Path
 
 import moediag
 from moediag import doctor
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.evidence.nodes import job_of
 from moediag.evidence.trial_folder import read_trial
-from moediag.protocol import TRIAL_FILE, Trial
+from moediag.pipeline import rows
+from moediag.protocol import TRIAL_FILE, CostTask, ReferenceTask, Trial
 from moediag.report.trace import Traced, traced
-from moediag.result.run_result import Conclusion, RunResult, TrialResult
+from moediag.result import Conclusion, RunResult, TrialResult
 
 HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
     "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
 )
+_NOT_JUDGED = (ReferenceTask, CostTask)
 _SHOWN = 4  # refused files that an error names
 
 
@@ -78,7 +80,7 @@ def trial_folders(path: Path) -> list[Path]:
     if (path / TRIAL_FILE).is_file():
         return [path]
     found = [file.parent for file in sorted(path.glob(f"*/{TRIAL_FILE}"))]
-    judged = [folder for folder in found if _trial(folder).purpose not in ("reference", "cost")]
+    judged = [folder for folder in found if not isinstance(_trial(folder).task, _NOT_JUDGED)]
     if found and not judged:
         raise EvidenceError(f"{path} holds no trial that ran the step under test", HELP)
     if not found and next(path.glob(f"*/*/{TRIAL_FILE}"), None) is not None:
@@ -127,36 +129,7 @@ def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
 def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
     """The diagnosis of ``evidence``, of which nothing was expected. ``where``: the evidence, as a
     reader of the result finds it."""
-    found = diagnose(evidence)
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
-    if not found.nccl:
+    if not evidence.nccl:
         versions.pop("nccl", None)  # torch has it, the job did not use it
-    return TrialResult(
-        variant=trial.variant,
-        role=trial.role,
-        stack=versions,
-        launcher=trial.launcher,
-        backend=trial.backend,
-        world_size=trial.world_size,
-        verdict=str(found.verdict),
-        expected="",
-        met=True,
-        signature=found.signature,
-        confidence=str(found.confidence),
-        culprits=tuple(found.culprits),
-        victims=tuple(found.victims),
-        cause=found.cause,
-        not_seen=tuple(found.not_seen),
-        first_divergence=found.first_divergence,
-        gradient_error=found.gradient_error,
-        worst_parameter=found.worst_parameter,
-        evidence=where,
-        stacks={str(rank): list(frames) for rank, frames in found.stacks.items()},
-        wrong_parameters=tuple(found.wrong_parameters),
-        parameters_compared=found.parameters_compared,
-        notes=tuple(found.notes),
-        tables=tuple(found.tables),
-        schedules=found.schedules,
-        states=tuple(found.states),
-        attached=dict(found.attached),
-    )
+    return rows.row(trial, diagnose(evidence), versions, where)

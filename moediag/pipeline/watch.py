@@ -1,4 +1,4 @@
-"""`moediag watch`: somebody else's command, recorded, followed, and told about when it stops.
+"""`moediag watch`: records and monitors an unmodified command, and reports when it stops.
 
 The same path as a trial's: launch, evidence, diagnosis, result. What differs is who wrote the
 program: it is left alone unless its user said otherwise, and it ends as it would have ended.
@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,15 +24,16 @@ from moediag import doctor, protocol
 from moediag.errors import ExitCode, Interrupted
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch import watched
+from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
-from moediag.launch.launcher import Running
+from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 from moediag.pipeline.examine import result_of
-from moediag.pipeline.run import run_folder
-from moediag.protocol import Trial
-from moediag.report.finding import FAILURES
-from moediag.result.run_result import Conclusion, RunResult, Seconds, TrialResult
+from moediag.pipeline.hang_command import HangCommand
+from moediag.pipeline.run_folder import run_folder
+from moediag.protocol import Trial, WatchTask
+from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
@@ -64,11 +64,15 @@ class WatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """``result``: one trial per attempt. ``code``: the job's own exit code (negative: a signal)."""
+    """A job that ended."""
 
     result: RunResult
+    """One trial per attempt."""
     folder: Path
     code: int
+    """The job's own exit code; negative: a signal."""
+    commands: tuple[str, ...] = ()
+    """How each run of the ``--on-hang`` command ended."""
 
     @property
     def exit_code(self) -> int:
@@ -131,20 +135,28 @@ class _Watch:
         self.on_progress = on_progress
         self.results: list[TrialResult] = []
         self.told: TrialResult | None = None  # of the attempt that runs
+        self.commands: list[HangCommand] = []
 
     def run(self) -> Watched:
         running = watched.start(
             self.command, self.folder, self.options.job, self.options.stdout, self.options.stderr
         )
-        with passed_on(running.root):
-            record = self._attempts(running)
+        with passed_on(Process.of(running.root)):
+            try:
+                record = self._attempts(running)
+                interrupted = record.interrupted
+            except BaseException:
+                interrupted = True
+                raise
+            finally:
+                said = self._commands_ended(wait=not interrupted)
         result = self._write(record)
         if record.interrupted:
             raise Interrupted(
                 f"interrupted; the job was ended, evidence is in {self.folder}",
                 f"`moediag diagnose {self.folder}` tells what it shows.",
             )
-        return Watched(result, self.folder, running.poll() or 0)
+        return Watched(result, self.folder, running.poll() or 0, said)
 
     def _attempts(self, running: Running) -> LaunchRecord:
         attempt = 0
@@ -184,7 +196,7 @@ class _Watch:
         if choice == CONTINUE:
             return Then.WATCH
         if choice != REPORT:
-            self._command(choice, found, running)
+            self._command(choice, found, running, folder)
         return Then.LEAVE
 
     def _finish(self, record: LaunchRecord, folder: Path) -> None:
@@ -196,10 +208,10 @@ class _Watch:
             if not record.interrupted or self.told is None:
                 self.on_result(found, self.folder)
             self.results.append(found)
-            self.told = None  # the job came out of it: only a note of the last page
         else:
             protocol.write_json(folder / END_FILE, dataclasses.asdict(record))
             self.results.append(told)
+        self.told = None
 
     def _diagnose(self, record: LaunchRecord, folder: Path) -> TrialResult:
         record.write(folder)
@@ -211,10 +223,9 @@ class _Watch:
         )
         found = result_of(trial, evidence, folder.name)
         return dataclasses.replace(
-            found,
+            found.diagnosed(notes=(*record.notes, *found.notes)),
             backend=evidence.backend,
             world_size=evidence.world_size,
-            notes=(*record.notes, *found.notes),
             seconds=Seconds(
                 launch=_since(record.started, record.first_progress),
                 stall_to_verdict=record.since_stall(),
@@ -231,7 +242,7 @@ class _Watch:
         size = size or len(list(folder.glob("rank-*.pid")))
         variant = "watched" if folder.name == protocol.attempt_folder(0) else folder.name
         return Trial(
-            name=folder.name, scenario=self.name, variant=variant, purpose="watch",
+            name=folder.name, scenario=self.name, variant=variant, task=WatchTask(),
             world_size=size, backend="", launcher="",
         )  # fmt: skip
 
@@ -245,7 +256,7 @@ class _Watch:
                 "PYTHONPATH (python -I or -E, a container, or an environment that is not passed on)"
             )
 
-    def _command(self, command: str, found: TrialResult, running: Running) -> None:
+    def _command(self, command: str, found: TrialResult, running: Running, folder: Path) -> None:
         env = dict(
             os.environ,
             MOEDIAG_RUN=str(self.folder),
@@ -254,10 +265,23 @@ class _Watch:
             MOEDIAG_CAUSE=found.cause,
             MOEDIAG_JOB_PID=str(running.root),
         )
-        subprocess.run(command, shell=True, env=env, check=False)  # noqa: S602 - the user's own
+        self.commands.append(HangCommand(command, env, folder))
+
+    def _commands_ended(self, wait: bool) -> tuple[str, ...]:
+        """Notes how each ended in the result of its attempt."""
+        said = []
+        for command in self.commands:
+            said.append(command.finish(wait))
+            self.results = [
+                found.diagnosed(notes=(*found.notes, said[-1]))
+                if found.evidence == command.folder.name
+                else found
+                for found in self.results
+            ]
+        return tuple(said)
 
     def _write(self, record: LaunchRecord) -> RunResult:
-        told = [self.told] if self.told is not None and self.told not in self.results else []
+        told = [self.told] if self.told is not None else []
         result = of_job(self.name, (*self.results, *told), self.started)
         result = dataclasses.replace(
             result,
@@ -281,15 +305,14 @@ def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = 
 
 
 @contextmanager
-def passed_on(pid: int) -> Iterator[None]:
-    """Inside, signals that mean something to the job and nothing to us reach it."""
+def passed_on(job: Process) -> Iterator[None]:
+    """Inside, signals that mean something to the job and nothing to moediag reach it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def send(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        with suppress(OSError):
-            os.kill(pid, number)
+        job.send(number)
 
     previous = [(sig, signal.signal(sig, send)) for sig in watched.PASSED_ON]
     try:

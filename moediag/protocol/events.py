@@ -11,6 +11,7 @@ from typing import Optional, Union
 #
 # start       rank world_size pid host python torch transformers accelerate backend
 #             nccl(version of the NCCL that torch loaded|null)
+#             libraries[folders of installed packages, of the standard library, torch and moediag]
 # group       group(name) desc axis(mesh axis name or null) ranks backend
 # names       id fqns[]            interned list of parameter names; later events carry the id
 # collective  n(per-rank index, from 0)  group  k(index of this op within its group, from 0)
@@ -26,7 +27,7 @@ from typing import Optional, Union
 # weights     when(loaded|prepared|resumed) experts[ExpertRows…] unequal[FQN…: other parameters
 #             that differ from the checkpoint] compared(int: how many of those) asked(ep size asked
 #             for, 1: none) whole(experts of a layer in the checkpoint) left_out(bool: sharding
-#             was told to leave the experts alone)
+#             leaves the experts alone)
 # experts_used rows{FQN of an expert parameter: how many experts a forward computes with}
 # note        text                 a fact about how the trial was run (shims, how it was asked)
 # decision    what value step      which branch the rank takes where others may take another one;

@@ -1,4 +1,4 @@
-"""The environment variables and the files by which a rank and the control side find each other."""
+"""Environment variables and file names that a rank and the control side share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,18 @@ ENV_SEGMENT = "MOEDIAG_SEGMENT_BYTES"
 # What the elastic agents of all nodes agreed to call this start of their ranks, see job_file.
 ENV_JOB = "MOEDIAG_JOB"
 
+# From a launcher to the processes it starts: the pid that must stay their parent, and "1" where
+# moediag forked from its main thread (see ranks.parent).
+ENV_PARENT = "MOEDIAG_PARENT"
+ENV_MAIN_THREAD = "MOEDIAG_FROM_MAIN_THREAD"
+
 TRIAL_FILE = "trial.json"
+LAUNCH_FILE = "launch.json"  # how the launch went, as the control side saw it
+# In a trial's folder: the launcher's own output; what the elastic agent reports (JSON lines); and
+# the file that lets the agent end the other ranks after one died (see ranks.agent).
+LAUNCHER_LOG = "launcher.log"
+AGENT_EVENTS = "launcher.events.jsonl"
+RELEASE_FILE = "launcher.release"
 # In the run directory of a watched job: one line for each process that could not be recorded.
 NOT_RECORDED_FILE = "not-recorded.txt"
 
@@ -32,17 +43,18 @@ def attempt_folder(attempt: int) -> str:
 
 
 def pid_file(rank: int) -> str:
-    """JSON: pid, host, time (epoch seconds), of a watched job also world_size and local_ranks (null
-    where the rank does not know) and flight_dumps, prefixes of what torch's watchdog writes. Lets
-    the watchdog find the rank before its first heartbeat."""
+    """JSON: ``pid``; ``started``, see :func:`.start_time`; ``host``; ``time``, epoch
+    seconds. Of a watched job also ``world_size`` and ``local_ranks`` (null where the rank does not
+    know) and ``flight_dumps``, prefixes of what torch's watchdog writes. Lets the watchdog find the
+    rank before its first heartbeat."""
     return f"rank-{rank}.pid"
 
 
 def job_file(rank: int) -> str:
     """JSON of a watched job: ``job``, a token that all ranks of one start of the job have in common
-    and no other start has; ``node``, the number of this rank's node (null where nobody numbers
-    them); ``store``, ``[host, port]`` of the TCP store that ranks meet at, null for another kind;
-    ``python``, its interpreter."""
+    and no other start has; ``node``, the number of this rank's node (null where nodes have no
+    numbers); ``store``, ``[host, port]`` of the TCP store that ranks meet at (null: another kind of
+    store); ``python``, its interpreter."""
     return f"rank-{rank}.job.json"
 
 
@@ -50,6 +62,12 @@ def job_file(rank: int) -> str:
 # evidence.nodes. The evidence of the others is in NODES_FOLDER, a folder for each.
 NODES_FILE = "nodes.json"
 NODES_FOLDER = "nodes"
+
+# Between the watchers of several nodes, in the folder that they share or that ranks.relay carries
+# to the others: a node's state; the watcher reads the others' evidence; the relay's turns so far.
+PULSE_FILE = "pulse.json"
+WANT_FILE = "want"
+LINK_FILE = "link.json"
 
 
 def events_file(rank: int) -> str:
@@ -101,8 +119,8 @@ def flight_file(rank: int) -> str:
     return f"rank-{rank}.flight.json"
 
 
-# torch writes a dump to this prefix and the rank's number when a collective times out, and creates
-# a pipe at the other one: whoever writes to it asks for that dump, without Python.
+# torch writes a dump to this prefix plus the rank's number when a collective times out, and creates
+# a pipe at the other prefix: a write to it requests that dump, without Python.
 WATCHDOG_DUMPS = "rank-flight-dump-"
 WATCHDOG_PIPES = "rank-flight-pipe-"
 

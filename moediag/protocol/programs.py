@@ -1,16 +1,14 @@
-"""Programs: steps that no sharding of a whole model shows, each a module of
-``moediag.worker.programs``; their options and what those may be."""
+"""The programs of ``moediag.worker.programs``, their options and the values these may have."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Dict
 
-# Name -> option -> default; a tuple lists what an option of text may be, its default first.
+# Name -> option -> default; a tuple lists the values of a text option, its default first.
 PROGRAMS: Dict[str, Dict[str, Any]] = {
     # One MoE block under tensor parallelism. expert_tp: routed experts are cut over the tp ranks
     # (tp) or whole on each (1); scores: routing scores scale what comes out of the experts (after)
-    # or what goes in (before); fix: see worker.tp_router.plans.
+    # or what goes in (before); fix: see moediag.worker.programs.router_block.plans.
     "tp-router": {
         "block": ("look-alike", "torchtitan"),
         "tensor_parallel": True,
@@ -52,16 +50,16 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "preserve_rng": True,  # checkpointing's own preserve_rng_state
         "unpack": ("strict", "scalar", "zeros"),  # what backward gets for what does not match
     },
-    # A step with a gradient that is not finite: who skips the optimizer, and by doing what.
+    # A step with a gradient that is not finite: which ranks skip the optimizer, and how.
     "skipped-step": {
         "optimizer": ("adamw", "sgd", "muon"),  # sgd with momentum; muon: torch.optim.Muon
         # Where it overflows: rank 0's loss, one row of one parameter (its shard is the last
         # rank's), or nowhere.
         "overflow": ("loss", "one-row", "none"),
         "at": 2,  # in this step
-        "norm": ("global", "own-shards"),  # what is asked for being finite
+        "norm": ("global", "own-shards"),  # which norm must be finite
         "agree": False,  # ranks skip when any of them found it not finite
-        # In place of the step: return; zero_grad() and step(); zero_grad(set_to_none=False) and
+        # Instead of the step: return; zero_grad() and step(); zero_grad(set_to_none=False) and
         # step(); nothing, the step as it is.
         "answer": ("return", "none-then-step", "zeros-then-step", "step"),
         "schedule": ("with-updates", "always"),  # when the scheduler advances
@@ -76,7 +74,7 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "accumulation": ("every", "no-sync", "no-sync-gathered"),
         "pad": False,  # ranks agree on the largest number; a padding micro-batch has weight 0
         "keys": ("same", "one-missing", "other-order"),  # of odd ranks
-        # How names meet: in each rank's own order; sorted; all known names, 0 where a rank has
+        # Order of the names: in each rank's own order; sorted; all known names, 0 where a rank has
         # none; the same with the number of ranks that have it.
         "names": ("own-order", "sorted", "zero-for-missing", "counted"),
     },
@@ -88,7 +86,7 @@ PROGRAMS: Dict[str, Dict[str, Any]] = {
         "load": ("torch", "accelerate", "broadcasts"),
     },
     "router-logits-guard": {
-        # By which field of a configuration a trainer takes its model for a mixture of experts.
+        # The field of a configuration by which a trainer recognises a mixture of experts.
         "guard": (
             "always",
             "num_experts",
@@ -116,11 +114,3 @@ def program_options(name: str, given: Dict[str, Any]) -> Dict[str, Any]:
             raise ValueError(f"{option}: {value!r}, but a {type(may).__name__} belongs there")
         values[option] = value
     return values
-
-
-@dataclass(frozen=True)
-class ProgramSpec:
-    """A program of moediag.worker.programs in place of the training step of a whole model."""
-
-    name: str = ""
-    options: Dict[str, Any] = field(default_factory=dict)  # see PROGRAMS

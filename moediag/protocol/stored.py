@@ -1,4 +1,4 @@
-"""Dataclasses as JSON files, written whole or not at all."""
+"""Dataclasses as JSON files, written atomically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import typing
 from pathlib import Path
-from typing import Any, Dict, Union
+from typing import Any, Dict, List, Union
 
 SCHEMA_VERSION = 1
 
@@ -18,7 +18,7 @@ def write_json(path: Path, value: Any) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """The same for text."""
+    """Like write_json, for text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
@@ -30,9 +30,20 @@ def build(cls: Any, raw: Any) -> Any:
     hints = typing.get_type_hints(cls)
     values: Dict[str, Any] = {}
     for f in dataclasses.fields(cls):
-        if f.name in raw:
+        if f.init and f.name in raw:
             values[f.name] = _convert(hints[f.name], raw[f.name])
     return cls(**values)
+
+
+def _member(members: List[Any], value: Any) -> Any:
+    """The member of a union that ``value`` is: of several dataclasses the one of its ``kind``.
+    Raises ValueError where there is none."""
+    if len(members) == 1:
+        return members[0]
+    for member in members:
+        if member.kind == value["kind"]:
+            return member
+    raise ValueError(f"unknown kind {value['kind']!r}")
 
 
 def _convert(hint: Any, value: Any) -> Any:
@@ -40,7 +51,7 @@ def _convert(hint: Any, value: Any) -> Any:
         return None
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Union:
-        return _convert(next(a for a in args if a is not type(None)), value)
+        return _convert(_member([a for a in args if a is not type(None)], value), value)
     if origin is list:
         return [_convert(args[0], item) for item in value]
     if origin is dict:

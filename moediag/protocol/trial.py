@@ -1,5 +1,4 @@
-"""The trial: what a rank is given to do. Field names equal those of the scenario YAML (a test keeps
-them equal)."""
+"""The trial: everything a rank needs to know about one launch."""
 
 from __future__ import annotations
 
@@ -8,187 +7,23 @@ import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union
+from typing import Dict, Optional, Union
 
-from moediag.protocol.files import GUARD_TIMEOUT, TRIAL_FILE
-from moediag.protocol.programs import ProgramSpec
+from moediag.protocol.files import TRIAL_FILE
+from moediag.protocol.specs import ModelSpec, RecorderSpec, SkewSpec, StepSpec, WrapperSpec
 from moediag.protocol.stored import SCHEMA_VERSION, build, write_json
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """A tiny model built from a configuration; no weights are downloaded.
-
-    ``source``: ``config`` builds it in every rank; ``checkpoint`` saves it once (the reference run
-    does) and every rank loads it by the library's own ``from_pretrained``.
-    """
-
-    family: str = "qwen3_moe"
-    layers: int = 2
-    hidden: int = 32
-    intermediate: int = 16  # width of one expert
-    experts: int = 8
-    top_k: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 8
-    vocab: int = 128
-    dtype: str = "float32"  # float32 | bfloat16: dtype of the parameters
-    config: Dict[str, Any] = field(default_factory=dict)  # passed to the config class as is
-    source: str = "config"  # config | checkpoint
-    pretrain: int = 0  # steps on the trial's own batches before the checkpoint is saved
-    experts_implementation: Optional[str] = None  # eager | batched_mm | grouped_mm | triton
-
-
-@dataclass(frozen=True)
-class WrapperSpec:
-    """How parameters are sharded.
-
-    With an ``ep`` axis in the layout the model comes out of ``from_pretrained(distributed_config=
-    …)``; the kind says who shards the rest: ``transformers`` nobody else, ``fsdp2`` torch's
-    ``fully_shard`` with the experts left out, ``accelerate`` its ``prepare``; ``trainer`` and
-    ``trl`` a Trainer or SFTTrainer, that run the steps too.
-    ``distributed_config``: the arguments of transformers' DistributedConfig as they are, None for
-    this release's own way to ask for the layout. ``native_fsdp``: that it shall shard with FSDP2
-    too (kind transformers). ``cpu_ram_efficient_loading`` and ``ignore_experts``: of accelerate's
-    FSDP plugin. ``fsdp_plugin``: a Trainer is asked for FSDP2. ``hide_tp_size``: it is not told by
-    the loaded model how many ranks its experts are divided over.
-    """
-
-    # fsdp2 | fsdp1 | ddp | zero2 | zero3 | transformers | accelerate | trainer | trl
-    kind: str = "fsdp2"
-    granularity: str = "layer"  # fsdp2/fsdp1: layer | expert | root
-    reshard_after_forward: bool = True
-    reduce_dtype: Optional[str] = None  # float32 | bfloat16 | null: same as the parameters
-    param_dtype: Optional[str] = None  # fsdp2: what is computed in; null: as the parameters are
-    find_unused_parameters: bool = True  # ddp
-    distributed_config: Optional[Dict[str, Any]] = None
-    native_fsdp: bool = False
-    cpu_ram_efficient_loading: bool = False
-    ignore_experts: bool = False
-    fsdp_plugin: bool = True
-    hide_tp_size: bool = False
-
-
-@dataclass(frozen=True)
-class StepSpec:
-    """The training step: forward, backward, clip, optimizer."""
-
-    steps: int = 2
-    batch: int = 1  # sequences per rank and micro-batch
-    seq_len: int = 64
-    accumulate: int = 1  # micro-batches per step
-    accumulate_sync: bool = True  # False: FSDP2 set_requires_gradient_sync / no_sync
-    checkpointing: str = "none"  # none | reentrant | non-reentrant
-    clip: Optional[float] = 1.0  # max gradient norm; null: no clipping
-    clipping: str = "torch"  # torch | accelerate | local | per-mesh: whose norm, see worker.clip
-    optimizer: str = "adamw"  # adamw | sgd
-    foreach: Optional[bool] = None  # the optimizer's implementation; null: torch chooses
-    fused: Optional[bool] = None
-    parameter_groups: str = "one"  # one | per-mesh: plain tensors and each mesh's DTensors apart
-    lr: float = 1e-3
-    seed: int = 0
-    fill_uninitialized: bool = False  # memory that nobody wrote holds nan
-
-
-@dataclass(frozen=True)
-class Starve:
-    """On ``rank`` (null: every rank) no token goes to ``expert`` of ``layer`` (null: every
-    layer), from training step ``from_step`` (1-based) on."""
-
-    expert: int
-    rank: Optional[int] = None
-    layer: Optional[int] = None
-    from_step: int = 1
-
-
-@dataclass(frozen=True)
-class SkewSpec:
-    """How routing is bent per rank."""
-
-    starve: List[Starve] = field(default_factory=list)  # through the router
-    # distinct | identical | per-replica (ranks that differ only in ep, etp, tp or pp share one) |
-    # one-token (rank r: one repeated token)
-    batches: str = "distinct"
-    # balanced | zero-token | one-hot: which experts each token goes to, see worker.skew; null: the
-    # router decides
-    routing: Optional[str] = None
-
-
-@dataclass(frozen=True)
-class CostSpec:
-    """The side-by-side timing of fixes on a mid-size healthy step."""
-
-    fixes: List[str] = field(default_factory=list)
-    rounds: int = 8
-    model: ModelSpec = field(default_factory=ModelSpec)
-    batch: int = 1
-    seq_len: int = 512
-
-
-LOAD_METHODS = (
-    "per-parameter",  # one broadcast per parameter, then each rank cuts its shard
-    "accelerate",  # accelerate's fsdp2_load_full_state_dict as installed
-    "coalesced",  # one broadcast per bucket of parameters, then each rank cuts
-    "torch",  # set_model_state_dict with broadcast_from_rank0
-    "scatter",  # distribute_tensor as torch sets it up: one scatter per parameter
-    "local",  # distribute_tensor(src_data_rank=None): every rank has all weights already
-)
-
-
-@dataclass(frozen=True)
-class LoadCostSpec:
-    """The side-by-side timing of ways to load full weights into a sharded model."""
-
-    parameters: List[int] = field(default_factory=lambda: [100, 200, 400])
-    numel: int = 4096  # elements of one matrix; every eighth parameter is a vector of odd length
-    methods: List[str] = field(default_factory=lambda: list(LOAD_METHODS))
-    rounds: int = 3
-    bucket_mb: float = 25.0  # coalesced: bytes of one broadcast, in 10^6
-    dtype: str = "float32"  # float32 | bfloat16
-
-
-@dataclass(frozen=True)
-class ResumeSpec:
-    """Training is saved, loaded into a new model and a new optimizer, and goes on.
-
-    ``through``: ``dcp``, torch.distributed.checkpoint with get_state_dict and set_state_dict;
-    ``accelerate``, its save_state and load_state; ``save-pretrained``, the model by the library's
-    own save_pretrained and from_pretrained, the optimizer by torch.save on each rank.
-    """
-
-    through: str = "dcp"  # dcp | accelerate | save-pretrained
-    after: int = 2  # steps before the save
-    state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
-
-
-@dataclass(frozen=True)
-class RecorderSpec:
-    """What the recorder does in each rank besides recording. ``guard``: compares what ranks bring
-    to each FSDP2 reduction before it begins; ``guard_timeout``: see ENV_GUARD_TIMEOUT."""
-
-    guard: bool = False
-    guard_timeout: float = GUARD_TIMEOUT
-
-
-REFERENCE = "reference"
-SUSCEPTIBILITY = "susceptibility"
+from moediag.protocol.tasks import ReferenceTask, StepTask, SusceptibilityTask, Task, task_fields
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One launch: what a rank needs to know. ``purpose``: ``step`` runs the training step under
-    test, or with ``resume`` the steps in one go against the same with a save and a load between;
-    ``reference`` runs the same step in one process in fp32 and writes ``reference_path``;
-    ``susceptibility`` asks in one process whether ranks would disagree about which parameters have
-    a gradient; ``cost`` times the fixes side by side; ``load-cost`` times the ways to load
-    weights."""
+    """One launch: what a rank needs to know."""
 
     name: str  # unique within the run; also its folder's name
     scenario: str
     variant: str
     role: str = "unfixed"  # unfixed | fix | control
-    purpose: str = "step"  # step | reference | susceptibility | cost | load-cost
+    task: Task = field(default_factory=StepTask)  # what the ranks do
     world_size: int = 2
     layout: Dict[str, int] = field(default_factory=dict)  # mesh axis -> size, outermost first
     backend: str = "gloo"
@@ -197,10 +32,6 @@ class Trial:
     wrapper: WrapperSpec = field(default_factory=WrapperSpec)
     step: StepSpec = field(default_factory=StepSpec)
     skew: SkewSpec = field(default_factory=SkewSpec)
-    cost: Optional[CostSpec] = None
-    resume: Optional[ResumeSpec] = None
-    load_cost: Optional[LoadCostSpec] = None
-    program: Optional[ProgramSpec] = None
     fix: Optional[str] = None  # name of a module in moediag.worker.fixes, in kebab-case
     reference_path: Optional[str] = None
     recorder: RecorderSpec = field(default_factory=RecorderSpec)
@@ -214,8 +45,8 @@ class Trial:
 
     @property
     def alone(self) -> bool:
-        """It runs in one process, whatever its world size."""
-        return self.purpose in (REFERENCE, SUSCEPTIBILITY)
+        """Whether it runs in one process, whatever its world size."""
+        return isinstance(self.task, (ReferenceTask, SusceptibilityTask))
 
     @property
     def on_gpu(self) -> bool:
@@ -240,11 +71,12 @@ class Trial:
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Trial":
-        """Raises ValueError when the file is of another schema version."""
+        """Raises ValueError when the file is of another schema version, or of a task that this
+        moediag does not know."""
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
         if raw.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(
                 f"{path}: schema_version {raw.get('schema_version')!r}, "
                 f"this moediag reads {SCHEMA_VERSION}"
             )
-        return typing.cast("Trial", build(cls, raw))
+        return typing.cast("Trial", build(cls, {**raw, "task": task_fields(raw)}))

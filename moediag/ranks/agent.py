@@ -1,9 +1,9 @@
-"""torch's elastic agent, with one addition: it tells how each rank ended, and waits before it ends
-the others.
+"""torch's elastic agent, with one addition: it reports how each rank ended, and waits before it
+ends the others.
 
 Stock agents kill the peers of a dead rank within milliseconds and keep one exit status at most.
-Here the first bad end is reported, the agent holds until the control side has looked at the ranks
-that live (or all are dead), then ends them in short steps, reporting each. Reports go to
+Here the agent reports the first failure, waits until the control side has examined the ranks that
+are alive (or all are dead), then ends them in short steps and reports each. Reports go to
 ``launcher.events.jsonl``; the go-ahead is the file ``launcher.release``.
 """
 
@@ -22,23 +22,21 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from moediag import protocol
 
-EVENTS_FILE = "launcher.events.jsonl"
-RELEASE_FILE = "launcher.release"
 HOLD = 30.0  # seconds; the control side bounds its capture far below
 Graces = Tuple[Tuple[signal.Signals, float], ...]
 GRACES: Graces = ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0))
-# Of a job that is not ours, as in a stock agent: its ranks may save a checkpoint on SIGTERM.
+# For a watched job, as in a stock agent: its ranks may save a checkpoint on SIGTERM.
 JOB_GRACES: Graces = ((signal.SIGTERM, 30.0), (signal.SIGKILL, 5.0))
 
 
 class Observer:
-    """Follows the workers of one agent. Statuses are peeked at (WNOWAIT), never reaped: that
-    stays the agent's business."""
+    """Follows the workers of one agent. It reads statuses without reaping them (WNOWAIT), which is
+    left to the agent."""
 
     def __init__(self, folder: Path, graces: Graces = GRACES) -> None:
         self._graces = graces
-        self._events = folder / EVENTS_FILE
-        self._release = folder / RELEASE_FILE
+        self._events = folder / protocol.AGENT_EVENTS
+        self._release = folder / protocol.RELEASE_FILE
         self._ended: Dict[int, int] = {}  # rank -> code, negative: signal
         self._sent: Dict[int, int] = {}  # rank -> last signal we sent it
         self._held = False
@@ -46,8 +44,8 @@ class Observer:
         self._watching = False
 
     def watch(self, pids: Dict[int, int]) -> None:
-        """Notes when each rank ends, to the millisecond: the looks are too far apart to tell a
-        killed rank from a peer that failed because of it. A thread, started after the fork."""
+        """Notes when each rank ends, to the millisecond: polling is too slow to tell a killed rank
+        from a peer that failed because of it. Uses a thread, started after the fork."""
         if self._watching or not hasattr(os, "pidfd_open"):
             return
         self._watching = True
@@ -74,7 +72,7 @@ class Observer:
             file.write(line)
 
     def look(self, pids: Dict[int, int]) -> bool:
-        """Reports ranks that ended since the last look; whether any ended badly so far."""
+        """Reports ranks that ended since the last call; returns whether any has failed so far."""
         for rank, pid in pids.items():
             if rank in self._ended:
                 continue
@@ -92,7 +90,7 @@ class Observer:
         self.report("exit", t=at, rank=rank, code=code_only, signal=name, by_us=by_us)
 
     def hold(self, pids: Dict[int, int]) -> None:
-        """Waits for the go-ahead or until nobody is left, then ends who is left."""
+        """Waits for the go-ahead or until all ranks ended, then ends the remaining ones."""
         if self._held:
             return
         self._held = True
@@ -110,7 +108,7 @@ class Observer:
                 self.look(pids)
 
     def succeeded(self, pids: Dict[int, int]) -> None:
-        """The agent saw every worker return; it may have reaped them before we looked."""
+        """Reports success of every rank: the agent may have reaped them before `look` saw them."""
         for rank in pids:
             if rank not in self._ended:
                 self._ended[rank] = 0
@@ -121,7 +119,7 @@ class Observer:
 
     def _send(self, pids: Dict[int, int], sig: signal.Signals) -> None:
         for rank, pid in pids.items():
-            if rank in self._ended:
+            if rank in self._ended or not is_child(pid):
                 continue
             self._sent[rank] = sig
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -132,9 +130,19 @@ class Observer:
                     os.kill(pid, sig)
 
 
+def is_child(pid: int) -> bool:
+    """Whether ``pid`` is a child of this process, running or not yet reaped; once it was reaped,
+    another process may have its pid."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def peek(pid: int) -> Optional[int]:
     """Exit code of our child ``pid`` (negative: the signal that ended it); None while it runs or
-    when somebody reaped it already."""
+    when it was reaped already."""
     try:
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -214,7 +222,7 @@ class _Seat:
         self.observer = Observer(folder, JOB_GRACES if of_job else GRACES)
 
     def next(self) -> None:
-        """The agent starts its ranks (again)."""
+        """Prepares for a start of the ranks, which may be a restart."""
         if not self._of_job:
             return
         self._attempt += 1
@@ -225,11 +233,11 @@ class _Seat:
         self.observer.report("agent", pid=os.getpid())
 
     def meet(self, store: Any) -> None:
-        """``store``: where the agents of all nodes have just met, a new one each time. The ranks
-        inherit what they call this start."""
+        """Sets the token of this start, which the ranks inherit. ``store``: where the agents of all
+        nodes have just met, a new one each time."""
         os.environ.pop(protocol.ENV_JOB, None)
         if self._of_job and store is not None:
-            from moediag.ranks.inject import job_token
+            from moediag.ranks import job_token
 
             os.environ[protocol.ENV_JOB] = job_token.token(store)
 
@@ -238,7 +246,7 @@ class _Seat:
         try:
             yield
         except Exception as error:
-            # torchrun turns SIGTERM into an exception, which is not ours to swallow.
+            # torchrun turns SIGTERM into an exception, which must not be suppressed here.
             if not self._of_job or type(error).__name__ == "SignalException":
                 raise
             if not self._silenced:

@@ -18,19 +18,22 @@ from typing import Callable, Dict
 from moediag import protocol
 from moediag.ranks import parent
 
-# What a rank runs, "module:function" of one argument, the trial's path. Tests put victims here.
+# What a rank runs, "module:function" of one argument, the trial's path. Tests replace it.
 ENV_MAIN = "MOEDIAG_RANK_MAIN"
 DEFAULT_MAIN = "moediag.worker.rank:main"
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def run(trial_path: str) -> None:
-    """Runs the trial on this rank. Exceptions are written to the error file and raised on."""
+    """Runs the trial on this rank. Writes exceptions to the error file and raises them again."""
     rank = int(os.environ["RANK"])
     folder = Path(trial_path).parent
     _redirect(folder / protocol.output_file(rank))
     _lifeline(folder, rank)
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+    me = {
+        "pid": os.getpid(), "started": protocol.start_time(), "host": socket.gethostname(),
+        "time": time.time(),
+    }  # fmt: skip
     protocol.write_json(folder / protocol.pid_file(rank), me)
     os.environ[protocol.ENV_TRIAL] = trial_path
     os.environ[protocol.ENV_EVIDENCE] = str(folder)
@@ -53,7 +56,7 @@ def find(name: str) -> Callable[..., object]:
 
 
 def _redirect(path: Path) -> None:
-    """Standard output and error of this process, native code included, into ``path``."""
+    """Redirects standard output and error of this process, native code included, to ``path``."""
     sys.stdout.flush()
     sys.stderr.flush()
     log = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -64,8 +67,8 @@ def _redirect(path: Path) -> None:
 
 def _lifeline(folder: Path, rank: int) -> None:
     parent.default_signals()
-    if parent.ENV_PARENT in os.environ:
-        parent.die_with_parent(int(os.environ[parent.ENV_PARENT]))
+    if protocol.ENV_PARENT in os.environ:
+        parent.die_with_parent(int(os.environ[protocol.ENV_PARENT]))
     parent.allow_tracing()
     from moediag.recorder import lifeline
 
@@ -73,15 +76,15 @@ def _lifeline(folder: Path, rank: int) -> None:
 
 
 def _write_error(path: Path, error: BaseException) -> None:
-    """torch elastic's format, and the exact time; also where the agent looks for it, so that
-    its own summary is right."""
+    """Writes the error in torch elastic's format with the exact time, to ``path`` and to where the
+    agent looks for it, so that its own summary is right."""
     content = error_content(error)
     for target in {path, Path(os.environ.get(ENV_ERROR_FILE, str(path)))}:
         try:
             protocol.write_json(target, content)
         except OSError:
             traceback.print_exc()
-    # The agent's own recording, around us in a forked rank, would round the time.
+    # The agent's own record of the error, in a forked rank, would round the time.
     os.environ.pop(ENV_ERROR_FILE, None)
 
 
@@ -94,9 +97,9 @@ def error_content(error: BaseException) -> Dict[str, object]:
 
 
 def main(trial_path: str) -> None:
-    """Runs the trial and ends this process, as a forked rank ends: without the interpreter's
+    """Runs the trial and ends this process as a forked rank ends, without the interpreter's
     teardown, in which a live process group may abort ("terminate called without an active
-    exception") and hide the exit code that the failure deserves."""
+    exception") and hide the exit code of the failure."""
     code = 0
     try:
         run(trial_path)

@@ -22,12 +22,12 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 
+from moediag import protocol
 from moediag.ranks import agent, entry, parent
 
 # What is imported before forking, "module:function" of one argument, a list of model families.
 ENV_WARM = "MOEDIAG_WARM"
 DEFAULT_WARM = "moediag.worker.warm:warm"
-LAUNCHER_LOG = "launcher.log"
 MONITOR_INTERVAL = 0.05  # seconds between two looks of the elastic agent at its workers
 
 
@@ -49,7 +49,7 @@ class Host:
             self.leave()
 
     def leave(self) -> None:
-        """The control side is gone: nothing may outlive it."""
+        """Ends every trial and this process, because the control side is gone."""
         for pid in self._trials:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -57,7 +57,7 @@ class Host:
 
     def warm(self, families: Sequence[str]) -> None:
         """Imports what the ranks will need. A failure is only logged here: the rank that needs
-        the missing part meets it again and reports it with its trial."""
+        the missing part fails again and reports it with its trial."""
         new = [f for f in families if f not in self._warmed]
         if not new and self._warmed:
             return
@@ -68,27 +68,27 @@ class Host:
             traceback.print_exc()
 
     def serve(self, families: Sequence[str]) -> None:
-        """Until the control side closes the pipe."""
+        """Serves requests until the control side closes the pipe."""
         self._watch_parent()
         begun = time.monotonic()
         self.warm(families)
         import torch
 
         torch.set_num_threads(1)
-        # A rank's collector would walk, and so copy, every object that the imports made.
+        # A rank's garbage collector would visit, and so copy, every object that the imports made.
         gc.collect()
         gc.freeze()
         self.report("ready", seconds=time.monotonic() - begun, torch=torch.__version__)
         self._listen()
 
     def _watch_parent(self) -> None:
-        """While importing, the pipe is not read; a timer looks at the parent instead."""
+        """Checks the parent by a timer, because the pipe is not read during the imports."""
 
         def check(*_: object) -> None:
             if os.getppid() != self._control:
                 self.leave()
 
-        if os.environ.get(parent.ENV_MAIN_THREAD) == "1":
+        if os.environ.get(protocol.ENV_MAIN_THREAD) == "1":
             parent.die_with_parent(self._control)
         signal.signal(signal.SIGALRM, check)
         signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
@@ -146,7 +146,7 @@ class Host:
         self.report("started", pid=pid)
 
     def _become_trial(self, host: int, folder: str) -> None:
-        """A session of its own, no pipe of the host's, output into the trial's folder."""
+        """Gives this process its own session and log, and closes the host's pipes."""
         os.setsid()
         parent.default_signals()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -155,7 +155,7 @@ class Host:
             os.close(fd)
         null = os.open(os.devnull, os.O_RDONLY)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        log = os.open(str(Path(folder) / LAUNCHER_LOG), flags, 0o644)
+        log = os.open(str(Path(folder) / protocol.LAUNCHER_LOG), flags, 0o644)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.close(null)
@@ -163,15 +163,15 @@ class Host:
 
 
 def run_trial(request: Dict[str, Any]) -> int:
-    """In the trial process: the elastic agent, or the single rank. Returns the exit code."""
+    """Runs the elastic agent, or the single rank, in the trial process; returns the exit code."""
     trial, folder = request["trial"], Path(request["folder"])
     os.environ.update(request.get("environment", {}))
     if request["single"]:
-        # The host forked it, so the host is the parent that its lifeline holds on to.
-        os.environ[parent.ENV_PARENT] = str(os.getppid())
+        # The host forked it, so the host is the parent that its lifeline watches.
+        os.environ[protocol.ENV_PARENT] = str(os.getppid())
         entry.run(trial)
         return 0
-    os.environ[parent.ENV_PARENT] = str(os.getpid())
+    os.environ[protocol.ENV_PARENT] = str(os.getpid())
     gate = Gate(request["nproc"])
     agent.observe(folder, started=gate.open)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -190,8 +190,8 @@ def run_trial(request: Dict[str, Any]) -> int:
         local_addr="127.0.0.1",
         logs_specs=_logs(folder),
     )
-    # torch keeps the traceback of each forked rank that raised in a temporary file of its own, and
-    # nobody removes it: here it at least stays inside the run directory when we are killed.
+    # torch keeps the traceback of each forked rank that raised in a temporary file and never
+    # removes it: this way it at least stays inside the run directory when we are killed.
     tempfile.tempdir = str(folder)
     try:
         elastic_launch(config, _rank)(trial, gate)
@@ -205,7 +205,7 @@ def run_trial(request: Dict[str, Any]) -> int:
 
 
 class Gate:
-    """Keeps the forked ranks back until the last one is forked.
+    """Blocks the forked ranks until the last one is forked.
 
     The agent's TCPStore server is a thread of the forking process. A rank that talks to it while
     the next one is forked can make it hold a lock of the C++ runtime at that moment, and nobody
@@ -232,7 +232,7 @@ class Gate:
 
 def _rank(trial: str, gate: Gate) -> None:
     gate.wait()
-    tempfile.tempdir = None  # the training code's own files go where they always go
+    tempfile.tempdir = None  # the training code's own files go to their usual place
     entry.run(trial)
 
 

@@ -1,4 +1,4 @@
-"""Nothing outlives its parent: each process of a launch dies with the one that started it.
+"""Ends each process of a launch with the process that started it.
 
 Linux sends the parent-death signal when the *thread* that forked ends, so it is only asked for
 where that thread is a main thread; the rest watch a pipe or the parent's pid.
@@ -11,17 +11,14 @@ import os
 import signal
 import sys
 
-ENV_PARENT = "MOEDIAG_PARENT"  # pid of the process that starts the ranks (the elastic agent)
-ENV_MAIN_THREAD = "MOEDIAG_FROM_MAIN_THREAD"  # "1": the control side forked from its main thread
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL for this process when the thread that forked it ends. ``parent``: the pid it must
-    still have; when it is gone already, no signal would come, so this ends the process."""
+    """Requests SIGKILL for this process when the thread that forked it ends. ``parent``: its
+    pid; if that is gone already, no signal would come, so this ends the process."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -29,14 +26,14 @@ def die_with_parent(parent: int) -> None:
 
 
 def allow_tracing() -> None:
-    """Lets py-spy and pystack of the same user look at this process where Yama's scope 1 would
-    only let its ancestors; no effect elsewhere."""
+    """Allows py-spy and pystack of the same user to inspect this process where Yama's scope 1
+    allows only its ancestors; no effect elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 def default_signals() -> None:
-    """Undoes handlers a fork inherited. SIGINT ends a rank at once instead of raising a
+    """Resets signal handlers that a fork inherited. SIGINT ends a rank at once instead of raising a
     KeyboardInterrupt that would look like a failure of the rank."""
     signal.set_wakeup_fd(-1)
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):

@@ -1,12 +1,12 @@
-"""Carries what watchers of a job say to each other through the job's own rendezvous store.
+"""Relays messages between the watchers of a job through the job's own rendezvous store.
 
-A process of its own, started by a watcher with the job's Python where nodes share no folder: a
-store that does not answer holds up this process and no rank. It talks to the store as one more
-client, with keys of its own, and keeps a folder on each node as if it were shared: what the watcher
-writes in its part of it goes out, what the others write comes in. Standard library and torch,
-nothing else of moediag, because it runs as a script.
+A watcher starts it as a process of its own, with the job's Python, where nodes share no folder: a
+store that does not answer blocks this process and no rank. It is one more client of the store, with
+keys of its own, and mirrors a folder on each node: it sends what the watcher writes in its part,
+and writes what the others send. It imports the standard library and torch, and nothing of moediag,
+because it runs as a script.
 
-    courier.py HOST PORT JOB KEY FOLDER PARENT
+    relay.py HOST PORT JOB KEY FOLDER PARENT PULSE_FILE WANT_FILE LINK_FILE
 """
 
 from __future__ import annotations
@@ -22,28 +22,34 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 PERIOD = 0.4  # seconds between two turns
-ANSWER = 10.0  # seconds that the store gets to answer
+ANSWER = 10.0  # seconds that the store may take to answer
 CHUNK = 512 * 1024  # characters of one value
 MOST_CHARACTERS = 8 * 1024 * 1024  # of one node's evidence, compressed: the store keeps it
 MOST_BYTES = 256 * 1024 * 1024  # of what comes in from one node
 MOST_NODES = 4096
-LINK_FILE = "link.json"  # grows with each turn that the store answered
-WANT_FILE = "want"  # the watcher reads the others' evidence
-PULSE_FILE = "pulse.json"
 _NAME = re.compile(r"(?:capture/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _KEY = re.compile(r"[0-9a-f]{8,64}")
-# Small and telling first; what does not fit is left out.
+# The smallest and most useful files first; those that do not fit are left out.
 _LAST = (".events.jsonl", ".flight.json", ".native.txt", ".pystack.txt", ".older.jsonl", ".log")
 
 
-class Courier:
+class Names(NamedTuple):
+    """Names of files, as moediag.protocol spells them for the watcher."""
+
+    pulse: str
+    want: str
+    link: str
+
+
+class Relay:
     """``store``: anything with set, get, check and add of torch's stores. ``own``: the key of the
     watcher, whose part of ``folder`` goes out."""
 
-    def __init__(self, store: Any, job: str, own: str, folder: Path) -> None:
+    def __init__(self, store: Any, job: str, own: str, folder: Path, names: Names) -> None:
+        self._names = names
         self._store = store
         self._prefix = f"moediag/{job}/"
         self._own = own
@@ -56,7 +62,7 @@ class Courier:
         self._joined = False
 
     def turn(self) -> None:
-        """Out with what is new here, in with what is new there. Raises what the store raises."""
+        """Sends what is new here, receives what is new elsewhere. Raises what the store raises."""
         if not self._joined:
             self._set(f"node/{self._store.add(self._prefix + 'nodes', 1)}", self._own)
             self._joined = True
@@ -69,12 +75,12 @@ class Courier:
         for key in set(self._keys.values()) - {self._own}:
             self._receive(key)
         self._turns += 1
-        _write(self._folder / LINK_FILE, json.dumps({"turns": self._turns}).encode())
+        _write(self._folder / self._names.link, json.dumps({"turns": self._turns}).encode())
 
     def _send(self) -> None:
         mine = self._folder / self._own
         try:
-            text = (mine / PULSE_FILE).read_text(encoding="utf-8")
+            text = (mine / self._names.pulse).read_text(encoding="utf-8")
         except OSError:
             return
         number = int(json.loads(text).get("published", 0))
@@ -96,14 +102,14 @@ class Courier:
         place.mkdir(parents=True, exist_ok=True)
         pulse = json.loads(text)
         number = int(pulse.get("published", 0))
-        wanted = (self._folder / self._own / WANT_FILE).exists()
+        wanted = (self._folder / self._own / self._names.want).exists()
         if wanted and number > self._came.get(key, 0):
             count = int(self._get(f"evidence/{key}/{number}") or 0)
             chunks = [self._get(f"evidence/{key}/{number}/{at}") for at in range(count)]
             unpack([chunk for chunk in chunks if chunk], place / f"evidence-{number}")
             self._came[key] = number
         pulse["published"] = self._came.get(key, 0)  # the watcher fetches from here
-        _write(place / PULSE_FILE, json.dumps(pulse).encode())
+        _write(place / self._names.pulse, json.dumps(pulse).encode())
 
     def _set(self, name: str, text: str) -> None:
         self._store.set(self._prefix + name, text)
@@ -167,19 +173,19 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> None:
-    host, port, job, own, folder, parent = sys.argv[1:]
+    host, port, job, own, folder, parent, *names = sys.argv[1:]
     _end_with(int(parent))
     os.nice(10)
-    # Our neighbours are not to be taken for modules of the same name.
+    # Files beside this one must not be imported as modules of the same name.
     here = Path(__file__).resolve().parent
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != here]
     from torch.distributed import TCPStore
 
     limit = datetime.timedelta(seconds=ANSWER)
     store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
-    courier = Courier(store, job, own, Path(folder))
+    relay = Relay(store, job, own, Path(folder), Names(*names))
     while os.getppid() == int(parent):
-        courier.turn()
+        relay.turn()
         time.sleep(PERIOD)
 
 

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import List
 
+from moediag import protocol
 from moediag.ranks import agent, parent
 
 ELASTIC_FOLDER = "elastic"
@@ -24,10 +25,10 @@ ELASTIC_FOLDER = "elastic"
 def main(argv: List[str]) -> int:
     trial, nproc, options = argv[0], argv[1], argv[2:]
     folder = Path(trial).parent
-    if os.environ.get(parent.ENV_MAIN_THREAD) == "1":
-        parent.die_with_parent(int(os.environ[parent.ENV_PARENT]))
+    if os.environ.get(protocol.ENV_MAIN_THREAD) == "1":
+        parent.die_with_parent(int(os.environ[protocol.ENV_PARENT]))
     _end_with_stdin()
-    os.environ[parent.ENV_PARENT] = str(os.getpid())
+    os.environ[protocol.ENV_PARENT] = str(os.getpid())
     agent.observe(folder)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -49,8 +50,8 @@ def main(argv: List[str]) -> int:
 
 
 def _end_with_stdin() -> None:
-    """A thread, because torchrun starts its ranks by exec: threads are no danger to them. Ranks in
-    sessions of their own follow by their parent-death signal."""
+    """Ends this session when standard input is closed. A thread is safe because torchrun starts
+    ranks by exec; ranks in sessions of their own end by their parent-death signal."""
     pipe = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -1,6 +1,7 @@
-"""What one rank does, written down while it does it: collectives with the parameters they carry,
-tokens per expert, gradients that never came. No change to the job's source, no effect on its
-numbers, and nothing that the job could trip over."""
+"""Records what one rank does: collectives and their parameters, tokens per expert, lost gradients.
+
+The job's source and its numbers stay as they are, and an error of the recorder never ends the job.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The recorder of one rank: what every watcher writes through, and nothing a job can trip over.
+"""The recorder of one rank. Every watcher writes through it, and no error in it reaches the job.
 
 Watchers (collectives, FSDP, modules, gradients) call :meth:`Recorder.before` and
 :meth:`Recorder.done` around an operation, or :meth:`Recorder.event`. They do so inside
-``try``: whatever goes wrong becomes one ``not_seen`` event and the job's own call goes on.
+``try``: an error becomes one ``not_seen`` event and the job's own call continues.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ class Carried:
 
 
 class ByObject:
-    """What is known about an object, by its identity. An id is given again once its object is
-    gone (a model that was thrown away), so each entry says which object it was."""
+    """Values for objects, by identity. Python reuses an id once its object is gone (a discarded
+    model), so each entry also refers to its object."""
 
     def __init__(self) -> None:
         self._known: Dict[int, Tuple[Any, Any]] = {}  # id -> weak reference, value
 
     def get(self, owner: Any) -> Any:
-        """None where nothing is known about ``owner``."""
+        """The value for ``owner``; None where there is none."""
         found = self._known.get(id(owner))
         return found[1] if found is not None and found[0]() is owner else None
 
     def set(self, owner: Any, value: Any) -> Any:
-        """``value``. Raises TypeError for what cannot be referred to weakly."""
+        """Stores and returns ``value``. Raises TypeError if ``owner`` has no weak references."""
         if len(self._known) > 200_000:
             self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
         self._known[id(owner)] = weakref.ref(owner), value
@@ -87,7 +87,7 @@ class ByObject:
 
 
 class ThreadState(threading.local):
-    """What one thread is doing: autograd runs backward in another thread on an accelerator."""
+    """The state of one thread: on an accelerator, autograd runs backward in another thread."""
 
     def __init__(self) -> None:
         self.inside = False  # in a recorded call: what it calls in turn is the same operation
@@ -110,7 +110,7 @@ class Recorder:
         self.groups = Groups(log)
         self.thread = ThreadState()
         self.current_step = 0
-        self.counts_steps = True  # until somebody calls step()
+        self.counts_steps = True  # until step() is called
         self.optimizer_running = False
         self.stepped = False  # the optimizer stepped since the last forward
         self.deferred_tokens: Any = None  # set by the watcher of experts
@@ -143,24 +143,25 @@ class Recorder:
         self.event("phase", name=text, step=self.current_step)
 
     def finding(self, what: str, text: str, **details: Any) -> None:
-        """Something that is wrong and was found before it shows; kept when the log rotates, and
-        already in the file should the rank die of it. ``details`` are JSON values."""
+        """Records an error that was found before it has an effect. The event is kept when the log
+        rotates and is in the file before the rank can die of it. ``details`` are JSON values."""
         self.event(
             "finding", keep=True, what=what, text=text, step=self.current_step, details=details
         )
 
     def decision(self, what: str, value: Any) -> None:
-        """A branch that this rank takes and others may not: see ``moediag.recorder.decision``."""
+        """Records a branch that this rank takes and others may not; see
+        :func:`moediag.recorder.decision`."""
         self.event("decision", what=what, value=value, step=self.current_step)
 
     def note_not_seen(self, text: str) -> None:
-        """Something that this rank's recorder cannot observe here; each text once."""
+        """Records, once for each text, what the recorder cannot observe in this rank."""
         if self.active and text not in self._told:
             self._told[text] = True
             self.event("not_seen", text=text)
 
     def error(self, exception: BaseException) -> None:
-        """The exception that ends the rank."""
+        """Records the exception that ends the rank."""
         self._tell(self.on_end)
         frames = traceback.extract_tb(exception.__traceback__)
         own = [f for f in frames if not f.filename.startswith((_TORCH, _OWN))] or list(frames)
@@ -171,7 +172,7 @@ class Recorder:
         self.event("error", type=name, message=str(exception)[:8000], where=where)
 
     def finish(self) -> None:
-        """The rank reached its end."""
+        """Records that the rank finished normally."""
         if self.active:
             self.flush()
             self._tell(self.on_finish)
@@ -181,7 +182,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside is no part of the job: a reference that is computed in the rank."""
+        """Inside, nothing is recorded, for example while the rank computes a reference."""
         before, self.active = self.active, False
         try:
             yield
@@ -189,7 +190,7 @@ class Recorder:
             self.active = before
 
     def uninstall(self) -> None:
-        """Puts every replaced attribute and hook back and closes the log. Idempotent."""
+        """Restores every replaced attribute and hook and closes the log. Safe to call twice."""
         if not self.active:
             return
         self.flush()
@@ -221,7 +222,7 @@ class Recorder:
             self.heartbeat.beat()
 
     def fault(self, watcher: str, error: BaseException) -> None:
-        """A watcher failed: says so once, and counts; see :meth:`broken`."""
+        """Records the first failure of a watcher and counts all; see :meth:`broken`."""
         count = self._faults[watcher] = self._faults.get(watcher, 0) + 1
         if count == 1:
             at = traceback.extract_tb(error.__traceback__)[-1:]
@@ -231,14 +232,14 @@ class Recorder:
                 self.note_not_seen(f"{watcher}: the recorder failed: {error!r}{where}")
 
     def broken(self, watcher: str) -> bool:
-        """Whether ``watcher`` failed so often that it should stay out of the way."""
+        """Whether ``watcher`` failed so often that it is switched off."""
         return self._faults.get(watcher, 0) >= _MAX_FAULTS
 
     def flush(self) -> None:
         self._each(self.on_flush, "flush")
 
     def stopped(self) -> None:
-        """Asks what is going on without the rank's own threads."""
+        """Reads the state of the devices without the rank's own threads."""
         if self.active and not self.broken("device"):
             self._each(self.on_stop, "device")
 
@@ -281,7 +282,7 @@ class Recorder:
         return number
 
     def done(self, number: int) -> None:
-        """Operation ``number`` was waited for and completed."""
+        """Records that operation ``number`` was waited for and completed."""
         self.log.line(f'{{"e":"done","t":{time.time():.6f},"n":{number}}}')
         self.heartbeat.beat()
 
@@ -325,7 +326,7 @@ class Recorder:
 
 
 def _is_plumbing(filename: str) -> bool:
-    """The recorder itself, and wrappers that torch and DeepSpeed put around its functions."""
+    """Whether the file is the recorder's own, or holds wrappers of torch or DeepSpeed."""
     known = _plumbing.get(filename)
     if known is None:
         known = filename.startswith(_OWN) or filename.endswith(_DECORATORS)
@@ -334,7 +335,7 @@ def _is_plumbing(filename: str) -> bool:
 
 
 def _details(call: Call, info: GroupInfo) -> str:
-    """Splits, peer (as the rank in the world, which is what people know) and reduction."""
+    """JSON fields: splits, peer (its rank in the world) and reduction."""
     peer: Optional[int] = call.peer
     if peer is not None and 0 <= peer < len(info.ranks):
         peer = info.ranks[peer]

@@ -30,7 +30,7 @@ class Patches:
         return True
 
     def restore(self) -> None:
-        """Puts every attribute back, except one that somebody replaced after us: undoing ours
+        """Restores every attribute, except one that other code replaced after us: undoing ours
         would undo theirs, and ours only passes calls on once the recorder is off."""
         while self._undo:
             owner, name, raw, new = self._undo.pop()

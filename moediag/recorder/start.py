@@ -1,4 +1,4 @@
-"""Putting the recorder into this process, watcher by watcher; one that fails leaves the others."""
+"""Installs the recorder in this process, watcher by watcher; a failing one does not stop others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from moediag.protocol import ENV_GUARD, events_file, heartbeat_file, older_event
 from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.late_imports import when_imported
+from moediag.recorder.library_folders import library_folders
 from moediag.recorder.log import SEGMENT_BYTES, EventLog
 
 installed: Optional[Recorder] = None
@@ -32,7 +33,7 @@ def install(
 ) -> Recorder:
     """Starts recording this process as ``rank`` into ``folder``; call it once per process, before
     the process group is made (later works, but meshes made before have no axis names). ``of_job``:
-    of somebody else's, which may never use FSDP.
+    this is a watched job, which may never use FSDP.
 
     Raises OSError when the log cannot be created; nothing is replaced then.
     """
@@ -52,7 +53,7 @@ def install(
         "start", keep=True, rank=rank, world_size=world_size, pid=os.getpid(),
         host=socket.gethostname(), python=platform.python_version(), torch=torch.__version__,
         transformers=_version("transformers"), accelerate=_version("accelerate"),
-        backend=None, nccl=_nccl(),
+        backend=None, nccl=_nccl(), libraries=library_folders(),
     )  # fmt: skip
     for name, start, waits_for in _watchers(folder):
         begin = functools.partial(_begin, recorder, name, start)
@@ -138,7 +139,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
 
 def _nccl() -> Optional[str]:
-    """The version of the NCCL that torch loaded; asking initialises no GPU."""
+    """The version of the NCCL that torch loaded; reading it initialises no GPU."""
     try:
         if not torch.distributed.is_nccl_available():
             return None

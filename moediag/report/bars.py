@@ -1,4 +1,4 @@
-"""Numbers as bars beside themselves: inline SVG, for comparing variants at a glance."""
+"""Bars beside numbers, as inline SVG, to compare variants at a glance."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from moediag.report.page import FixRow
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import TrialResult, Verdict
 
 WIDTH, HEIGHT = 84, 10  # pixels
 SMALLEST = 1e-9  # gradient errors from here to 1 fill the bar; the scale is logarithmic

@@ -1,4 +1,4 @@
-"""One trial told in full: title, blame, both sides of the divergence, cause, stacks.
+"""One trial in full: title, blame, both sides of the divergence, cause, stacks.
 
 Pure: a result goes in, words come out; how they are laid out is each view's own business.
 """
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 from moediag.report.similar_stacks import Family, families
 from moediag.report.tables import of_repeats
-from moediag.result import wording
-from moediag.result.run_result import (
+from moediag.result import (
+    FAILURES,
     FirstDivergence,
     RankState,
+    Role,
     RunResult,
     SideBySide,
     Table,
     TrialResult,
+    Verdict,
+    wording,
 )
-from moediag.result.verdicts import Confidence, Role, Verdict
-
-FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One trial (or several equal repeats of it). ``remark``: the verdict against what was
-    expected; ``blame``: culprits, victims, confidence, timing, each one piece of a line;
-    ``families``: the stacks by similarity."""
+    """One trial, or several equal repeats of it, as a page shows it."""
 
     title: tuple[str, ...]
     verdict: str
     remark: str
+    """How the verdict compares with the expectation."""
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
     blame: tuple[str, ...]
+    """Culprits, victims, confidence and timing, each one piece of a line."""
     world_size: int
     divergence: str
     sides: tuple[Side, ...]
@@ -69,22 +69,23 @@ class Finding:
     schedules: SideBySide | None
     states: tuple[RankState, ...]
     families: tuple[Family, ...]
+    """The stacks by similarity."""
     attached: tuple[tuple[str, str], ...] = ()  # title, text
 
 
 def unfixed_clean(trials: Sequence[TrialResult]) -> bool:
-    """The unfixed code was run and never failed."""
+    """Whether the unfixed code ran and never failed."""
     unfixed = [t.verdict for t in trials if t.role == Role.UNFIXED]
     return bool(unfixed) and all(verdict == Verdict.CLEAN for verdict in unfixed)
 
 
 def broken(t: TrialResult) -> bool:
-    """An expectation that something else was shown against; not applicable shows nothing."""
+    """Whether the trial contradicts its expectation; a trial that was not applicable does not."""
     return not t.met and t.verdict != Verdict.NOT_APPLICABLE
 
 
 def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
-    """``group``: repeats of one trial with the same outcome, at least one."""
+    """The finding of ``group``: repeats of one trial with the same outcome, at least one."""
     t = group[0]
     same_trial = [o for o in result.trials if o.variant == t.variant and o.stack == t.stack]
     title = [
@@ -104,25 +105,25 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         victims=t.victims,
         blame=_blame(t),
         world_size=t.world_size,
-        divergence=_where(t.first_divergence),
-        sides=_sides(t.first_divergence),
+        divergence=_where(t.diagnosis.first_divergence),
+        sides=_sides(t.diagnosis.first_divergence),
         gradients=_gradients(t),
         wrong_parameters=tuple(wording.compact(t.wrong_parameters)),
         cause=t.cause,
         stacks=_stacks(t),
         notes=t.notes,
-        not_seen=t.not_seen,
+        not_seen=t.diagnosis.not_seen,
         evidence=t.evidence,
         tables=of_repeats(group),
-        schedules=t.schedules,
-        states=t.states,
-        families=families(t.stacks),
-        attached=tuple(t.attached.items()),
+        schedules=t.diagnosis.schedules,
+        states=t.diagnosis.states,
+        families=families(t.diagnosis.stacks),
+        attached=tuple(t.diagnosis.attached.items()),
     )
 
 
 def _remark(t: TrialResult, result: RunResult) -> str:
-    """What the verdict means against what was expected; empty when it is simply as expected."""
+    """How the verdict compares with the expectation; empty where it is as expected."""
     if not t.expected:
         return ""
     if t.met:
@@ -138,7 +139,7 @@ def _remark(t: TrialResult, result: RunResult) -> str:
     if t.verdict == Verdict.CLEAN:
         return f"not reproduced: expected {t.expected}, but {_clean_numbers(t)}"
     if t.verdict in FAILURES and FAILURES.intersection(t.expected.split(" or ")):
-        return f"a different failure than the expected {t.expected}: not counted as it"
+        return f"a different failure than the expected {t.expected}, so it does not count"
     if t.role == Role.FIX and t.verdict in FAILURES and unfixed_clean(result.trials):
         return f"expected {t.expected}; this fix fails where the unfixed code is clean"
     return f"expected {t.expected}" if t.expected else ""
@@ -161,8 +162,7 @@ def _blame(t: TrialResult) -> tuple[str, ...]:
             label = "CULPRIT" if len(t.culprits) == 1 else "CULPRITS"
             pieces.append(f"{label}  {wording.ranks(t.culprits)}")
         else:
-            known = t.confidence != Confidence.LOW
-            pieces.append("no rank is at fault" if known else "no culprit is known")
+            pieces.append("no rank is named")
         if t.victims:
             pieces.append(f"VICTIMS  {wording.ranks(t.victims)}")
     pieces.append(f"confidence {t.confidence}")
@@ -208,14 +208,14 @@ def _gradients(t: TrialResult) -> str:
     text += " against the single-process fp32 reference"
     if t.gradient_error is not None:
         text += f"; largest error {wording.error_size(t.gradient_error)}"
-        text += f" in {t.worst_parameter}" if t.worst_parameter else ""
+        text += f" in {t.diagnosis.worst_parameter}" if t.diagnosis.worst_parameter else ""
     return text
 
 
 def _stacks(t: TrialResult) -> tuple[StackGroup, ...]:
     same: dict[tuple[str, ...], list[int]] = {}
-    for rank, frames in t.stacks.items():
-        same.setdefault(tuple(frames), []).append(int(rank))
+    for rank, frames in t.diagnosis.stacks.items():
+        same.setdefault(frames, []).append(rank)
     return tuple(
         StackGroup(wording.ranks(members), frames)
         for frames, members in sorted(same.items(), key=lambda item: min(item[1]))

@@ -12,8 +12,7 @@ from moediag.report import bars, tables
 from moediag.report.finding import broken
 from moediag.report.page import page_of
 from moediag.report.terminal import MOST_FRAMES, judgement_style, verdict_style
-from moediag.result import wording
-from moediag.result.run_result import RankState, RunResult
+from moediag.result import RankState, RunResult, wording
 
 CELL = 26  # pixels of one rank's square, gap included
 PER_ROW = 16

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult
 
 
 def render(result: RunResult) -> str:

@@ -14,9 +14,7 @@ from moediag.report.finding import finding_of
 from moediag.report.tables import lines
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
-from moediag.result import wording
-from moediag.result.run_result import RunResult, TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import RunResult, TrialResult, Verdict, wording
 
 WIDTH = 100  # of the texts, in characters
 # Characters that XML 1.0 cannot hold, even escaped; ranks' output is full of them.

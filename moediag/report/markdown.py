@@ -17,8 +17,7 @@ from moediag.report.finding import Finding, broken
 from moediag.report.page import Page, page_of
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
-from moediag.result import wording
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult, wording
 
 LIMIT = 65_000  # characters; below the 65,536 of an issue body
 MOST_OPEN = 16  # rows; a longer table of the run is folded
@@ -73,7 +72,9 @@ def _summary(page: Page, result: RunResult) -> str:
         lines += ["", "| fix | judgement | step time [quartiles] | |", "|---|---|---|---|"]
         for row in page.fixes:
             mark = "**cheapest correct**" if row.cheapest else ""
-            remark = "; ".join(wording.inline(text) for text in (row.remark, *row.notes) if text)
+            remark = "; ".join(
+                wording.inline(text) for text in (row.remark, row.described, *row.notes) if text
+            )
             judgement = f"{row.judgement} ({row.verdict})"
             fix = (wording.inline(row.variant), wording.inline(judgement), row.cost)
             lines.append(f"| {' | '.join(fix)} | {' '.join(filter(None, (mark, remark)))} |")

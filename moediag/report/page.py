@@ -1,4 +1,4 @@
-"""What a person is told about a run: pure data, computed once, laid out by every text view.
+"""The page of a run: pure data, computed once, laid out by every text view.
 
 ``page_of`` decides what is worth a full finding (an unfixed failure, a broken expectation, a
 fix that fails where the unfixed code is clean) and what is worth one row. Tables are always shown.
@@ -10,35 +10,54 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moediag.errors import ExitCode
-from moediag.report.finding import FAILURES, Finding, broken, finding_of, unfixed_clean
-from moediag.result import wording
-from moediag.result.run_result import FixJudgement, RunResult, Table, TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.report.finding import Finding, broken, finding_of, unfixed_clean
+from moediag.result import (
+    FAILURES,
+    FixJudgement,
+    Role,
+    RunResult,
+    Table,
+    TrialResult,
+    Verdict,
+    wording,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FixRow:
-    """``judgement``: correct, wrong, no effect, makes it worse, not applicable or unknown;
-    ``remark`` may be empty."""
+    """One fix in the table of fixes."""
 
     variant: str
     judgement: str
+    """correct, wrong, no effect, makes it worse, not applicable or unknown."""
     verdict: str
     cost: str
     cheapest: bool
     remark: str
+    """May be empty."""
     notes: tuple[str, ...]
-    ratio: float | None = None  # of its step time to that of the unfixed step
+    ratio: float | None = None
+    """Its step time divided by that of the unfixed step."""
+    what: str = ""
+    """What the fix does."""
+    source: str = ""
+    """Who proposed it."""
+
+    @property
+    def described(self) -> str:
+        """``run every expert in index order (NovaSky-AI/SkyRL #1370)``."""
+        return f"{self.what} ({self.source})" if self.what and self.source else self.what
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """``judgement``: reproduced, not reproduced or not decided; ``what`` was found instead, or how
-    much of it."""
+    """One unfixed variant and whether it reproduces the failure."""
 
     variant: str
     judgement: str
+    """reproduced, not reproduced or not decided."""
     what: str
+    """What was found, and how much of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +69,33 @@ class ControlRow:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``tabled``: trials worth no finding that brought tables; ``tables``: of the whole run;
-    ``status``: met, broken or inconclusive, the three exit codes of a run."""
+    """All that a view shows of one run."""
 
     scenario: str
     started: str
     overrides: tuple[str, ...]
     findings: tuple[Finding, ...]
     tabled: tuple[Finding, ...]
+    """Trials that are no finding but have tables."""
     tables: tuple[Table, ...]
+    """Tables of the whole run."""
     claims: tuple[ClaimRow, ...]
     fixes: tuple[FixRow, ...]
     controls: tuple[ControlRow, ...]
     conclusion: tuple[str, ...]
     not_seen: tuple[str, ...]
     status: str
+    """met, broken or inconclusive: the three exit codes of a run."""
 
 
 def page_of(result: RunResult) -> Page:
-    """The page of one run. Repeats with the same outcome are told once, with their number."""
+    """The page of one run. Repeats with the same outcome appear once, with their number."""
     repeats = _repeats(result.trials)
     findings = tuple(finding_of(g, result) for g in repeats if _of_interest(g[0], result))
     others = (finding_of(g, result) for g in repeats if not _of_interest(g[0], result))
     seen = {text for finding in findings for text in finding.not_seen}
-    rest = dict.fromkeys(text for t in result.trials for text in t.not_seen if text not in seen)
+    unseen = (text for t in result.trials for text in t.diagnosis.not_seen)
+    rest = dict.fromkeys(text for text in unseen if text not in seen)
     return Page(
         scenario=result.scenario,
         started=result.started,
@@ -140,8 +162,8 @@ def _of_interest(t: TrialResult, result: RunResult) -> bool:
 
 
 def _claim_rows(result: RunResult) -> tuple[ClaimRow, ...]:
-    """Where there are several ways a failure is said to show, or one that did not: a single one
-    that did is told in full already."""
+    """The claims, where there are several or one did not reproduce: a single claim that did has
+    its finding already."""
     claims = result.conclusion.claims
     if len(claims) == 1 and claims[0].reproduced is not False:
         return ()
@@ -171,7 +193,7 @@ def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
 
 
 def _said_once(rows: Iterable[FixRow]) -> Iterator[FixRow]:
-    """What is true of many fixes stands at the first of them."""
+    """Notes that several fixes share appear at the first of them only."""
     said: set[str] = set()
     for row in rows:
         yield replace(row, notes=tuple(note for note in row.notes if note not in said))
@@ -220,6 +242,8 @@ def _fix_row(
         remark="; ".join(remarks),
         notes=tuple(dict.fromkeys(note for t in trials for note in t.notes)),
         ratio=measured,
+        what=first.what,
+        source=first.source,
     )
 
 
@@ -251,11 +275,23 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
         lines.append(f"clean in {wording.plural(len(result.trials), 'trial')}")
     if result.conclusion.cheapest_correct_fix and not failed:
         lines.append(f"cheapest correct fix: {result.conclusion.cheapest_correct_fix}")
+    elif untimed := _untimed(result):
+        fixes = "correct fix" if len(untimed) == 1 else "correct fixes"
+        lines.append(f"{fixes}, not timed: {', '.join(untimed)}")
     return tuple(lines)
 
 
+def _untimed(result: RunResult) -> list[str]:
+    """The correct fixes where no correct fix was timed."""
+    other = {t.variant for t in result.trials if t.other_batch}
+    correct = [f for f in result.conclusion.fixes if f.correct and f.variant not in other]
+    return (
+        [] if any(f.step_time_ratio is not None for f in correct) else [f.variant for f in correct]
+    )
+
+
 def _some_reproduced(result: RunResult) -> str:
-    """Some ways in which it was said to show did, others did not."""
+    """Whether some claims reproduced and others did not."""
     claims = result.conclusion.claims
     shown = sum(claim.reproduced is True for claim in claims)
     text = f"{shown} of {wording.plural(len(claims), 'claim')} reproduced"

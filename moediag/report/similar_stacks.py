@@ -1,4 +1,4 @@
-"""Ranks' stacks by similarity: what is common once, and in which frames the others differ.
+"""Stacks of ranks by similarity: common frames once, and the frames in which others differ.
 
 Pure. Ranks that wait in the same place by another way (another line of the same function, one frame
 more) are told together; what is left are the few stacks that are really different.
@@ -37,12 +37,12 @@ class Family:
         return tuple(sorted(rank for variant in self.variants for rank in variant.ranks))
 
 
-def families(stacks: Mapping[str, Sequence[str]]) -> tuple[Family, ...]:
-    """``stacks``: rank (as text) -> frames, innermost first. The smallest family first: whoever
-    differs from the others is what one looks for."""
+def families(stacks: Mapping[int, Sequence[str]]) -> tuple[Family, ...]:
+    """``stacks``: rank -> frames, innermost first. The smallest family comes
+    first, because the rank that differs is the one to look at."""
     exact: dict[Frames, list[int]] = {}
     for rank, frames in stacks.items():
-        exact.setdefault(tuple(frames), []).append(int(rank))
+        exact.setdefault(tuple(frames), []).append(rank)
     groups = sorted(exact.items(), key=lambda item: (-len(item[1]), min(item[1])))
     found: list[list[tuple[Frames, list[int]]]] = []
     for number, (frames, ranks) in enumerate(groups):

@@ -1,5 +1,5 @@
-"""Text to stdout, for commands that need no console. A reader that goes away (`| head -1`) ends
-the output, not the command: its exit code stays the truth."""
+"""Text to stdout, for commands that need no console. A reader that closes the pipe (`| head -1`)
+ends the output, not the command: its exit code stays correct."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def line(text: str = "") -> None:
 
 
 def nowhere() -> None:
-    """From now on stdout goes nowhere."""
+    """Discards everything that is written to stdout from now on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""How a :class:`Table` is written: one way for each cell, and the table as text or as markdown.
+"""The format of a :class:`Table`: of each cell, and of the table as text or markdown.
 
 Pure. Numbers stand at the right of their column, words at the left.
 """
@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moediag.report.text_layout import Line, indented, labelled, wrap
-from moediag.result import wording
-from moediag.result.run_result import Cell, Table, TrialResult
+from moediag.result import Cell, Table, TrialResult, wording
 
 MOST_ROWS = 64  # in text; the HTML page and result.json hold all
 DIGITS = 7  # significant ones: what fp32 carries, so equal losses look equal and others do not

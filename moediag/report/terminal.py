@@ -1,4 +1,4 @@
-"""The page in a terminal: who diverged, where, why, which fix is right and what it costs.
+"""The page in a terminal: who diverged, where, why, which fix is correct and what it costs.
 
 ``lines`` lays a :class:`Page` out for a width, ``render`` alone prints.
 """
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from moediag.report import tables
-from moediag.report.finding import FAILURES, Finding, Side, StackGroup
+from moediag.report.finding import Finding, Side, StackGroup
 from moediag.report.page import ClaimRow, ControlRow, FixRow, Page, page_of
 from moediag.report.text_layout import (
     Line,
@@ -24,8 +24,7 @@ from moediag.report.text_layout import (
     plain,
     wrap,
 )
-from moediag.result.run_result import RunResult, Table
-from moediag.result.verdicts import Effect, Verdict
+from moediag.result import FAILURES, Effect, RunResult, Table, Verdict
 
 STYLES = {
     "label": "bold",
@@ -47,7 +46,7 @@ def render(result: RunResult, console: Console, run_folder: Path | None = None) 
 
 
 def show(line: Line, console: Console) -> None:
-    """Prints one line in its styles, as it is: nothing wrapped, nothing cut, no markup read."""
+    """Prints one line in its styles, unchanged: not wrapped, not cut, without markup."""
     text = Text.assemble(*((piece, STYLES[style]) for piece, style in line))
     text.rstrip()
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
@@ -223,7 +222,7 @@ def _fixes(rows: Sequence[FixRow], width: int) -> Iterator[Line]:
             below = "; ".join(filter(None, (marker, below)))
         if below:
             yield from indented(below, width, 14)
-        for note in row.notes:
+        for note in filter(None, (row.what, *row.notes)):
             yield from indented(note, width, 14, "faint")
     if any(row.cost for row in rows):
         text = "x: step time relative to the healthy unfixed step [quartiles of the rounds]"

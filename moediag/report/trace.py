@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moediag.evidence.model import Collective, Evidence, RankEvidence
-from moediag.result.run_result import FirstDivergence, TrialResult
+from moediag.result import FirstDivergence, TrialResult
 
 Event = dict[str, Any]
 
@@ -24,20 +24,21 @@ MARK = "first divergence"
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One trial's evidence, and of its diagnosis what a trace shows. ``calls``: rank -> index of
-    its diverging call, None where it made none; without it (an older result) the divergence's
-    position on its group has to tell."""
+    """The evidence of one trial, and what a trace shows of its diagnosis."""
 
     evidence: Evidence
     divergence: FirstDivergence | None = None
     calls: Mapping[str, int | None] | None = None
+    """Rank -> index of its diverging call, None where it made none. Older results have no calls;
+    then the divergence's position on its group is used."""
     culprits: Sequence[int] = ()
     victims: Sequence[int] = ()
 
 
 def traced(evidence: Evidence, trial: TrialResult) -> Traced:
-    calls = trial.schedules.calls if trial.schedules is not None else None
-    return Traced(evidence, trial.first_divergence, calls, trial.culprits, trial.victims)
+    found = trial.diagnosis
+    calls = found.schedules.calls if found.schedules is not None else None
+    return Traced(evidence, found.first_divergence, calls, found.culprits, found.victims)
 
 
 def render(trials: Mapping[str, Traced]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,7 @@ from rich.console import Console
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.report import stdout
-from moediag.report.progress import Lines, Live, Observer
-from moediag.result.run_result import RESULT_FILE, RunResult, read_result
+from moediag.result import RESULT_FILE, RunResult, read_result
 
 if TYPE_CHECKING:
     from moediag.report.trace import Traced
@@ -25,7 +24,7 @@ PIPE_WIDTH = 100  # a log has no width of its own
 
 class _Stdout(Console):
     def on_broken_pipe(self) -> None:
-        """The reader went away: go on, so that the exit code stays the truth."""
+        """The reader closed the pipe: continue, so that the exit code stays correct."""
         self.quiet = True
         stdout.nowhere()
 
@@ -36,15 +35,11 @@ def output(no_color: bool = False) -> Console:
     return _Stdout(width=width, no_color=no_color or None, highlight=False, emoji=False)
 
 
-@contextlib.contextmanager
-def progress(no_color: bool = False) -> Iterator[Observer]:
-    """Live on stderr when a person watches it, lines otherwise."""
+def watched_stderr(no_color: bool = False) -> Console | None:
+    """The console of stderr where a person watches it; None in pipes, logs and CI."""
     console = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
-    if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI"):
-        with Live(console) as live:
-            yield live
-    else:
-        yield Lines(lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+    watched = console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
+    return console if watched else None
 
 
 def load(path: Path) -> tuple[RunResult, Path]:
@@ -77,7 +72,7 @@ def write(
     where one cannot be."""
     written = []
     if sum(str(target) == "-" for target in wanted.values()) > 1:
-        raise UsageError("stdout holds one format", "Give files for the others.")
+        raise UsageError("stdout can hold only one format", "Give files for the others.")
     for kind, target in wanted.items():
         given = (made or {}).get(kind)
         text = given if given is not None else _render(kind, results, traced)
@@ -118,7 +113,7 @@ def _render(
 
 
 def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
-    """The evidence that lies beside results, by trial. Raises EvidenceError where none is left."""
+    """The evidence beside the results, by trial. Raises EvidenceError where there is none."""
     from moediag.evidence.trial_folder import read_trial
     from moediag.report.trace import traced
 
@@ -139,7 +134,7 @@ def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
 
 
 def short(folder: Path) -> Path:
-    """The folder as a person would type it: relative where it lies below the current one."""
+    """The folder as a user would type it: relative where it is below the current one."""
     with contextlib.suppress(ValueError):
         return folder.resolve().relative_to(Path.cwd())
     return folder

@@ -1,5 +1,7 @@
-"""A watched job while it runs: who is how far, how fast, and what it holds. In a terminal a live
-table below the job's own output, elsewhere one line every so often on stderr.
+"""The display of a watched job while it runs: step, speed and memory of each rank.
+
+In a terminal it is a live table below the job's own output, elsewhere one line now and then on
+stderr.
 """
 
 from __future__ import annotations
@@ -15,15 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moediag.report.finding import FAILURES
-from moediag.result import wording
+from moediag.result import FAILURES, wording
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from moediag.launch.settings import Progress
-    from moediag.result.run_result import RunResult
+    from moediag.result import RunResult
 
 _SPAN = 30.0  # seconds over which speed is measured
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -248,11 +249,10 @@ def balance_of(progress: Progress) -> str:
 def view(no_color: bool, every: float, to_stderr: bool) -> Iterator[View]:
     """Live in a terminal, lines elsewhere. ``to_stderr``: stdout is for data, so the job's own goes
     to stderr."""
-    from rich.console import Console
+    from moediag.report.views import watched_stderr
 
-    console = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
-    plain = os.environ.get("CI") or to_stderr or console.is_dumb_terminal
-    if console.is_terminal and sys.stdout.isatty() and not plain:
+    console = watched_stderr(no_color)
+    if console is not None and sys.stdout.isatty() and not to_stderr:
         with LiveView(every, console) as live:
             yield live
         return

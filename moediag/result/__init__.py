@@ -1,0 +1,48 @@
+"""The result object that every view renders, and the words of a result."""
+
+from moediag.result.diagnosis import (
+    Diagnosis,
+    FirstDivergence,
+    Lane,
+    LaneCell,
+    RankSide,
+    RankState,
+    SideBySide,
+)
+from moediag.result.result_file import read_result
+from moediag.result.run_result import (
+    RESULT_FILE,
+    ClaimJudgement,
+    Conclusion,
+    FixJudgement,
+    RunResult,
+    Seconds,
+    TrialResult,
+)
+from moediag.result.table import Cell, Table
+from moediag.result.verdicts import FAILURES, Confidence, Effect, Role, Verdict
+
+__all__ = [
+    "FAILURES",
+    "RESULT_FILE",
+    "Cell",
+    "ClaimJudgement",
+    "Conclusion",
+    "Confidence",
+    "Diagnosis",
+    "Effect",
+    "FirstDivergence",
+    "FixJudgement",
+    "Lane",
+    "LaneCell",
+    "RankSide",
+    "RankState",
+    "Role",
+    "RunResult",
+    "Seconds",
+    "SideBySide",
+    "Table",
+    "TrialResult",
+    "Verdict",
+    "read_result",
+]

@@ -1,23 +1,85 @@
-"""What the diagnosis of one trial says."""
+"""The diagnosis of one trial: verdict, culprits, cause, and the facts behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moediag.result.run_result import FirstDivergence, RankState, SideBySide, Table
+from moediag.result.table import Table
 from moediag.result.verdicts import Confidence, Verdict
 
 
 @dataclass(frozen=True, slots=True)
+class RankSide:
+    """One rank's side of the first divergence."""
+
+    op: str
+    numel: int
+    """Elements on the wire."""
+    dtype: str
+    parameters_missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDivergence:
+    """Where the schedules of one group first differ."""
+
+    index: int
+    """Position in the group's schedule, counted from 0."""
+    axis: str
+    phase: str
+    module: str
+    ranks: Mapping[str, RankSide]
+    """Keyed by the rank's number as a string."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCell:
+    """One call of a lane."""
+
+    text: str
+    state: str
+    """done | open (not known to have completed) | none (no call was made) | unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Ranks whose calls around the divergence are the same."""
+
+    ranks: tuple[int, ...]
+    cells: tuple[LaneCell, ...]
+    """One for each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """The schedules around the first divergence."""
+
+    title: str
+    rows: tuple[str, ...]
+    at: int
+    """The row where ranks diverge."""
+    lanes: tuple[Lane, ...]
+    left_out: int = 0
+    """How many ranks are in lanes that are not shown."""
+    calls: Mapping[str, int | None] = field(default_factory=dict)
+    """Each rank's call there, by its index in the rank's own log; null where it made none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Ranks in the same state at the end."""
+
+    kind: str
+    """failed | waiting | elsewhere | finished | ended | unseen."""
+    text: str
+    """The same in words."""
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """``gradient_error``: largest |gradient - reference| of all ranks, parameters and compared
-    steps, None when nothing was compared; ``wrong_parameters``: of the first step in which any is
-    wrong; ``parameters_compared``: distinct parameters. ``stacks``: rank -> frames of the thread
-    that counts, innermost first. ``notes``: facts a reader of the result must know;
-    ``tables``: the numbers behind them, side by side. ``schedules``: around the first divergence;
-    ``states``: how ranks stood at the end. ``attached``: what other programs said, by title;
-    ``nccl``: the version that the ranks ran on, "" without."""
+    """What the evidence of one trial shows."""
 
     verdict: Verdict
     signature: str
@@ -25,17 +87,26 @@ class Diagnosis:
     culprits: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     cause: str = ""
+    not_seen: tuple[str, ...] = ()
     first_divergence: FirstDivergence | None = None
     gradient_error: float | None = None
+    """Largest |gradient - reference| over all ranks, parameters and compared steps; None when
+    nothing was compared."""
     worst_parameter: str | None = None
-    wrong_parameters: tuple[str, ...] = ()
-    parameters_compared: int = 0
-    not_seen: tuple[str, ...] = ()
+    """The parameter with that error."""
     stacks: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Rank -> frames of the thread that counts, innermost first."""
+    wrong_parameters: tuple[str, ...] = ()
+    """Wrong parameters of the first step that has any."""
+    parameters_compared: int = 0
+    """Number of distinct parameters."""
     notes: tuple[str, ...] = ()
-    backend: str = ""
+    """Facts that a reader of the result must know."""
     tables: tuple[Table, ...] = ()
+    """The numbers behind the verdict, side by side."""
     schedules: SideBySide | None = None
+    """The schedules around the first divergence."""
     states: tuple[RankState, ...] = ()
+    """The state of each rank of the world at the end."""
     attached: Mapping[str, str] = field(default_factory=dict)
-    nccl: str = ""
+    """What other programs reported about the machine, by title."""

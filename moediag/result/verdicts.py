@@ -15,6 +15,8 @@ else:  # pragma: no cover - Python 3.10
 
 
 class Verdict(StrEnum):
+    """What happened; docs/verdicts.md explains each."""
+
     CLEAN = "clean"
     HANG = "hang"
     COLLECTIVE_MISMATCH = "collective-mismatch"
@@ -29,7 +31,14 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
+FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
+# Words of the signature of wrong weights that an optimizer's update left.
+OF_UPDATE = WEIGHTS, RATE, UPDATES = "weights after the step", "learning rate", "updates"
+
+
 class Role(StrEnum):
+    """What a variant is for."""
+
     UNFIXED = "unfixed"
     FIX = "fix"
     CONTROL = "control"
@@ -45,6 +54,8 @@ class Effect(StrEnum):
 
 
 class Confidence(StrEnum):
+    """How sure a verdict is; docs/verdicts.md explains each."""
+
     HIGH = "high"
     MEDIUM = "medium"
     LOW = "low"

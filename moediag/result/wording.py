@@ -21,6 +21,13 @@ def compact(names: Iterable[str]) -> list[str]:
     return [".".join(row) for row in rows]
 
 
+def listed(names: Iterable[str], few: int = 3) -> str:
+    """The first ``few`` patterns of ``names``, and how many more there are."""
+    patterns = compact(names)
+    more = len(patterns) - few
+    return ", ".join(patterns[:few]) + (f" and {more} more" if more > 0 else "")
+
+
 def _merge(rows: Sequence[tuple[str, ...]], position: int) -> list[tuple[str, ...]]:
     """Joins rows that are equal everywhere but at ``position``."""
     together: dict[tuple[tuple[str, ...], tuple[str, ...] | None], list[str]] = {}

@@ -1,4 +1,4 @@
-"""The scenarios that ship with moediag, and those of a user, by path."""
+"""Finds scenarios: shipped ones by name, a user's own by path."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of ``moediag list``. ``expected``: the verdicts of the unfixed variant."""
+    """A line of ``moediag list``."""
 
     name: str
     title: str
-    expected: str
+    expected: str  # verdicts of the unfixed variant
     variants: int
 
 
 def folder() -> Path:
-    """Where the shipped scenarios are: inside the package when installed from a wheel, beside it in
-    a checkout. A real folder, because moediag never runs from a zip file."""
+    """Returns the folder of the shipped scenarios: inside the package if installed from a wheel,
+    beside it in a checkout. moediag never runs from a zip file, so it is a real folder."""
     package = Path(str(importlib.resources.files("moediag")))
     installed = package / "scenarios"
     return installed if installed.is_dir() else package.parent / "scenarios"
@@ -35,7 +35,7 @@ def names() -> list[str]:
 
 
 def find(name_or_path: str) -> Path:
-    """The file of a scenario of the catalogue, or the user's own. A word with a suffix or a slash
+    """Returns the file of a shipped scenario, or of the user's own. A word with a suffix or a slash
     is a path. Raises ScenarioError with the nearest names."""
     if name_or_path in names():
         return folder() / f"{name_or_path}.yaml"
@@ -46,7 +46,7 @@ def find(name_or_path: str) -> Path:
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise ScenarioError(
             f"no scenario is called {name_or_path!r}{hint}",
-            "`moediag list` names them all; a file of your own is given by its path.",
+            "`moediag list` lists them. Name your own file by its path.",
         )
     try:
         exists = path.exists()
@@ -54,13 +54,13 @@ def find(name_or_path: str) -> Path:
         exists = False
     if not exists:
         raise ScenarioError(
-            f"{name_or_path}: no such file", "`moediag list` names the scenarios that are shipped."
+            f"{name_or_path}: no such file", "`moediag list` lists the shipped scenarios."
         )
     return path
 
 
 def entries() -> list[Entry]:
-    """Every scenario of the catalogue, for ``moediag list``."""
+    """Returns every shipped scenario, for ``moediag list``."""
     from moediag.scenario.load import load
 
     found = [load(find(name)) for name in names()]

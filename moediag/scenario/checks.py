@@ -1,38 +1,30 @@
-"""Rules that span several fields: what is well-formed and still cannot be."""
+"""Rules about several fields that the schema cannot express."""
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Iterator
 
+from moediag.axes import AXES
 from moediag.errors import LayoutError
 from moediag.protocol import PROGRAMS, program_options
 from moediag.scenario.explain import Problem
+from moediag.scenario.fixes import known_fixes
 from moediag.scenario.schema import MERGED_SECTIONS, Scenario, Variant
 from moediag.scenario.sections import ModelSection, ProgramSection, StarveSection
 from moediag.scenario.source import KeyPath, nearest
 
-# Folders of the run directory and its own trial of costs.
+# Names that the run directory uses itself.
 _TAKEN = ("cost",)
 _TAKEN_PREFIXES = ("stack-", "reference-")
-# With these wrappers the experts of an ep axis are from_pretrained's part.
+# With these wrappers from_pretrained divides the model over the axes that it supports.
 _LOADED_SHARDED = ("fsdp2", "transformers", "accelerate")
 _SHARD_THEMSELVES = ("fsdp2", "fsdp1", "ddp", "zero2", "zero3", "accelerate")
 # Wrappers whose training a resume section can save and load.
 _SAVED = ("fsdp2", "fsdp1", "ddp", "transformers", "accelerate")
 
 
-def known_fixes() -> tuple[str, ...]:
-    """The fixes that exist, in kebab-case: the files of moediag/worker/fixes, not imported,
-    because they import torch."""
-    folder = importlib.resources.files("moediag") / "worker" / "fixes"
-    files = (entry.name for entry in folder.iterdir())
-    names = (f[:-3] for f in files if f.endswith(".py") and not f.startswith("_"))
-    return tuple(sorted(name.replace("_", "-") for name in names))
-
-
 def check(scenario: Scenario) -> Iterator[Problem]:
-    """Everything that is wrong with ``scenario`` as a whole, in the order of the file."""
+    """Yields every mistake in ``scenario``, in the order of the file."""
     yield from _world(scenario)
     yield from _layout(scenario, ("layout",))
     if scenario.cost is not None:
@@ -74,15 +66,15 @@ def _layout(scenario: Scenario, at: KeyPath) -> Iterator[Problem]:
 
 
 def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
-    """Model and skew against each other, reported where ``owner`` (the scenario, or a variant laid
-    over it) sets them. A variant that changes neither repeats nothing."""
+    """Checks model and skew against each other. Reports a problem at ``owner`` (the scenario or a
+    variant) if it sets one of them; a variant that changes neither gets no problem."""
     if owner.model is not None:
         yield from _model(merged.model, (*at, "model"))
     yield from _resume(merged, owner, at)
     if owner.program is not None and merged.program is not None:
         yield from _program(merged.program, owner.program, (*at, "program"))
     if owner.skew is not None and merged.skew.routing is not None and merged.skew.starve:
-        message = "routing says already which experts get no token: set starve to []"
+        message = "routing already fixes which experts get no token: set starve to []"
         involved = tuple((*w, "skew", f) for w in ((), at) for f in ("starve", "routing"))
         yield Problem((*at, "skew"), message, involved=involved)
     own_starve = owner.skew is not None and "starve" in owner.skew.model_fields_set
@@ -91,7 +83,7 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
             yield from _starve(starve, merged, (*at, "skew", "starve", index), at)
         yield from _too_many(merged, (*at, "skew", "starve"), at)
     elif owner.model is not None:
-        # The scenario's own starvation on the variant's other model.
+        # The scenario's starvation with the variant's model.
         for index, starve in enumerate(merged.skew.starve):
             for problem in _bounds(starve, merged, ("skew", "starve", index), at):
                 message = f"skew.starve[{index}].{problem.path[-1]}: {problem.message}"
@@ -100,31 +92,32 @@ def _content(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterat
 
 
 def _sharding(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
-    """Who divides what, reported where ``owner`` sets one of the fields that contradict."""
+    """Checks for contradictions in sharding, reported where ``owner`` sets one of the fields."""
     if merged.program is not None:  # it wraps its model itself
         return
     kind = merged.wrapper.kind
     if owner.wrapper is not None and merged.wrapper.native_fsdp and kind in _SHARD_THEMSELVES:
-        message = f"from_pretrained would shard and {kind} again: it goes with kind transformers"
+        message = f"from_pretrained and {kind} would both shard: set wrapper.kind to transformers"
         involved: tuple[KeyPath, ...] = (("wrapper", "kind"), (*at, "wrapper", "kind"))
         yield Problem((*at, "wrapper", "native_fsdp"), message, involved=involved)
     if owner.wrapper is not None and merged.wrapper.param_dtype is not None and kind != "fsdp2":
-        message = f"is given to torch's fully_shard: it goes with kind fsdp2, not {kind}"
+        message = f"needs torch's fully_shard: set wrapper.kind to fsdp2, not {kind}"
         involved = (("wrapper", "kind"), (*at, "wrapper", "kind"))
         yield Problem((*at, "wrapper", "param_dtype"), message, involved=involved)
-    by_loading = merged.layout.get("ep", 1) != 1 and kind in _LOADED_SHARDED
-    if by_loading and merged.model.source == "config":
+    by_loading = [axis for axis in AXES if axis.by_loading and merged.layout.get(axis, 1) != 1]
+    if by_loading and kind in _LOADED_SHARDED and merged.model.source == "config":
         sections = ("layout", "model", "wrapper")
         own = [s for s in sections if s in owner.model_fields_set] if at else ["layout"]
         if own:
-            message = "from_pretrained divides the experts of an ep axis: set model.source to "
-            message += "checkpoint"
-            involved = (("model", "source"), ("wrapper", "kind"), ("layout", "ep"))
+            what = "the experts" if by_loading[0].experts_only else "the model"
+            message = f"from_pretrained divides {what} over the axis {by_loading[0]}: set "
+            message += "model.source to checkpoint"
+            involved = (("model", "source"), ("wrapper", "kind"), ("layout", str(by_loading[0])))
             yield Problem((*at, own[0]), message, involved=involved)
 
 
 def _program(merged: ProgramSection, own: ProgramSection, at: KeyPath) -> Iterator[Problem]:
-    """``own``: as written; ``merged``: with the scenario's name and options under it."""
+    """Checks a program: ``own`` as written, ``merged`` with the scenario's name and options."""
     known = PROGRAMS.get(merged.name)
     if known is None:
         message = f'no program is called "{merged.name}"{nearest(merged.name, PROGRAMS)}'
@@ -142,7 +135,7 @@ def _program(merged: ProgramSection, own: ProgramSection, at: KeyPath) -> Iterat
 
 
 def _resume(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterator[Problem]:
-    """Reported at the section of ``owner`` that does not fit the others."""
+    """Checks resume, reported at the section of ``owner`` that contradicts the others."""
     resume, steps, kind = merged.resume, merged.step.steps, merged.wrapper.kind
     if resume is None:
         return
@@ -153,13 +146,13 @@ def _resume(merged: Scenario, owner: Scenario | Variant, at: KeyPath) -> Iterato
     )
     if (owner.resume or owner.step) and resume.after >= steps:
         path = ("resume", "after") if owner.resume else ("step", "steps")
-        message = f"saving after {resume.after} of {steps} steps leaves none to compare"
+        message = f"saving after {resume.after} of {steps} steps leaves no step to compare"
         yield Problem((*at, *path), message, involved=involved)
     message = ""
     if kind not in _SAVED:
-        message = f"wrapper.kind {kind} saves in its own way; resume knows {', '.join(_SAVED)}"
+        message = f"wrapper.kind {kind} cannot be saved by resume; it supports {', '.join(_SAVED)}"
     elif resume.through == "accelerate" and kind != "accelerate":
-        message = f"resume.through is accelerate, and wrapper.kind {kind} has no save_state"
+        message = f"accelerate needs wrapper.kind accelerate: {kind} has no save_state"
     if message and (owner.resume or owner.wrapper):
         path = ("resume", "through") if owner.resume else ("wrapper", "kind")
         yield Problem((*at, *path), message, involved=involved)
@@ -173,7 +166,7 @@ def _model(model: ModelSection, at: KeyPath) -> Iterator[Problem]:
         message = f"{model.heads} is not a multiple of kv_heads, {model.kv_heads}"
         yield Problem((*at, "heads"), message, involved=((*at, "kv_heads"),))
     if model.pretrain and model.source != "checkpoint":
-        message = "only a checkpoint is pretrained: add `source: checkpoint`"
+        message = "only a checkpoint can be pretrained: add `source: checkpoint`"
         yield Problem((*at, "pretrain"), message, involved=((*at, "source"),))
 
 
@@ -184,7 +177,7 @@ def _starve(
     if starve.every is not None and starve.rank is None:
         yield Problem((*path, "every"), "repeats a rank, but no rank is given")
     elif starve.every is not None and starve.rank is not None and starve.rank >= starve.every:
-        message = f"{starve.rank} does not lie below every, {starve.every}"
+        message = f"{starve.rank} is not below every, {starve.every}"
         yield Problem((*path, "rank"), message, involved=((*path, "every"),))
 
 
@@ -208,7 +201,7 @@ def _bounds(
 
 
 def _too_many(merged: Scenario, path: KeyPath, owner: KeyPath) -> Iterator[Problem]:
-    """Every token needs top_k experts that are not starved."""
+    """Checks that every token has top_k experts that are not starved."""
     model = merged.model
     for starve in merged.skew.starve:
         alike = {
@@ -229,15 +222,9 @@ def _too_many(merged: Scenario, path: KeyPath, owner: KeyPath) -> Iterator[Probl
 
 def _roles(scenario: Scenario) -> Iterator[Problem]:
     unfixed = [name for name, v in scenario.variants.items() if v.role == "unfixed"]
-    if scenario.measures:
-        for name, variant in scenario.variants.items():
-            if variant.role != "control":
-                message = "a scenario with load_cost only measures: each variant is a control"
-                yield Problem(("variants", name, "role"), message, involved=(("load_cost",),))
-        return
     for name, variant in scenario.variants.items():
         if variant.repairs is not None and variant.role != "fix":
-            message = f"a variant with role {variant.role} repairs nothing"
+            message = f"a variant with role {variant.role} cannot have repairs"
             yield Problem(("variants", name, "repairs"), message)
         elif variant.repairs is not None and variant.repairs not in unfixed:
             message = f'no unfixed variant is called "{variant.repairs}"'
@@ -249,11 +236,11 @@ def _roles(scenario: Scenario) -> Iterator[Problem]:
 
 def _variant(name: str, variant: Variant, at: KeyPath) -> Iterator[Problem]:
     if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
-        yield Problem(at, "this name is taken by the run directory", of_key=True)
+        yield Problem(at, "the run directory uses this name itself", of_key=True)
     if variant.fix is not None:
         yield from _fix(variant.fix, (*at, "fix"))
         if variant.role != "fix":
-            yield Problem((*at, "fix"), f"a variant with role {variant.role} has no fix")
+            yield Problem((*at, "fix"), f"a variant with role {variant.role} cannot have a fix")
     changes = variant.fix or variant.stack or variant.layout
     if variant.role == "fix" and not changes and not any(_sections(variant)):
         yield Problem(at, "a fix must change something: give fix, stack or a section", of_key=True)
@@ -277,11 +264,14 @@ def _expectation(variant: Variant, at: KeyPath) -> Iterator[Problem]:
     clean = ["clean" in expect.verdicts(backend) for backend in backends]
     if variant.role != "fix":
         if expect.judgement is not None:
-            yield Problem((*at, "judgement"), f"only a fix is judged, not a {variant.role} variant")
+            yield Problem(
+                (*at, "judgement"),
+                f"only a fix can have a judgement, not a variant with role {variant.role}",
+            )
         if variant.role == "control" and not all(clean):
-            yield Problem((*at, "verdict"), "a control expects clean; this shows nothing otherwise")
+            yield Problem((*at, "verdict"), "a control must expect clean")
     elif expect.judgement == "wrong" and all(clean):
-        yield Problem((*at, "judgement"), "a fix that is wrong does not end clean")
+        yield Problem((*at, "judgement"), "a wrong fix cannot expect clean")
     elif expect.judgement != "wrong" and not any(clean):
-        message = "a fix that does not end clean is a wrong one: add `judgement: wrong`"
+        message = "a fix that does not expect clean is wrong: add `judgement: wrong`"
         yield Problem((*at, "verdict"), message)

@@ -1,22 +1,22 @@
-"""GPU launches: which backend, and what NCCL and torch's watchdog are told. Pure."""
+"""Backend, launcher and environment variables of CPU and GPU launches. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SHARED = "shared-gpu"  # several ranks on one GPU: gloo, which takes CUDA tensors
-SHARED_NCCL = "shared-gpu-nccl"  # the same where NCCL allows it
-# NCCL from which ranks may share a GPU, when it is told so.
+SHARED = "shared-gpu"  # several ranks on one GPU: gloo, which accepts CUDA tensors
+SHARED_NCCL = "shared-gpu-nccl"  # the same with NCCL, if it allows that
+# First NCCL release in which ranks may share a GPU (NCCL_MULTI_RANK_GPU_ENABLE).
 NCCL_SHARES_FROM = (2, 30)
-FLIGHT_RECORDER = 20_000  # entries; torch keeps 2,000 by itself
+FLIGHT_RECORDER = 20_000  # entries; torch's default is 2,000
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``launcher``: the one of ``auto``."""
+    """A kind of device that ranks run on."""
 
     backend: str
-    launcher: str
+    launcher: str  # used for ``auto``
     shared: bool = False
 
 
@@ -29,7 +29,7 @@ DEVICES = {
 
 
 def options(device: str, ranks: int) -> list[str]:
-    """What to type for ``ranks`` on ``device``: ``--gpus 2 --share-gpu``."""
+    """Returns the options for ``ranks`` on ``device``: ``--gpus 2 --share-gpu``."""
     return ["--cpu" if device == "cpu" else "--gpus", str(ranks), *["--share-gpu"] * shares(device)]
 
 
@@ -39,11 +39,12 @@ def shares(device: str) -> bool:
 
 
 def environment(kind: Kind, timeout: float) -> dict[str, str]:
-    """Variables of a rank. ``timeout``: of the launch, in seconds.
+    """Returns the environment variables of a rank. ``timeout`` is the launch's, in seconds.
 
-    The Flight Recorder keeps enough and is dumped when a collective times out, desynchronised ranks
-    are told, an error ends the process instead of leaving it in a broken communicator. torch's own
-    watchdog comes last: whoever waits must still be there when evidence is taken."""
+    The Flight Recorder is large enough and is dumped when a collective times out; torch names
+    ranks that fell behind; an error ends the process instead of leaving it in a broken
+    communicator. torch's own watchdog fires last, so that the ranks still exist when evidence is
+    collected."""
     if kind.backend != "nccl":
         return {}
     longest = str(round(2 * timeout))

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in one sentence with the nearest valid name."""
+"""Turns pydantic's errors into one sentence each, with the nearest valid name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from moediag.scenario.source import KeyPath, dotted, nearest
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``path``: the field. ``of_key``: its name is wrong, not its value. ``involved``: other
-    fields that the rule reads; when one of them was set on the command line, so was the problem."""
+    """One mistake in a scenario."""
 
-    path: KeyPath
+    path: KeyPath  # the field
     message: str
-    of_key: bool = False
+    of_key: bool = False  # its name is wrong, not its value
+    # Other fields that the rule reads: an override of one of them may have caused the problem.
     involved: tuple[KeyPath, ...] = ()
     missing: bool = False
 
@@ -31,7 +31,7 @@ class Problem:
 
 
 def problems(errors: Sequence[ErrorDetails], data: dict[str, Any]) -> list[Problem]:
-    """One problem per field: alternatives of a union that all failed become one sentence."""
+    """Returns one problem per field; the failed alternatives of a union become one sentence."""
     by_place: dict[tuple[KeyPath, bool], list[ErrorDetails]] = {}
     for error in errors:
         path = _in_data(error["loc"], data, error["type"] == "missing")
@@ -44,7 +44,7 @@ def problems(errors: Sequence[ErrorDetails], data: dict[str, Any]) -> list[Probl
 
 
 def _in_data(loc: tuple[str | int, ...], data: Any, missing: bool) -> KeyPath:
-    """pydantic's location without the names of union branches that it mixes in."""
+    """Returns pydantic's location without the names of union branches in it."""
     path: list[str | int] = []
     for position, part in enumerate(loc):
         known = isinstance(data, dict) and part in data
@@ -70,7 +70,7 @@ def _sentence(path: KeyPath, errors: Sequence[ErrorDetails]) -> str:
     if kind == "too_short":
         return "must not be empty"
     if kind in ("model_type", "model_attributes_type", "dict_type") and first["input"] is None:
-        return "is empty; give it fields or leave it out"
+        return "is empty; give it fields or remove it"
     value = first["input"]
     wanted = list(dict.fromkeys(_requirement(error) for error in errors))
     text = f"must be {' or '.join(wanted)}, not {_shown(value)}"
@@ -125,7 +125,7 @@ def _pattern(pattern: str) -> str:
 
 
 def _choices(error: ErrorDetails) -> list[str]:
-    """What a literal accepts: pydantic says ``'a', 'b' or 'c'``."""
+    """Returns the values that a literal accepts, from pydantic's ``'a', 'b' or 'c'``."""
     expected = str((error.get("ctx") or {}).get("expected", ""))
     return re.findall(r"'([^']*)'", expected) or [expected]
 
@@ -142,7 +142,7 @@ def _shown(value: Any) -> str:
 
 
 def fields_at(path: KeyPath) -> list[str]:
-    """The names that the schema knows below ``path``; empty where any name may stand."""
+    """Returns the names that the schema allows below ``path``; empty if any name is allowed."""
     nodes = list(_objects(_schema()))
     for part in path:
         below = [child for node in nodes for child in _children(node, part)]
@@ -160,7 +160,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _objects(node: Any) -> Iterator[dict[str, Any]]:
-    """``node`` with references and alternatives followed."""
+    """Yields ``node`` with references and alternatives resolved."""
     if not isinstance(node, dict):
         return
     if "$ref" in node:

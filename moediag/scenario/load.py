@@ -1,4 +1,5 @@
-"""A scenario from its file: read, override, validate; every mistake is one located message."""
+"""Loads a scenario: reads the file, applies overrides, validates. A mistake gives one message with
+its position."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from moediag.scenario.source import KeyPath, Source, read
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario in ``path`` with ``overrides`` ("model.experts=16") laid over it.
+    """Returns the scenario in ``path`` with ``overrides`` ("model.experts=16") applied.
 
-    Raises ScenarioError: ``FILE:LINE:COLUMN: FIELD: what``, or ``--set TEXT: FIELD: what`` when an
-    override is to blame.
+    Raises ScenarioError: ``FILE:LINE:COLUMN: FIELD: what``, or ``--set TEXT: FIELD: what`` if an
+    override caused it.
     """
     source = read(Path(path))
     given = apply(source.data, overrides)
@@ -36,8 +37,9 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def _error(found: Sequence[Problem], source: Source, given: Mapping[KeyPath, str]) -> ScenarioError:
-    """The first problem: one that an override made, else the first in the file. What is missing
-    comes last: a misspelt field makes two problems, and the spelling is the one to mend."""
+    """Returns the first problem: one that an override caused, otherwise the first in the file.
+    Missing fields come last: a misspelt field makes two problems, and the spelling is the one to
+    fix."""
     for problem in sorted(found, key=lambda p: p.missing):
         override = _culprit(problem, source, given)
         if override is not None:
@@ -48,14 +50,14 @@ def _error(found: Sequence[Problem], source: Source, given: Mapping[KeyPath, str
 
 
 def _culprit(problem: Problem, source: Source, given: Mapping[KeyPath, str]) -> str | None:
-    """The override that set the field, something around it, or a field the rule reads. The last
-    one given wins, as it does when they are applied."""
+    """Returns the override that set the field, a part around it, or a field that the rule reads.
+    The last one wins, as it does when they are applied."""
     begun = problem.path[:-1] if problem.missing else problem.path
     in_file = not begun or begun in source.values or begun in source.keys
     for path, override in reversed(list(given.items())):
         if any(place[: len(path)] == path for place in (problem.path, *problem.involved)):
             return override
-        # A section that only the override began, e.g. modle.experts=16.
+        # A section that only the override created, e.g. modle.experts=16.
         if not in_file and path[: len(begun)] == begun:
             return override
     return None

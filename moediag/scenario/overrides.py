@@ -1,4 +1,4 @@
-"""``--set model.experts=16``: a field of the file, replaced before the file is validated."""
+"""``--set model.experts=16``: replaces a field of the file before the file is validated."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PATH = re.compile(rf"{_STEP}(?:\.{_STEP})*")
 
 
 def location(override: str) -> str:
-    """How messages name an override; the counterpart of FILE:LINE:COLUMN."""
+    """Returns how messages name an override, instead of FILE:LINE:COLUMN."""
     return f"--set {override}"
 
 
 def apply(data: dict[str, Any], overrides: Sequence[str]) -> Mapping[KeyPath, str]:
     """Sets each ``FIELD=VALUE`` (VALUE in YAML) in ``data``; returns which override set what.
 
-    Sections that do not exist yet are made; list entries may be replaced or one appended.
-    Raises ScenarioError when the text cannot be read or the path runs through a scalar; whether
-    the field exists and the value fits is the schema's business.
+    Creates missing sections; replaces list entries or appends one. Raises ScenarioError if the
+    text cannot be read or the path goes through a scalar. The schema checks whether the field
+    exists and the value is valid.
     """
     done: dict[KeyPath, str] = {}
     for override in overrides:
@@ -59,7 +59,7 @@ def _parse(override: str) -> tuple[KeyPath, Any]:
 
 
 def _check_variant(data: dict[str, Any], path: KeyPath, override: str) -> None:
-    """A misspelt variant would otherwise become a new one that lacks everything."""
+    """Raises ScenarioError for an unknown variant, which would otherwise be added, empty."""
     variants = data.get("variants")
     if len(path) < 2 or path[0] != "variants" or not isinstance(variants, dict):
         return
@@ -71,7 +71,7 @@ def _check_variant(data: dict[str, Any], path: KeyPath, override: str) -> None:
 
 
 def _seed(data: dict[str, Any], path: KeyPath) -> None:
-    """A variant inherits lists and mappings whole: changing a part of one starts from a copy."""
+    """Copies an inherited list or mapping into the variant before a part of it is changed."""
     if len(path) < 5 or path[0] != "variants":
         return
     section, field = path[2], path[3]
@@ -105,7 +105,7 @@ def _put(data: Any, path: KeyPath, value: Any, override: str) -> None:
         else:
             kind = "a list" if isinstance(part, int) else "a section"
             raise ScenarioError(
-                f"{location(override)}: {dotted(path[:depth]) or 'the scenario'}: is not {kind}"
+                f"{location(override)}: {dotted(path[:depth]) or 'the scenario'} is not {kind}"
             )
         if last:
             here[part] = value

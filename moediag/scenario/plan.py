@@ -1,6 +1,6 @@
-"""scenario x variant x stack x repeat -> trials: everything that a run will launch, decided once.
+"""Plans a run: scenario x variant x stack x repeat -> every trial that it will launch.
 
-Pure: nothing is started and nothing is looked up.
+Pure: starts nothing and looks nothing up.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moediag.axes.layout import AXES, WORLD
+from moediag.axes import AXES, WORLD, Layout
 from moediag.errors import LayoutError, ScenarioError, UsageError
 from moediag.protocol import (
-    CostSpec,
-    LoadCostSpec,
+    TRAINER_KINDS,
+    CostTask,
     ModelSpec,
-    ProgramSpec,
+    ProgramTask,
     RecorderSpec,
-    ResumeSpec,
+    ResumeTask,
     SkewSpec,
     Starve,
     StepSpec,
+    StepTask,
+    Task,
+    TrainerTask,
     Trial,
     WrapperSpec,
     program_options,
 )
 from moediag.scenario import devices
+from moediag.scenario.fixes import described
 from moediag.scenario.schema import Expectation, Scenario
-from moediag.scenario.sections import CostSection, ProgramSection, SkewSection, WrapperSection
+from moediag.scenario.sections import CostSection, SkewSection, WrapperSection
 from moediag.scenario.source import nearest
 
-COST = "cost"  # name, variant and purpose of the trial that times the fixes
-LOAD_COST = "load-cost"  # purpose of the trials of a scenario that times loading
-TIMED = (COST, LOAD_COST)
+COST = "cost"  # name and variant of the trial that times the fixes
 BACKENDS = {name: kind.backend for name, kind in devices.DEVICES.items()}
-# Fields of StepSpec that change how a step is done, not what is right.
+# Fields of StepSpec that change how a step is computed, not its correct result.
 _HOW = (
     "checkpointing", "accumulate_sync", "clipping", "foreach", "fused", "parameter_groups",
     "fill_uninitialized",
@@ -47,29 +49,28 @@ LAUNCHERS = {name: kind.launcher for name, kind in devices.DEVICES.items()}
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """``stack``: requested versions. ``expected``: None for the cost trial. ``repeat``: from 0.
-    ``reference_key``: trials with an equal one share a single-process reference run; None where
-    none is needed. ``requires``: Python packages without which it is not applicable. ``note``:
-    what a reader of the result must know about this variant. ``repairs``: of a fix, the unfixed
-    variant that it is meant for, "" for all of them."""
+    """A trial, with what the ranks need not know."""
 
     trial: Trial
-    stack: dict[str, str]
-    expected: Expectation | None = None
-    repeat: int = 0
+    stack: dict[str, str]  # requested versions
+    expected: Expectation | None = None  # None for the cost trial
+    repeat: int = 0  # from 0
+    # Trials with the same key share a single-process reference run; None: needs none.
     reference_key: str | None = None
-    requires: tuple[str, ...] = ()
-    note: str | None = None
-    repairs: str = ""
+    requires: tuple[str, ...] = ()  # Python packages without which it is not applicable
+    note: str | None = None  # what a reader of the result must know about this variant
+    repairs: str = ""  # for a fix: the unfixed variant that it should fix, "" for all
+    what: str = ""  # for a fix: what it does
+    source: str = ""  # for a fix: who proposed it
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``overrides``: every --set and --stack, as typed, for the result."""
+    """All trials of a run."""
 
     scenario: Scenario
     trials: tuple[PlannedTrial, ...]
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # every --set and --stack as typed, for the result
 
 
 def plan(
@@ -82,11 +83,11 @@ def plan(
     timeout: float | None = None,
     stack_overrides: Mapping[str, str] | None = None,
 ) -> Plan:
-    """All trials of a run, in order: the variants as the scenario lists them, each ``repeat``
-    times or as often as it asks for itself, then the timing of the fixes.
+    """Returns all trials of a run, in order: the variants as the scenario lists them, each
+    ``repeat`` times or as often as the variant says, then the timing of the fixes.
 
-    ``world_size`` None: the scenario's own. ``variants``: those to run, all when empty.
-    ``stack_overrides`` replace the scenario's versions; a variant that names a version of its own
+    ``world_size`` None means the scenario's default, empty ``variants`` all of them.
+    ``stack_overrides`` replace the scenario's versions; a variant with its own version
     (``upgrade``) keeps it. Raises UsageError, LayoutError, ScenarioError.
     """
     if device not in BACKENDS:
@@ -135,7 +136,7 @@ def _check_world(scenario: Scenario, ranks: int) -> None:
     if ranks < world.min or too_many or ranks % world.multiple_of:
         raise LayoutError(
             f"{scenario.name} runs on {world.min}{most or ' or more'} ranks{step}, not on {ranks}",
-            f"Give --cpu or --gpus such a number, e.g. {world.default}.",
+            f"Use another --cpu or --gpus, e.g. {world.default}.",
         )
 
 
@@ -150,19 +151,13 @@ class _Build:
     def step(self, name: str, repeat: int) -> PlannedTrial:
         variant, merged = self.scenario.variants[name], self.scenario.merged(name)
         self._check_ranks(name, merged)
-        # A dot cannot stand in a variant's name, so no other trial can have this one.
+        # No variant's name contains a dot, so no other trial can have this name.
         trial = self._trial(merged, name if repeat == 0 else f"{name}.{repeat + 1}", name)
-        resume = None if merged.resume is None else ResumeSpec(**merged.resume.model_dump())
-        trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, resume=resume)
+        task = _task(merged)
+        trial = dataclasses.replace(trial, role=variant.role, fix=variant.fix, task=task)
         stack = dict(merged.stack)
-        if merged.load_cost is not None:
-            # Unrecorded: what the recorder takes a call would weigh on those with most calls.
-            load = LoadCostSpec(**merged.load_cost.model_dump())
-            trial = dataclasses.replace(trial, purpose=LOAD_COST, load_cost=load, record=False)
-        program = _program(merged.program)
-        trial = dataclasses.replace(trial, program=program)
-        # A program knows itself what is right.
-        key = None if merged.measures or program else reference_key(trial, stack)
+        # A program computes its own reference.
+        key = None if isinstance(task, ProgramTask) else reference_key(trial, stack)
         return PlannedTrial(
             trial,
             stack,
@@ -172,10 +167,11 @@ class _Build:
             tuple(variant.requires),
             variant.note,
             variant.repairs or "",
+            *(described(variant) if variant.role == "fix" else ("", "")),
         )
 
     def cost(self, selected: Sequence[str]) -> Iterator[PlannedTrial]:
-        """The timing of the selected fixes that run on the scenario's own stack; none without
+        """Yields the trial that times the selected fixes on the scenario's own stack; none without
         a ``cost`` section or without such a fix."""
         section = self.scenario.cost
         if section is None:
@@ -192,15 +188,15 @@ class _Build:
             dataclasses.replace(
                 trial,
                 role="control",
-                purpose="cost",
                 skew=SkewSpec(),
-                cost=_cost(section, section.fixes or list(own)),
+                task=_cost(section, section.fixes or list(own)),
             ),
             dict(self.scenario.stack),
         )
 
     def _trial(self, merged: Scenario, name: str, variant: str) -> Trial:
-        layout = dict(merged.layout_for(self.world_size).axes)
+        axes = merged.layout_for(self.world_size).axes
+        layout = {str(axis): size for axis, size in axes.items()}
         return Trial(
             name=name,
             scenario=merged.name,
@@ -228,20 +224,23 @@ class _Build:
                 raise ScenarioError(
                     f"{merged.name}: {field}: there is no rank {rank} among "
                     f"{self.world_size} ranks (0 to {self.world_size - 1}), variant {name}",
-                    "Give more ranks with --cpu or --gpus, or another rank with --set.",
+                    "Use more ranks with --cpu or --gpus, or another rank with --set.",
                 )
 
 
-def _program(section: ProgramSection | None) -> ProgramSpec | None:
-    """With every option written out."""
-    if section is None:
-        return None
-    return ProgramSpec(section.name, program_options(section.name, section.options))
+def _task(merged: Scenario) -> Task:
+    """What a variant's trial does; every option of a program is written out."""
+    program, resume = merged.program, merged.resume
+    if program is not None:
+        return ProgramTask(program.name, program_options(program.name, program.options))
+    if resume is not None:
+        return ResumeTask(**resume.model_dump())
+    return TrainerTask() if merged.wrapper.kind in TRAINER_KINDS else StepTask()
 
 
 def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int) -> WrapperSpec:
-    """Texts in ``distributed_config`` that name a mesh axis become its size here."""
-    sizes = {**dict.fromkeys(AXES, 1), **layout, WORLD: world_size}
+    """Returns the wrapper; names of mesh axes in ``distributed_config`` become their sizes."""
+    sizes = {**{str(axis): 1 for axis in AXES}, **layout, WORLD: world_size}
     values = section.model_dump()
     asked = values["distributed_config"]
     if asked is not None:
@@ -252,7 +251,7 @@ def _wrapper(section: WrapperSection, layout: Mapping[str, int], world_size: int
 
 
 def _skew(section: SkewSection, world_size: int) -> SkewSpec:
-    """``every`` written out as one entry per rank: ranks know no patterns."""
+    """Returns the skew with ``every`` expanded to one entry per rank."""
     starve: list[Starve] = []
     for entry in section.starve:
         ranks: Sequence[int | None] = (entry.rank,)
@@ -262,15 +261,21 @@ def _skew(section: SkewSection, world_size: int) -> SkewSpec:
     return SkewSpec(starve, section.batches, section.routing)
 
 
-def _cost(section: CostSection, fixes: Sequence[str]) -> CostSpec:
+def _cost(section: CostSection, fixes: Sequence[str]) -> CostTask:
     values: dict[str, Any] = section.model_dump(exclude={"model", "fixes"})
-    return CostSpec(fixes=list(fixes), model=ModelSpec(**section.model.model_dump()), **values)
+    return CostTask(fixes=list(fixes), model=ModelSpec(**section.model.model_dump()), **values)
+
+
+def _layout_decides_batches(trial: Trial) -> bool:
+    batches = trial.skew.batches
+    shared = Layout(trial.layout).shares_batches(batches) and batches != "identical"
+    return batches == "per-replica" or shared
 
 
 def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
-    """Equal for trials whose gradients one single-process run decides: same model, data, routing,
-    step and stack. The fix, the sharding, checkpointing, and how experts, optimizer and clipping
-    are implemented do not change what is right."""
+    """Returns a key that is equal for trials with the same correct gradients: same model, data,
+    routing, step and stack. The fix, the sharding, checkpointing, and the implementation of
+    experts, optimizer and clipping do not change the correct gradients."""
     step, model = dataclasses.asdict(trial.step), dataclasses.asdict(trial.model)
     for how in _HOW:
         del step[how]
@@ -279,10 +284,10 @@ def reference_key(trial: Trial, stack: Mapping[str, str]) -> str:
         "model": model,
         "step": step,
         "skew": dataclasses.asdict(trial.skew),
-        # The reference measures what rounding to it does.
+        # The reference measures the effect of rounding to this dtype.
         "computes_in": trial.computes_in,
         # Who shares a batch follows from the layout.
-        "layout": trial.layout if trial.skew.batches == "per-replica" else {},
+        "layout": trial.layout if _layout_decides_batches(trial) else {},
         "world_size": trial.world_size,
         "stack": dict(stack),
     }

@@ -1,6 +1,6 @@
-"""The scenario file as strict types: what a person may write, field by field.
+"""The fields of a scenario file, as strict types.
 
-The parts that reach the ranks are in ``sections``; rules that span several fields in ``checks``.
+The parts that reach the ranks are in ``sections``, rules about several fields in ``checks``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from pydantic import (
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from moediag.axes.layout import Layout
+from moediag.axes import AXES, DP_SHARD, Layout
 from moediag.scenario.sections import (
     Backend,
     CostSection,
     Kebab,
     LayoutRequest,
-    LoadCostSection,
     ModelSection,
     PackageName,
     ProgramSection,
@@ -44,25 +43,23 @@ from moediag.scenario.sections import (
 
 SCHEMA_VERSION = 1
 
-# Sections that a variant lays over the scenario's field by field.
+# Sections in which a variant overrides the scenario field by field.
 MERGED_SECTIONS = ("model", "wrapper", "step", "skew", "program", "resume", "recorder")
 
 
 class WorldSection(Section):
-    """How many ranks the scenario runs on."""
+    """The number of ranks of the scenario."""
 
-    default: int = Field(
-        default=2, ge=1, description="Ranks when neither --cpu nor --gpus is given."
-    )
-    min: int = Field(default=1, ge=1, description="Fewest ranks.")
-    max: int | None = Field(default=None, ge=1, description="Most ranks; null: no bound.")
+    default: int = Field(default=2, ge=1, description="Number of ranks without --cpu and --gpus.")
+    min: int = Field(default=1, ge=1, description="Minimum number of ranks.")
+    max: int | None = Field(default=None, ge=1, description="Maximum; null: no limit.")
     multiple_of: int = Field(
-        default=1, ge=1, description="The number of ranks is a multiple of this."
+        default=1, ge=1, description="The number of ranks must be a multiple of this."
     )
 
 
 def _form(value: Any) -> str:
-    """Which of the three ways of writing a verdict this is."""
+    """Returns which of the three forms of a verdict this is."""
     if isinstance(value, dict):
         return "by-backend"
     return "any-of" if isinstance(value, list) else "one"
@@ -82,7 +79,7 @@ VerdictRequest = Annotated[
 
 
 class Expectation(Section):
-    """What a trial of this variant must show. Anything else is a broken expectation."""
+    """The result that a trial of this variant must have."""
 
     verdict: VerdictRequest = Field(
         description="One verdict, a list (any of them), or one of these per backend, "
@@ -90,50 +87,50 @@ class Expectation(Section):
     )
     culprits: list[Rank] | None = Field(
         default=None,
-        description="The ranks that must be named, no more and no fewer; null: not judged.",
+        description="Exactly the ranks that must be named; null: not checked.",
     )
     pattern: str | None = Field(
         default=None,
         pattern="^[^:]+$",
-        description="A part of the signature (between its colons) that must be there, e.g. "
+        description="A part of the signature (between colons) that must occur, e.g. "
         "one-slice-sharded-again: another failure with the same verdict does not count.",
     )
     shows: VerdictName | None = Field(
         default=None,
-        description="Of a variant with repeats: at least one of them must end with this verdict, "
-        "or the failure was not reproduced.",
+        description="For a variant with repeats: at least one repeat must have this verdict, "
+        "otherwise the failure was not reproduced.",
     )
     judgement: Literal["correct", "wrong"] | None = Field(
         default=None,
-        description="Of a fix: `wrong` when the run is to show that it does not repair the "
-        "failure. Default: correct.",
+        description="For a fix: `wrong` if the run should show that it does not fix the failure. "
+        "Default: correct.",
     )
 
     def verdicts(self, backend: str) -> tuple[str, ...]:
-        """The verdicts that meet the expectation on ``backend``; empty when it says nothing
-        about that backend."""
+        """Returns the verdicts that meet the expectation on ``backend``; empty if it does not name
+        that backend."""
         choice: Any = self.verdict
         if isinstance(choice, dict):
             choice = choice.get(backend, [])
         return (choice,) if isinstance(choice, str) else tuple(choice)
 
     def words(self, backend: str | None = None) -> str:
-        """For a person: ``collective-mismatch``, or with no backend all of them."""
+        """Returns the verdicts as text; without a backend those of all backends."""
         if backend is None and isinstance(self.verdict, dict):
             return ", ".join(f"{' or '.join(self.verdicts(b))} ({b})" for b in self.verdict)
         return " or ".join(self.verdicts(backend or "gloo"))
 
 
 class Variant(Section):
-    """One code path of the scenario. Its sections are laid over the scenario's, field by field;
-    a ``layout`` replaces the scenario's whole."""
+    """One code path of the scenario. Its sections override the scenario's field by field; its
+    ``layout`` replaces the scenario's."""
 
     role: Literal["unfixed", "fix", "control"] = Field(
-        description="unfixed: the failure itself, one or several ways it shows (none where a "
-        "scenario only measures); fix: a repair to be judged; "
-        "control: must stay clean, or the whole comparison proves nothing."
+        description="unfixed: the failure itself, one variant per symptom; "
+        "fix: a fix to judge; "
+        "control: must stay clean, otherwise the whole comparison proves nothing."
     )
-    title: str = Field(default="", description="One line for a person.")
+    title: str = Field(default="", description="One line that says what the variant does.")
     source: str | None = Field(
         default=None, description="Where the fix comes from: URL or reference."
     )
@@ -145,23 +142,24 @@ class Variant(Section):
     )
     repairs: Kebab | None = Field(
         default=None,
-        description="Of a fix: the unfixed variant that it is meant for and held against. "
-        "Default: each of them.",
+        description="For a fix: the unfixed variant that it should fix and is compared with. "
+        "Default: all of them.",
     )
     expect: Expectation
     repeats: int = Field(
         default=1,
         ge=1,
-        description="Trials of this variant, for a failure that shows at times; --repeat gives "
-        "more.",
+        description="Trials of this variant, for an intermittent failure; see --repeat.",
     )
     requires: list[PackageName] = Field(
         default_factory=list,
         description="Python packages without which the variant is not applicable.",
     )
-    stack: Versions = Field(default_factory=dict, description="Other versions than the scenario's.")
+    stack: Versions = Field(
+        default_factory=dict, description="Versions that differ from the scenario's."
+    )
     layout: LayoutRequest | None = Field(
-        default=None, description="Another layout than the scenario's."
+        default=None, description="A layout that replaces the scenario's."
     )
     model: ModelSection | None = Field(
         default=None, description="Fields that differ from the scenario's."
@@ -189,7 +187,7 @@ class Variant(Section):
     def _only_what_differs(
         self, serialize: SerializerFunctionWrapHandler, info: SerializationInfo
     ) -> dict[str, Any]:
-        """A section here is a difference: defaults written out would undo the scenario's."""
+        """Writes only differences: defaults would override the scenario's values."""
         whole: dict[str, Any] = serialize(self)
         for name in ("layout", *MERGED_SECTIONS):
             if whole.get(name) is None:
@@ -202,7 +200,7 @@ class Variant(Section):
 
 
 def _whole_world() -> LayoutRequest:
-    return {"dp_shard": "world"}
+    return {str(DP_SHARD): "world"}
 
 
 class Scenario(Section):
@@ -216,54 +214,50 @@ class Scenario(Section):
     world: WorldSection = Field(default_factory=WorldSection, description="Number of ranks.")
     layout: LayoutRequest = Field(
         default_factory=_whole_world,
-        description='Mesh axes and sizes; "world" takes the ranks that the others leave.',
+        description='Mesh axes and sizes; the axis with "world" takes the remaining ranks. '
+        + " ".join(f"{axis} is {axis.about}." for axis in AXES),
     )
     stack: Versions = Field(
         default_factory=dict, description='Versions to run on, e.g. {transformers: "4.53.2"}.'
     )
     timeout: float = Field(
-        default=120.0, gt=0, description="Seconds; bounds one launch, and is not the hang detector."
+        default=120.0, gt=0, description="Limit of one launch in seconds; not the hang detector."
     )
     model: ModelSection = Field(default_factory=ModelSection, description="The tiny model.")
     wrapper: WrapperSection = Field(default_factory=WrapperSection, description="Sharding.")
     step: StepSection = Field(default_factory=StepSection, description="The training step.")
-    skew: SkewSection = Field(default_factory=SkewSection, description="How routing is bent.")
+    skew: SkewSection = Field(default_factory=SkewSection, description="How routing is skewed.")
     cost: CostSection | None = Field(default=None, description="Timing of the fixes; null: none.")
     program: ProgramSection | None = Field(
         default=None,
-        description="A step of its own in place of the training step of a whole model; null: none.",
+        description="A program that replaces the training step of a whole model; null: none.",
     )
     resume: ResumeSection | None = Field(
         default=None, description="Saving and loading between the steps; null: none."
     )
     recorder: RecorderSection = Field(
-        default_factory=RecorderSection, description="What the recorder does besides recording."
-    )
-    load_cost: LoadCostSection | None = Field(
-        default=None,
-        description="Makes this a scenario that only measures: every trial times ways to load a "
-        "model, and every variant is a control.",
+        default_factory=RecorderSection, description="Extra tasks of the recorder."
     )
     variants: dict[Kebab, Variant] = Field(
-        min_length=1, description="The code paths, in the order they run."
+        min_length=1, description="The code paths, in the order in which they run."
     )
 
-    # Not a field: what the command line laid over the file, as typed.
+    # Not a field: the overrides of the command line, as typed.
     _overrides: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Every override as typed, e.g. ``--set model.experts=16``."""
+        """Returns every override as typed, e.g. ``--set model.experts=16``."""
         return self._overrides
 
     def with_overrides(self, texts: Sequence[str]) -> Scenario:
-        """The same scenario, remembering what was laid over it."""
+        """Returns the same scenario with the overrides that were applied to it."""
         copy = self.model_copy()
         copy._overrides = tuple(texts)
         return copy
 
     def to_yaml(self) -> str:
-        """The scenario as run, defaults filled in; loads again to an equal one."""
+        """Returns the scenario as YAML with every default; loading it gives an equal scenario."""
         text = io.StringIO()
         yaml = YAML(typ="rt", pure=True)
         yaml.width = 100
@@ -271,24 +265,16 @@ class Scenario(Section):
         return text.getvalue()
 
     def layout_for(self, world_size: int) -> Layout:
-        """The mesh of ``world_size`` ranks. Raises LayoutError, printing every factor."""
-        request: dict[str, int | str] = {str(axis): size for axis, size in self.layout.items()}
-        return Layout.resolve(request, world_size)
-
-    @property
-    def measures(self) -> bool:
-        """No failure is claimed: nothing is unfixed, and nothing can be reproduced."""
-        return self.load_cost is not None
+        """Returns the mesh of ``world_size`` ranks. Raises LayoutError with every factor."""
+        return Layout.resolve(self.layout, world_size)
 
     @property
     def unfixed(self) -> Variant:
-        """The failure itself, the first way it shows; one exists once the file is loaded. Of a
-        scenario that only measures, its first variant."""
-        first = next(iter(self.variants.values()))
-        return next((v for v in self.variants.values() if v.role == "unfixed"), first)
+        """Returns the first unfixed variant; every loaded file has one."""
+        return next(v for v in self.variants.values() if v.role == "unfixed")
 
     def merged(self, variant: str) -> Scenario:
-        """The scenario with this variant's sections laid over its own."""
+        """Returns the scenario with this variant's sections applied."""
         over = self.variants[variant]
         changes: dict[str, Any] = {}
         for name in MERGED_SECTIONS:
@@ -306,7 +292,7 @@ class Scenario(Section):
 
 
 def _blocks(node: Any) -> Any:
-    """Text of several lines written as it was: a block, not one long quoted line."""
+    """Turns text of several lines into YAML blocks instead of one long quoted line."""
     if isinstance(node, dict):
         return {key: _blocks(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -315,7 +301,7 @@ def _blocks(node: Any) -> Any:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a scenario file, in the subset that draft-7 readers understand."""
+    """Returns the JSON Schema of a scenario file, in the subset that draft-7 readers understand."""
     schema = Scenario.model_json_schema(ref_template="#/definitions/{model}")
     definitions = schema.pop("$defs", {})
     schema = {
@@ -329,7 +315,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _draft7(node: Any) -> Any:
-    """Draft 7 ignores what stands beside a ``$ref``: wrap it so that descriptions survive."""
+    """Wraps each ``$ref`` that has siblings: draft 7 would ignore them, descriptions included."""
     if isinstance(node, list):
         return [_draft7(item) for item in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""A YAML file as plain data, and where in the file each value stands."""
+"""Reads a YAML file as plain data, with the position of each value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moediag.errors import ScenarioError
 
 KeyPath = tuple[str | int, ...]
 
-# A scenario is a page or two. More is a wrong file, or aliases that multiply each other.
+# A scenario is a page or two. A larger one is a wrong file, or has aliases that multiply.
 LARGEST_FILE = 1_000_000  # bytes
 MOST_NODES = 20_000
 
@@ -31,7 +31,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """``; did you mean "experts"?``, or the valid names when none is near."""
+    """Returns ``; did you mean "experts"?``, or the valid names if none is near."""
     names = list(valid)
     near = difflib.get_close_matches(word.lower(), [n.lower() for n in names], n=1, cutoff=0.6)
     if near:
@@ -49,15 +49,16 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``data`` is the file as dicts, lists and scalars; ``keys`` and ``values`` say where."""
+    """A YAML file as plain data, with positions."""
 
     path: Path
-    data: dict[str, Any]
-    keys: Mapping[KeyPath, Mark]
-    values: Mapping[KeyPath, Mark]
+    data: dict[str, Any]  # dicts, lists and scalars
+    keys: Mapping[KeyPath, Mark]  # position of each field's name
+    values: Mapping[KeyPath, Mark]  # position of each field's value
 
     def mark(self, path: KeyPath, of_key: bool) -> Mark:
-        """Where the value of ``path`` (or its key) stands, else the nearest enclosing thing."""
+        """Returns the position of the value of ``path`` (or of its key), otherwise of the nearest
+        enclosing part."""
         for end in range(len(path), 0, -1):
             table = self.keys if of_key or end < len(path) else self.values
             found = table.get(path[:end]) or self.values.get(path[:end])
@@ -85,7 +86,7 @@ def _error(path: Path, mark: Mark, message: str) -> ScenarioError:
 def _text(path: Path) -> str:
     try:
         if path.is_dir():
-            raise _error(path, Mark(1, 1), "is a folder; give a scenario file")
+            raise _error(path, Mark(1, 1), "this is a folder; name a scenario file")
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
     except OSError as error:
@@ -99,7 +100,7 @@ def _text(path: Path) -> str:
         line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
         raise _error(path, Mark(line, column), "not a text file (UTF-8 expected)") from None
     if "\0" in text:
-        raise _error(path, Mark(1, 1), "not a text file (it holds zero bytes)")
+        raise _error(path, Mark(1, 1), "not a text file (it contains zero bytes)")
     return text
 
 
@@ -112,7 +113,7 @@ def _parse(path: Path, text: str) -> Any:
         problem = " ".join(str(error.problem or error.context or "not valid YAML").split())
         if "duplicate key" in problem:
             problem = problem.split(" with value")[0]
-            raise _error(path, mark, f"{problem}: each field stands once") from None
+            raise _error(path, mark, f"{problem}: give each field once") from None
         raise _error(path, mark, f"not valid YAML: {problem}") from None
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -126,7 +127,7 @@ def _parse(path: Path, text: str) -> Any:
 
 
 class _Reader:
-    """Turns ruamel's round-trip tree into plain data, noting positions on the way."""
+    """Converts ruamel's round-trip tree to plain data and records positions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,7 +138,7 @@ class _Reader:
     def plain(self, node: Any, path: KeyPath) -> Any:
         self._nodes += 1
         if self._nodes > MOST_NODES:
-            raise _error(self.path, self._near(path), f"{dotted(path)}: aliases without end")
+            raise _error(self.path, self._near(path), f"{dotted(path)}: too many aliases")
         if isinstance(node, CommentedMap):
             return {key: self._entry(node, key, path) for key in node}
         if isinstance(node, CommentedSeq):
@@ -149,10 +150,12 @@ class _Reader:
     def _entry(self, node: CommentedMap, key: Any, path: KeyPath) -> Any:
         if not isinstance(key, str):
             raise _error(
-                self.path, self._near(path), f"{dotted((*path, str(key)))}: a field name is text"
+                self.path,
+                self._near(path),
+                f"{dotted((*path, str(key)))}: a field name is text",
             )
         self._note(self.keys, (*path, key), node.lc.key, key)
-        # Nothing has no place: ruamel gives that of whatever follows.
+        # An empty value has no position: ruamel gives that of the next one.
         place = node.lc.key if node[key] is None else node.lc.value
         self._note(self.values, (*path, key), place, key)
         return self.plain(node[key], (*path, key))
@@ -160,7 +163,7 @@ class _Reader:
     def _scalar(self, node: Any, path: KeyPath) -> Any:
         if node is None or isinstance(node, bool):
             return node
-        # ruamel's scalars remember how they were written; pydantic's strict mode wants plain ones.
+        # ruamel's scalars keep their notation; pydantic's strict mode needs plain ones.
         for kind in (str, int, float):
             if isinstance(node, kind):
                 plain = kind(node)
@@ -168,7 +171,7 @@ class _Reader:
         raise _error(
             self.path,
             self._near(path),
-            f"{dotted(path)}: neither text nor number nor true/false; quote it if it is text",
+            f"{dotted(path)}: not text, a number, true or false; quote it if it is text",
         )
 
     def _note(self, table: dict[KeyPath, Mark], path: KeyPath, find: Any, key: Any) -> None:

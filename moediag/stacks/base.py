@@ -17,6 +17,8 @@ from moediag.errors import StackError
 from moediag.protocol import write_json
 from moediag.stacks import interpreter
 
+ENV_CACHE = "MOEDIAG_CACHE"
+NEWEST = ""  # in a request: the newest release
 ENV_BASE = "MOEDIAG_BASE_PYTHON"
 
 
@@ -51,6 +53,16 @@ class Base:
         own = self.executable == Path(sys.executable)
         raw = interpreter.torch_parts() if own else _ask(self.executable)
         return tuple(Part(**part) for part in raw["parts"]), tuple(raw["requires"])
+
+
+def cache_root() -> Path:
+    """Where environments live: ``MOEDIAG_CACHE``, else the user's cache folder."""
+    chosen = os.environ.get(ENV_CACHE)
+    if chosen:
+        return Path(chosen).expanduser().absolute() / "stacks"
+    import platformdirs
+
+    return platformdirs.user_cache_path("moediag") / "stacks"
 
 
 def current_base(cache: Path) -> Base:

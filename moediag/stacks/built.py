@@ -10,7 +10,7 @@ from pathlib import Path
 
 from moediag.errors import UsageError
 from moediag.stacks import construct
-from moediag.stacks.environment import cache_root
+from moediag.stacks.base import cache_root
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from moediag.errors import NoSuchRelease, StackError
 from moediag.protocol import write_json
-from moediag.stacks.base import Base, Part
+from moediag.stacks.base import NEWEST, Base, Part
 
 if TYPE_CHECKING:
     from moediag.stacks.indexes import IndexConfig
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 FORMAT = 1  # raised when environments of older moediag versions must not be used any more
 RECORD = "stack.json"
 LAST_USED = "last-used"
-NEWEST = ""  # in a request: the newest release
 
 _VERSION = re.compile(r"v?[0-9]+(\.[0-9]+)*([._-]?[a-z]+[._-]?[0-9]*)*(\+[a-z0-9.]+)?", re.I)
 

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 from moediag.errors import NoEnvironments, NoSuchRelease, StackError
 from moediag.protocol import write_json
 from moediag.stacks import construct
-from moediag.stacks.base import Base, current_base
+from moediag.stacks.base import ENV_CACHE, Base, cache_root, current_base
 
 if TYPE_CHECKING:
     # Everything that talks to indexes is imported only when something must be built.
     from moediag.stacks.resolve import Progress, Resolution
 
-ENV_CACHE = "MOEDIAG_CACHE"
 # Run on the base as it is. "first": where it fits, and build else; any other value: build nothing.
 ENV_INSTALLED = "MOEDIAG_INSTALLED"
 NEWEST_VALID = 24 * 3600.0  # seconds for which "the newest release" is not asked again
@@ -70,16 +69,6 @@ class Stack:
         if self.pycache is not None:
             child["PYTHONPYCACHEPREFIX"] = str(self.pycache)
         return child
-
-
-def cache_root() -> Path:
-    """Where environments live: ``MOEDIAG_CACHE``, else the user's cache folder."""
-    chosen = os.environ.get(ENV_CACHE)
-    if chosen:
-        return Path(chosen).expanduser().absolute() / "stacks"
-    import platformdirs
-
-    return platformdirs.user_cache_path("moediag") / "stacks"
 
 
 def rank_path() -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from moediag.errors import StackError
-from moediag.stacks.construct import NEWEST
+from moediag.stacks.base import NEWEST
 
 _ASK = """
 import importlib.metadata, json, platform

@@ -27,16 +27,18 @@ _UV_INDEX_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class IndexConfig:
-    """``indexes``: base URLs of simple-API indexes, the default one first; ``find_links``: folders
-    or pages of files; ``timeout`` in seconds, per request."""
+    """Where to look for packages, and how to get there."""
 
+    #: Base URLs of simple-API indexes, the default one first.
     indexes: tuple[str, ...] = (PYPI,)
+    #: Folders or pages of files.
     find_links: tuple[str, ...] = ()
     offline: bool = False
     cert: str | None = None
     client_cert: str | None = None
     proxy: str | None = None
     trusted_hosts: tuple[str, ...] = ()
+    #: Seconds, per request.
     timeout: float = 15.0
     bundle: Path | None = None  # the folder of ENV_WHEELS
 
@@ -60,6 +62,29 @@ class IndexConfig:
         if self.offline:
             arguments.append("--offline")
         return arguments
+
+    def pip_arguments(self) -> list[str]:
+        """The same places for pip, whose own configuration does not know uv's variables."""
+        arguments = ["--timeout", f"{self.timeout:g}"]
+        if self.indexes:
+            arguments += ["--index-url", self.indexes[0]]
+            for url in self.indexes[1:]:
+                arguments += ["--extra-index-url", url]
+        else:
+            arguments.append("--no-index")
+        for place in self.find_links:
+            arguments += ["--find-links", place]
+        for host in self.trusted_hosts:
+            arguments += ["--trusted-host", host]
+        known = {"--cert": self.cert, "--client-cert": self.client_cert, "--proxy": self.proxy}
+        for name, value in known.items():
+            arguments += [name, value] if value else []
+        return arguments
+
+    def pip_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """``environ`` for a pip process that looks at nothing but :meth:`pip_arguments`."""
+        child = {k: v for k, v in environ.items() if not k.startswith("PIP_")}
+        return {**child, "PIP_CONFIG_FILE": os.devnull}
 
     def uv_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """``environ`` for a uv process: what the user set for uv itself always wins."""

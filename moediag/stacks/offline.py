@@ -1,8 +1,7 @@
 """A folder from which moediag and its stacks install on a machine without a network.
 
-It holds wheels for one Python and platform, the exact resolution of each stack
-(``stacks.json``), an install script and a README. Torch is not in it: overlays use the
-machine's own.
+It holds wheels for one Python and platform, the exact resolution of each stack (``stacks.json``),
+an install script and a README. It does not hold torch: overlays use the machine's own.
 """
 
 from __future__ import annotations
@@ -12,28 +11,25 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform as platform_module
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging import tags
-from packaging.utils import parse_wheel_filename
-from packaging.version import Version
-
 from moediag.errors import NoEnvironments, StackError, UsageError
 from moediag.protocol import write_json
-from moediag.stacks import index_pages, releases, resolve, uv
-from moediag.stacks.base import Base, current_base
+from moediag.stacks import releases, resolve, uv
+from moediag.stacks.base import Base, cache_root, current_base
 from moediag.stacks.construct import normalise
-from moediag.stacks.environment import cache_root
 from moediag.stacks.indexes import IndexConfig, read_config
 from moediag.stacks.resolve import Resolution, Target
 
@@ -42,16 +38,19 @@ if TYPE_CHECKING:
 
 MANIFEST = "stacks.json"
 GLIBC = 28  # 2.28: manylinux tags up to this one (RHEL 8, Debian 10 and newer)
+_OLD_NAMES = {17: "2014", 12: "2010", 5: "1"}  # of manylinux_2_17 and so on
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """``wheels``: file names; ``size`` in bytes."""
+    """The folder that was made."""
 
     folder: Path
     python: str
     platform: str
+    #: File names.
     wheels: tuple[str, ...]
+    #: Of all wheels, in bytes.
     size: int
 
 
@@ -85,11 +84,15 @@ def make_bundle(
         resolutions.append((wanted, resolved))
     wheels = out / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    pins = {pin for _, resolution in resolutions for pin in resolution.pins}
-    pins |= set(_own_requirements(target, config))
-    for done, pin in enumerate(sorted(pins)):
-        report(f"fetching {pin}", 0.2 + 0.75 * done / len(pins))
-        _fetch_wheel(pin, target, wheels, config)
+    # One download each: two of them may hold different versions of one package.
+    lists = [_own_requirements(target, config), *(r.pins for _, r in resolutions)]
+    fetched: set[str] = set()
+    for done, pins in enumerate(lists):
+        new = set(pins) - fetched
+        report(f"downloading {len(new)} wheels", 0.2 + 0.75 * done / len(lists))
+        if new:
+            _download(new, target, wheels, config)
+        fetched |= new
     report("packing moediag itself", 0.96)
     _own_wheel(wheels, config)
     _write_guides(out, target, resolutions)
@@ -100,8 +103,10 @@ def make_bundle(
 
 
 def locked(folder: Path, wanted: Mapping[str, str], base: Base) -> Resolution | None:
-    """What the bundle in ``folder`` says about this request; None where it has no word on it
-    (a plain folder of wheels has none). Raises StackError for a bundle of another Python."""
+    """The bundle's resolution of this request, or None, as in a plain folder of wheels.
+
+    Raises StackError for a bundle of another Python.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -123,20 +128,14 @@ def locked(folder: Path, wanted: Mapping[str, str], base: Base) -> Resolution | 
     return None
 
 
-def wheel_tags(target: Target) -> list[tags.Tag]:
-    """What that Python on that platform installs, best first."""
-    arch = target.platform.partition("-")[0]
-    platforms = []
+def platforms(arch: str) -> list[str]:
+    """The platform tags that the other machine installs, best first."""
+    found = []
     for minor in range(GLIBC, 4, -1):
-        platforms.append(f"manylinux_2_{minor}_{arch}")
-        old = {17: "2014", 12: "2010", 5: "1"}.get(minor)
-        if old:
-            platforms.append(f"manylinux{old}_{arch}")
-    platforms.append(f"linux_{arch}")
-    version = tuple(int(part) for part in target.python.split("."))
-    interpreter = "cp" + target.python.replace(".", "")
-    found = list(tags.cpython_tags(version, abis=[interpreter], platforms=platforms))
-    return found + list(tags.compatible_tags(version, interpreter, platforms))
+        found.append(f"manylinux_2_{minor}_{arch}")
+        if minor in _OLD_NAMES:
+            found.append(f"manylinux{_OLD_NAMES[minor]}_{arch}")
+    return [*found, f"linux_{arch}"]
 
 
 def _own_requirements(target: Target, config: IndexConfig) -> tuple[str, ...]:
@@ -147,62 +146,44 @@ def _own_requirements(target: Target, config: IndexConfig) -> tuple[str, ...]:
     return resolve.compile_pins([*wanted, "pip"], ground, True, config) or ()
 
 
-def _fetch_wheel(pin: str, target: Target, wheels: Path, config: IndexConfig) -> None:
-    """The best wheel of ``pin`` for ``target`` into ``wheels``, checked against its hash."""
-    name, version = pin.split("==")
-    order = {tag: place for place, tag in enumerate(wheel_tags(target))}
-    files = [
-        f for f in releases.files(name, config).files if Version(f.version) == Version(version)
-    ]
-    best: tuple[int, index_pages.IndexFile] | None = None
-    for file in files:
-        if file.name.endswith(".whl"):
-            places = [order[t] for t in parse_wheel_filename(file.name)[3] if t in order]
-            if places and (best is None or min(places) < best[0]):
-                best = (min(places), file)
-    if best is not None:
-        _download(best[1], wheels, config)
-        return
-    sources = [f for f in files if not f.name.endswith(".whl")]
-    if not sources:
-        raise StackError(f"{pin} has no wheel for Python {target.python} on {target.platform}")
+def _download(pins: Collection[str], target: Target, wheels: Path, config: IndexConfig) -> None:
+    """The wheels of ``pins`` for ``target``, by pip; one that has none is built here."""
+    arch = target.platform.partition("-")[0]
+    tag = "cp" + target.python.replace(".", "")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
+    command += ["--disable-pip-version-check", "--dest", str(wheels)]
+    command += ["--python-version", target.python, "--implementation", "cp", "--abi", tag]
+    for platform in platforms(arch):
+        command += ["--platform", platform]
+    command += [*config.pip_arguments(), *sorted(pins)]
+    done = subprocess.run(
+        command, env=config.pip_environment(os.environ), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        tail = "\n".join(done.stderr.splitlines()[-12:])
+        raise NoEnvironments(f"pip cannot download the wheels\n{tail}", releases.NO_NETWORK_HELP)
+    for source in [path for path in wheels.iterdir() if path.suffix != ".whl"]:
+        _build(source, wheels, target, config)
+        source.unlink()
+
+
+def _build(source: Path, wheels: Path, target: Target, config: IndexConfig) -> None:
     with tempfile.TemporaryDirectory(prefix="moediag-") as scratch:
-        source = _download(sources[0], Path(scratch), config)
-        arguments = ["build", "--wheel", "--out-dir", scratch, str(source)]
-        uv.run([*arguments, *config.uv_arguments()], config, Path(scratch), what=f"building {pin}")
+        arguments = ["build", "--wheel", "--out-dir", scratch, str(source.resolve())]
+        what = f"building {source.name}"
+        uv.run([*arguments, *config.uv_arguments()], config, Path(scratch), what=what)
         built = next(Path(scratch).glob("*.whl"))
-        if not any(tag in order for tag in parse_wheel_filename(built.name)[3]):
+        if not built.name.endswith("-none-any.whl"):
             raise StackError(
-                f"{pin} has only a source archive, and what it builds here ({built.name}) does "
-                f"not fit Python {target.python} on {target.platform}",
+                f"{source.name} has no wheel for Python {target.python} on {target.platform}, and "
+                f"what it builds here ({built.name}) runs on this machine only",
                 f"Run `moediag stacks build` with Python {target.python}, on such a machine.",
             )
         shutil.move(built, wheels / built.name)
 
 
-def _download(file: index_pages.IndexFile, folder: Path, config: IndexConfig) -> Path:
-    path = folder / file.name
-    local = index_pages.local_path(file.url)
-    if local is not None:
-        body = local.read_bytes()
-    elif path.exists() and file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest():
-        return path
-    else:
-        try:
-            answer = index_pages.fetch(file.url, config)
-        except index_pages.Unreachable as error:
-            raise NoEnvironments(f"no network: {error}", releases.NO_NETWORK_HELP) from error
-        if answer is None:
-            raise StackError(f"{file.name} is listed by the index but not there")
-        body = answer[0]
-    if file.sha256 and hashlib.sha256(body).hexdigest() != file.sha256:
-        raise StackError(f"{file.name} does not have the hash that the index gives")
-    path.write_bytes(body)
-    return path
-
-
 def _own_wheel(wheels: Path, config: IndexConfig) -> None:
-    """moediag as it runs now: built from its checkout, or packed again as installed."""
+    """The running moediag: built from its checkout, or packed again from its installed files."""
     checkout = Path(__file__).resolve().parents[2]
     for old in wheels.glob("moediag-*.whl"):
         old.unlink()

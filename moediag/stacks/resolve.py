@@ -16,8 +16,7 @@ from packaging.version import Version
 
 from moediag.errors import StackError
 from moediag.stacks import releases, uv
-from moediag.stacks.base import Base
-from moediag.stacks.construct import NEWEST
+from moediag.stacks.base import NEWEST, Base
 from moediag.stacks.indexes import IndexConfig
 from moediag.stacks.uv import Unsatisfiable
 

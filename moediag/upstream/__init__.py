@@ -1,1 +1,3 @@
-"""What an upstream bug report needs: the environment, and a draft in the order of each template."""
+"""What an upstream bug report needs: a description of the environment and a draft of the issue."""
+
+__all__ = ["draft", "draft_evidence", "export", "system_info"]

@@ -1,5 +1,4 @@
-"""From a run directory to what a draft is made of: the scenario's file, the stack that failed, the
-exported program."""
+"""What a draft needs from a run directory: the scenario, the stack, the exported file."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from pathlib import Path
 
 from moediag import doctor
 from moediag.errors import MoediagError, UsageError
-from moediag.pipeline.run import SCENARIO_FILE
-from moediag.result.run_result import RunResult, TrialResult
+from moediag.result import RunResult, TrialResult
+from moediag.result.run_result import SCENARIO_FILE
 from moediag.scenario import devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
@@ -23,15 +22,16 @@ from moediag.upstream.export.write_file import NAMED, export
 from moediag.upstream.templates import TEMPLATES, upstream
 
 TABLES = "tables"  # in place of a project
-_SAME = ("os", "kernel", "arch")  # facts of a machine that do not change between two looks
+_SAME = ("os", "kernel", "arch")  # facts that identify the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """``project``: for whom; ``program``: the exported file, without text where there is none."""
+    """A draft for a project."""
 
     project: str
     text: str
+    #: Without text if there is no exported file.
     program: Program
 
     @property
@@ -40,18 +40,22 @@ class Written:
 
     @property
     def attachment(self) -> Program | None:
-        """The exported file where it did not fit into the text."""
+        """The exported file if it did not fit into the text."""
         return None if inlined(self.text, self.program) or not self.program.text else self.program
 
 
 def of_runs(loaded: Sequence[tuple[RunResult, Path]], project: str) -> Written | None:
-    """What `moediag report --markdown` writes for these runs and their directories; None where it
-    writes tables. Raises UsageError where ``project`` was asked for and no draft can be made."""
+    """What `moediag report --markdown` writes for these runs, or None if it writes tables.
+
+    Raises UsageError if a draft for ``project`` was requested and there is none.
+    """
     if project == TABLES:
         return None
     if len(loaded) != 1:
         if project:
-            raise UsageError(f"--for {project}: a draft is about one run", "Give one of them.")
+            raise UsageError(
+                f"--for {project}: a draft is about one run", "Give a single run directory."
+            )
         return None
     result, folder = loaded[0]
     found = write(result, folder, project)
@@ -66,11 +70,12 @@ def of_runs(loaded: Sequence[tuple[RunResult, Path]], project: str) -> Written |
 def write(
     result: RunResult, folder: Path, project: str = "", variant: str = "", began: str = ""
 ) -> Written | None:
-    """The draft on the failure of one run. ``folder``: its run directory; ``project``: a name of
-    templates.TEMPLATES, default: whose bug the scenario says it is; ``variant``: of the failing
-    trial. None where nothing failed, or nobody says whose bug it is.
+    """The draft about the failure in the run directory ``folder``.
 
-    Raises UsageError for an unknown project."""
+    ``project`` defaults to the one that the scenario's sources or stack name; ``variant`` selects
+    the trial. None if nothing failed or the project is unknown. Raises UsageError for a project
+    that is not in templates.TEMPLATES.
+    """
     if project and project not in TEMPLATES:
         raise UsageError(f"--for {project}: one of {', '.join(TEMPLATES)}, {TABLES}")
     trial = failing(result, variant)
@@ -93,12 +98,12 @@ def write(
     )
     text = draft(project, result, trial, material)
     home = str(Path.home())
-    text = text.replace(f"{home}/", "~/") if len(home) > 1 else text  # a stranger reads it
+    text = text.replace(f"{home}/", "~/") if len(home) > 1 else text  # others will read it
     return Written(project, text, material.program)
 
 
 def _scenario(folder: Path) -> Scenario | None:
-    """As it ran, every --set in it; None for what is no run of a scenario."""
+    """The scenario as it ran, with every --set; None if this is not a run of a scenario."""
     try:
         return loading.load(folder / SCENARIO_FILE)
     except (MoediagError, OSError):
@@ -109,7 +114,7 @@ def _scenario(folder: Path) -> Scenario | None:
 
 
 def system(result: RunResult, trial: TrialResult) -> list[str]:
-    """By its own Python where that is still here, else as the result recorded it."""
+    """Lines from the stack's own Python if it still exists, else from the result."""
     here = doctor.machine()
     same = all(result.machine.get(name) == here[name] for name in _SAME)
     request = {n: v for n, v in trial.stack.items() if v and n not in ("python", "torch", "nccl")}
@@ -145,7 +150,7 @@ def _words(value: object) -> str:
 
 
 def program(result: RunResult, trial: TrialResult, scenario: Scenario | None) -> Program:
-    """The trial as a file that torchrun runs, else the command of moediag."""
+    """The trial as a file that torchrun runs, or only the command of moediag."""
     command = _command(result, trial)
     if scenario is None:
         return Program(command=command)
@@ -155,14 +160,14 @@ def program(result: RunResult, trial: TrialResult, scenario: Scenario | None) ->
         plan = planning.plan(scenario, trial.world_size, _device(trial), variants=[trial.variant])
         text = export(plan, trial.variant, versions, name)
     except MoediagError as error:
-        problem = error.message.partition("no file can do ")[2] or error.message
+        problem = error.message.partition(": ")[2] or error.message
         return Program(command=command, problem=problem)
     run = f"torchrun --nproc-per-node {trial.world_size} {name}"
     return Program(name, text, command, run=run)
 
 
 def _command(result: RunResult, trial: TrialResult) -> str:
-    if not trial.expected:  # a job of somebody else
+    if not trial.expected:  # a user's job
         watched = next((t for t in result.overrides if t.startswith("watch -- ")), "")
         return f"moediag {watched}" if watched else "moediag diagnose DIR"
     words = ["moediag", "run", result.scenario, "--variant", trial.variant]

@@ -1,4 +1,4 @@
-"""What one Python has installed, asked without importing any of it.
+"""The packages that one Python has installed, found without importing them.
 
 Runs as a script under the Python of a stack, which need not have moediag: standard library only,
 Python >= 3.9. torch says how it was built in a file of assignments, so torch itself (seconds, and
@@ -27,7 +27,7 @@ _OF_CUDA = re.compile(r"^nvidia-(nccl|cudnn|cuda-runtime|nvshmem)(-cu\d+)?$")
 
 
 def packages() -> dict[str, str | None]:
-    """Canonical name -> version, None for a needed one that is missing."""
+    """Canonical name -> version, None for a package that is missing."""
     have: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
@@ -40,8 +40,10 @@ def packages() -> dict[str, str | None]:
 
 
 def torch_build() -> dict[str, str]:
-    """``cuda``, ``hip``, ``git_version`` and ``debug`` as torch's own ``version.py`` has them;
-    empty without torch."""
+    """``cuda``, ``hip``, ``git_version`` and ``debug`` from torch's ``version.py``.
+
+    Empty without torch.
+    """
     try:
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:

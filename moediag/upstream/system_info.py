@@ -1,7 +1,7 @@
-"""What to paste into a bug report: the machine, a stack, the variables that matter. Never raises.
+"""System information for a bug report: the machine, a stack, the relevant variables. Never raises.
 
-It is made to be read by strangers: no host, no user, no folder of a person, and no value of a
-variable whose name sounds like a secret.
+It will be published: it holds no host name, no user name, no home folder, and no value of a
+variable whose name suggests a secret.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import moediag
 from moediag import hardware
 from moediag.errors import StackError
 from moediag.stacks import environment
+from moediag.stacks.base import cache_root
 from moediag.stacks.environment import Stack
 from moediag.upstream import installed_packages
 
 GB = 10**9
-ASKING = 30.0  # seconds that another Python may take to answer
+ASKING = 30.0  # seconds, timeout of another Python
 MOST = 60  # variables
 MOST_VALUE = 160  # characters of one
 _RELEVANT = re.compile(
@@ -41,15 +42,17 @@ _HIDDEN = "(set, left out)"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """``machine`` and ``packages`` in the order of a report, None for what is not installed;
-    ``torch_build``: as torch's own file tells it; ``variables``: those that change how ranks talk
-    to each other; ``stack``: name of the environment that was asked, "" for this Python."""
+    """The information, in the order of a report."""
 
     machine: Mapping[str, str]
     python: str
+    #: Package -> version, None if it is not installed.
     packages: Mapping[str, str | None]
+    #: From torch's own version file.
     torch_build: Mapping[str, str]
+    #: Those that change how ranks communicate.
     variables: Mapping[str, str] = field(default_factory=dict)
+    #: Key of the environment, "" for this Python.
     stack: str = ""
     problem: str = ""
     tools: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +69,7 @@ class Surroundings:
         }
 
     def lines(self) -> list[str]:
-        """One fact a line."""
+        """One fact per line."""
         found = [f"- moediag: {moediag.__version__}", f"- Python: {self.python}"]
         for name, version in self.packages.items():
             built = f" ({self._built()})" if name == "torch" and self.torch_build else ""
@@ -76,7 +79,7 @@ class Surroundings:
         if self.stack:
             found.append(f"- environment: {self.stack}, built by moediag")
         if self.problem:
-            found.append(f"- not known: {self.problem}")
+            found.append(f"- unknown: {self.problem}")
         return found + [f"- {name}: {text}" for name, text in self.tools.items()]
 
     def _built(self) -> str:
@@ -92,8 +95,10 @@ class Surroundings:
 
 
 def here(stack: Stack | None = None, tools: bool = False) -> Surroundings:
-    """Of this machine, now. ``stack``: the environment to ask; default: this Python. ``tools``:
-    also what moediag itself uses, for a report about it."""
+    """Information about this machine and ``stack``, by default this Python.
+
+    ``tools`` adds what moediag itself uses, for a report about moediag.
+    """
     if stack is None:
         told, problem = installed_packages.answer(), ""
     else:
@@ -111,8 +116,10 @@ def here(stack: Stack | None = None, tools: bool = False) -> Surroundings:
 
 
 def built(request: Mapping[str, str]) -> Stack | None:
-    """The environment of ``request``, None where nothing is requested. Raises StackError where it
-    is not there: to build one takes minutes and changes nothing about the report."""
+    """The environment of ``request``, None for an empty request.
+
+    Raises StackError if it is not built: building takes minutes and does not change the report.
+    """
     if not request:
         return None
     found = environment.ready(request)
@@ -126,7 +133,7 @@ def built(request: Mapping[str, str]) -> Stack | None:
 
 
 def _asked(stack: Stack) -> tuple[dict[str, Any], str]:
-    """By the stack's own Python; where it does not answer, as moediag built it."""
+    """The answer of the stack's own Python, or else what moediag recorded when it built it."""
     try:
         done = subprocess.run(
             [str(stack.python), str(Path(installed_packages.__file__))],
@@ -143,7 +150,7 @@ def _asked(stack: Stack) -> tuple[dict[str, Any], str]:
 
 
 def machine() -> dict[str, str]:
-    """One line each."""
+    """Facts of the machine, by name."""
     return _looked([
         ("OS", _os),
         ("kernel", lambda: f"{platform.release()} {platform.machine()}"),
@@ -156,7 +163,7 @@ def machine() -> dict[str, str]:
 
 
 def _looked(looks: Iterable[tuple[str, Callable[[], str]]]) -> dict[str, str]:
-    """What cannot be read says so: a report must not fail where the machine is odd."""
+    """The facts; one that cannot be read says so, because a report must not fail."""
     found = {}
     for name, look in looks:
         try:
@@ -217,7 +224,7 @@ def _version(name: str) -> str:
 
 def _built() -> str:
     """Counted, not looked into: that takes seconds where there are many."""
-    folder = environment.cache_root() / "envs"
+    folder = cache_root() / "envs"
     return str(sum(1 for one in folder.iterdir() if one.is_dir())) if folder.is_dir() else "0"
 
 

@@ -1,6 +1,6 @@
-"""In which order upstream projects ask, in the words of their own issue templates.
+"""The issue templates of upstream projects: their sections, in order, with their own headings.
 
-The headings are those that GitHub makes of the forms (``### Label``), so that a draft can be cut
+The headings are those that GitHub makes from the forms (``### Label``), so a draft can be copied
 into the form's fields from top to bottom.
 """
 
@@ -14,7 +14,7 @@ from moediag.result.verdicts import StrEnum
 
 
 class Part(StrEnum):
-    """What a draft consists of; ``FIXED`` is text of the template itself."""
+    """The parts of a draft; ``FIXED`` is text of the template itself."""
 
     SYSTEM = "system"
     WHAT = "what happens, in words"
@@ -32,8 +32,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """``repository``: where it would be filed."""
+    """One project's template."""
 
+    #: Where the report would be filed.
     repository: str
     sections: tuple[Section, ...]
 
@@ -100,9 +101,11 @@ TEMPLATES: Mapping[str, Template] = {
 
 
 def upstream(sources: Iterable[str], packages: Iterable[str]) -> str | None:
-    """Whose bug it is, as far as a scenario tells: the first of its ``sources`` (addresses, or
-    ``accelerate 1.15.0, accelerate/utils/…``) that is about one of these projects, else the first
-    of them among the ``packages`` that its stack names."""
+    """The project that has the bug, as far as a scenario tells, or None.
+
+    It is the first project among the scenario's ``sources`` (addresses, or ``accelerate 1.15.0,
+    accelerate/utils/…``), else the first among the ``packages`` of its stack.
+    """
     for source in sources:
         for name, template in TEMPLATES.items():
             word = "torch" if name == "pytorch" else name

@@ -1,4 +1,4 @@
-"""Which GPU a rank computes on, and what the communication libraries are told before they start."""
+"""The GPU that a rank computes on, and the settings of the communication libraries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from moediag.protocol import WATCHDOG_DUMPS, WATCHDOG_PIPES, Trial
 # torch's Flight Recorder writes to this prefix and the rank's number; newer and older name.
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
-# torch makes a pipe at this prefix; whoever writes to it asks for a dump, where no Python runs too.
+# torch creates a pipe at this prefix; a write to it requests a dump, even where no Python runs.
 _PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 def device(trial: Trial) -> torch.device:
-    """This rank's: the CPU, a GPU of its own, or one that it shares, dealt out in turn."""
+    """This rank's device: the CPU, a GPU of its own, or a shared one, assigned in turn."""
     if not trial.on_gpu:
         return torch.device("cpu")
     local = int(os.environ["LOCAL_RANK"])
@@ -26,8 +26,8 @@ def device(trial: Trial) -> torch.device:
 
 
 def settle(trial: Trial, folder: Path) -> List[str]:
-    """Sets what the trial asks for where the user has not set it himself; returns in words what
-    holds now. Before the process group is made: it reads these variables then."""
+    """Sets the variables that the trial asks for, unless the user set them; returns notes on what
+    applies. Call it before the process group is created, which reads these variables."""
     notes = []
     for name, value in trial.environment.items():
         os.environ.setdefault(name, value)

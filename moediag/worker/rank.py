@@ -1,13 +1,26 @@
-"""What one rank executes: reads its trial, joins the process group, does its part, tells."""
+"""What one rank executes: reads its trial, joins the process group, runs its task, writes the
+outcome."""
 
 from __future__ import annotations
 
 import datetime
 import os
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Dict, Optional
 
-from moediag.protocol import ENV_GUARD, ENV_GUARD_TIMEOUT, SUSCEPTIBILITY, Outcome, Trial
+from moediag.protocol import (
+    ENV_GUARD,
+    ENV_GUARD_TIMEOUT,
+    CostTask,
+    Outcome,
+    ProgramTask,
+    ReferenceTask,
+    ResumeTask,
+    StepTask,
+    SusceptibilityTask,
+    TrainerTask,
+    Trial,
+)
 
 
 def main(trial_path: str) -> None:
@@ -18,27 +31,30 @@ def main(trial_path: str) -> None:
     trial = Trial.read(trial_path)
     folder = Path(trial_path).parent
     torch.set_num_threads(1)
-    if trial.purpose == "reference":
-        _reference(trial, folder)
-    elif trial.purpose == SUSCEPTIBILITY:
-        from moediag.worker.tasks import susceptibility
-
-        susceptibility.run(trial).write(folder)
-    else:
-        _distributed(trial, folder)
+    alone = {ReferenceTask: _reference, SusceptibilityTask: _susceptibility}
+    alone.get(type(trial.task), _distributed)(trial, folder)
 
 
 def _reference(trial: Trial, folder: Path) -> None:
-    from moediag.worker.measure import reference
-    from moediag.worker.models.tiny import NotApplicable
-    from moediag.worker.versions import versions
+    import torch
 
+    from moediag.worker.collector import Collector
+    from moediag.worker.measure import reference
+    from moediag.worker.not_applicable import NotApplicable
+
+    collector = Collector(trial, 0, torch.device("cpu"))
     try:
         reference.run(trial)
+        outcome = collector.outcome()
     except NotApplicable as reason:
-        Outcome(rank=0, applicable=str(reason), versions=versions()).write(folder)
-    else:
-        Outcome(rank=0, versions=versions()).write(folder)
+        outcome = collector.outcome(reason)
+    outcome.write(folder)
+
+
+def _susceptibility(trial: Trial, folder: Path) -> None:
+    from moediag.worker.tasks import susceptibility
+
+    susceptibility.run(trial).write(folder)
 
 
 def _distributed(trial: Trial, folder: Path) -> None:
@@ -47,7 +63,7 @@ def _distributed(trial: Trial, folder: Path) -> None:
 
     if not trial.on_gpu:
         kernels.interpret()
-    # First: the recorder asks the Flight Recorder, which reads its settings once.
+    # First, because the Flight Recorder reads its settings once, when the recorder queries it.
     notes = gpu.settle(trial, folder)
     recorder: Any = None
     if trial.record:
@@ -57,7 +73,7 @@ def _distributed(trial: Trial, folder: Path) -> None:
         from moediag.recorder import install
 
         recorder = install(str(folder), rank, world_size)
-        for note in notes:  # now: a rank that stops never gets to its outcome
+        for note in notes:  # at once: a rank that stops never writes its outcome
             recorder.event("note", keep=True, text=note)
     ended = _noted(folder, recorder) if trial.record and trial.executed else None
     try:
@@ -75,7 +91,7 @@ def _distributed(trial: Trial, folder: Path) -> None:
 
 
 def _noted(folder: Path, recorder: Any) -> Optional[Callable[[], None]]:
-    """Which functions run; a failure to note them must not become the trial's."""
+    """Starts noting which functions run; its failure must not become the trial's."""
     from moediag.recorder import executed
 
     try:
@@ -90,34 +106,33 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     import torch.distributed as dist
 
     from moediag.worker import gpu, programs
-    from moediag.worker.models.tiny import NotApplicable
-    from moediag.worker.tasks import cost, load_cost, resume, step, trainer
-    from moediag.worker.versions import versions
+    from moediag.worker.collector import Collector
+    from moediag.worker.not_applicable import NotApplicable
+    from moediag.worker.tasks import cost, resume, step, trainer
 
+    tasks: Dict[type, Callable[[Collector], None]] = {
+        StepTask: step.run,
+        TrainerTask: trainer.run,
+        ResumeTask: resume.run,
+        ProgramTask: programs.run,
+        CostTask: cost.run,
+    }
     device = gpu.device(trial)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     # Longer than the launch's own bound: the watchdog judges a stall, not the library's timeout.
     timeout = datetime.timedelta(seconds=2 * trial.timeout)
     dist.init_process_group(trial.backend, timeout=timeout)
+    collector = Collector(trial, rank, device, recorder)
     try:
-        if trial.purpose == "cost":
-            return cost.run(trial, rank, recorder, device)
-        if trial.program is not None:
-            return programs.load(trial.program.name).run(trial, rank, recorder, device)
-        if trial.resume is not None:
-            return resume.run(trial, rank, recorder, device)
-        if trial.purpose == "load-cost":
-            return load_cost.run(trial, rank, recorder, device)
-        if trial.wrapper.kind in trainer.KINDS:
-            return trainer.run(trial, rank, recorder, device)
-        return step.run(trial, rank, recorder, device)
+        tasks[type(trial.task)](collector)
     except NotApplicable as reason:
-        return Outcome(rank=rank, applicable=str(reason), versions=versions())
+        return collector.outcome(reason)
     finally:
-        # Not reached by a rank that aborts; a raising rank must not wait for its peers here.
+        # A rank that aborts does not get here; one that raises must not wait for its peers.
         if not _raising():
             dist.destroy_process_group()
+    return collector.outcome()
 
 
 def _raising() -> bool:

@@ -1,4 +1,4 @@
-"""Versions of what this rank really runs on."""
+"""Versions of the packages that this rank runs on."""
 
 from __future__ import annotations
 

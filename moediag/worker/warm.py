@@ -1,8 +1,8 @@
-"""Imports everything that torch and transformers import lazily, before the clock runs.
+"""Imports beforehand everything that torch and transformers import lazily.
 
-The first optimizer step, ``clip_grad_norm_`` and FSDP2 call import ``torch._dynamo`` and more: in
-the host this is done once for all trials, and a rank under load is not mistaken for a hung one.
-No process group and no autograd here: the host forks its ranks afterwards.
+The first optimizer step, ``clip_grad_norm_`` and FSDP2 call import ``torch._dynamo`` and more. The
+host does this once for all trials, so that a rank under load is not mistaken for a hung one. No
+process group and no autograd here: the host forks its ranks afterwards.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TRAINERS = ("trl.trainer.sft_trainer", "datasets", "tokenizers")
 
 
 def warm(families: Sequence[str]) -> None:
-    """``families``: names of :data:`moediag.families.FAMILIES`; one that the installed
-    release lacks is passed over, the trial will say so."""
+    """``families``: names of :data:`moediag.families.FAMILIES`; those that the installed
+    release lacks are skipped: the trial reports them."""
     import torch
 
-    # Read when it is imported: TRL counts its users, and a test is none.
+    # TRL reads it when it is imported. It counts its users, and a test is not one.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from moediag.worker import kernels
 
@@ -48,6 +48,7 @@ def warm(families: Sequence[str]) -> None:
             continue  # another torch; the step will import what it has
     from moediag.worker.measure import reference  # noqa: F401
     from moediag.worker.models import tiny
+    from moediag.worker.not_applicable import NotApplicable
 
     if importlib.util.find_spec("trl") is not None:  # only a stack that asks for it has it
         for name in _TRAINERS:
@@ -56,13 +57,13 @@ def warm(families: Sequence[str]) -> None:
     if importlib.util.find_spec("torchtitan") is not None:
         from moediag.worker.programs.router_block import titan_cpu
 
-        with contextlib.suppress(tiny.NotApplicable):  # another release than its scenario's
+        with contextlib.suppress(NotApplicable):  # another release than its scenario's
             titan_cpu.load()
 
     for family in families:
         try:
             tiny.import_family(family)
-        except tiny.NotApplicable:
+        except NotApplicable:
             continue
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.zeros(2)

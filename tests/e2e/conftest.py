@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from moediag.pipeline import run as runner
+from moediag.pipeline import trials
 from tests.e2e.pipeline import Command, Hosts
 
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
-    """The command line, with hosts that are shared by all tests of the session."""
+    """The command line, with hosts shared by all tests of the session."""
     hosts = Hosts(tmp_path_factory.mktemp("hosts"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "launcher", hosts.launcher)
+        patch.setattr(trials, "launcher", hosts.launcher)
         try:
             yield Command(tmp_path_factory.mktemp("runs"))
         finally:

@@ -1,8 +1,8 @@
-"""What the end-to-end tests share: the command run in this process, hosts that outlive one run.
+"""Helpers of the end-to-end tests: runs the command in this process, with hosts shared by all runs.
 
-A run's fork host imports torch and transformers once per stack, 4 to 8 seconds. Here the hosts are
-kept for the whole session; everything else of a run is the command's own. The tests of the command
-as a program (`test_command.py`) start it as a process, with hosts of its own.
+A run's fork host imports torch and transformers once per stack, which takes 4 to 8 seconds. Here
+the hosts live for the whole session; everything else of a run is the command's own. The tests of
+the command as a program (`test_command.py`) start a process with its own hosts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import pytest
 
 from moediag.cli import app
 from moediag.errors import NoSuchRelease, StackError
-from moediag.launch.launcher import Launcher, StackLike, launcher
+from moediag.launch.base import Launcher, StackLike
+from moediag.launch.launcher import launcher
 from moediag.launch.settings import LaunchOptions
 from moediag.stacks import environment
 
@@ -60,7 +61,7 @@ class Ran:
 
 @dataclass
 class Hosts:
-    """Stands in for moediag.pipeline.run.launcher: fork launchers are kept, torchrun is not."""
+    """Stands in for moediag.pipeline.trials.launcher: fork launchers are kept, torchrun is not."""
 
     folder: Path
     kept: dict[str, Launcher] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""The fields of result.json (schema_version 1), written down a second time.
+"""A second, independent list of the fields of result.json (schema_version 1).
 
-`problems` compares a parsed file with them: what is there must have the type, what is written here
-must be there. A trial and the result itself may carry more; the parts with ``EXACT`` may not.
+`problems` compares a parsed file with it: every field here must exist, with its type. A trial and
+the result itself may carry more; the parts with ``EXACT`` may not.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ TRIAL = {
         "launch": (float, NULL),
         "stall_to_verdict": (float, NULL),
         "total": (float, NULL),
+        "reference": (float, NULL),
     },
     "evidence": str,
+    "what": str,
+    "source": str,
 }
 RESULT = {
     "schema_version": int,
@@ -90,7 +93,7 @@ RESULT = {
 
 
 def problems(value: Any, shape: Any = RESULT, where: str = "result") -> list[str]:
-    """What is wrong, each with its place; empty when ``value`` has the shape."""
+    """Returns each problem with its position; empty if ``value`` has the shape."""
     if isinstance(shape, tuple):
         tried = [problems(value, one, where) for one in shape]
         return min(tried, key=len)

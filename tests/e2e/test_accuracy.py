@@ -1,4 +1,4 @@
-"""The counting of `make accuracy` on real tools and a real job."""
+"""`make accuracy` with real tools and a real job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
 
 
-def test_torchfrtrace_itself_is_read_beside_ours(tmp_path: Path) -> None:
+def test_torchfrtrace_and_moediag_read_the_same_dumps(tmp_path: Path) -> None:
     """One of three ranks makes another call than its peers; of a healthy job neither complains."""
     base = jobs.healthy(jobs.Layout(dp=3), 3)
     faulty = simulated.Case(jobs.faulty(base, "op", 12), "op", 12, 2000)
@@ -38,7 +38,7 @@ def test_torchfrtrace_itself_is_read_beside_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_the_command_counts_a_victim_under_every_tool(tmp_path: Path) -> None:
+def test_the_command_counts_a_victim_with_every_tool(tmp_path: Path) -> None:
     report = tmp_path / "accuracy.md"
     done = subprocess.run(
         [sys.executable, "-m", "bench.accuracy", "--no-simulated", "--victim", "raises",

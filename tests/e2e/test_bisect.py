@@ -1,4 +1,5 @@
-"""`moediag bisect` as a program, on real releases: interrupted, resumed by the line it printed."""
+"""`moediag bisect` as a program, on real releases: interrupted, resumed by the command it
+printed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.drive import drive
 from moediag.campaign.bisect.probe import Releases
 from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.engine.display import Lines
 from moediag.errors import EvidenceError, StackError
 from moediag.launch.settings import LaunchOptions
 from moediag.scenario import catalogue, load
@@ -49,7 +50,7 @@ def probed(folder: Path) -> list[tuple[str, int]]:
         return []
 
 
-def test_the_release_that_broke_it_also_after_an_interruption(tmp_path: Path) -> None:
+def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) -> None:
     try:
         releases.releases("transformers")
     except StackError as error:
@@ -71,9 +72,9 @@ def test_the_release_that_broke_it_also_after_an_interruption(tmp_path: Path) ->
         first.kill()
     assert (first.returncode, out) == (130, ""), errors
     until(lambda: marked(mark) == [], "something was left behind")
-    (command,) = [x for x in errors.splitlines() if x.startswith("To go on: ")]
+    (command,) = [x for x in errors.splitlines() if x.startswith("To resume: ")]
     before = probed(folder)
-    again = start(tmp_path, shlex.split(command.removeprefix("To go on: ")) + ["--json"], mark)
+    again = start(tmp_path, shlex.split(command.removeprefix("To resume: ")) + ["--json"], mark)
     try:
         out, errors = again.communicate(timeout=400)
     finally:
@@ -98,7 +99,7 @@ def named(boundary: dict[str, Any], most: int = 3) -> list[str]:
     return [entry["function"] for entry in changed]
 
 
-def test_the_release_that_repaired_it_and_the_fused_experts_in_it(tmp_path: Path) -> None:
+def test_the_first_good_release_and_its_fused_experts_are_found(tmp_path: Path) -> None:
     for version in ("4.57.6", "5.0.0"):
         need({"transformers": version})
     words = "moediag bisect expert-starvation --bad 4.57.6 --good 5.0.0 --cpu 2 --json --out out"
@@ -132,10 +133,10 @@ def test_a_real_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> N
     chosen = ("4.22.0", GOOD, BAD)
     few = tuple(r for r in whole.releases if r.version in chosen)
     asked = dataclasses.replace(whole, releases=few)
-    watcher = Lines(print)
+    display = Lines(print)
     with states.create(tmp_path / "out", asked.header(["moediag"])) as state:
-        prober = Releases(asked, tmp_path / "out", watcher, LaunchOptions())
-        answer = drive(asked, state, prober, watcher).answer
+        prober = Releases(asked, tmp_path / "out", display, LaunchOptions())
+        answer = drive(asked, state, prober, display).answer
     assert answer is not None and answer.began is not None
     assert (answer.began.bad, answer.began.good) == (2, 1)
     assert answer.given_good is not None and answer.given_good[1].kind == Kind.SKIP

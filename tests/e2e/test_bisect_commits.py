@@ -1,5 +1,5 @@
-"""Commits on real ranks: a clone of accelerate in which one commit is planted, laid over the
-environment of a release; by ``--repo``'s own search and by a real ``git bisect run``."""
+"""Searches commits with real ranks: a clone of accelerate with one planted commit over the
+environment of a release, by ``--repo``'s own search and by a real ``git bisect run``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from moediag.campaign.bisect.commits.commits import Between, name_the_commit
 from moediag.campaign.bisect.follow import Follow
 from moediag.campaign.bisect.probe import Releases
 from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.progress import Lines
 from moediag.campaign.bisect.question import Asked, Question
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.signature_match import Target
+from moediag.campaign.engine.display import Lines
 from moediag.errors import StackError
 from moediag.launch.settings import LaunchOptions
 from moediag.scenario import catalogue, load
@@ -72,21 +72,21 @@ def asked() -> Question:
         pytest.skip(f"no index can be asked: {error.message}")
 
 
-def test_the_commit_is_named_and_what_cannot_be_imported_is_passed_over(
+def test_the_commit_is_named_and_unimportable_commits_are_skipped(
     clone: TinyClone, tmp_path: Path
 ) -> None:
     question, folder = asked(), tmp_path / "out"
     target = Target("unfixed", question.declared, (STARVED,), rate=Rate(9, 9))
-    watcher = Lines(print)
-    prober = Releases(question, folder, watcher, LaunchOptions())
+    display = Lines(print)
+    prober = Releases(question, folder, display, LaunchOptions())
     between = Between("accelerate", "1.7.0", "1.8.1", "bad", (STACK,))
     with states.create(folder, question.header(["moediag"])) as state:
         try:
-            follow = Follow(state, prober, watcher, target)
+            follow = Follow(state, prober, display, target)
             answer = name_the_commit(between, Clone(clone.path), follow, folder)
         finally:
             prober.close()
-        kinds = {r.version[7:]: r.verdict for r in state.stored.extras}
+        kinds = {r.version[7:]: r.verdict for r in state.extras}
     by_message = {m: kinds.get(h[:10]) for m, h in clone.commits.items()}
     broken = by_message["change 2"]
     assert broken is not None and broken.kind == Kind.SKIP

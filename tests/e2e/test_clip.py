@@ -1,6 +1,6 @@
-"""The gradient norm on real ranks: plain tensors, DTensors of two meshes, plain shards, at once.
+"""The gradient norm on real ranks: plain tensors, DTensors of two meshes and plain shards together.
 
-Every rank must report the norm of the whole gradient as one process computes it, and scale its own
+Every rank must report the same norm of the whole gradient as a single process, and scale its own
 pieces by the same factor.
 """
 
@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
-from moediag.worker import clipping  # noqa: E402
+from moediag.worker.shard import clipping  # noqa: E402
 from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
 from moediag.worker.shard.placement import local  # noqa: E402
 
@@ -108,6 +108,6 @@ def test_per_mesh_gives_the_norm_of_one_process_on_every_rank(world: int, tmp_pa
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_the_norm_of_own_pieces_is_another_one_on_each_rank(world: int, tmp_path: Path) -> None:
+def test_the_norm_of_local_tensors_differs_between_ranks(world: int, tmp_path: Path) -> None:
     norms = [norm for norm, _, _ in run(world, "local", tmp_path)]
     assert len({round(norm, 3) for norm in norms}) == world

@@ -1,4 +1,4 @@
-"""`moediag run` as a program of its own: streams, exit codes, folders, and nothing left behind."""
+"""`moediag run` as a program: streams, exit codes, folders, and no process left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARK = "MOEDIAG_TEST_MARK"
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes that were started with ``mark`` in their environment."""
+    """Returns the living processes with ``mark`` in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -74,7 +74,7 @@ def in_its_hang(folder: Path) -> Callable[[], bool]:
     return lambda: all(log.exists() and '"collective"' in log.read_text() for log in logs)
 
 
-def test_ctrl_c_ends_the_ranks_and_keeps_what_was_gathered(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_ranks_and_keeps_the_evidence(tmp_path: Path) -> None:
     process, mark = start(
         tmp_path, "expert-starvation-hang", "--quiescence", "300", "--out", "out", "--json"
     )
@@ -101,7 +101,7 @@ def test_ctrl_c_ends_the_ranks_and_keeps_what_was_gathered(tmp_path: Path) -> No
     assert json.loads(again.stdout)["trials"][0]["variant"] == "unfixed"
 
 
-def test_when_moediag_is_killed_its_ranks_end_too(tmp_path: Path) -> None:
+def test_a_killed_moediag_leaves_no_ranks(tmp_path: Path) -> None:
     process, mark = start(
         tmp_path, "expert-starvation-hang", "--quiescence", "300", "--out", "out", "--json"
     )

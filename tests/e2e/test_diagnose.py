@@ -1,4 +1,4 @@
-"""`moediag diagnose` on what a real job of torch leaves."""
+"""`moediag diagnose` on the files of a real torch job."""
 
 from __future__ import annotations
 

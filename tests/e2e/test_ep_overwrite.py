@@ -1,5 +1,5 @@
-"""Experts that accelerate's prepare overwrites, on the released libraries: who holds what is
-matched with the checkpoint's bytes, and every release gets an honest verdict.
+"""Experts that accelerate's prepare overwrites, on the released libraries: each rank's experts are
+compared with the checkpoint's bytes, and every release gets an honest verdict.
 
 Two gloo ranks on the CPU, four for some, under both launchers.
 """
@@ -85,9 +85,9 @@ class TestOverwrite:
         )
         assert "That is rank 0's slice (0-3), taken for the whole parameter" in trial["cause"]
         assert "rank 1 holds 6-7, and experts 2-5 are on no rank" in other["cause"]
-        assert "The loss of that step is right to five digits" in trial["cause"]
+        assert "The loss of that step is correct to five digits" in trial["cause"]
 
-    def test_who_holds_what_stands_side_by_side(self, ran: Ran) -> None:
+    def test_the_page_compares_which_rank_holds_which_experts(self, ran: Ran) -> None:
         cells = held(ran)
         assert {name: experts(rows) for name, rows in cells.items()} == {
             "unfixed": ["0-1", "2-3"],
@@ -103,7 +103,7 @@ class TestOverwrite:
             ("rank 1", "nothing yet: rank 0 loads", "2-3 (Shard(0) on mesh[2])"),
         ]
 
-    def test_shims_and_how_it_was_asked_are_said(self, ran: Ran) -> None:
+    def test_the_result_notes_shims_and_arguments(self, ran: Ran) -> None:
         notes = ran.trial("unfixed")["notes"]
         assert (
             "from_pretrained was asked by DistributedConfig(enable_expert_parallel=True)" in notes
@@ -121,7 +121,7 @@ class TestOverwrite:
         for name in ("verdict", "signature", "cause", "culprits"):
             assert trial[name] == ran.trial("unfixed")[name], name
 
-    def test_inputs_of_the_blocks_are_wrong_where_the_experts_are(self, ran: Ran) -> None:
+    def test_block_inputs_are_wrong_if_the_experts_are(self, ran: Ran) -> None:
         for variant, wrong in (("unfixed", True), ("native", False)):
             for rank in (0, 1):
                 path = ran.folder / variant / f"rank-{rank}.outcome.json"
@@ -162,7 +162,7 @@ def test_four_ranks_of_two_axes_hold_every_expert(command: Command) -> None:
 
 
 @pytest.mark.wide
-def test_torchrun_tells_the_same_as_the_fork_launcher(command: Command) -> None:
+def test_torchrun_gives_the_same_verdicts_as_the_fork_launcher(command: Command) -> None:
     stack("5.12.1")
     real = command.run("ep-overwrite", *TWO[:2], "--launcher", "torchrun")
     forked = command.run("ep-overwrite", *TWO[:2])
@@ -220,7 +220,7 @@ def test_every_release_gets_an_honest_verdict(command: Command, release: str) ->
 
 
 @pytest.mark.wide
-def test_experts_divided_twice_are_wrong_where_nothing_is_left_to_reduce(command: Command) -> None:
+def test_experts_divided_twice_are_wrong_without_a_reduction(command: Command) -> None:
     """5.20 to 5.22 with as many ranks as the ep axis: half of the experts' gradients."""
     stack("5.22.0")
     ran = command.run(
@@ -242,7 +242,7 @@ FAMILIES = {
     # A plan for experts, so that they are divided, and overwritten.
     "gpt_oss": (WEIGHTS, AGAIN),
     "internvl": (WEIGHTS, AGAIN),
-    # None in 5.12: asked for, and not done, without a word.
+    # None in 5.12: requested, but silently not done.
     "mixtral": (WEIGHTS, OFF),
     "olmoe": (WEIGHTS, OFF),
     # accelerate cannot load a buffer of theirs back, with or without expert parallelism.

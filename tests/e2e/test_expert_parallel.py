@@ -1,6 +1,6 @@
 """Expert parallelism on real releases: the optimizer's groups, the gradient norm, the router.
 
-Two gloo ranks on the CPU. Step and accelerate are the released code; see the scenarios.
+Two gloo ranks on the CPU. Step and accelerate are the released code; the scenarios have details.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TestClipNorm:
 
 
 class TestRouterGradient:
-    def test_replicas_that_drift_apart_are_part_of_the_cause(self, command: Command) -> None:
+    def test_diverging_replicas_are_part_of_the_cause(self, command: Command) -> None:
         need(PLAIN)
         need(NEW)
         ran = command.run(
@@ -98,4 +98,4 @@ class TestRouterGradient:
         assert apart["signature"] == "wrong-gradients:replicas differ:no-rank"
         assert "differ between ranks that hold the same slice" in apart["cause"]
         assert "mlp.gate.weight" in apart["cause"]
-        assert "all compute the same wrong thing" in alike["cause"]
+        assert "all compute the same wrong result" in alike["cause"]

@@ -1,4 +1,4 @@
-"""Exported files under the real torchrun, in environments that have no moediag."""
+"""Exported files under the real torchrun, in environments without moediag."""
 
 from __future__ import annotations
 

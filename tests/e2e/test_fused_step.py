@@ -22,7 +22,7 @@ STACK = {"transformers": "5.17.0", "accelerate": "1.15.0", "triton": "3.6.0"}
 LATER = {"transformers": "5.18.0", "accelerate": "1.15.0", "triton": "3.6.0"}
 
 
-def test_the_wrong_kernel_is_found_and_ours_is_right(command: Command) -> None:
+def test_the_wrong_kernel_is_found_and_our_kernel_is_correct(command: Command) -> None:
     """The interpreter runs the Triton kernels; one environment for all of them."""
     need(STACK)
     ran = command.run(
@@ -72,16 +72,16 @@ def measured(*line: str) -> str:
 
 
 @pytest.mark.wide
-def test_its_speed_is_measured_by_the_same_code_on_a_cpu() -> None:
+def test_the_speed_benchmark_runs_on_a_cpu() -> None:
     need(STACK)
     page = measured()
-    assert "2 ranks (gloo); 2 layers, 39,616 parameters, 32 tokens a step" in page
+    assert "2 ranks (gloo); 2 layers, 39,616 parameters, 32 tokens per step" in page
     assert re.search(r"\| triton \| one-hot \| [\d.]+ ms \([\d.]+ to [\d.]+\) \|", page)
     assert page.count("against the loop") == 2
     for name in ("dense-experts", "touch", "zero-fill", "iterate-all", "grouped_mm", "triton"):
         assert len(re.findall(rf"\| {name} \| zero-token \| [\d.]+ ms", page)) >= 2
     # Only what cannot be is missing: the eager loop on two ranks, and what a GPU is needed for.
-    missing = page[page.index("### Speed that was not measured") :]
+    missing = page[page.index("### Speed not measured") :]
     assert len(re.findall(r"^\| `", missing, re.MULTILINE)) == 1 + 6
 
 

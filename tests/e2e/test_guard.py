@@ -1,5 +1,5 @@
-"""The guard on real ranks: each starvation is the same named error on every rank, in time, and what
-is healthy goes through it untouched."""
+"""The guard on real ranks: each starvation is the same named error on every rank, in time, and a
+healthy run passes unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_all_ranks_raise_the_same_named_error(ran: Ran, variant: str) -> None:
     assert first.startswith(ERROR)
 
 
-def test_it_names_what_a_rank_lacks(ran: Ran) -> None:
+def test_the_error_names_the_missing_parameters(ran: Ran) -> None:
     text = errors(ran, "divergent")[0]
     assert "reduce_scatter of model.layers.1 with different parameters" in text
     assert "rank 0: 33 of 33 parameters\n" in text
@@ -60,7 +60,7 @@ def test_it_names_what_a_rank_lacks(ran: Ran) -> None:
     assert "The guard stopped ranks 0, 1 before that reduction" in trial["cause"]
 
 
-def test_it_stops_what_no_backend_can_see(ran: Ran) -> None:
+def test_the_guard_stops_a_mismatch_that_no_backend_can_see(ran: Ran) -> None:
     trial = ran.trial("silent")
     assert trial["culprits"] == [0, 1]
     sizes = {side["numel"] for side in trial["first_divergence"]["ranks"].values()}
@@ -68,7 +68,7 @@ def test_it_stops_what_no_backend_can_see(ran: Ran) -> None:
     assert "without the guard nothing would report an error" in trial["cause"]
 
 
-def test_a_rank_that_waits_elsewhere_is_said_to_be_absent(ran: Ran) -> None:
+def test_a_rank_that_waits_elsewhere_is_reported_as_absent(ran: Ran) -> None:
     """The rank that waited is no culprit for that: the other one went past an all-gather."""
     text = errors(ran, "absent")[0]
     assert "rank 0 did not come to the reduce_scatter of model.layers.0.mlp.experts" in text
@@ -76,7 +76,7 @@ def test_a_rank_that_waits_elsewhere_is_said_to_be_absent(ran: Ran) -> None:
     assert ran.trial("absent")["culprits"] == [1]
 
 
-def test_what_it_cost_is_in_every_rank_s_output_and_on_the_page(ran: Ran) -> None:
+def test_the_cost_is_in_every_ranks_output_and_on_the_page(ran: Ran) -> None:
     for variant in ran.verdicts:
         if variant != "absent":
             assert len(costs(ran, variant)) == 2, variant
@@ -85,7 +85,7 @@ def test_what_it_cost_is_in_every_rank_s_output_and_on_the_page(ran: Ran) -> Non
 
 @pytest.mark.wide
 @pytest.mark.parametrize("layout", ["{dp_shard: world}", "{dp_replicate: 2, dp_shard: world}"])
-def test_it_sees_across_shards_and_replicas(command: Command, layout: str) -> None:
+def test_the_guard_compares_shards_and_replicas(command: Command, layout: str) -> None:
     """Where rank 1's peers in the shard group have raised, those in other replicas learn it too."""
     need({"transformers": "4.53.2"})
     found = command.run(
@@ -101,7 +101,7 @@ def test_it_sees_across_shards_and_replicas(command: Command, layout: str) -> No
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", ["expert-starvation", "expert-starvation-silent"])
-def test_any_scenario_takes_it(command: Command, name: str) -> None:
+def test_any_scenario_can_use_the_guard(command: Command, name: str) -> None:
     need({"transformers": "4.53.2"})
     found = command.run(name, "--variant", "unfixed", "--set", "recorder.guard=true")
     assert found.verdicts == {"unfixed": "crash"}

@@ -1,6 +1,6 @@
-"""docs/add-a-*.md followed word for word, in a copy of the package: what they promise comes true.
+"""Follows docs/add-a-*.md word for word in a copy of the package.
 
-The files that a page shows are written, the edits that it tells are made, its commands are run.
+Writes the files that a page shows, makes its edits and runs its commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.stacks import environment
+from moediag.stacks.base import cache_root
 from tests.e2e.pipeline import Command, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.stack]
@@ -51,7 +51,7 @@ class Page:
         return found
 
     def commands(self, of: str = "") -> list[str]:
-        """Every `$ moediag …` line, of the section that begins with ``of``."""
+        """Returns every `$ moediag …` line of the section that begins with ``of``."""
         text = self.text[self.text.index(of) :] if of else self.text
         text = text[: text.find("\n## ", 1)] if of else text
         return re.findall(r"^ *\$ (moediag .+)$", text, re.M)
@@ -59,7 +59,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of the package. ``run`` is a shell in it whose `moediag` is the copy."""
+    """A copy of the package. ``run`` runs a command line in it, with `moediag` from the copy."""
 
     folder: Path
 
@@ -74,7 +74,7 @@ class Checkout:
             file.write_text("".join(lines), encoding="utf-8")
 
     def run(self, line: str) -> tuple[int, str]:
-        """(exit code, stdout) of a command line as the page has it."""
+        """Returns exit code and stdout of a command line of the page."""
         program = f"'{sys.executable}' -m moediag"
         done = subprocess.run(
             re.sub(r"^moediag", program, line), shell=True, cwd=self.folder, text=True,
@@ -97,16 +97,16 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
         shutil.copytree(ROOT / part, folder / part)
     shutil.copy(ROOT / "pyproject.toml", folder)
     yield Checkout(folder)
-    # Ranks import the copy through a link in the cache: it would lead nowhere.
-    for link in (environment.cache_root() / "rank-path").glob("*/moediag"):
+    # Ranks import the copy through a link in the cache; remove the links to this folder.
+    for link in (cache_root() / "rank-path").glob("*/moediag"):
         if link.resolve().is_relative_to(tmp_path):
             shutil.rmtree(link.parent)
 
 
-def test_a_scenario_of_your_own(
+def test_your_own_scenario(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the package changes, so the command is run as in the other tests."""
+    """The package does not change, so the command is run as in the other tests."""
     need({"transformers": "4.53.2"})
     monkeypatch.chdir(tmp_path)
     page = Page.read("add-a-scenario.md")
@@ -150,9 +150,9 @@ def test_a_scenario_in_the_catalogue(checkout: Checkout) -> None:
     first = re.search(r"becomes `(# yaml-language-server.+?)`", page.text)
     assert first
     text = "\n".join([first[1], *text.splitlines()[1:]])
-    (checkout.folder / "moediag" / "catalogue" / name).write_text(text)
+    (checkout.folder / "scenarios" / name).write_text(text)
     schema = re.search(r"\$schema=(.+)", first[1])
-    assert schema and (checkout.folder / "moediag" / "catalogue" / schema[1]).exists()
+    assert schema and (checkout.folder / "scenarios" / schema[1]).exists()
     code, listed = checkout.run("moediag list")
     assert code == 0
     assert "checkpointed" in [line.split()[0] for line in listed.splitlines()]
@@ -169,18 +169,18 @@ def test_a_fix(checkout: Checkout) -> None:
     code, shown = checkout.run(line)
     words = " ".join(shown.split())
     assert code == 0, shown
-    assert "collective-mismatch" in words, "without it the failure is there"
+    assert "collective-mismatch" in words, "the unfixed variant fails"
     assert re.search(r"touch-layer correct", words)
     assert "2 of 2 expectations met" in words
 
 
-def test_a_fix_that_repairs_nothing_is_not_called_correct(checkout: Checkout) -> None:
+def test_an_ineffective_fix_is_not_called_correct(checkout: Checkout) -> None:
     page = Page.read("add-a-fix.md")
     checkout.follow(page)
-    module = checkout.folder / "moediag" / "fixes" / "touch_layer.py"
+    module = checkout.folder / "moediag" / "worker" / "fixes" / "touch_layer.py"
     text = module.read_text()
     assert "0.0 * sum(" in text
-    # The graph without the parameters: the sum is there, its gradients are not.
+    # Detached parameters: the sum is in the graph, its gradients are not.
     module.write_text(text.replace("p.sum() for", "p.detach().sum() for"))
     (line,) = page.commands()
     code, shown = checkout.run(line)

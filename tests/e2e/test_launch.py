@@ -1,4 +1,4 @@
-"""Both launchers with real gloo ranks: what happened is told right, and nothing is left."""
+"""Both launchers with real gloo ranks: the report is correct, and no process is left."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ import pytest
 
 from moediag import protocol
 from moediag.evidence.model import ExitStatus
-from moediag.launch.launcher import Launcher, launcher
+from moediag.launch.base import Launcher
+from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
-from moediag.protocol import Trial
+from moediag.protocol import ReferenceTask, Trial
 
 pytestmark = pytest.mark.e2e
 
@@ -39,7 +40,7 @@ def options(mark: str, **changes: object) -> LaunchOptions:
 
 
 def marked(mark: str) -> list[int]:
-    """Living processes that were started with ``mark`` in their environment."""
+    """Returns the living processes with ``mark`` in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -137,7 +138,7 @@ def test_a_killed_rank(both: Launcher, tmp_path: Path) -> None:
     assert record.stall is None
 
 
-def test_peers_of_a_dead_rank_are_looked_at_before_they_are_ended(
+def test_peers_of_a_dead_rank_are_captured_before_they_are_stopped(
     both: Launcher, tmp_path: Path
 ) -> None:
     record = both.run(trial("death-beside-waiter"), tmp_path / "t")
@@ -165,15 +166,13 @@ def test_a_hang(both: Launcher, tmp_path: Path) -> None:
     assert left_over(both) == []
 
 
-def test_a_hang_that_no_heartbeat_marks_is_seen_on_the_stacks(
-    forks: Launcher, tmp_path: Path
-) -> None:
+def test_a_hang_without_a_heartbeat_is_found_from_stacks(forks: Launcher, tmp_path: Path) -> None:
     record = forks.run(trial("hang-two-groups", timeout=60.0), tmp_path / "t")
     assert record.stall is not None
     assert record.stall.waiting == (0, 1)
 
 
-def test_a_busy_rank_is_no_hang_until_the_outer_bound(forks: Launcher, tmp_path: Path) -> None:
+def test_a_busy_rank_is_not_a_hang_before_the_timeout(forks: Launcher, tmp_path: Path) -> None:
     record = forks.run(trial("busy", timeout=3.0), tmp_path / "t")
     assert record.stall is None
     assert record.timed_out
@@ -181,16 +180,16 @@ def test_a_busy_rank_is_no_hang_until_the_outer_bound(forks: Launcher, tmp_path:
     assert all(status.by_us for status in record.exits.values())
 
 
-def test_waiting_outside_a_collective_is_no_hang(forks: Launcher, tmp_path: Path) -> None:
+def test_waiting_outside_a_collective_is_not_a_hang(forks: Launcher, tmp_path: Path) -> None:
     record = forks.run(trial("blocked-outside", timeout=3.0), tmp_path / "t")
     assert (record.stall, record.timed_out) == (None, True)
 
 
-def test_a_slow_start_is_no_hang(forks: Launcher, tmp_path: Path) -> None:
+def test_a_slow_start_is_not_a_hang(forks: Launcher, tmp_path: Path) -> None:
     assert forks.run(trial("slow-start"), tmp_path / "t").succeeded
 
 
-def test_ranks_that_ignore_signals_are_ended_with_their_children(
+def test_ranks_that_ignore_signals_are_killed_with_their_children(
     both: Launcher, tmp_path: Path
 ) -> None:
     record = both.run(trial("stubborn"), tmp_path / "t")
@@ -201,13 +200,13 @@ def test_ranks_that_ignore_signals_are_ended_with_their_children(
 
 
 def test_a_reference_is_one_rank(both: Launcher, tmp_path: Path) -> None:
-    record = both.run(trial("reference", purpose="reference", world_size=4), tmp_path / "t")
+    record = both.run(trial("reference", task=ReferenceTask(), world_size=4), tmp_path / "t")
     assert record.exits == {0: OK}
     assert json.loads((tmp_path / "t" / "reference.json").read_text()) == "1"
 
 
 def test_a_failing_reference_has_its_exit_and_error(forks: Launcher, tmp_path: Path) -> None:
-    record = forks.run(trial("early-exit", purpose="reference"), tmp_path / "t")
+    record = forks.run(trial("early-exit", task=ReferenceTask()), tmp_path / "t")
     assert record.exits == {0: ExitStatus(code=1)}
     assert (tmp_path / "t" / protocol.error_file(0)).exists()
 
@@ -256,7 +255,7 @@ def pid_of(target: str, kind: str, folder: Path, parent: int) -> int:
     [("fork", t) for t in ("moediag", "host", "agent", "rank")]
     + [("torchrun", t) for t in ("moediag", "agent", "rank")],
 )
-def test_kill_9_of_anybody_leaves_nothing(kind: str, target: str, tmp_path: Path) -> None:
+def test_kill_9_of_any_process_leaves_nothing(kind: str, target: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn-childless", tmp_path)
     folder = tmp_path / "stubborn-childless"
     os.kill(pid_of(target, kind, folder, parent.pid), signal.SIGKILL)
@@ -274,7 +273,7 @@ def test_kill_9_of_anybody_leaves_nothing(kind: str, target: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["fork", "torchrun"])
-def test_ctrl_c_ends_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_ranks_and_keeps_the_record(kind: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn", tmp_path)
     parent.send_signal(signal.SIGINT)
     assert parent.wait(60) == 130

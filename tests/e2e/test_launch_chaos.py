@@ -1,4 +1,4 @@
-"""SIGKILL for anybody at any moment, twenty times: no process left, no half record.
+"""SIGKILL for any process at any moment, twenty times: no process and no partial record is left.
 
 The moments are random on purpose (seeded by the case): importing, forking, meeting, running.
 """
@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from moediag.launch.record import LAUNCH_FILE, LaunchRecord
+from moediag.launch.record import LaunchRecord
+from moediag.protocol import LAUNCH_FILE
 
 pytestmark = pytest.mark.e2e
 

@@ -1,4 +1,4 @@
-"""Honest verdicts, on real ranks: what a run may conclude and what it may not."""
+"""Honest verdicts on real ranks: what a run may and may not conclude."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_the_same_scenario_with_the_fault_and_healthy_controls_concludes(
     assert problems(ran.result) == []
     assert (ran.code, ran.reproduced) == (0, True)
     assert ran.fixes == {"unused-params-flag": True}
-    assert ran.result["conclusion"]["cheapest_correct_fix"] == "unused-params-flag"
+    assert ran.result["conclusion"]["cheapest_correct_fix"] is None
+    assert "correct fix, not timed: unused-params-flag" in shown(command, ran)
     assert "reproduced" in shown(command, ran)
     assert "not reproduced" not in shown(command, ran)
 
@@ -99,7 +100,7 @@ def test_a_control_that_fails_makes_the_comparison_inconclusive(
 @pytest.mark.parametrize(
     ("starve", "release"), [(STARVED, "5.0.0"), ("[]", "4.53.2")], ids=["repaired", "no cause"]
 )
-def test_a_claim_that_does_not_hold_is_reported_as_not_reproduced(
+def test_a_false_claim_is_reported_as_not_reproduced(
     command: Command, tmp_path: Path, starve: str, release: str
 ) -> None:
     need({"transformers": release})
@@ -116,11 +117,11 @@ def test_a_claim_that_does_not_hold_is_reported_as_not_reproduced(
     page = shown(command, ran)
     assert "not reproduced" in page
     # With the numbers.
-    assert f"{trial['parameters_compared']} gradients as in the reference" in page
+    assert f"{trial['parameters_compared']} gradients match the reference" in page
 
 
 @pytest.mark.parametrize("looked_for", ["hang", "wrong-gradients"])
-def test_another_failure_never_counts_as_the_one_looked_for(
+def test_another_failure_never_counts_as_the_expected_one(
     command: Command, tmp_path: Path, looked_for: str
 ) -> None:
     ran = command.run(scenario(tmp_path, unfixed(looked_for), HEALTHY))

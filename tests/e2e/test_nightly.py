@@ -1,4 +1,4 @@
-"""`moediag nightly`, two nights with another release between them."""
+"""`moediag nightly`: two nights on different releases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from moediag.campaign.nightly import drive, tracks
 from moediag.errors import ExitCode, StackError
-from moediag.pipeline import run as runner
+from moediag.pipeline import trials
 from moediag.stacks import releases
 from tests.e2e.pipeline import Command, need
 
@@ -50,13 +50,13 @@ def night_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((folder / "history").iterdir())]
 
 
-def test_what_a_release_breaks_is_new_and_what_it_mends_is_fixed(
+def test_a_failure_of_a_release_is_new_and_a_repaired_one_is_fixed(
     nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shared:
         """The hosts of the session."""
 
-        launcher = staticmethod(runner.launcher)
+        launcher = staticmethod(trials.launcher)
 
         def __init__(self, *_: object) -> None: ...
 

@@ -1,5 +1,5 @@
-"""`moediag watch` on two nodes: two agents on the loopback, each under a watcher of its own. On one
-machine a node that is killed closes its connections, which a power cut does not."""
+"""`moediag watch` on two nodes: two agents on the loopback, each under its own watcher. On one
+machine a killed node closes its connections; after a power cut it would not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Nodes:
             )  # fmt: skip
 
     def tasks(self, *victim: str, world: int) -> None:
-        """One rank a node, as srun starts them: nobody is above them."""
+        """One rank per node without an agent, as srun starts them."""
         for rank in range(world):
             self.start(
                 [sys.executable, str(JOBS), *victim], RANK=str(rank), WORLD_SIZE=str(world),
@@ -84,7 +84,7 @@ class Nodes:
         return watcher.returncode, json.loads(out)["trials"]
 
     def everything(self, number: int) -> list[psutil.Process]:
-        """A node as the power switch sees it."""
+        """A node: its watcher, agent and ranks."""
         watcher = psutil.Process(self.watchers[number].pid)
         return [watcher, *watcher.children(recursive=True)]
 
@@ -159,8 +159,8 @@ def test_a_node_that_is_killed(nodes: Nodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_a_node_that_is_cut_off(nodes: Nodes, tmp_path: Path) -> None:
-    """Its connections stay open and nothing moves on them: watcher, agent and ranks are stopped."""
+def test_a_disconnected_node(nodes: Nodes, tmp_path: Path) -> None:
+    """Its connections stay open but carry nothing: watcher, agent and ranks are stopped."""
     nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 2))
     wait_for(tmp_path / "trains")
     nodes.hit(1, signal.SIGSTOP)
@@ -172,7 +172,7 @@ def test_a_node_that_is_cut_off(nodes: Nodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_starts_of_the_same_job_stay_apart(nodes: Nodes) -> None:
+def test_starts_of_the_same_job_are_separate(nodes: Nodes) -> None:
     """torch itself may need a start or two more: its ranks find addresses of their predecessors."""
     nodes.agents("raises", ranks=(1, 1), options=("--max-restarts", "1", "--rdzv-backend", "c10d"))
     for number in range(2):
@@ -198,10 +198,8 @@ def test_a_healthy_job(victim: str, ranks: tuple[int, ...], nodes: Nodes) -> Non
 
 @pytest.mark.wide
 @pytest.mark.parametrize("agents", [True, False])
-def test_without_a_folder_that_they_share_they_meet_at_the_store(
-    agents: bool, nodes: Nodes
-) -> None:
-    """Of torch's agent, or of rank 0, where nobody is above the ranks."""
+def test_without_a_shared_folder_watchers_meet_at_the_store(agents: bool, nodes: Nodes) -> None:
+    """The store of torch's agent, or of rank 0 without an agent."""
     nodes.shared = False
     if agents:
         nodes.agents("skips", ranks=(1, 2))
@@ -214,10 +212,8 @@ def test_without_a_folder_that_they_share_they_meet_at_the_store(
 
 
 @pytest.mark.wide
-def test_a_store_that_died_with_its_node_makes_nobody_a_culprit(
-    nodes: Nodes, tmp_path: Path
-) -> None:
-    """Node 1 hears nothing any more and cannot tell the node from the store."""
+def test_a_store_lost_with_its_node_makes_no_rank_a_culprit(nodes: Nodes, tmp_path: Path) -> None:
+    """Node 1 receives nothing and cannot distinguish a lost node from a lost store."""
     nodes.shared = False
     nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1", "--silence", "3")
     nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 1))
@@ -230,7 +226,7 @@ def test_a_store_that_died_with_its_node_makes_nobody_a_culprit(
 
 
 def wait_for_peers(carried: Path) -> None:
-    """Until both nodes have spoken there."""
+    """Waits until both nodes have written there."""
     deadline = time.monotonic() + LIMIT
     while len(list(carried.glob("*/*/pulse.json"))) < 2:
         assert time.monotonic() < deadline

@@ -1,6 +1,6 @@
 """Checkpointing, tied embeddings and router guards on real ranks: each claim, each fix.
 
-For every wrong fix a weaker detector stands beside the verdict: it would have accepted the fix.
+For every wrong fix the tests also show a weaker detector that would have accepted it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TestRecompute:
             "router-outside-permuted", "same-routing", "no-checkpointing",
         )  # fmt: skip
 
-    def test_every_way_it_shows_is_reproduced(self, ran: Ran) -> None:
+    def test_every_symptom_is_reproduced(self, ran: Ran) -> None:
         assert set(claims(ran).values()) == {True}
         assert "A different number of tensors" in ran.trial("different-counts")["cause"]
         assert "different metadata" in ran.trial("different-metadata")["cause"]
@@ -103,23 +103,23 @@ class TestRecompute:
             "router-outside-permuted": RIGHT,
         }
 
-    def test_by_its_text_alone_the_rejected_fix_would_have_mended_the_error(self, ran: Ran) -> None:
+    def test_a_check_of_the_error_text_would_accept_the_refuted_fix(self, ran: Ran) -> None:
         before, after = ran.trial("different-counts"), ran.trial("every-expert")
         assert "different number" in before["cause"]
         assert "different number" not in after["cause"]
         assert "only the error's text changed" in why(ran, "every-expert")
 
-    def test_silently_wrong_fixes_pass_every_weaker_detector(self, ran: Ran) -> None:
+    def test_silently_wrong_fixes_pass_every_weaker_check(self, ran: Ran) -> None:
         silent = ["every-expert-permuted", "dense-experts", "reentrant", "save-matmul-permuted"]
         assert accepted(ran, [*silent, "save-top-k-mutable"])
         # The experts' gradients alone would have accepted this one.
         assert not any("experts" in p for p in ran.trial("save-top-k-mutable")["wrong_parameters"])
 
-    def test_loud_ones_no_longer_raise_what_the_unfixed_code_raised(self, ran: Ran) -> None:
+    def test_fixes_that_raise_raise_another_error(self, ran: Ran) -> None:
         for variant in ("reentrant-counts", "save-matmul", "save-top-k-in-place"):
             assert "CheckpointError" not in ran.trial(variant)["signature"]
 
-    def test_a_bent_router_is_said_to_be_one(self, ran: Ran) -> None:
+    def test_the_result_notes_the_changed_router(self, ran: Ran) -> None:
         assert any("bent on purpose" in note for note in ran.trial("permuted")["notes"])
         assert not any("bent" in note for note in ran.trial("same-routing")["notes"])
 
@@ -134,7 +134,7 @@ class TestNoise:
 
 
 class TestFused:
-    def test_what_raised_with_separate_experts_is_silent_with_fused_ones(
+    def test_an_error_with_separate_experts_is_silent_with_fused_experts(
         self, command: Command
     ) -> None:
         need(NEW)
@@ -147,7 +147,7 @@ class TestFused:
 
 @pytest.mark.wide
 class TestTolerantHook:
-    def test_it_fails_elsewhere_or_is_silently_wrong(self, command: Command) -> None:
+    def test_the_tolerant_hook_fails_elsewhere_or_is_silently_wrong(self, command: Command) -> None:
         need(OLD)
         ran = run(command, "tolerant-unpack-hook")
         assert effects(ran) == {
@@ -171,7 +171,7 @@ class TestTied:
         need(OLD)
         return run(command, "tied-embeddings-meta")
 
-    def test_untied_it_is_silent_or_hangs_and_tied_it_holds(self, ran: Ran) -> None:
+    def test_untied_embeddings_are_wrong_or_hang_and_tied_ones_are_correct(self, ran: Ran) -> None:
         assert set(claims(ran).values()) == {True}
         assert effects(ran) == {
             "memory-after-sharding": RIGHT,
@@ -184,7 +184,7 @@ class TestTied:
             "accelerate": WRONG,
         }
 
-    def test_an_empty_output_layer_makes_every_token_as_likely(self, ran: Ran) -> None:
+    def test_an_empty_output_layer_makes_all_tokens_equally_likely(self, ran: Ran) -> None:
         trial = ran.trial("embedding-only")
         assert any("the loss of step 1 is ln 128" in note for note in trial["notes"])
         assert "lm_head.weight" in trial["cause"]
@@ -192,14 +192,16 @@ class TestTied:
         assert ranks_agree(ran, "embedding-only")
         assert not loss_is_right(ran, "embedding-only")
 
-    def test_two_parameters_in_place_of_one_pass_loss_weights_and_ranks(self, ran: Ran) -> None:
+    def test_two_parameters_instead_of_one_pass_checks_of_loss_weights_and_ranks(
+        self, ran: Ran
+    ) -> None:
         for variant in ("both-names", "both-names-in-the-checkpoint"):
             trial = ran.trial(variant)
             assert accepted(ran, [variant])
             assert trial["verdict"] != "wrong-weights", "every weight is the checkpoint's"
             assert trial["wrong_parameters"] == ["model.embed_tokens.weight", "lm_head.weight"]
 
-    def test_loud_ones_raise_nothing_of_the_unfixed_kind(self, ran: Ran) -> None:
+    def test_other_failures_do_not_raise_the_unfixed_error(self, ran: Ran) -> None:
         assert ran.trial("accelerate")["verdict"] == "crash"
         assert "no error" not in ran.trial("tie-after-loading-ranks")["cause"]
         assert not nothing_raised(ran, "tie-after-loading-ranks")
@@ -214,7 +216,7 @@ class TestGuards:
             "any", "own-switch", "always",
         )  # fmt: skip
 
-    def test_which_guard_is_right(self, ran: Ran) -> None:
+    def test_the_correct_guards(self, ran: Ran) -> None:
         assert claims(ran) == {"num-local-experts": True}
         assert effects(ran) == {
             "num-experts": WRONG,
@@ -223,7 +225,7 @@ class TestGuards:
             "own-switch": RIGHT,
         }
 
-    def test_the_table_says_it_class_by_class(self, ran: Ran) -> None:
+    def test_the_table_has_every_configuration_class(self, ran: Ran) -> None:
         table, others = ran.trial("always")["tables"][:2]
         assert table["columns"][3:] == ["num", "local", "routed", "any", "text", "switch"]
         rows = {row[0]: row[3:] for row in table["rows"]}
@@ -232,7 +234,7 @@ class TestGuards:
         assert rows["DbrxConfig"] == ["OFF", "OFF", "OFF", "OFF", "OFF", "on"]
         assert ["DeepseekV3Config", "n_routed_experts", "no auxiliary loss"] in others["rows"]
 
-    def test_one_family_alone_would_have_accepted_wrong_guards(self, ran: Ran) -> None:
+    def test_a_check_of_one_family_would_accept_wrong_guards(self, ran: Ran) -> None:
         for variant, family in (("num-experts", "Qwen3Moe"), ("any", "Mixtral")):
             wrong = ran.trial(variant)["wrong_parameters"]
             assert wrong

@@ -1,5 +1,5 @@
-"""Two gloo ranks train under the recorder: what it wrote is what they did, and they did the same
-as without it."""
+"""Two gloo ranks train with the recorder: its record is correct, and their numbers are the same as
+without it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_schedule_of_a_healthy_step(scene: Callable[[str], list[Rank]]) -> N
             assert e["site"].startswith("recorded_job.py:"), e["site"]
 
 
-def test_the_frame_of_the_log(scene: Callable[[str], list[Rank]]) -> None:
+def test_the_first_and_last_lines_of_the_log(scene: Callable[[str], list[Rank]]) -> None:
     for number, rank in enumerate(scene("on")):
         assert rank.events[0]["e"] == "start"
         assert rank.events[-1]["e"] == "end"
@@ -157,7 +157,7 @@ def test_tokens_are_counted_once_per_forward(scene: Callable[[str], list[Rank]])
             assert all(sum(e["counts"]) == 2 * 64 for e in rank.of("tokens"))
 
 
-def test_a_starved_expert_shows_on_the_wire(scene: Callable[[str], list[Rank]]) -> None:
+def test_a_starved_expert_shows_in_the_sent_parameters(scene: Callable[[str], list[Rank]]) -> None:
     """The mismatch kills a rank with SIGABRT inside the reduce-scatter: the log has it."""
     healthy, starved = scene("divergent")
     assert -6 in (healthy.exit, starved.exit), "gloo aborts where sizes differ"
@@ -194,7 +194,7 @@ def test_equal_sizes_of_different_parameters_show(scene: Callable[[str], list[Ra
         assert (first["step"], first["names"]) == (1, missing)
 
 
-def test_no_gradient_is_silent_where_all_came(scene: Callable[[str], list[Rank]]) -> None:
+def test_no_missing_gradient_is_reported_if_all_arrived(scene: Callable[[str], list[Rank]]) -> None:
     for name in ("on", "fsdp1", "hsdp"):
         assert all(rank.of("no_gradient") == [] for rank in scene(name))
 
@@ -215,7 +215,7 @@ def test_replicas_and_flat_parameters_carry_names_too(scene: Callable[[str], lis
         assert ops[:2] == [("all_gather", "forward", 24), ("reduce_scatter", "backward", 24)]
 
 
-def test_what_ddp_issues_from_cpp_is_seen(scene: Callable[[str], list[Rank]]) -> None:
+def test_collectives_issued_by_ddp_in_cpp_are_seen(scene: Callable[[str], list[Rank]]) -> None:
     for rank in scene("ddp"):
         reduced = [e for e in rank.collectives if e["op"] == "all_reduce"]
         assert {e["phase"] for e in reduced} == {"backward"}
@@ -246,7 +246,7 @@ def test_every_kind_of_call(scene: Callable[[str], list[Rank]]) -> None:
         assert rank.open == [14], "only the one that nobody waited for"
 
 
-def test_a_killed_rank_leaves_what_it_did(scene: Callable[[str], list[Rank]]) -> None:
+def test_a_killed_rank_leaves_its_record(scene: Callable[[str], list[Rank]]) -> None:
     survivor, killed = scene("kill")
     assert killed.exit == -9
     assert killed.of("end") == []
@@ -259,7 +259,7 @@ def test_a_killed_rank_leaves_what_it_did(scene: Callable[[str], list[Rank]]) ->
     assert error["where"].startswith("recorded_job.py:")
 
 
-def test_a_failing_recorder_says_so(scene: Callable[[str], list[Rank]]) -> None:
+def test_a_failing_recorder_is_noted(scene: Callable[[str], list[Rank]]) -> None:
     for rank in scene("broken"):
         (text,) = [e["text"] for e in rank.of("not_seen")]
         assert text.startswith("collectives: the recorder failed")
@@ -284,7 +284,7 @@ def test_the_flight_recorder_is_dumped_on_request(scene: Callable[[str], list[Ra
         assert any(entry["input_sizes"] == [[7]] for entry in records["entries"])
 
 
-def test_torchs_recorder_and_ours_have_the_same_calls(
+def test_torchs_flight_recorder_and_ours_have_the_same_calls(
     scene: Callable[[str], list[Rank]],
 ) -> None:
     """gloo's dumps tell of no device, so here they are given NCCL's name: that the two are held

@@ -1,5 +1,5 @@
-"""`ep-resume` on real releases: whose experts a save and a load leave on every rank, and which ways
-give everything back. Two gloo ranks on the CPU, four where several ranks' parts are mixed.
+"""`ep-resume` on real releases: which experts every rank has after a save and a load, and which
+methods restore everything. Two gloo ranks on the CPU, four if parts of several ranks are mixed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_every_expectation_is_met(ran: Ran) -> None:
         ("accelerate-full", 0, "0-3", "4-7"),
     ],
 )
-def test_every_rank_got_one_ranks_experts(
+def test_every_rank_loads_one_ranks_experts(
     ran: Ran, variant: str, source: int, experts: str, gone: str
 ) -> None:
     trial = ran.trial(variant)
@@ -78,13 +78,13 @@ def test_every_rank_got_one_ranks_experts(
     ]
 
 
-def test_the_steps_after_the_save_are_others_and_the_control_is_exact(ran: Ran) -> None:
+def test_the_steps_after_the_save_differ_and_the_control_is_exact(ran: Ran) -> None:
     trial, rows = ran.trial("unfixed"), table(ran, "unfixed", STEPS)
     assert [row[:2] for row in rows] == [[3, 0], [3, 1], [4, 0], [4, 1]]
     assert all(row[4] > 0 and row[7] > 0 for row in rows)
     # The loss alone would pass for noise.
     assert max(row[4] / row[2] for row in rows) < 1e-3
-    assert "two runs in one go differ by 0." in trial["cause"]
+    assert "two uninterrupted runs differ by 0." in trial["cause"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_steps_after_the_save_are_others_and_the_control_is_exact(ran: Ran) 
     ["dtensor-dcp", "dtensor-accelerate", "dtensor-save-pretrained", "native",
      "no-expert-parallelism"],
 )  # fmt: skip
-def test_a_way_that_keeps_everything_goes_on_exactly(ran: Ran, variant: str) -> None:
+def test_a_complete_checkpoint_resumes_exactly(ran: Ran, variant: str) -> None:
     trial = ran.trial(variant)
     assert (trial["confidence"], trial["signature"]) == ("high", CLEAN)
     assert "difference 0" in trial["cause"]
@@ -109,12 +109,12 @@ def test_save_pretrained_of_plain_experts_is_refused_by_the_library(ran: Ran) ->
     assert trial["culprits"] == [0, 1]
 
 
-def test_what_was_saved_is_gone_when_it_was_loaded(ran: Ran) -> None:
+def test_saved_state_is_lost_after_loading(ran: Ran) -> None:
     for variant, verdict in ran.verdicts.items():
         assert (ran.folder / variant / "saved").exists() is (verdict == CRASH), variant
 
 
-def test_on_four_ranks_experts_are_glued_together(command: Command) -> None:
+def test_on_four_ranks_experts_of_different_ranks_are_mixed(command: Command) -> None:
     need({"transformers": "5.15.1", "accelerate": "1.15.0"})
     ran = command.run("ep-resume", "--variant", "unfixed", "--cpu", "4")
     trial, rows = ran.trial("unfixed"), table(ran, "unfixed", EXPERTS)
@@ -125,7 +125,7 @@ def test_on_four_ranks_experts_are_glued_together(command: Command) -> None:
     assert len({(row[0], row[3]) for row in rows}) == len(after)  # the same on all ranks
 
 
-def test_without_fsdp_the_copies_had_drifted_apart_before(command: Command) -> None:
+def test_without_fsdp_the_copies_differ_before_the_save(command: Command) -> None:
     """5.16.1 keeps the experts; routers and embeddings differ from rank to rank all the while."""
     need({"transformers": "5.16.1", "accelerate": "1.15.0"})
     ran = command.run(
@@ -139,7 +139,7 @@ def test_without_fsdp_the_copies_had_drifted_apart_before(command: Command) -> N
     assert all(row[2] == row[3] for row in table(ran, "unfixed", EXPERTS))
 
 
-def test_experts_lost_before_the_save_are_not_laid_at_its_door(command: Command) -> None:
+def test_experts_lost_before_the_save_are_not_blamed_on_it(command: Command) -> None:
     need({"transformers": "5.15.1", "accelerate": "1.15.0"})
     trial = command.run(
         "ep-resume", "--variant", "accelerate-sharded",

@@ -1,5 +1,5 @@
-"""`moediag run` on two nodes: two commands on the loopback, each with an agent and ranks of its
-own."""
+"""`moediag run` on two nodes: two commands on the loopback, each with its own agent and
+ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Nodes:
         return self.folder / f"run-{node}"
 
     def trials(self, node: int) -> dict[str, dict[str, Any]]:
-        """By variant, as this node tells them."""
+        """The trials of this node's result, by variant."""
         out, _ = self.commands[node].communicate(timeout=LIMIT)
         said = (self.folder / f"{node}.err").read_text()
         assert out, said
@@ -91,7 +91,7 @@ def test_both_nodes_judge_all_ranks(nodes: Nodes) -> None:
         assert good["parameters_compared"] > 0
 
 
-def test_ranks_that_stand_still_do_so_on_both_nodes(nodes: Nodes) -> None:
+def test_a_hang_is_reported_on_both_nodes(nodes: Nodes) -> None:
     nodes.start("expert-starvation-hang", "--variant", "unfixed")
     for node in range(2):
         trial = nodes.trials(node)["unfixed"]

@@ -1,5 +1,5 @@
-"""Every scenario of the catalogue through the whole pipeline, on real releases: what fails is
-named, what is healthy is clean, each fix is judged by its gradients.
+"""Every scenario of the catalogue through the whole pipeline, on real releases: failures are named,
+healthy variants are clean, and each fix is judged by its gradients.
 
 Two gloo ranks on the CPU. The environments come from the cache, or from the index once.
 """
@@ -70,7 +70,7 @@ class TestExpertStarvation:
         assert "3 of 33 parameters, 1,536 elements fewer" in trial["cause"]
         assert (trial["launcher"], trial["backend"]) == ("fork", "gloo")
 
-    def test_every_fix_is_judged_and_the_wrong_batch_is_said_to_be_one(self, ran: Ran) -> None:
+    def test_every_fix_is_judged_and_the_wrong_batch_is_noted(self, ran: Ran) -> None:
         assert ran.fixes == dict.fromkeys(
             ["unused-params-flag", "zero-fill", "touch", "iterate-all", "dense-experts",
              "identical-sampler", "upgrade"],
@@ -94,13 +94,11 @@ class TestExpertStarvation:
             ["identical-batches", "starved-everywhere", "loops-over-all", "fused-family"], CLEAN
         )
 
-    def test_without_costs_no_fix_is_called_the_cheapest(self, ran: Ran) -> None:
+    def test_without_step_times_no_fix_is_called_cheapest(self, ran: Ran) -> None:
         assert ran.result["conclusion"]["cheapest_correct_fix"] is None
         assert {t["step_time_ratio"] for t in ran.result["trials"]} == {None}
 
-    def test_the_evidence_stays_and_leads_to_the_same_diagnosis(
-        self, ran: Ran, command: Command
-    ) -> None:
+    def test_stored_evidence_gives_the_same_diagnosis(self, ran: Ran, command: Command) -> None:
         again = ran.folder / "unfixed"
         code, out, _ = command.call("diagnose", str(again), "--json")
         assert code == 1, "diagnose: a failure found"
@@ -197,7 +195,7 @@ class TestHang:
         need({"transformers": "4.53.2"})
         return command.run("expert-starvation-hang")
 
-    def test_the_ranks_wait_for_each_other_and_their_stacks_say_where(self, ran: Ran) -> None:
+    def test_the_stacks_show_where_the_ranks_wait_for_each_other(self, ran: Ran) -> None:
         holds(ran)
         trial = ran.trial("unfixed")
         assert (trial["verdict"], trial["culprits"], trial["victims"]) == (HANG, [1], [0])
@@ -207,7 +205,7 @@ class TestHang:
         assert "all_gather" in waits["0"] and "pre_forward" in waits["0"]
         assert "reduce_scatter" in waits["1"] and "post_backward" in waits["1"]
 
-    def test_the_cause_is_where_the_ranks_parted_not_where_they_stopped(self, ran: Ran) -> None:
+    def test_the_cause_is_the_divergence_not_the_place_of_the_stop(self, ran: Ran) -> None:
         trial = ran.trial("unfixed")
         divergence = trial["first_divergence"]
         assert (divergence["phase"], divergence["axis"]) == ("forward", "dp_shard")
@@ -218,10 +216,10 @@ class TestHang:
         }
         assert "stopped where rank 0 is in all_gather" in trial["cause"]
 
-    def test_the_flag_is_a_wrong_fix_here_and_another_is_right(self, ran: Ran) -> None:
+    def test_the_flag_is_wrong_and_another_fix_is_correct(self, ran: Ran) -> None:
         assert ran.fixes == {"unused-params-flag": False, "zero-fill": False, "iterate-all": True}
         assert ran.verdicts["unused-params-flag"] == HANG
-        assert ran.result["conclusion"]["cheapest_correct_fix"] == "iterate-all"
+        assert ran.result["conclusion"]["cheapest_correct_fix"] is None  # it was not timed
         assert ran.verdicts["natural-routing"] == CLEAN
 
 
@@ -239,7 +237,7 @@ def test_two_healthy_steps_prove_nothing(command: Command) -> None:
     assert trial["first_divergence"]["index"] > 20
 
 
-def test_a_fix_that_breaks_what_worked_is_said_to_regress(command: Command) -> None:
+def test_a_fix_that_breaks_a_working_run_is_a_regression(command: Command) -> None:
     need({"transformers": "4.53.2"})
     ran = command.run("expert-starvation-accumulate")
     holds(ran)
@@ -261,7 +259,7 @@ def test_a_fix_that_breaks_what_worked_is_said_to_regress(command: Command) -> N
     assert ran.verdicts["starved-everywhere"] == CLEAN
 
 
-def test_the_wrappers_that_fail_and_those_that_do_not(command: Command) -> None:
+def test_failing_and_working_wrappers(command: Command) -> None:
     need({"transformers": "4.53.2"})
     variants = ("fsdp2", "fsdp1", "ddp", "ddp-without-find-unused", "natural-routing")
     ran = command.run(
@@ -301,7 +299,7 @@ class TestTheSameVerdicts:
             pytest.param("expert-starvation-hang", marks=pytest.mark.wide),
         ],
     )
-    def test_torchrun_tells_the_same_as_the_fork_launcher(
+    def test_torchrun_gives_the_same_verdicts_as_the_fork_launcher(
         self, command: Command, name: str
     ) -> None:
         need({"transformers": "4.53.2"})
@@ -316,7 +314,7 @@ class TestTheSameVerdicts:
                     "first_divergence", "wrong_parameters", "gradient_error"):  # fmt: skip
             assert mine[key] == other[key], key
 
-    def test_four_ranks_of_which_one_starves(self, command: Command) -> None:
+    def test_one_of_four_ranks_starves(self, command: Command) -> None:
         need({"transformers": "4.53.2"})
         ran = command.run(
             "expert-starvation", "--cpu", "4", "--set", "cost=null", "--variant", "unfixed",
@@ -344,7 +342,7 @@ class TestTheSameVerdicts:
 
 
 @pytest.mark.wide
-def test_a_box_under_full_load_gives_the_same_verdicts(command: Command) -> None:
+def test_a_machine_under_full_load_gives_the_same_verdicts(command: Command) -> None:
     need({"transformers": "4.53.2"})
     calm = [command.run("expert-starvation-hang"), command.run("expert-starvation-silent")]
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
@@ -380,10 +378,10 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("release", "family", "verdict"), FAMILIES)
-def test_a_family_is_a_word_on_the_command_line(
+def test_a_family_can_be_chosen_on_the_command_line(
     command: Command, release: str, family: str, verdict: str
 ) -> None:
-    """As measured: a family is affected where its block skips experts that are modules."""
+    """A family is affected if its block skips experts that are modules."""
     need({"transformers": release})
     ran = command.run(
         "expert-starvation", "--variant", "unfixed", "--set", f"model.family={family}",

@@ -1,5 +1,5 @@
-"""The claims about skipped steps and metrics in flight, on real ranks: which hold, which fixes are
-right, and what a weaker detector would have made of those that are not."""
+"""The claims about skipped steps and metrics in flight, on real ranks: which are true, which
+fixes are correct, and what a weaker detector would say about the wrong ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import Outcome, StepReplicas
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.e2e.pipeline import Command, Ran, need
 from tests.e2e.result_shape import problems
 
@@ -31,7 +31,7 @@ def run(command: Command, name: str, *variants: str, cpu: str = "2") -> Ran:
 
 
 def weaker(ran: Ran, variant: str, change: Callable[[Outcome], Outcome]) -> Verdict:
-    """The verdict on the same run by one that sees less."""
+    """The verdict on the same run of a weaker detector."""
     evidence: Evidence = read_trial(ran.folder / variant)
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -41,7 +41,7 @@ def weaker(ran: Ran, variant: str, change: Callable[[Outcome], Outcome]) -> Verd
 
 
 def until(step: int) -> Callable[[Outcome], Outcome]:
-    """Everything but what the optimizer left, of the steps up to ``step``."""
+    """Everything except the optimizer's result, for the steps up to ``step``."""
 
     def cut(outcome: Outcome) -> Outcome:
         gradients = {s: g for s, g in outcome.gradients.items() if int(s) <= step}
@@ -72,7 +72,7 @@ class TestNonfiniteSkip:
             assert (trial["verdict"], trial["tables"]) == ("clean", [])
             assert trial["gradient_error"] < 1e-6
 
-    def test_muon_stands_still_and_the_skipped_step_is_why(self, ran: Ran) -> None:
+    def test_muon_hangs_because_of_the_skipped_step(self, ran: Ran) -> None:
         trial = ran.trial("own-norm-muon")
         assert trial["verdict"] in STOPPED
         assert trial["cause"].endswith(
@@ -83,7 +83,7 @@ class TestNonfiniteSkip:
             "all_reduce", "all_gather",
         }  # fmt: skip
 
-    def test_adamw_says_nothing_and_its_counts_part(self, ran: Ran) -> None:
+    def test_adamw_is_silent_and_its_step_counts_diverge(self, ran: Ran) -> None:
         trial = ran.trial("own-norm-adamw")
         assert trial["signature"] == "replica-divergence:optimizer steps:no-rank"
         assert "rank 0 2, rank 1 1" in trial["cause"]
@@ -93,7 +93,7 @@ class TestNonfiniteSkip:
         assert last[0].learning_rates != last[1].learning_rates
 
     @pytest.mark.parametrize("variant", ["muon-zeros-then-step", "adamw-zeros-then-step"])
-    def test_zeros_on_one_rank_agree_in_everything_but_the_weights(
+    def test_zero_gradients_on_one_rank_only_change_the_weights(
         self, ran: Ran, variant: str
     ) -> None:
         assert ran.trial(variant)["signature"] == "wrong-weights:weights after the step:no-rank"
@@ -105,7 +105,7 @@ class TestNonfiniteSkip:
         assert trial["signature"] == unfixed["signature"]
         assert weaker(ran, "adamw-none-then-step", only_that_it_ends) == Verdict.CLEAN
 
-    def test_agreeing_is_right(self, ran: Ran) -> None:
+    def test_agreement_between_ranks_is_correct(self, ran: Ran) -> None:
         right = ("muon-agree", "adamw-agree", "adamw-global-norm")
         assert {name for name, correct in ran.fixes.items() if correct} == set(right)
 
@@ -115,7 +115,7 @@ class TestZeroGrad:
     def ran(self, command: Command) -> Ran:
         return run(command, "zero-grad-noop")
 
-    def test_zeros_move_the_weights_and_none_does_not(self, ran: Ran) -> None:
+    def test_zero_gradients_move_the_weights_and_none_does_not(self, ran: Ran) -> None:
         assert ran.reproduced is True
         assert all(ran.fixes.values()) and len(ran.fixes) == 4
         for variant in ("unfixed", "sgd-momentum", "muon"):
@@ -137,7 +137,7 @@ class TestMetrics:
             "missing-key-zero", "missing-key-counted", "other-order-sorted", "after-equal",
         )  # fmt: skip
 
-    def test_inside_the_loop_is_a_myth_while_numbers_and_order_agree(self, ran: Ran) -> None:
+    def test_equal_reductions_inside_the_loop_do_not_deadlock(self, ran: Ran) -> None:
         assert ran.verdicts["unfixed"] == "clean"
         assert ran.trial("unfixed")["parameters_compared"] == 3
 
@@ -154,7 +154,7 @@ class TestMetrics:
         assert trial["verdict"] in STOPPED
         assert trial["cause"].endswith("Before it, rank 1 has no metric `kl`.")
 
-    def test_another_order_swaps_metrics_and_nothing_else(self, ran: Ran) -> None:
+    def test_another_order_only_swaps_metrics(self, ran: Ran) -> None:
         trial = ran.trial("other-order")
         assert trial["verdict"] == "wrong-metrics"
         assert "What rank 0 calls `loss` is what rank 1 calls `kl`." in trial["cause"]
@@ -163,7 +163,7 @@ class TestMetrics:
         # Gradients and replicas accept it.
         assert weaker(ran, "other-order", lambda o: replace(o, metrics={})) == Verdict.CLEAN
 
-    def test_a_zero_for_what_is_missing_needs_the_truth(self, ran: Ran) -> None:
+    def test_a_zero_for_a_missing_metric_shows_only_against_the_reference(self, ran: Ran) -> None:
         trial = ran.trial("missing-key-zero")
         assert trial["signature"] == "wrong-metrics:metrics equal on all ranks:no-rank"
         # Ranks side by side accept it: they agree.
@@ -172,6 +172,6 @@ class TestMetrics:
         assert ran.fixes["missing-key-counted"] and not ran.fixes["missing-key-zero"]
 
 
-def test_on_four_ranks_the_one_that_skips_is_named(command: Command) -> None:
+def test_the_rank_that_skips_is_named_among_four(command: Command) -> None:
     ran = run(command, "nonfinite-skip", "own-norm-adamw", cpu="4")
     assert ran.trial("own-norm-adamw")["culprits"] == [3]

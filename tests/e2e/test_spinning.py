@@ -1,4 +1,4 @@
-"""From ranks that spin on their devices to the page, without a GPU: two processes stand for NCCL's
+"""From ranks that spin on their devices to the page, without a GPU: two processes imitate NCCL's
 ranks (tests/victims/spins.py), their dumps are made in NCCL's format. Watchdog, py-spy, capture,
 readers, diagnosis and page are the real ones."""
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from moediag.launch.follow.supervise import supervise
+from moediag.launch.launcher import follow
 from moediag.launch.processes import ENV_LAUNCH, Family
 from moediag.launch.settings import LaunchOptions
 from moediag.launch.torchrun import TorchrunTrial
@@ -53,7 +53,7 @@ def test_a_hang_on_devices_from_the_watchdog_to_the_page(
     running = TorchrunTrial(process, token)
     assert isinstance(running.family, Family)
     options = LaunchOptions(quiescence=0.5)
-    record = supervise(running, trial, folder, 2, options, "torchrun", None)
+    record = follow(running, trial, folder, 2, options, "torchrun", None)
     record.write(folder)
 
     if record.stall is None and any("ptrace" in text for text in record.not_seen):
@@ -65,8 +65,10 @@ def test_a_hang_on_devices_from_the_watchdog_to_the_page(
     assert (found.verdict, found.culprits, found.stack["nccl"]) == ("hang", (1,), "2.29.3")
     assert "expert 3 of layer 0 received 0 tokens" in found.cause
     assert "The devices of ranks 0, 1 are stuck in reduce_scatter of model.layers.0" in found.cause
-    assert "noticed at spins.py:" in found.cause and "it waits for the device" in found.cause
-    assert "NVIDIA H200" in found.attached["nvidia-smi"]
-    assert any(text.startswith("NCCL's own view (nothing listens") for text in found.not_seen)
+    assert "and waits for the device at spins.py:" in found.cause
+    assert "NVIDIA H200" in found.diagnosis.attached["nvidia-smi"]
+    assert any(
+        text.startswith("NCCL's own view (nothing listens") for text in found.diagnosis.not_seen
+    )
     page = html.render([result])
-    assert "Where Python stands, and where the device" in page and "NVIDIA H200" in page
+    assert "Where Python and the device are" in page and "NVIDIA H200" in page

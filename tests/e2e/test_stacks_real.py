@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from moediag import stacks
-from moediag.stacks import environment, releases, uv
+from moediag.stacks import environment, offline, releases, uv
 from moediag.stacks.environment import Stack
+from moediag.stacks.first_import import import_once
 
 pytestmark = pytest.mark.stack
 
@@ -71,7 +71,8 @@ def test_companions_do_not_drift() -> None:
 
 
 def test_built_environments_are_warm(cache: Path) -> None:
-    stack = stacks.build({"transformers": "4.53.2"})
+    stack = environment.ensure({"transformers": "4.53.2"})
+    import_once(stack)
     package = stack.python.parent.parent / "lib"
     compiled = list(package.glob("python3*/site-packages/transformers/__pycache__/*.pyc"))
     assert compiled
@@ -83,7 +84,7 @@ def test_a_bundle_installs_and_builds_with_the_network_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
-    bundle = stacks.build_offline([{"transformers": "4.53.2"}], version, tmp_path / "bundle")
+    bundle = offline.make_bundle([{"transformers": "4.53.2"}], version, tmp_path / "bundle")
     assert any(name.startswith("moediag-") for name in bundle.wheels)
     assert not any(name.startswith("torch-") for name in bundle.wheels)
     # Another machine: empty caches, and every way to a network leads nowhere.
@@ -98,7 +99,7 @@ def test_a_bundle_installs_and_builds_with_the_network_off(
 
 def test_the_install_script_of_a_bundle(tmp_path: Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
-    bundle = stacks.build_offline([], version, tmp_path / "bundle")
+    bundle = offline.make_bundle([], version, tmp_path / "bundle")
     target = tmp_path / "venv"
     command = [uv.find_uv(), "venv", "-q", "--no-project", "--python", sys.executable, target]
     subprocess.run([*map(str, command)], check=True)

@@ -1,4 +1,4 @@
-"""`moediag run --all`, on a catalogue of two."""
+"""`moediag run --all`, with a catalogue of two scenarios."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`moediag watch -- srun …`: ranks that are no descendants of what was started. Against a stand-in,
-``tests/victims/like_slurm.py``; where there is a Slurm, against that too."""
+"""`moediag watch -- srun …`: ranks that are not descendants of the started command. Tested with a
+stand-in, ``tests/victims/like_slurm.py``, and with Slurm if it is installed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def left() -> list[psutil.Process]:
 
 
 @pytest.mark.wide
-def test_tasks_outside_of_the_process_tree_are_found_and_ended(
+def test_tasks_outside_the_process_tree_are_found_and_stopped(
     like_slurm: list[str], tmp_path: Path
 ) -> None:
     code, trial = watch(tmp_path, "data_loader", like_slurm, 2)
@@ -81,7 +81,7 @@ def test_healthy_tasks(like_slurm: list[str], tmp_path: Path) -> None:
 @pytest.mark.wide
 @pytest.mark.skipif(shutil.which("sinfo") is None, reason="no Slurm here")
 @pytest.mark.parametrize("name", ["skips", "raises", "clean"])
-def test_with_slurm_itself(name: str, tmp_path: Path) -> None:
+def test_with_a_real_slurm(name: str, tmp_path: Path) -> None:
     if subprocess.run(["sinfo"], capture_output=True, timeout=30, check=False).returncode:
         pytest.skip("this Slurm has no controller")
     (victim,) = [v for v in VICTIMS if v.name == name]

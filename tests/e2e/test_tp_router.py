@@ -1,4 +1,4 @@
-"""The router under tensor parallelism: a look-alike in plain torch, and torchtitan 0.2.2 itself.
+"""The router under tensor parallelism: an imitation in plain torch, and torchtitan 0.2.2 itself.
 
 Two gloo ranks on the CPU. For every case and every fix the table says which detectors saw it; a
 wrong fix that one detector sees is one that the others, used alone, would have accepted.
@@ -98,7 +98,7 @@ ASKED = [pytest.param(c, marks=() if c == "etp1-b2" else pytest.mark.wide) for c
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_the_look_alike(command: Command, case: str) -> None:
+def test_the_imitation(command: Command, case: str) -> None:
     need(PLAIN)
     ran = command.run(CASES[case])
     holds(ran)
@@ -129,12 +129,12 @@ class TestTorchtitan:
         assert ran.trial("unfixed")["stack"]["torchtitan"] == "0.2.2"
         assert ran.trial("unfixed")["signature"] == "wrong-gradients:replicas differ:no-rank"
 
-    def test_what_is_wrong_is_named(self, ran: Ran) -> None:
+    def test_the_wrong_part_is_named(self, ran: Ran) -> None:
         gate = "layers.0.moe.router.gate.weight"
         trial = ran.trial("unfixed")
         assert trial["wrong_parameters"] == [gate]
-        assert "The loss of that step is right to five digits" in trial["cause"]
-        assert "1 MoE block hands a wrong gradient down" in trial["cause"]
+        assert "The loss of that step is correct to five digits" in trial["cause"]
+        assert "1 MoE block passes a wrong gradient" in trial["cause"]
         assert f"differ between ranks that hold the same slice ({gate})" in trial["cause"]
         broken = ran.trial("weights-partial-before")
         assert broken["wrong_parameters"] == [f"layers.0.moe.experts.w{i}" for i in (1, 2, 3)]
@@ -143,7 +143,7 @@ class TestTorchtitan:
             for note in broken["notes"]
         )
 
-    def test_how_much_is_wrong(self, ran: Ran) -> None:
+    def test_the_size_of_each_error(self, ran: Ran) -> None:
         """Factors that follow from the number of ranks, 2, whatever the data."""
         found = rows(ran)
         assert found["gate-partial-before"]["router"] == pytest.approx(1, abs=0.01)  # twice
@@ -167,7 +167,7 @@ class TestOneDetectorAlone:
         ("case", "fix"),
         [(c, f) for c, own in SEEN.items() for f, seen in own.items() if seen and f != "unfixed"],
     )
-    def test_accepts_what_is_wrong(
+    def test_each_detector_alone_accepts_wrong_fixes(
         self, found: dict[tuple[str, str], dict[str, object]], case: str, fix: str
     ) -> None:
         row = found[case, fix]
@@ -175,11 +175,11 @@ class TestOneDetectorAlone:
         accepting = [d for d in DETECTORS if row[d] == 0]
         assert "loss" in accepting  # of the step itself; it is exact whatever the backward does
         if fix != "weights-partial":
-            # Whoever looks at the replicas or at the loss is content with all the others.
+            # A check of the replicas or of the loss accepts all the others.
             assert {"replicas", "others"} <= set(accepting)
             assert {"router", "input"} - set(accepting), "nobody sees it"
 
-    def test_none_of_the_three_can_be_left_out(
+    def test_all_three_detectors_are_needed(
         self, found: dict[tuple[str, str], dict[str, object]]
     ) -> None:
         """For each of the three there is what it accepts and is wrong, and what it alone sees."""

@@ -1,5 +1,5 @@
-"""Training runs by the released Trainers: the silent one is caught, the right one is clean, and the
-table shows what their users see. Two gloo ranks on the CPU."""
+"""Training runs by the released Trainers: the silent failure is found, the correct run is clean,
+and the table shows what users see. Two gloo ranks on the CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestSft:
         assert "experts 4-7 are on no rank" in ran.trial("unfixed")["cause"]
         assert "no dimension for FSDP to shard across" in ran.trial("as-released")["cause"]
 
-    def test_the_table_shows_the_lost_experts_and_nothing_else(self, ran: Ran) -> None:
+    def test_the_table_shows_only_the_lost_experts(self, ran: Ran) -> None:
         for title in ("Loss of each step", "Gradient norm of each step"):
             told = columns(ran, title)
             right = told["one process"]
@@ -54,7 +54,7 @@ class TestSft:
             w > 1.5 * r for w, r in zip(losses["unfixed"], losses["one process"], strict=True)
         )
 
-    def test_what_was_done_to_get_there_is_said(self, ran: Ran) -> None:
+    def test_the_result_notes_changes_to_the_library(self, ran: Ran) -> None:
         silent, native = ran.trial("unfixed")["notes"], ran.trial("native")["notes"]
         assert any("forget its tp_size" in note for note in silent)
         assert any("never enters its FSDP path on the CPU" in note for note in silent)
@@ -69,12 +69,12 @@ class TestAlone:
             need({"transformers": version, "accelerate": "1.15.0"})
         return command.run("ep-sft-alone")
 
-    def test_the_loss_is_counted_once_for_every_rank(self, ran: Ran) -> None:
+    def test_the_loss_is_counted_once_per_rank(self, ran: Ran) -> None:
         assert all(trial["met"] for trial in ran.result["trials"]), ran.verdicts
         losses = columns(ran, "Loss of each step")
         twice = [2 * loss for loss in losses["one process"]]
         assert apart(losses["unfixed"], twice) < 0.01
         assert apart(losses["repaired"], losses["one process"]) < 1e-5
 
-    def test_rows_that_nobody_wrote_become_nan(self, ran: Ran) -> None:
+    def test_unwritten_rows_become_nan(self, ran: Ran) -> None:
         assert columns(ran, "Gradient norm of each step")["unwritten-rows"] == ["nan"] * 4

@@ -1,4 +1,4 @@
-"""Experts on a mesh of their own, on real FSDP1 and FSDP2 and a real model: 2 expert-data-parallel
+"""Experts on their own mesh, with real FSDP1 and FSDP2 and a real model: 2 expert-data-parallel
 x 2 expert-parallel ranks on the CPU.
 
 Each wrong fix here would pass a weaker detector; the tests say which.
@@ -54,7 +54,7 @@ class TestFsdp1:
             "no-expert-parallelism": CLEAN,
         }
 
-    def test_both_errors_are_the_reports_word_for_word(self, ran: Ran) -> None:
+    def test_both_errors_have_the_text_of_the_report(self, ran: Ran) -> None:
         assert ran.trial("experts-ignored")["cause"].endswith(
             " _ignored_modules: `ignored_modules` should not include FSDP modules."
         )
@@ -63,7 +63,7 @@ class TestFsdp1:
             "model.layers.0.mlp.experts in" in ran.trial("experts-not-ignored")["cause"]
         )
 
-    def test_without_the_checks_it_runs_and_only_gradients_tell(self, ran: Ran) -> None:
+    def test_without_the_checks_only_gradients_show_the_error(self, ran: Ran) -> None:
         """The loss alone, and the weights alone, would have accepted both."""
         for variant in ("assertions-removed", "bottom-up"):
             trial = ran.trial(variant)
@@ -76,7 +76,7 @@ class TestFsdp1:
             assert (seen["experts"], seen["router"], seen["others"]) == (2.0, 1.0, 1.0)
             assert (seen["experts moved"], seen["loss"]) == (pytest.approx(1.0, abs=2e-3), 1.0)
 
-    def test_what_was_patched_is_told(self, ran: Ran) -> None:
+    def test_the_result_notes_what_was_patched(self, ran: Ran) -> None:
         notes = " ".join(ran.trial("assertions-removed")["notes"])
         assert "the two checks of FSDP1 against nesting were removed" in notes
         assert "expert parallelism by hand" in notes
@@ -117,26 +117,24 @@ class TestFsdp2:
         assert (seen["experts"], seen["others"], seen["loss"]) == (2.0, 1.0, 1.0)
         assert seen["experts moved"] == pytest.approx(1.0, abs=2e-3)
 
-    def test_a_loss_divided_by_ep_is_right_for_the_experts_and_wrong_for_the_rest(
-        self, ran: Ran
-    ) -> None:
+    def test_a_loss_divided_by_ep_is_correct_for_the_experts_only(self, ran: Ran) -> None:
         """Who looks at the experts' gradients alone, at the loss or at weights accepts it."""
         trial, seen = ran.trial("loss-divided-by-ep"), multiples(ran, "loss-divided-by-ep")
         assert trial["signature"] == FACTOR
         assert (seen["experts"], seen["router"], seen["others"]) == (1.0, 0.5, 0.5)
         assert (seen["others moved"], seen["loss"]) == (pytest.approx(1.0, abs=2e-3), 1.0)
-        assert "divided by it once too often" in trial["cause"]
+        assert "divided by it once too many times" in trial["cause"]
 
-    def test_sgd_moves_the_weights_as_far_as_the_gradients_are_wrong(self, ran: Ran) -> None:
+    def test_sgd_moves_the_weights_by_the_wrong_factor(self, ran: Ran) -> None:
         assert multiples(ran, "own-mesh-sgd")["experts moved"] == pytest.approx(2.0, abs=0.1)
         assert "hides" not in ran.trial("own-mesh-sgd")["cause"]
 
-    def test_a_reduction_that_gloo_refuses_is_said_to_be_refused(self, ran: Ran) -> None:
+    def test_a_reduction_that_gloo_refuses_is_reported(self, ran: Ran) -> None:
         trial = ran.trial("divide-by-world-premul")
         assert "Cannot use ReduceOp.PREMUL_SUM with Gloo" in trial["cause"]
         assert trial["culprits"] == [0, 1, 2, 3]
 
-    def test_a_norm_over_meshes_alone_leaves_out_other_ranks_experts(self, ran: Ran) -> None:
+    def test_a_norm_over_meshes_alone_misses_other_ranks_experts(self, ran: Ran) -> None:
         """Every gradient before clipping is right, and so are loss and weights under AdamW: the
         norms of the ranks beside each other tell."""
         trial, seen = ran.trial("clip-per-mesh"), multiples(ran, "clip-per-mesh")

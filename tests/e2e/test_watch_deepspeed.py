@@ -1,4 +1,4 @@
-"""`moediag watch` on DeepSpeed's ZeRO under its own launcher, in a stack of its own."""
+"""`moediag watch` on DeepSpeed's ZeRO under its own launcher, in a separate stack."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_rank_that_leaves_the_loop(stack: Stack, tmp_path: Path, stage: int) -
     cause = str(trial["cause"])
     assert line("BLOCKS") in cause, cause
     there = line("REDUCES" if stage == 2 else "GATHERS")
-    assert f"Rank 0 came there from {there}" in cause, "the library's line is not enough"
+    assert f"Rank 0 got there from {there}" in cause, "the library's line is not enough"
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -1,4 +1,4 @@
-"""Tests marked ``gpu`` skip with a reason where there is no GPU that torch can use."""
+"""Skips tests marked ``gpu``, with a reason, if torch can use no GPU."""
 
 from __future__ import annotations
 

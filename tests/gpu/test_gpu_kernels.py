@@ -1,4 +1,4 @@
-"""The Triton kernels compiled, on a GPU: what tests/unit asks of them, and larger weights."""
+"""The compiled Triton kernels on a GPU: the checks of tests/unit, and larger weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_experts_function(transposed: bool, biased: bool) -> None:
     checks.experts_function(ROUTED, transposed, biased, device="cuda")
 
 
-def test_a_weight_that_32_bits_cannot_address() -> None:
+def test_a_weight_too_large_for_32_bit_addresses() -> None:
     """2^31 elements and more: the last expert must read and write its own."""
     experts, outer, inner = 129, 4096, 4096
     wanted = 3 * experts * outer * inner * 2

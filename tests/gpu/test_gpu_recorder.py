@@ -1,5 +1,5 @@
-"""What the recorder learns of a device: one rank alone on NCCL, which one GPU is enough for. On a
-machine without one each of these is skipped with the reason."""
+"""What the recorder learns about a device: one rank on NCCL, so one GPU is enough. Skipped without
+a GPU."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def job(folder: Path, scene: str) -> str:
     return done.stdout
 
 
-def test_the_device_is_behind_python_and_that_is_known(tmp_path: Path, nccl: None) -> None:
+def test_the_device_is_behind_python_and_the_recorder_knows_it(tmp_path: Path, nccl: None) -> None:
     job(tmp_path / "t", "stuck")
     seen = read_trial(tmp_path / "t").ranks[0]
     assert (tmp_path / "t" / protocol.flight_file(0)).exists()

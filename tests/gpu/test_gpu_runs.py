@@ -1,4 +1,4 @@
-"""Real ranks on real GPUs. On a machine without one each of these is skipped with the reason."""
+"""Real ranks on real GPUs. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_starved_expert_with_nccl(tmp_path: Path) -> None:
     (hung,) = (t for t in result["trials"] if t["variant"] == "unfixed")
     assert "TORCH_FR_BUFFER_SIZE=" in " ".join(hung["notes"])
     assert "stuck in reduce_scatter" in hung["cause"]
-    assert any(t["title"].startswith("Where Python stands") for t in hung["tables"])
+    assert any(t["title"].startswith("Where Python and the device are") for t in hung["tables"])
     assert "nvidia-smi" in hung["attached"] and hung["stack"]["nccl"]
 
 

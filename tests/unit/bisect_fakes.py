@@ -13,13 +13,14 @@ from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.drive import drive
 from moediag.campaign.bisect.probe_verdict import GOOD, ProbeVerdict
 from moediag.campaign.bisect.prober import Learned, Setting
-from moediag.campaign.bisect.progress import Lines
 from moediag.campaign.bisect.question import Asked, Question
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Search
 from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.bisect.state import STATE_FILE, State
+from moediag.campaign.bisect.state import State
 from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.engine.display import Lines
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.scenario import catalogue, load
 from moediag.stacks.releases import Release
 from tests.unit.bisect_worlds import KINDS
@@ -86,7 +87,7 @@ class Fake:
 
 def opened(folder: Path, asked: Question) -> State:
     header = asked.header(["moediag", "bisect", "expert-starvation"])
-    resume = (folder / STATE_FILE).exists()
+    resume = (folder / JOURNAL_FILE).exists()
     return states.resume(folder, header) if resume else states.create(folder, header)
 
 
@@ -100,9 +101,9 @@ def bisect(
 ) -> Search:
     """To its answer, from where the state file in ``folder`` left off."""
     asked = question(letters, bad)
-    watcher = Lines((said if said is not None else []).append)
+    display = Lines((said if said is not None else []).append)
     with opened(folder, asked) as state:
-        return drive(asked, state, prober or Fake(letters), watcher, jobs)
+        return drive(asked, state, prober or Fake(letters), display, jobs)
 
 
 def main(arguments: Sequence[str]) -> None:

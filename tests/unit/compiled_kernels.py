@@ -1,5 +1,6 @@
-"""Compiles the bf16 kernels for sm_90 as a launch on a Hopper GPU would; run as a program, because
-this process may have them interpreted. Prints one line a kernel, fails where one does not fit."""
+"""Compiles the bf16 kernels for sm_90 as a launch on a Hopper GPU would. Run as a separate
+program, because the test process may interpret them. Prints one line per kernel; fails if one does
+not fit."""
 
 from __future__ import annotations
 

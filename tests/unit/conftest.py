@@ -1,4 +1,4 @@
-"""Unit tests say themselves what the terminal is like."""
+"""Unit tests set the terminal's properties themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A library with functions called as those of CUDA, a few lines of C: there is no GPU here."""
+"""A small C library with functions named like those of CUDA, for machines without a GPU."""
 
 from __future__ import annotations
 

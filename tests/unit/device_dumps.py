@@ -1,5 +1,5 @@
-"""Dumps of NCCL's Flight Recorder as a device would leave them that stands still at some call:
-stand-ins in the format of torch 2.13 (2.10), because there is no GPU here."""
+"""Made-up dumps of NCCL's Flight Recorder for a device that is stuck at some call, in the format of
+torch 2.13 (2.10), for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def dump(
 
 
 def on_nccl(evidence: Evidence, waiting: Sequence[int] = ()) -> Evidence:
-    """As our own recorder leaves it there: calls return at once, what completed is not known, and
+    """As our own recorder leaves it: calls return at once, their completion is unknown, and
     all of them are issued."""
     ranks = {
         rank: replace(

@@ -1,8 +1,8 @@
-"""Builds evidence for tests: programs of ranks, run in thought, written as a trial's folder.
+"""Builds evidence for tests: simulates the programs of ranks and writes a trial's folder.
 
-`Job.run` executes the ranks' programs as a communication library that never gives up would: a
-rank stays where its collective cannot complete, because somebody is missing or what meets does
-not fit. What it leaves is exactly what a recorder, a watchdog and workers would have seen.
+`Job.run` executes the ranks' programs like a communication library without a timeout: a rank stays
+in a collective that cannot complete because a rank is missing or the calls do not match. The
+evidence is exactly what a recorder, a watchdog and workers would record.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def measured(
 def died(
     evidence: Evidence, rank: int, error: RankError | None = None, signal: str | None = None
 ) -> Evidence:
-    """``rank`` ended by itself, so nobody needed to see a stall; the others by the launcher."""
+    """``rank`` ended by itself, without a stall; the launcher ended the others."""
     ranks = dict(evidence.ranks)
     end = ExitStatus(code=None if signal else 1, signal=signal)
     ranks[rank] = replace(ranks[rank], exit=end, error=error, finished=False)

@@ -1,4 +1,4 @@
-"""One rank of a world that is not there: meshes and DTensors without any other process."""
+"""One rank of a simulated world: meshes and DTensors without any other process."""
 
 from __future__ import annotations
 

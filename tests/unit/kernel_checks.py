@@ -1,4 +1,4 @@
-"""What is asked of the grouped kernels: interpreted on the CPU, compiled on a GPU."""
+"""Checks of the grouped kernels, interpreted on the CPU or compiled on a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDING = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8, torch.float16: 2.0
 def loop(
     x: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], transposed: bool
 ) -> torch.Tensor:
-    """One expert after the other; rows of nobody are zero."""
+    """One expert after the other; rows of no expert are zero."""
     outer = weight.shape[2 if transposed else 1]
     parts, begin = [], 0
     for expert, count in enumerate(counts):
@@ -33,7 +33,7 @@ def loop(
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Memory that nobody writes holds nan."""
+    """Unwritten memory is filled with nan."""
     before = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -65,7 +65,7 @@ def against_a_loop(
     device: str = "cpu",
     seed: int = 0,
 ) -> None:
-    """Forward and both gradients, with nan in the rows of nobody and in unwritten memory."""
+    """Forward and both gradients, with nan in rows of no expert and in unwritten memory."""
     grouped = kernels.load()
     torch.manual_seed(seed)
     rows, experts = sum(counts) + tail, len(counts)

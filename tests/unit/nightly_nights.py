@@ -1,4 +1,4 @@
-"""Nights made by hand, for the tests of `moediag nightly`."""
+"""Made-up nights for the tests of `moediag nightly`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real DTensors of one rank of an imagined world: a process group that does nothing."""
+"""Real DTensors of one rank of a simulated world, with a process group that does nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The command line's contract: exit codes, streams, errors that say what to type.
 
-What the commands call is replaced by fakes; the real thing has its own tests.
+Fakes replace what the commands call; the real functions have their own tests.
 """
 
 import errno
@@ -18,9 +18,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import moediag
+from moediag.campaign.engine import Header, Line
+from moediag.campaign.run import outcome
 from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 Module = Callable[..., types.SimpleNamespace]
@@ -41,7 +43,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
 
 
 class Pipeline:
-    """Stands for scenario, plan and run; remembers what it was asked."""
+    """Replaces scenario, plan and run, and records the questions."""
 
     def __init__(self) -> None:
         self.result: RunResult | Exception = read_result(RESULTS / "starvation.json")
@@ -62,29 +64,25 @@ class Pipeline:
         self.planned = {"world_size": world_size, "device": device, **named}
         return types.SimpleNamespace(scenario=scenario, trials=[1, 2])
 
-    def run(self, plan: Any, run_options: Any, observer: Any) -> RunResult:
+    def run(self, plan: Any, _: Any, run_options: Any, observer: Any) -> RunResult:
         self.options = run_options
-        observer.plan(plan)
+        observer.begin("s: 2 trials", 2)
         if isinstance(self.result, Exception):
             raise self.result
         for trial in self.result.trials:
-            observer.trial_finished(trial)
+            observer.finished(trial.variant, Line(outcome(trial)))
         return self.result
 
 
 @pytest.fixture
-def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+def pipeline(module: Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pipeline:
     made = Pipeline()
     monkeypatch.setattr("moediag.doctor.require_gpus", made.require_gpus)
     module("moediag.scenario.catalogue", find=Path, names=lambda: ["s"])
     module("moediag.scenario.load", load=made.load)
     module("moediag.scenario.plan", plan=made.plan)
-    module(
-        "moediag.pipeline.run",
-        run=made.run,
-        run_folder=lambda out, name: out or Path("runs") / name,
-        RunOptions=lambda out, launch: types.SimpleNamespace(out=out, launch=launch),
-    )
+    module("moediag.campaign.run", run=made.run, header=lambda *_: Header("run", {}))
+    monkeypatch.chdir(tmp_path)
     return made
 
 
@@ -110,7 +108,7 @@ def test_run_json_is_one_object_and_nothing_else(pipeline: Pipeline) -> None:
     )
 
 
-def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_run_passes_its_options_on(pipeline: Pipeline, tmp_path: Path) -> None:
     invoke(
         "run", "s.yaml", "--variant", "a", "--variant", "b", "--gpus", "8",
         "--set", "model.experts=16", "--set", "step.steps=3",
@@ -124,7 +122,7 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
         "world_size": 8, "device": "gpu", "variants": ["a", "b"], "launcher": "torchrun",
         "repeat": 3, "timeout": 60.0, "stack_overrides": {"transformers": "4.53.2"},
     }  # fmt: skip
-    assert pipeline.options.out == tmp_path
+    assert (tmp_path / "journal.jsonl").is_file()
     launch = pipeline.options.launch
     assert (launch.nnodes, launch.rdzv_endpoint, launch.node_rank) == (2, "head:29500", 1)
     assert (launch.shared, launch.silence) == (tmp_path / "s", 9.0)
@@ -132,11 +130,11 @@ def test_run_passes_on_what_was_typed(pipeline: Pipeline, tmp_path: Path) -> Non
     assert pipeline.gpus == (4, "2.9.0")  # on this one of two nodes
 
 
-def test_a_machine_without_the_gpus_is_told_before_anything_runs(
+def test_missing_gpus_are_reported_before_anything_runs(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(count: int, torch: str | None, shared: bool = False) -> None:
-        raise MachineError(f"{count} GPUs are wanted")
+        raise MachineError(f"{count} GPUs requested")
 
     monkeypatch.setattr("moediag.doctor.require_gpus", refuse)
     assert app.main(["run", "s", "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
@@ -144,7 +142,7 @@ def test_a_machine_without_the_gpus_is_told_before_anything_runs(
     assert app.main(["run", "s", "--cpu", "2"]) == ExitCode.OK
 
 
-def test_several_nodes_are_torchruns(pipeline: Pipeline) -> None:
+def test_several_nodes_need_torchrun(pipeline: Pipeline) -> None:
     invoke(
         "run", "s", "--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "0", "--shared", "d"
     )
@@ -188,6 +186,12 @@ def test_run_exit_code_is_that_of_the_result(pipeline: Pipeline, sample: str, co
         (["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "1"], "by its own ranks alone"),
         (["--shared", "d"], "together"),
         (["--nnodes", "2", "--launcher", "fork"], "one node"),
+        (
+            ["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "1", "--resume"],
+            "--resume is for runs on one node",
+        ),
+        (["--resume"], "--resume needs the folder of the run"),
+        (["--resume", "--out", "nowhere"], "there is no"),
         (["--cpu", "0"], "--cpu"),
         (["--launcher", "slurm"], "slurm"),
     ],
@@ -224,7 +228,7 @@ def test_each_class_of_error_has_its_exit_code(
     def fail(*_: Any) -> RunResult:
         raise error
 
-    monkeypatch.setattr(sys.modules["moediag.pipeline.run"], "run", fail)
+    monkeypatch.setattr(sys.modules["moediag.campaign.run"], "run", fail)
     assert app.main(["run", "s"]) == code
     said = capsys.readouterr()
     assert said.out == ""
@@ -234,7 +238,7 @@ def test_each_class_of_error_has_its_exit_code(
         assert error.help_text in said.err
 
 
-def test_a_bug_is_said_to_be_one_and_debug_shows_it(
+def test_a_bug_is_reported_as_a_bug_and_debug_shows_the_traceback(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.result = ZeroDivisionError("by zero")
@@ -247,13 +251,24 @@ def test_a_bug_is_said_to_be_one_and_debug_shows_it(
         assert "Traceback" in capsys.readouterr().err
 
 
-def test_list_names_every_scenario(pipeline: Pipeline) -> None:
+def test_list_names_every_scenario_and_every_fix(pipeline: Pipeline) -> None:
     pipeline_load = sys.modules["moediag.scenario.load"]
     pipeline_load.load = lambda path: pipeline.load(path, [])  # type: ignore[attr-defined]
-    assert invoke("list").stdout == "s  t\n"
-    assert json.loads(invoke("list", "--json").stdout) == {
-        "scenarios": [{"name": "s", "title": "t"}]
-    }
+    lines = invoke("list").stdout.splitlines()
+    assert lines[0].split() == ["s", "t"] and lines[1:3] == ["", "fixes:"]
+    (touch,) = [line for line in lines[3:] if line.startswith("touch ")]
+    assert "add 0 * p[0] of every expert parameter" in touch and touch.endswith("parallelism)")
+    listed = json.loads(invoke("list", "--json").stdout)
+    assert listed["scenarios"] == [{"name": "s", "title": "t"}]
+    assert {"name", "summary", "source"} == set(listed["fixes"][0])
+
+
+def test_show_describes_the_fixes_of_a_scenario_in_comments(tmp_path: Path) -> None:
+    shown = invoke("show", "expert-starvation").stdout
+    assert "# fix touch: add 0 * p[0] of every expert parameter" in shown
+    assert "ep-router-gradient" not in shown, "no fix of this scenario"
+    (tmp_path / "again.yaml").write_text(shown)
+    assert invoke("show", str(tmp_path / "again.yaml")).stdout == shown
 
 
 def test_report_writes_every_format_and_says_so_on_stderr(tmp_path: Path) -> None:
@@ -269,7 +284,7 @@ def test_report_writes_every_format_and_says_so_on_stderr(tmp_path: Path) -> Non
         assert str(tmp_path / name) in result.stderr
 
 
-def test_report_without_a_format_shows_the_page_again() -> None:
+def test_report_without_a_format_prints_the_page() -> None:
     result = invoke("report", str(RESULTS / "hang.json"))
     assert result.exit_code == ExitCode.OK
     assert "VICTIMS  ranks 0, 2, 3" in result.stdout
@@ -281,7 +296,7 @@ def test_report_to_stdout() -> None:
 
 
 @pytest.mark.parametrize("command", ["report", "diagnose"])
-def test_a_path_that_is_no_run_is_bad_input(
+def test_a_path_that_is_not_a_run_is_bad_input(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dump.json").write_text("{}")
@@ -311,7 +326,7 @@ def test_pairs_accept_pip_spelling() -> None:
     }
 
 
-def test_no_command_shows_the_help_and_is_wrong_usage() -> None:
+def test_no_command_prints_the_help_and_is_wrong_usage() -> None:
     result = invoke()
     assert result.exit_code == ExitCode.USAGE
     assert "moediag run expert-starvation" in result.stdout
@@ -336,7 +351,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     program = [sys.executable, "-m", "moediag", "report", *[str(RESULTS / "hang.json")] * 400]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -350,9 +365,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert child.returncode == ExitCode.OK
 
 
-def test_colour_is_off_where_it_was_asked_to_be(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colour_is_off_on_request(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[1;31m" in invoke("run", "s").stdout
     assert "\x1b[1;31m" not in invoke("run", "s", "--no-color").stdout

@@ -1,5 +1,5 @@
-"""The documents and the program say the same: every command is documented, every command line in
-a document parses, every link leads somewhere, every make target exists."""
+"""The documents match the program: every command is documented, every documented command line
+parses, and every link, module path and make target in a document exists."""
 
 import contextlib
 import re
@@ -16,12 +16,12 @@ from moediag.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-PAGES += [ROOT / "reports" / name for name in ("compatibility.md", "accuracy.md")]
+PAGES += [ROOT / "reports" / name for name in ("compatibility.md", "accuracy.md", "load-cost.md")]
 COMMAND = typer.main.get_command(app)
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command below ``group`` with the words that lead to it."""
+    """Yields every command below ``group`` with its path."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from commands(command, *path, name)
@@ -30,8 +30,8 @@ def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def documented() -> list[str]:
-    """Every `moediag …` in backticks or in a console block of the documents; a command that is
-    only named (`moediag run`) is not a command line."""
+    """Returns every `moediag …` in backticks or in a console block of the documents, without
+    mere names of commands (`moediag run`)."""
     found: dict[str, None] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -45,14 +45,15 @@ def documented() -> list[str]:
 
 
 def _whole(line: str) -> bool:
-    """A line of bare words is a command line where the command needs no argument."""
+    """Whether a line of bare words is a complete command line: its command needs no argument."""
     words = tuple(line.split()[1:])
     needed = {path: any(p.required for p in command.params) for path, command in commands(COMMAND)}
     return words in needed and not needed[words]
 
 
 def parse(arguments: list[str]) -> None:
-    """Parses without running: raises the parser's own error, or typer.Exit for a help text."""
+    """Parses a command line without running it; raises the parser's error, or typer.Exit for
+    ``--help``."""
     command, context = COMMAND, COMMAND.make_context("moediag", list(arguments))
     rest = [*context._protected_args, *context.args]
     while hasattr(command, "commands") and rest:
@@ -96,7 +97,7 @@ def test_every_exit_code_is_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_has_a_target(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     targets = [t for t in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in t]
     assert [target for target in targets if not (page.parent / target).exists()] == []
@@ -107,3 +108,40 @@ def test_every_make_target_named_in_a_document_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert set(re.findall(r"(?:`|^\$ )make ([a-z]+)", text, re.MULTILINE)) <= targets
+
+
+def missing_modules(text: str) -> list[str]:
+    """Returns the module paths in backticks that no file of the repository ends with."""
+    files = [
+        f"/{path.relative_to(ROOT).as_posix()}"
+        for top in ("moediag", "tests", "bench")
+        for path in (ROOT / top).rglob("*.py")
+    ]
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    prose = re.sub(r"^ *File `.+?`:", "", prose, flags=re.MULTILINE)  # files that a reader writes
+    named = dict.fromkeys(re.findall(r"`([\w/-]+\.py)`", prose))
+    return [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_path_in_a_document_exists(page: Path) -> None:
+    assert missing_modules(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_module_path_that_does_not_exist_is_found() -> None:
+    text = "see `rules/facts.py`, `facts.py`, `cts.py` and `moediag/no_such.py`"
+    assert missing_modules(text) == ["cts.py", "moediag/no_such.py"]
+
+
+def test_every_package_is_in_the_architecture_page() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "moediag").glob("*/__init__.py")}
+    assert {name for name in packages if f"| `{name}/` |" not in text} == set()
+
+
+def test_every_page_is_in_the_index() -> None:
+    docs = ROOT / "docs"
+    for folder in (docs, docs / "design"):
+        index = (folder / "README.md").read_text(encoding="utf-8")
+        pages = {page.name for page in folder.glob("*.md")} - {"README.md"}
+        assert {name for name in pages if f"({name})" not in index} == set()

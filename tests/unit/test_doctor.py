@@ -1,4 +1,4 @@
-"""Every check with the fault present and with it absent."""
+"""Every check of `moediag doctor`, with the fault present and absent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def program(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_whatever_fails_says_what_to_type() -> None:
+def test_every_failed_check_says_what_to_type() -> None:
     found = doctor.checks(network=False)
     assert {"python", "torch", "uv", "ptrace", "gpus", "cores", "memory", "disk"} <= {
         check.name for check in found
@@ -45,7 +45,7 @@ def test_whatever_fails_says_what_to_type() -> None:
     assert all(check.advice for check in found if check.status == "fail")
 
 
-def test_a_check_that_breaks_does_not_break_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_check_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> int:
         raise RuntimeError("odd machine")
 
@@ -85,7 +85,9 @@ def test_a_missing_tool_is_a_warning(monkeypatch: pytest.MonkeyPatch, name: str)
     assert check.status == "warn" and "pip install" in check.advice
 
 
-def test_ptrace_is_tried_not_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ptrace_is_tested_with_a_real_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     allowed = program(tmp_path, "spy-ok", "echo '[{\"frames\": []}]'")
     monkeypatch.setattr(doctor, "tool", lambda wanted: allowed)
     assert named("ptrace", network=False).status == "ok"
@@ -119,10 +121,10 @@ def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "driver_gpus", list)
     monkeypatch.setattr(interpreter, "identity", lambda: {"torch": "2.13.0+cu128"})
     doctor.require_gpus(2)
-    with pytest.raises(MachineError, match="3 GPUs are wanted here, 2 found") as caught:
+    with pytest.raises(MachineError, match="3 GPUs requested, 2 found") as caught:
         doctor.require_gpus(3)
     assert "--cpu 3" in caught.value.help_text
-    with pytest.raises(MachineError, match="built for CPUs"):
+    with pytest.raises(MachineError, match="is a CPU build"):
         doctor.require_gpus(2, "2.9.0+cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(MachineError, match="CUDA_VISIBLE_DEVICES=1"):
@@ -205,7 +207,7 @@ def test_the_machine_of_a_result() -> None:
     assert facts["cores"] >= 1 and facts["memory_gb"] > 0 and isinstance(facts["gpus"], list)
 
 
-def test_looking_never_imports_torch() -> None:
+def test_the_checks_never_import_torch() -> None:
     text = (
         "import sys; from moediag import doctor\n"
         "doctor.checks(network=False); doctor.machine()\n"

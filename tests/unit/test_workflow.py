@@ -1,4 +1,4 @@
-"""The nightly workflow: YAML that GitHub takes, shell that parses, command lines that are ours."""
+"""The nightly workflow: YAML that GitHub accepts, shell that parses, command lines that exist."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RUNS = [s["run"] for job in JOBS.values() for s in job["steps"] if "run" in s]
 
 
 def moediag_lines(script: str) -> list[str]:
-    """Each `moediag …` of a shell script, continuation lines joined, variables filled in; arrays
-    by what they may hold."""
+    """Returns each `moediag …` of a shell script, with continuation lines joined and variables and
+    arrays filled in."""
     joined = re.sub(r"\s*\\\n\s*", " ", script)
     for name, held in re.findall(r"\b(\w+)=\(([^()\s][^()]*)\)", script):
         joined = joined.replace(f'"${{{name}[@]}}"', held)
@@ -32,7 +32,7 @@ def moediag_lines(script: str) -> list[str]:
     return [re.sub(r'"\$\{?\w+\}?"', "2", line) for line in found]
 
 
-def test_the_keys_that_github_asks_for() -> None:
+def test_the_workflow_has_githubs_keys() -> None:
     assert set(WORKFLOW) <= {"name", "on", "permissions", "concurrency", "jobs", "env"}
     assert re.fullmatch(r"\d+ \d+ \* \* \*", WORKFLOW["on"]["schedule"][0]["cron"])
     assert set(JOBS) == {"cpu", "gpu"}
@@ -47,7 +47,7 @@ def test_the_keys_that_github_asks_for() -> None:
     assert JOBS["cpu"]["runs-on"] == "ubuntu-latest"
 
 
-def test_it_may_read_only_and_files_nothing() -> None:
+def test_the_workflow_has_read_permission_only_and_files_nothing() -> None:
     assert WORKFLOW["permissions"] == {"contents": "read"}
     assert not re.search(r"\bgh |issues: write|secrets\.", FILE.read_text(encoding="utf-8"))
 
@@ -58,7 +58,7 @@ def test_every_script_parses(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_broken_script_does_not() -> None:
+def test_a_broken_script_does_not_parse() -> None:
     done = subprocess.run(["bash", "-n"], input="if true; then", text=True, capture_output=True)
     assert done.returncode != 0
 

@@ -15,7 +15,7 @@ import pytest
 from moediag.campaign.bisect.commits import commits
 from moediag.campaign.bisect.commits.clone import Clone
 from moediag.campaign.bisect.commits.git_bisect import code, judge_checkout
-from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.engine.display import Lines
 from moediag.stacks.releases import Release
 from tests.unit.bisect_fakes import Fake, question
 

@@ -1,8 +1,8 @@
 """A mixture of experts under DeepSpeed's ZeRO: ``deepspeed deepspeed_job.py NAME STAGE``.
 
 ``clean``; ``skips``: rank 1 leaves the loop and blocks; ``extra``: rank 0 all-reduces once more.
-A plain program of a user, except that DeepSpeed's shared-memory kernel is not compiled: a build
-that was broken off leaves a lock on which later starts wait for ever.
+A plain user program, except that DeepSpeed's shared-memory kernel is not compiled: an interrupted
+build leaves a lock on which later starts wait forever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Experts(torch.nn.Module):
 
 
 def block() -> None:
-    """For what never comes."""
+    """Waits forever."""
     fifo = Path(tempfile.mkdtemp()) / "never"
     os.mkfifo(fifo)
     fifo.read_bytes()  # BLOCKS

@@ -1,8 +1,8 @@
 """Training jobs that go wrong, under any launcher: ``torchrun … jobs.py NAME``.
 
-Plain programs of a user who never heard of moediag; ``table.py`` says what a diagnosis must find.
-The line of a function that it must name ends with ``# HERE``. What blocks waits for what never
-comes, what takes long burns CPU time; nothing sleeps.
+Plain user programs that do not know moediag; ``table.py`` says what a diagnosis must find. The line
+that it must name ends with ``# HERE``. Blocking functions wait for something that never comes, slow
+ones use CPU time; nothing sleeps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = 3
 
 
 class Job:
-    """A linear layer, trained data-parallel by hand."""
+    """A linear layer with hand-written data-parallel training."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -53,7 +53,7 @@ def burn(seconds: float) -> None:
 
 
 def skips(job: Job) -> None:
-    """Rank 1 leaves a reduction out and goes on to the next call."""
+    """Rank 1 skips a reduction and continues with the next call."""
     job.steps()
     loss = torch.ones(4)
     if job.rank != 1:
@@ -139,7 +139,7 @@ def receives(job: Job) -> None:
 
 
 class Pipe(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """The last item is read from a pipe into which nobody writes."""
+    """Reads the last item from a pipe without a writer."""
 
     def __init__(self, blocks: bool) -> None:
         self.blocks = blocks
@@ -175,7 +175,7 @@ def stopped(job: Job) -> None:
 
 
 def holds_gil(job: Job) -> None:
-    """A C extension that waits without letting go of the interpreter."""
+    """A C extension that waits without releasing the interpreter lock."""
     job.steps()
     if job.rank == 1:
         ctypes.PyDLL(None).pause()  # HERE
@@ -193,7 +193,7 @@ def killed(job: Job) -> None:
 
 
 def out_of_memory(job: Job) -> None:
-    """What an allocation gets beyond a limit of the process."""
+    """An allocation beyond a limit of the process."""
     job.steps()
     if job.rank == 1:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
@@ -212,7 +212,7 @@ def oom_kill(job: Job) -> None:
 
 
 def pauses(job: Job) -> None:
-    """Rank 1 goes on once somebody writes to the FIFO."""
+    """Rank 1 continues once a process writes to the FIFO."""
     job.steps()
     if job.rank == 1:
         with open(os.environ["VICTIM_FIFO"]) as fifo:  # noqa: PTH123

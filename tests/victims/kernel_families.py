@@ -1,5 +1,5 @@
-"""Every family's loss and gradients with the Triton experts against its own eager loop, in one
-process; run in an environment of transformers >= 5 with triton, TRITON_INTERPRET set. Prints
+"""Compares every family's loss and gradients with the Triton experts and with its eager loop, in
+one process; run in an environment of transformers >= 5 with triton, TRITON_INTERPRET set. Prints
 one JSON object."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small rank programs for the launchers, chosen by the trial's variant.
 
-Real gloo ranks with a heartbeat written by hand, so that these tests need no recorder. A victim
-that must be caught in the act says so in ``ready-N`` and a test waits for that file.
+Real gloo ranks that write their own heartbeat, so these tests need no recorder. A victim that a
+test must interrupt at a certain point writes ``ready-N``, and the test waits for that file.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def success(me: Rank) -> None:
 
 
 def watched(me: Rank) -> None:
-    """Ends once somebody who watches has made the file ``seen``."""
+    """Ends once the watching test has created the file ``seen``."""
     me.all_reduce()
     while not (me.folder / "seen").exists():
         time.sleep(0.001)
@@ -139,14 +139,14 @@ def busy(me: Rank) -> None:
 
 
 def blocked_outside(me: Rank) -> None:
-    """Waits, but nobody is in a collective."""
+    """Waits, but no rank is in a collective."""
     me.all_reduce()
     me.ready()
     signal.pause()
 
 
 def stubborn_childless(me: Rank) -> None:
-    """Ignores what it can."""
+    """Ignores all signals that it can."""
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
     me.all_reduce()

@@ -1,6 +1,6 @@
-"""Under torchrun on gloo: rank 2 never comes to an all-gather that the others wait in. Once they
-do, every rank writes its Flight Recorder dump, with stacks, into the folder that is given; all end
-when all are written."""
+"""Under torchrun on gloo: rank 2 never comes to an all-gather in which the others wait. Then
+every rank writes its Flight Recorder dump, with stacks, into the given folder, and all end when all
+are written."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""A stand-in for Slurm where there is none: a daemon that starts tasks, and a client like srun.
+"""A stand-in for Slurm: a daemon that starts tasks, and a client like srun.
 
 What it has in common with the real one (tried with Slurm 22.05, see docs/watch.md): tasks are
 children of the daemon and in sessions of their own, so no process tree leads from the client to

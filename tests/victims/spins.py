@@ -48,7 +48,8 @@ def clip_grad_norm_(library: ctypes.CDLL) -> None:
 
 
 def step(folder: Path, rank: int, library: ctypes.CDLL) -> None:
-    me = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+    me = {"pid": os.getpid(), "started": protocol.start_time(), "host": socket.gethostname()}
+    me["time"] = time.time()
     beat(folder, rank)
     protocol.write_json(folder / protocol.pid_file(rank), me)
     threading.Thread(target=answer, args=(folder, rank), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The programs of ``jobs.py`` as tasks of Slurm: what tells them who they are is Slurm's alone."""
+"""The programs of ``jobs.py`` as Slurm tasks, which get their rank only from Slurm's variables."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""The release that broke it, the release that fixed it: a pure search and what surrounds it."""
+"""Finds the release that broke a scenario and the release that fixed it."""
+
+__all__ = ["answer_page", "question", "session"]

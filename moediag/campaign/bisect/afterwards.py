@@ -1,4 +1,4 @@
-"""Once the releases are known: whose fault it is, which commit, and what changed."""
+"""Once the releases are known: finds the cause, the commit and what changed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _beyond(
     folder: Path,
 ) -> Beyond:
     assert boundary.good is not None
-    package, versions = question.package, follow.state.stored.header.releases
+    package, versions = question.package, follow.state.releases
     low, high = sorted((boundary.bad, boundary.good))
     old, new = versions[low], versions[high]
     known = {r.version: r for r in question.releases}

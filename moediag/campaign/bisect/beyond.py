@@ -1,4 +1,4 @@
-"""What is known of a boundary beyond its two releases: whose fault, which commit, what changed.
+"""What is known about a boundary besides its releases: the cause, the commit, the changes.
 Pure."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Probes after the releases are known: commits, corners, sets of packages.
+"""Probes after the releases are known: commits, corners.
 
-Each is a machine of its own (:mod:`moediag.campaign.bisect.search.machine`), asked one question at
-a time. A finished probe is written to the state file before anything else happens, and is never
+Each is a machine of its own (:mod:`~moediag.campaign.bisect.search.search_machine`), asked one
+question at a time. A finished probe is in the journal before anything else happens, and is never
 repeated.
 """
 
@@ -11,13 +11,14 @@ import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+from moediag.campaign.bisect.probe_lines import probe_line
 from moediag.campaign.bisect.probe_verdict import ProbeVerdict, skip
 from moediag.campaign.bisect.prober import Prober, Setting
-from moediag.campaign.bisect.progress import Watcher
-from moediag.campaign.bisect.search.machine import Machine
+from moediag.campaign.bisect.search.search_machine import Machine
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.state import State
-from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.bisect.timeline import ProbeRecord, probe_name
+from moediag.campaign.engine import Display
 from moediag.errors import NoEnvironments, StackError
 
 Q = TypeVar("Q", bound=Hashable)
@@ -26,29 +27,31 @@ Ready = Callable[[], contextlib.AbstractContextManager[Setting]]
 
 
 class Follow:
-    """``made``: how many probes its machines have needed so far, those of earlier runs included."""
+    """Makes the probes that its machines ask for."""
 
-    def __init__(self, state: State, prober: Prober, watcher: Watcher, target: Target) -> None:
+    def __init__(self, state: State, prober: Prober, display: Display, target: Target) -> None:
         self.state = state
         self.prober = prober
-        self.watcher = watcher
+        self.display = display
         self.target = target
-        self._needed: set[tuple[str, int]] = set()
+        self._needed: set[str] = set()
 
     @property
     def made(self) -> int:
+        """How many probes its machines have needed so far, those of earlier commands included."""
         return len(self._needed)
 
     def probe(self, name: str, setting: Ready, attempt: int = 1) -> ProbeVerdict:
-        """Of what is called ``name``; ``setting`` is only made ready where it is not known yet,
-        and where that raises StackError the verdict is SKIP."""
-        self._needed.add((name, attempt))
-        record = self.state.known(name, attempt)
+        """The verdict on what is called ``name``; ``setting`` is only made ready where that is not
+        known yet, and where it raises StackError the verdict is SKIP."""
+        named = probe_name(name, attempt)
+        self._needed.add(named)
+        record = self.state.known(named)
         if record is None:
-            self.watcher.probing(name, attempt)
+            self.display.begun(named)
             record = self._made(name, setting, attempt)
             self.state.finished_extra(record)
-            self.watcher.finished(record)
+            self.display.finished(named, probe_line(record, self.target.signatures))
         return record.verdict
 
     def prepare(self, settings: Sequence[Setting]) -> None:

@@ -1,7 +1,6 @@
-"""A probe of one release: its environment, the scenario's trials on it, and what they say.
+"""Probes one release: builds its environment, runs the scenario's trials on it and judges them.
 
-The trials are run as in every run (:mod:`moediag.pipeline.run`); a probe's folder is a run
-directory.
+The trials run as in every run (:mod:`moediag.campaign.run`); a probe's folder is a run directory.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from moediag.campaign import run as runner
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, skip
 from moediag.campaign.bisect.prober import Learned, Setting
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
-from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.bisect.timeline import ProbeRecord, probe_name
+from moediag.campaign.engine import Display, opened
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import (
     ExitCode,
@@ -31,16 +31,11 @@ from moediag.errors import (
 from moediag.hardware import cores
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import run as runner
-from moediag.report.progress import Silent, glance
-from moediag.result.run_result import RunResult, TrialResult
+from moediag.pipeline.trials import TrialOptions
+from moediag.result import RunResult, TrialResult
 from moediag.scenario.plan import LAUNCHERS
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
-
-if TYPE_CHECKING:
-    from moediag.campaign.bisect.progress import Watcher
-    from moediag.launch.settings import Progress
 
 Building = Callable[[str, "float | None"], None]
 PROBES = "probes"  # folder of the probes' run directories, in the bisect's
@@ -49,7 +44,7 @@ _LONGEST = 300  # letters of a reason
 
 
 class TooRare(MoediagError):
-    """The failure shows so seldom that no number of trials would do."""
+    """The failure is too rare to be measured with a reasonable number of trials."""
 
     exit_code = ExitCode.INCONCLUSIVE
 
@@ -62,13 +57,13 @@ class Releases:
         self,
         question: Question,
         folder: Path,
-        watcher: Watcher,
+        display: Display,
         launch: LaunchOptions,
         hosts: Hosts | None = None,
     ) -> None:
         self.question = question
         self.folder = folder
-        self.watcher = watcher
+        self.display = display
         self.stopping = threading.Event()
         self.launch = dataclasses.replace(launch, stop=self.stopping)
         self.ahead = Ahead()
@@ -104,7 +99,7 @@ class Releases:
         except ValueError as error:
             raise TooRare(
                 f"{question.variant} on {question.package} {version}: {error}",
-                "Make it show more often (--set), or measure it with more trials (--calibrate).",
+                "Make it more frequent (--set), or measure it with more trials (--calibrate).",
             ) from error
         return Learned(ran.record(judge(ran.trials, target, SURE)), target)
 
@@ -172,7 +167,7 @@ class Releases:
     def _run(
         self, ran: _Ran, request: Mapping[str, str], trials: int, source: Path | None = None
     ) -> _Ran:
-        observer = _Observer(self.watcher, ran.name, self.stopping)
+        observer = _Observer(self.display, probe_name(ran.name, ran.attempt), self.stopping)
 
         def ensure(request: Mapping[str, str], progress: Building) -> Stack:
             stack = environment.ensure(request, progress)
@@ -185,8 +180,10 @@ class Releases:
             self.ahead.end(ran.name)
             folder = new_folder(self.folder / PROBES, ran.name.replace(" ", "-"))
             ran.evidence = str(folder.relative_to(self.folder))
-            options = runner.RunOptions(folder, self.launch, self.hosts.launcher, ensure)
-            ran.result = runner.run(planned, options, observer)
+            options = TrialOptions(self.launch, self.hosts.launcher, ensure)
+            asked = runner.header(planned, self.launch)
+            with opened(asked, folder, False, ran.name) as journal:
+                ran.result = runner.run(planned, journal, options, observer)
         except NoEnvironments:
             raise
         except (StackError, LaunchError) as error:
@@ -241,29 +238,28 @@ class _Ran:
         )
 
 
-class _Observer(Silent):
+class _Observer(Display):
     """Passes on in one line what a run is doing, and ends it when it is to stop."""
 
-    def __init__(self, watcher: Watcher, version: str, stopping: threading.Event) -> None:
-        self.watcher = watcher
+    def __init__(self, display: Display, version: str, stopping: threading.Event) -> None:
+        super().__init__()
+        self.display = display
         self.version = version
         self.stopping = stopping
-        self.trial = ""
 
     def building(self, text: str, fraction: float | None) -> None:  # noqa: ARG002
         if self.stopping.is_set():
             raise KeyboardInterrupt
-        self.watcher.doing(self.version, text)
+        self.display.doing(self.version, text)
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
         self.building(text, fraction)
 
-    def trial_started(self, name: str) -> None:
-        self.trial = name
-        self.watcher.doing(self.version, f"{name}: launching")
+    def begun(self, name: str) -> None:
+        self.display.doing(self.version, f"{name}: launching")
 
-    def trial_progress(self, name: str, progress: Progress) -> None:
-        self.watcher.doing(self.version, f"{name}: {glance(progress)}")
+    def doing(self, name: str, text: str) -> None:
+        self.display.doing(self.version, f"{name}: {text}")
 
 
 def new_folder(base: Path, version: str) -> Path:

@@ -1,4 +1,4 @@
-"""Where the search meets the world: what probes a release, whatever that takes."""
+"""The interface of probers: what builds, launches and judges a release for the search."""
 
 from __future__ import annotations
 

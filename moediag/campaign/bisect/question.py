@@ -1,4 +1,4 @@
-"""What is asked: which scenario and variant, over which releases of which package, held how."""
+"""The question of a bisect: scenario, variant, package, releases, and what stays fixed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
-import moediag
 from moediag.campaign.bisect.candidates import as_of, searched, spelled
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Options
 from moediag.campaign.bisect.signature_match import Match
-from moediag.campaign.bisect.stored import Header
+from moediag.campaign.engine import Header
 from moediag.errors import UsageError
 from moediag.scenario.plan import BACKENDS, Plan, PlannedTrial, plan
 from moediag.scenario.schema import Scenario, Variant
 from moediag.scenario.source import nearest as like
 from moediag.stacks import releases as index
-from moediag.stacks.base import current_base
-from moediag.stacks.environment import cache_root
+from moediag.stacks.base import cache_root, current_base
 from moediag.stacks.releases import Release
 
 PATIENCE = 6  # undecided releases between bad and good after which no more are tried
@@ -157,14 +155,13 @@ class Question:
         # Nothing of the index: a release more must not keep anyone from resuming.
         told = self.scenario.to_yaml()
         return Header(
-            scenario=self.scenario.name,
-            digest=hashlib.sha256(told.encode()).hexdigest()[:16],
-            package=self.package,
-            python=self.python,
-            platform=f"{sys.platform}-{platform.machine()}",
-            match=asked.match,
-            releases=self.versions,
-            options={
+            "bisect",
+            {
+                "scenario": self.scenario.name,
+                "package": self.package,
+                "Python": self.python,
+                "platform": f"{sys.platform}-{platform.machine()}",
+                "--match": str(asked.match),
                 "bad end": self.bad,
                 "good end": self.good,
                 "oldest": asked.oldest or None,
@@ -181,8 +178,9 @@ class Question:
                 "timeout": asked.timeout,
                 "trials of the bad end": asked.calibrate,
             },
-            command=tuple(command),
-            moediag_version=moediag.__version__,
+            {f"the scenario {self.scenario.name}": hashlib.sha256(told.encode()).hexdigest()[:16]},
+            {"releases": list(self.versions)},
+            tuple(command),
         )
 
     def over(self, versions: Sequence[str]) -> Question:
@@ -238,11 +236,6 @@ def ask(scenario: Scenario, asked: Asked) -> Question:
 
 def _variant(scenario: Scenario, name: str) -> str:
     unfixed = [n for n, v in scenario.variants.items() if v.role == "unfixed"]
-    if not unfixed:
-        raise UsageError(
-            f"{scenario.name} only measures: there is no failure to look for",
-            "`moediag list` shows the scenarios.",
-        )
     if name and name not in unfixed:
         raise UsageError(
             f"--variant {name}: no unfixed variant of {scenario.name}{like(name, unfixed)}",

@@ -1,4 +1,4 @@
-"""A bisect from its question to its files, and what one would take before it begins."""
+"""Runs a bisect from its question to its files, and estimates one before it starts."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.afterwards import afterwards
 from moediag.campaign.bisect.beyond import Beyond
 from moediag.campaign.bisect.commits.clone import Clone
-from moediag.campaign.bisect.drive import drive, resumable
+from moediag.campaign.bisect.drive import drive
 from moediag.campaign.bisect.follow import Follow
 from moediag.campaign.bisect.prober import Prober
-from moediag.campaign.bisect.progress import Watcher
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.search.answer import Answer, Status
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.search.search import Search, most_probes
 from moediag.campaign.bisect.state import State
-from moediag.errors import MoediagError, UsageError
-from moediag.pipeline import run as runner
+from moediag.campaign.engine import Display, resumable
+from moediag.campaign.engine.journal import JOURNAL_FILE
+from moediag.errors import MoediagError
 from moediag.protocol import write_json
-from moediag.result.run_result import RESULT_FILE
+from moediag.result import RESULT_FILE
 from moediag.scenario import devices
 from moediag.stacks import environment
-from moediag.stacks.base import current_base
+from moediag.stacks.base import cache_root, current_base
 
 REPORT_FILE = "report.md"
 RUNS = Path("moediag-runs")  # where earlier bisects are looked for
@@ -48,25 +48,26 @@ def run(
     resume: bool,
     command: Sequence[str],
     make: MakeProber,
-    watcher: Watcher,
+    display: Display,
     jobs: int = 1,
     clone: Clone | None = None,
 ) -> tuple[answer_page.Report, Path]:
     """The report, and the folder that holds it as ``result.json`` and ``report.md`` beside the
-    state file and the probes' run directories. ``clone``: where to look for the commit.
+    journal and the probes' run directories. ``clone``: where to look for the commit.
 
     Raises UsageError for a folder that cannot be used or belongs to another bisect, Interrupted
     after Ctrl-C, and MoediagError where nothing can be probed.
     """
-    with _opened(question, out, resume, command) as state:
-        folder = state.path.parent
-        asked = question.over(state.stored.header.releases)
+    name = f"bisect-{question.scenario.name}"
+    with states.opened(question.header(command), out, resume, name) as state:
+        folder = state.folder
+        asked = question.over(state.releases)
         prober = make(asked, folder)
-        search = drive(asked, state, prober, watcher, jobs)
+        search = drive(asked, state, prober, display, jobs)
         beyond: dict[str, Beyond] = {}
-        if state.stored.target is not None:
-            follow = Follow(state, prober, watcher, state.stored.target)
-            with resumable(state, prober):
+        if state.target is not None:
+            follow = Follow(state, prober, display, state.target)
+            with contextlib.closing(prober), resumable(state.journal, state.done):
                 beyond = dict(afterwards(asked, search, follow, clone, folder))
         report = _report(asked, state, search, beyond)
         write_json(folder / RESULT_FILE, answer_page.to_json(report))
@@ -74,22 +75,10 @@ def run(
     return report, folder
 
 
-def _opened(question: Question, out: Path | None, resume: bool, command: Sequence[str]) -> State:
-    header = question.header(command)
-    if not resume:
-        return states.create(runner.run_folder(out, f"bisect-{question.scenario.name}"), header)
-    if out is None:
-        raise UsageError(
-            "--resume needs the folder of the bisect",
-            "Give it with --out; an interrupted bisect prints the whole command.",
-        )
-    return states.resume(out.resolve(), header)
-
-
 def clean(report: answer_page.Report) -> bool:
-    """It answers what was asked: each boundary lies between a bad and a good release, or the
-    failure goes on to the last release there is, or to the first that has what it takes; and
-    commits were found where a clone was given."""
+    """Whether the question is answered: each boundary lies between a bad and a good release, or the
+    failure extends to the last release, or to the first that has what the scenario needs; and
+    commits were found if a clone was given."""
     commits = [one.commits for one in report.beyond.values() if one.commits is not None]
     return _clean(report.answer) and all(one.answered for one in commits)
 
@@ -107,22 +96,21 @@ def _clean(answer: Answer) -> bool:
 def _report(
     question: Question, state: State, search: Search, beyond: Mapping[str, Beyond]
 ) -> answer_page.Report:
-    answer, target = search.answer, state.stored.target
+    answer, target = search.answer, state.target
     assert answer is not None
-    header = state.stored.header
     return answer_page.Report(
         package=question.package,
         scenario=question.scenario.name,
         answer=answer,
-        releases=header.releases,
+        releases=state.releases,
         verdicts=search.verdicts,
         probes=state.probes,
         signatures=target.signatures if target else (),
-        match=str(header.match),
-        reproduce=tuple(_reproduce(question, answer, header.releases)),
+        match=str(question.asked.match),
+        reproduce=tuple(_reproduce(question, answer, state.releases)),
         environment=_environment(question),
         beyond=beyond,
-        extras=state.stored.extras,
+        extras=state.extras,
     )
 
 
@@ -155,7 +143,7 @@ def _command(question: Question, request: dict[str, str]) -> str:
 
 def _environment(question: Question) -> dict[str, str]:
     machine = doctor.machine()
-    torch = current_base(environment.cache_root()).torch
+    torch = current_base(cache_root()).torch
     held = {**question.asked.hold}
     facts: dict[str, Any] = {
         "moediag": moediag.__version__,
@@ -263,18 +251,15 @@ def _earlier(question: Question) -> list[float]:
     those of this scenario where there are any."""
     own: list[float] = []
     others: list[float] = []
-    wanted = question.header(())
-    for path in sorted(RUNS.glob(f"*/{states.STATE_FILE}")):
+    wanted = question.header(()).question
+    for path in sorted(RUNS.glob(f"*/{JOURNAL_FILE}")):
         try:
-            stored = states.read(path)
+            earlier = states.read(path.parent)
         except MoediagError:
             continue
-        there = stored.header
-        same = ("platform", "python")
-        if any(getattr(there, name) != getattr(wanted, name) for name in same):
+        there = earlier.journal.header.question
+        if any(there.get(name) != wanted[name] for name in ("platform", "Python", "device")):
             continue
-        if there.options.get("device") != question.asked.device:
-            continue
-        spent = [p.seconds for p in stored.probes if p.seconds is not None and p.evidence]
-        (own if there.scenario == wanted.scenario else others).extend(spent)
+        spent = [p.seconds for p in earlier.probes if p.seconds is not None and p.evidence]
+        (own if there.get("scenario") == wanted["scenario"] else others).extend(spent)
     return own or others

@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, other, skip
 from moediag.campaign.bisect.search.rates import Rate, combined
 from moediag.errors import ExitCode, MoediagError
-from moediag.judgement.conclusion import FAILURES
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Role, StrEnum, Verdict
+from moediag.result import FAILURES, Role, TrialResult, Verdict
+from moediag.result.verdicts import StrEnum
 
 _IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
 _UNDECIDED = frozenset({Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE})

@@ -19,6 +19,11 @@ from moediag.campaign.bisect.probe_verdict import ProbeVerdict
 _SHOWN = 3  # as many neighbours that say the same are all shown
 
 
+def probe_name(version: str, attempt: int) -> str:
+    """Of a probe, in the journal and for people."""
+    return version if attempt == 1 else f"{version} (probe {attempt})"
+
+
 @dataclass(frozen=True, slots=True)
 class ProbeRecord:
     """A finished probe. ``uploaded``: of the release, ISO date or ""; ``signature``: what its
@@ -32,6 +37,10 @@ class ProbeRecord:
     signature: str = ""
     seconds: float | None = None
     evidence: str = ""
+
+    @property
+    def name(self) -> str:
+        return probe_name(self.version, self.attempt)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,1 +1,3 @@
-"""Scenarios x releases as a table: which release has which failure."""
+"""Shows which release has which failure, as a table of scenarios and releases."""
+
+__all__ = ["question", "session", "table_page"]

@@ -16,8 +16,8 @@ from packaging.version import Version
 from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.protocol import Susceptibility
-from moediag.result import wording
-from moediag.result.verdicts import StrEnum, Verdict
+from moediag.result import Verdict, wording
+from moediag.result.verdicts import StrEnum
 
 
 class Mode(StrEnum):

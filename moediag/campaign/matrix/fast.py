@@ -1,4 +1,4 @@
-"""A fast cell: would ranks disagree? One process in the release's environment, no rank launched."""
+"""Predicts a cell in one process of the release's environment, without launching ranks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from moediag.campaign.matrix.question import Subject
 from moediag.errors import LaunchError, NoEnvironments, StackError
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.run import last_line
-from moediag.protocol import SUSCEPTIBILITY, Susceptibility, Trial, output_file
+from moediag.pipeline.trials import last_line
+from moediag.protocol import Susceptibility, SusceptibilityTask, Trial, output_file
 from moediag.scenario.plan import plan
 from moediag.stacks import environment
 from moediag.stacks.releases import Release
@@ -60,7 +60,7 @@ def _trial(subject: Subject) -> Trial:
         timeout=asked.timeout,
     ).trials[0]  # fmt: skip
     return dataclasses.replace(
-        planned.trial, name=NAME, purpose=SUSCEPTIBILITY, fix=None, record=False
+        planned.trial, name=NAME, task=SusceptibilityTask(), fix=None, record=False
     )
 
 

@@ -8,7 +8,6 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -18,15 +17,15 @@ from moediag.campaign.bisect.candidates import searched, spelled
 from moediag.campaign.bisect.question import Asked, Question
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.signature_match import Match, Target
+from moediag.campaign.engine import Header
 from moediag.campaign.matrix.work import Way
 from moediag.errors import UsageError
+from moediag.families import FAMILIES
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.scenario.schema import Scenario
-from moediag.scenario.sections import Family
 from moediag.stacks import releases as index
-from moediag.stacks.base import current_base
-from moediag.stacks.environment import cache_root
+from moediag.stacks.base import cache_root, current_base
 from moediag.stacks.releases import Release
 
 OLDEST = {"transformers": "4.51.0"}  # where the table begins; others: two years before the newest
@@ -99,22 +98,27 @@ class MatrixQuestion:
     def keys(self) -> tuple[str, ...]:
         return tuple(subject.key for subject in self.subjects)
 
-    def header(self, command: Sequence[str]) -> dict[str, Any]:
-        """What makes a cell mean what it means; scenarios and families are in the cells."""
+    def header(self, command: Sequence[str]) -> Header:
+        """What makes a cell mean what it means; scenarios and families are in the cells, so that
+        a later command may ask for more of them in the same folder."""
         asked = self.asked
         base = current_base(cache_root())
-        return {
-            "package": self.package,
-            "Python": asked.python or base.python,
-            "platform": f"{sys.platform}-{platform.machine()}",
-            "torch": base.torch,
-            "hold": dict(sorted(asked.hold.items())),
-            "ranks": asked.world_size,
-            "device": asked.device,
-            "launcher": asked.launcher,
-            "timeout": asked.timeout,
-            "command": list(command),
-        }
+        return Header(
+            "matrix",
+            {
+                "package": self.package,
+                "Python": asked.python or base.python,
+                "platform": f"{sys.platform}-{platform.machine()}",
+                "torch": base.torch,
+                "hold": dict(sorted(asked.hold.items())),
+                "ranks": asked.world_size,
+                "device": asked.device,
+                "launcher": asked.launcher,
+                "timeout": asked.timeout,
+            },
+            {subject.key: subject.digest for subject in self.subjects},
+            command=tuple(command),
+        )
 
 
 def ask(wanted: Wanted) -> MatrixQuestion:
@@ -151,7 +155,7 @@ def _families(wanted: Wanted) -> tuple[list[str], list[str]]:
     others = [t for t in wanted.overrides if not t.startswith(_FAMILY)]
     families = [*given, *wanted.families]
     if ALL in families:
-        return others, list(get_args(Family))
+        return others, list(FAMILIES)
     return others, list(dict.fromkeys(families))
 
 

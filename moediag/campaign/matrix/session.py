@@ -1,40 +1,33 @@
-"""A matrix from its question to its files: makes the cells that are missing, release by release.
+"""Runs a matrix from its question to its files: makes the missing cells, release by release.
 
-A finished cell is in the state file before anything else happens, so whatever ends this loses the
-one at work. Environments and fork hosts are shared; the next release's is built meanwhile.
+Environments and fork hosts are shared; the next release's is built meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import moediag
 from moediag import doctor
 from moediag.campaign.bisect.probe import Releases, new_folder
-from moediag.campaign.matrix import state as states
+from moediag.campaign.engine import Display, Journal, Line, Records, Strategy, drive, opened
 from moediag.campaign.matrix import table_page
 from moediag.campaign.matrix.cells import Cell, Key, Matrix, Mode, of_probe, ordered
 from moediag.campaign.matrix.fast import predict
 from moediag.campaign.matrix.question import MatrixQuestion, Subject
-from moediag.campaign.matrix.state import State
-from moediag.campaign.matrix.work import plan
-from moediag.errors import Interrupted, UsageError
-from moediag.launch import signals
+from moediag.campaign.matrix.work import Plan, plan
+from moediag.errors import UsageError
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import run as runner
 from moediag.protocol import write_json
 from moediag.result import wording
-from moediag.stacks.base import current_base
-from moediag.stacks.environment import cache_root
-
-if TYPE_CHECKING:
-    from moediag.campaign.matrix.progress import Progress
+from moediag.stacks.base import cache_root, current_base
 
 MATRIX_FILE = "matrix.json"
 PAGE_FILE = "matrix.md"
@@ -53,7 +46,7 @@ class Maker(Protocol):
     def close(self) -> None: ...
 
 
-MakeMaker = Callable[[MatrixQuestion, Path, "Progress"], Maker]
+MakeMaker = Callable[[MatrixQuestion, Path, Display], Maker]
 
 
 def run(
@@ -61,91 +54,92 @@ def run(
     out: Path | None,
     resume: bool,
     command: Sequence[str],
-    progress: Progress,
+    display: Display,
     make: MakeMaker,
 ) -> tuple[Matrix, Path]:
-    """The table, and the folder that holds it as ``matrix.json`` and ``matrix.md`` beside the state
-    file and the cells' evidence. Raises UsageError for a folder that cannot be used or belongs to
-    another question, Interrupted after Ctrl-C, MoediagError where nothing can be run at all."""
-    folder = _folder(question, out, resume)
-    digests = {subject.key: subject.digest for subject in question.subjects}
-    header = {**question.header(command), "moediag_version": moediag.__version__}
-    with states.opened(folder, header, digests, resume) as state:
-        maker = make(question, folder, progress)
-        try:
-            rows = _fill(question, state, maker, progress)
-        except (KeyboardInterrupt, Interrupted):
-            with signals.held():
-                _written(question, question.versions, state, folder)
-            raise Interrupted(
-                f"interrupted after {len(state.cells)} finished cells; they are in {state.path}",
-                f"To go on: {resume_command(command, folder)}",
-            ) from None
-        finally:
-            maker.close()
-        return _written(question, rows, state, folder), folder
+    """The table, and the folder that holds it as ``matrix.json`` and ``matrix.md`` beside the
+    journal and the cells' evidence. Raises UsageError for a folder that cannot be used or belongs
+    to another question, Interrupted after Ctrl-C, MoediagError where nothing can be run at all."""
+    name = f"matrix-{question.subjects[0].question.scenario.name}"
+    with opened(question.header(command), out, resume, name) as journal:
+        with contextlib.closing(make(question, journal.folder, display)) as maker:
+            strategy = _Fill(question, journal, maker, display)
+            drive(strategy, journal, display)
+        return strategy.table(), journal.folder
 
 
-def _written(question: MatrixQuestion, rows: Sequence[str], state: State, folder: Path) -> Matrix:
-    matrix = table(question, rows, state.cells)
-    write_json(folder / MATRIX_FILE, table_page.to_json(matrix))
-    (folder / PAGE_FILE).write_text(table_page.markdown(matrix), encoding="utf-8")
-    return matrix
+class _Fill(Strategy[Key, Cell]):
+    """Makes cells until none is missing. What to make next follows from those that are there."""
+
+    def __init__(
+        self, question: MatrixQuestion, journal: Journal, maker: Maker, display: Display
+    ) -> None:
+        self.question = question
+        self.folder = journal.folder
+        self.maker = maker
+        self.display = display
+        self.records = Records(journal, "cell", Cell.from_json, Cell.to_json)
+        self.cells: dict[Key, Cell] = {cell.key: cell for cell in self.records.values()}
+        title = ", ".join(subject.key for subject in question.subjects)
+        earlier = [cell.seconds for cell in self.cells.values()]
+        display.begin(f"{question.package}: {title}", len(earlier), earlier)
+
+    def wanted(self, most: int) -> Sequence[Key]:
+        work = self.plan().work
+        self.display.expect(len(work))
+        return work[:most]
+
+    def name(self, item: Key) -> str:
+        return " ".join(item)
+
+    def make(self, item: Key) -> Cell:
+        return self.maker.make(item)
+
+    def taken(self, item: Key, value: Cell) -> None:
+        self.cells[item] = value
+
+    def prepare(self, coming: Sequence[Key]) -> None:  # noqa: ARG002 - of the same release
+        now, *later = self.plan().work
+        following = next((key for key in later if key[1] != now[1]), None)
+        if following is not None:
+            self.maker.prepare(following)
+
+    def line(self, value: Cell) -> Line:
+        return Line(one_line(value), seconds=value.seconds)
+
+    def done(self) -> str:
+        return wording.plural(len(self.cells), "finished cell")
+
+    def write(self, incomplete: str) -> None:  # noqa: ARG002 - its empty places show it
+        matrix = self.table()
+        write_json(self.folder / MATRIX_FILE, table_page.to_json(matrix))
+        (self.folder / PAGE_FILE).write_text(table_page.markdown(matrix), encoding="utf-8")
+
+    def plan(self) -> Plan:
+        q = self.question
+        return plan(q.way, q.keys, q.versions, q.listed, self.cells)
+
+    def table(self) -> Matrix:
+        """Everything that is known: also what earlier commands asked for in the same folder."""
+        question = self.question
+        there = dict.fromkeys([*question.keys, *(subject for subject, _, _ in self.cells)])
+        versions = [*self.plan().rows, *(version for _, version, _ in self.cells)]
+        return Matrix(
+            package=question.package,
+            subjects=tuple(there),
+            versions=ordered(versions),
+            cells=self.cells,
+            looked_for={s.key: s.looked_for for s in question.subjects},
+            listed=question.listed,
+        )
 
 
-def table(question: MatrixQuestion, rows: Sequence[str], cells: Mapping[Key, Cell]) -> Matrix:
-    """Everything that is known: also what earlier commands asked for in the same folder."""
-    there = dict.fromkeys([*question.keys, *(subject for subject, _, _ in cells)])
-    return Matrix(
-        package=question.package,
-        subjects=tuple(there),
-        versions=ordered([*rows, *(version for _, version, _ in cells)]),
-        cells=cells,
-        looked_for={s.key: s.looked_for for s in question.subjects},
-        listed=question.listed,
-    )
-
-
-def resume_command(command: Sequence[str], folder: Path) -> str:
-    words = [word for word in command if word != "--resume"]
-    if not any(word == "--out" or word.startswith("--out=") for word in words):
-        words += ["--out", str(folder)]
-    return shlex.join([*words, "--resume"])
-
-
-def _folder(question: MatrixQuestion, out: Path | None, resume: bool) -> Path:
-    if resume:
-        if out is None:
-            raise UsageError(
-                "--resume needs the folder of the matrix",
-                "Give it with --out; an interrupted matrix prints the whole command.",
-            )
-        return out.resolve()
-    if out is not None and (out / states.STATE_FILE).exists():
-        return out.resolve()  # where the message about it comes from
-    name = question.subjects[0].question.scenario.name
-    return runner.run_folder(out, f"matrix-{name}")
-
-
-def _fill(
-    question: MatrixQuestion, state: State, maker: Maker, progress: Progress
-) -> tuple[str, ...]:
-    """Makes cells until none is missing; the rows of the table then."""
-    progress.earlier(len(state.cells))
-    while True:
-        wanted = plan(question.way, question.keys, question.versions, question.listed, state.cells)
-        if not wanted.work:
-            return wanted.rows
-        progress.planned(len(wanted.work))
-        for place, key in enumerate(wanted.work):
-            version = key[1]
-            following = next((k for k in wanted.work[place:] if k[1] != version), None)
-            if following is not None:
-                maker.prepare(following)
-            progress.begun(key)
-            cell = maker.make(key)
-            state.finished(cell)
-            progress.made(cell)
+def one_line(cell: Cell) -> str:
+    """``4.53.0  expert-starvation mixtral  fast  0.42 s  susceptible``, and why nothing more is
+    known."""
+    spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
+    why = f" ({cell.text})" if cell.text and cell.shows is None else ""
+    return f"{cell.version}  {cell.subject}  {cell.mode}{spent}  {cell.verdict}{why}"
 
 
 def doubtful(matrix: Matrix) -> bool:
@@ -197,19 +191,17 @@ class Cells:
     """Real cells are made by the prober of a bisect, one for each subject."""
 
     def __init__(
-        self, question: MatrixQuestion, folder: Path, progress: Progress, launch: LaunchOptions
+        self, question: MatrixQuestion, folder: Path, display: Display, launch: LaunchOptions
     ) -> None:
         self.folder = folder
-        self.progress = progress
+        self.display = display
         self.launch = launch
         self.hosts = Hosts(folder / HOSTS_FOLDER, launch)
         self.subjects = {subject.key: subject for subject in question.subjects}
-        self.probers = {
-            subject.key: Releases(
-                subject.question, folder / _word(subject.key), progress, launch, self.hosts
-            )
-            for subject in question.subjects
-        }
+        self.probers = {}
+        for subject in question.subjects:
+            own, shown = folder / _word(subject.key), _OfCell(display, subject.key)
+            self.probers[subject.key] = Releases(subject.question, own, shown, launch, self.hosts)
 
     def make(self, key: Key) -> Cell:
         subject, version, mode = key
@@ -235,10 +227,22 @@ class Cells:
         try:
             return predict(
                 subject, release, folder, self.hosts, self.launch,
-                lambda text, _: self.progress.doing(version, text),
+                lambda text, _: self.display.doing(f"{subject.key} {version} {Mode.FAST}", text),
             )  # fmt: skip
         finally:
             self.probers[subject.key].ahead.end(version)
+
+
+class _OfCell(Display):
+    """Passes on what a prober does, by the name of the cell."""
+
+    def __init__(self, display: Display, subject: str) -> None:
+        super().__init__()
+        self.display = display
+        self.subject = subject
+
+    def doing(self, name: str, text: str) -> None:
+        self.display.doing(f"{self.subject} {name} {Mode.REAL}", text)
 
 
 def _word(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Which cells to make next: a pure function of those that are there.
+"""Chooses the cells to make next, as a pure function of those that exist.
 
 So an interrupted matrix is resumed by asking again, and nothing is done twice. Three ways:
 
@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from moediag.campaign.matrix.cells import COULD_NOT_RUN, Cell, Key, Mode, ordered
-from moediag.result.verdicts import StrEnum, Verdict
+from moediag.result import Verdict
+from moediag.result.verdicts import StrEnum
 
 
 class Way(StrEnum):

@@ -1,4 +1,3 @@
-"""`moediag nightly`: the catalogue on pinned and new releases, held against the nights before.
+"""Runs the catalogue on pinned and new releases and compares it with past nights."""
 
-``model`` is what a night leaves, ``compare`` says what is new in it; both are pure. ``drive`` runs.
-"""
+__all__ = ["drive", "history", "jobs", "summary", "tracks"]

@@ -1,4 +1,4 @@
-"""A new failure: which release broke it, between the last good night and this one."""
+"""Finds the release that caused a new failure, between the last good night and this one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
+from moediag.campaign.engine import Clock, Display
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.nightly.changes import Compared
-from moediag.campaign.nightly.clock import Clock
 from moediag.campaign.nightly.night import Entry
 from moediag.campaign.nightly.tracks import PACKAGES
 from moediag.errors import Interrupted, MoediagError
-from moediag.result.verdicts import Role
+from moediag.result import Role
 from moediag.scenario import devices
 
 if TYPE_CHECKING:
     from moediag.campaign.bisect.probe import Releases
-    from moediag.campaign.bisect.progress import Watcher
     from moediag.campaign.bisect.question import Question
     from moediag.campaign.nightly.jobs import Asked
     from moediag.launch.settings import LaunchOptions
@@ -65,7 +67,7 @@ def span(compared: Compared) -> Span:
 
 
 def _different(one: Entry, other: Entry) -> list[str]:
-    """Packages of which both had a release, and not the same."""
+    """Returns the packages that both have, in different releases."""
     names = dict.fromkeys((*PACKAGES, *one.stack))
     return [
         name for name in names
@@ -83,7 +85,7 @@ def _day(night: str) -> str:
 
 
 def blame(
-    compared: Compared, name: str, asked: Asked, folder: Path, seconds: float, watcher: Watcher,
+    compared: Compared, name: str, asked: Asked, folder: Path, seconds: float, display: Display,
     launch: LaunchOptions,
 ) -> Blame:  # fmt: skip
     """Bisects for at most ``seconds``, in ``folder``. ``name``: of the scenario, as typed."""
@@ -94,7 +96,7 @@ def blame(
     if seconds < LEAST:
         return Blame(f"Not bisected: no time was left. To do it: `{command}`", command=command)
     try:
-        return _bisect(found, compared, name, asked, folder, seconds, watcher, launch, command)
+        return _bisect(found, compared, name, asked, folder, seconds, display, launch, command)
     except Interrupted:
         raise
     except MoediagError as error:
@@ -103,10 +105,8 @@ def blame(
 
 def _bisect(
     found: Span, compared: Compared, name: str, asked: Asked, folder: Path, seconds: float,
-    watcher: Watcher, launch: LaunchOptions, command: str,
+    display: Display, launch: LaunchOptions, command: str,
 ) -> Blame:  # fmt: skip
-    from packaging.version import Version
-
     from moediag.campaign.bisect import answer_page, question, session
     from moediag.campaign.bisect.probe import Releases
     from moediag.scenario import catalogue
@@ -124,7 +124,7 @@ def _bisect(
     probers: list[Releases] = []
 
     def make(asked_now: Question, where: Path) -> Releases:
-        probers.append(Releases(asked_now, where, watcher=watcher, launch=launch))
+        probers.append(Releases(asked_now, where, display=display, launch=launch))
         if clock.up:  # before there was anything to stop
             stop()
         return probers[-1]
@@ -136,7 +136,8 @@ def _bisect(
     words = tuple(shlex.split(command))
     with Clock(seconds, stop) as clock:
         try:
-            report, _ = session.run(what, folder, False, words, make, watcher)
+            begun = (folder / JOURNAL_FILE).exists()  # by the night that is resumed
+            report, _ = session.run(what, folder, begun, words, make, display)
         except Interrupted as error:
             if not clock.up:
                 raise
@@ -159,4 +160,7 @@ def _command(found: Span, entry: Entry, name: str, asked: Asked) -> str:
     words = ["moediag", "bisect", name, "--package", found.package, "--good", found.good]
     words += ["--bad", found.bad, "--variant", entry.variant]
     words += devices.options(asked.device, _ranks(entry, asked) or 2)
+    words += ["--pre"] if Version(found.bad).is_prerelease else []
+    words += ["--launcher", asked.launcher] if asked.launcher != "auto" else []
+    words += ["--timeout", str(asked.timeout)] if asked.timeout is not None else []
     return shlex.join(words)

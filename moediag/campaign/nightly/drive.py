@@ -2,47 +2,99 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import moediag
 from moediag import doctor
+from moediag.campaign.engine import (
+    Clock,
+    Display,
+    Header,
+    Journal,
+    Line,
+    Records,
+    Strategy,
+    drive,
+)
 from moediag.campaign.nightly import jobs, judged
-from moediag.campaign.nightly.clock import Bounded, Clock
 from moediag.campaign.nightly.history import History
 from moediag.campaign.nightly.jobs import Asked, Planned
-from moediag.campaign.nightly.night import Entry, Job, Night
+from moediag.campaign.nightly.night import Entry, Job, Night, known
+from moediag.campaign.run import digest
 from moediag.campaign.sweep import session
 from moediag.errors import ExitCode, Interrupted
-from moediag.launch import signals
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.report.progress import Observer
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult, read_result
 from moediag.scenario import devices
 from moediag.scenario.plan import Plan
 
 RUNS = "runs"  # folder of the run directories, in the night's
 
 
+def header(planned: Sequence[Planned], asked: Asked, command: Sequence[str]) -> Header:
+    """What a night asks."""
+    tracks = {track.name: track.version for one in planned for track in one.tracks}
+    return Header(
+        "nightly",
+        {
+            "scenarios": list(dict.fromkeys(one.name for one in planned)),
+            "tracks": tracks,
+            "number of ranks": asked.world_size,
+            "device": asked.device,
+            "launcher": asked.launcher,
+            "timeout": asked.timeout,
+            "torch": asked.torch,
+        },
+        {
+            f"the scenario {one.scenario} on {track.name}": digest(one.plan)
+            for one in planned
+            if one.plan is not None
+            for track in one.tracks
+        },
+        command=tuple(command),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``results``: run directory, relative -> what ran there."""
+    """What a night found."""
 
     night: Night
     results: dict[str, RunResult]
+    """Run directory, relative to the night's folder -> what ran there."""
+    done: str
+    """What is finished, in words."""
 
 
-@dataclass(slots=True)
-class _Tonight:
-    entries: list[Entry] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
-    results: dict[str, RunResult] = field(default_factory=dict)
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What became of one launch."""
+
+    jobs: tuple[Job, ...]
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        return all(job.finished for job in self.jobs)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> _Done:
+        return cls(
+            tuple(known(Job, job) for job in raw["jobs"]),
+            tuple(known(Entry, entry) for entry in raw["entries"]),
+        )
 
 
 def run(
@@ -50,92 +102,139 @@ def run(
     asked: Asked,
     notes: Sequence[str],
     history: History,
-    folder: Path,
+    journal: Journal,
     minutes: float,
-    observer: Observer,
+    display: Display,
     launch: LaunchOptions | None = None,
 ) -> Result:
-    """Runs what fits into ``minutes`` and keeps the night in ``history``, after each job anew.
+    """Runs what fits into ``minutes`` and keeps the night in ``history``, after each job anew. A
+    resumed night runs what did not fit or was not finished.
 
     Raises Interrupted after Ctrl-C, with what was finished until then kept."""
-    started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    begun = time.monotonic()
-    path = history.begin(started, asked.lane)
-    earlier = [night for night in history.nights if night.lane == asked.lane]
-    tonight = _Tonight()
+    with Clock(minutes * 60) as clock:
+        options = dataclasses.replace(launch or LaunchOptions(), stop=clock.stop)
+        display.bound = lambda: clock.left
+        with contextlib.closing(Hosts(journal.folder / session.HOSTS_FOLDER, options)) as hosts:
+            tonight = _Tonight(
+                planned, asked, notes, history, journal, options, hosts, display, clock
+            )
+            drive(tonight, journal, display)
+    display.bound = None
+    return Result(tonight.night(complete=True), tonight.results(), tonight.done())
 
-    def kept(complete: bool) -> Night:
+
+class _Tonight(Strategy[str, _Done]):
+    """An item is the folder of a launch."""
+
+    counted = False
+
+    def __init__(
+        self, planned: Sequence[Planned], asked: Asked, notes: Sequence[str], history: History,
+        journal: Journal, options: LaunchOptions, hosts: Hosts, display: Display, clock: Clock,
+    ) -> None:  # fmt: skip
+        self.asked = asked
+        self.notes = notes
+        self.history = history
+        self.folder = journal.folder
+        self.options = options
+        self.hosts = hosts
+        self.display = display
+        self.clock = clock
+        self.started, self.path = _night_of(journal, history, asked.lane)
+        history.nights = [night for night in history.nights if night.started != self.started]
+        self.earlier = [night for night in history.nights if night.lane == asked.lane]
+        self.planned = {one.folder: one for one in jobs.ordered(planned, self.earlier)}
+        self.records = Records(journal, "job", _Done.from_json, _Done.to_json)
+        self.done_jobs = {n: self.records[n] for n in self.planned if n in self.records}
+        spent = sum(done.jobs[0].seconds for done in self.done_jobs.values())
+        self.before = spent - time.monotonic()
+        display.series("job", [len(one.plan.trials) for one in self.planned.values() if one.plan])
+        for name, done in self.done_jobs.items():
+            plan = self.planned[name].plan
+            display.skip(len(plan.trials) if plan else 0, done.jobs[0].seconds)
+
+    def wanted(self, most: int) -> Sequence[str]:
+        return [name for name in self.planned if name not in self.done_jobs][:most]
+
+    def name(self, item: str) -> str:
+        return item
+
+    def make(self, item: str) -> _Done:
+        one = self.planned[item]
+        if one.plan is None:
+            return _Done(one.jobs(False, problem=one.problem))
+        needed = jobs.seconds(one, self.earlier)
+        tried = (job for done in self.done_jobs.values() for job in done.jobs)
+        first = not any(job.finished or job.seconds for job in tried)
+        # What never fits would never run: the first one of a night may try.
+        if self.clock.up or (needed > self.clock.left and not first):
+            took = f"it took {needed:.0f} s before" if needed else "no time was left"
+            return _Done(one.jobs(False, problem=f"did not fit: {took}"))
+        begun = time.monotonic()
+        where = f"{RUNS}/{one.folder}"
+        try:
+            ran = session.run_one(
+                one.plan, self.folder / where, self.options, self.hosts, self.display
+            )
+        except Interrupted:
+            if not self.clock.up:
+                raise
+            spent = round(time.monotonic() - begun, 1)
+            return _Done(one.jobs(False, spent, f"did not fit: ended after {spent:.0f} s"))
+        done = one.jobs(ran.result is not None, ran.seconds, ran.problem)
+        found = _entries(one, one.plan, ran.result, where) if ran.result else ()
+        return _Done(done, tuple(found))
+
+    def keeps(self, value: _Done) -> bool:
+        """What did not fit, or gave no result, is tried again."""
+        return value.finished
+
+    def taken(self, item: str, value: _Done) -> None:
+        self.done_jobs[item] = value
+        self.write("")
+
+    def line(self, value: _Done) -> Line:
+        return Line(value.jobs[0].scenario)
+
+    def done(self) -> str:
+        finished = sum(done.finished for done in self.done_jobs.values())
+        return f"{finished} of {len(self.planned)} jobs"
+
+    def write(self, incomplete: str) -> None:  # noqa: ARG002 - its jobs show what is missing
+        self.history.keep(self.path, self.night(complete=False))
+
+    def night(self, complete: bool) -> Night:
+        """Tonight, as far as it is known; also kept where it is complete."""
+        done = [self.done_jobs[name] for name in self.planned if name in self.done_jobs]
         night = Night(
-            started=started,
-            lane=asked.lane,
+            started=self.started,
+            lane=self.asked.lane,
             moediag_version=moediag.__version__,
             machine=doctor.machine(),
-            entries=tuple(tonight.entries),
-            jobs=tuple(tonight.jobs),
-            notes=tuple(notes),
-            seconds=round(time.monotonic() - begun, 1),
+            entries=tuple(entry for one in done for entry in one.entries),
+            jobs=tuple(job for one in done for job in one.jobs),
+            notes=tuple(self.notes),
+            seconds=round(self.before + time.monotonic(), 1),
             complete=complete,
         )
-        history.keep(path, night)
+        if complete:
+            self.history.keep(self.path, night)
         return night
 
-    ordered = jobs.ordered(planned, earlier)
-    observer.series([len(p.plan.trials) for p in ordered if p.plan])
-    try:
-        with Clock(minutes * 60) as clock:
-            options = dataclasses.replace(launch or LaunchOptions(), stop=clock.stop)
-            hosts = Hosts(folder / session.HOSTS_FOLDER, options)
-            try:
-                for one in ordered:
-                    _job(one, tonight, earlier, folder, options, hosts, observer, clock)
-                    kept(complete=False)
-            finally:
-                hosts.close()
-    except (KeyboardInterrupt, Interrupted) as error:
-        with signals.held():
-            kept(complete=False)
-        raise Interrupted(
-            f"interrupted after {_done(tonight)} of {len(ordered)} jobs; evidence is in {folder}",
-            f"What was finished is kept in {path}; the next night begins with the others.",
-        ) from error
-    return Result(kept(complete=True), tonight.results)
+    def results(self) -> dict[str, RunResult]:
+        found = (f"{RUNS}/{name}" for name, done in self.done_jobs.items() if done.entries)
+        return {where: read_result(self.folder / where) for where in found}
 
 
-def _done(tonight: _Tonight) -> int:
-    return sum(job.finished for job in tonight.jobs)
-
-
-def _job(
-    one: Planned, tonight: _Tonight, earlier: Sequence[Night], folder: Path,
-    options: LaunchOptions, hosts: Hosts, observer: Observer, clock: Clock,
-) -> None:  # fmt: skip
-    if one.plan is None:
-        tonight.jobs += one.jobs(False, problem=one.problem)
-        return
-    needed = jobs.seconds(one, earlier)
-    first = not any(job.finished or job.seconds for job in tonight.jobs)
-    # What never fits would never run: the first one of a night may try.
-    if clock.up or (needed > clock.left and not first):
-        took = f"it took {needed:.0f} s before" if needed else "no time was left"
-        tonight.jobs += one.jobs(False, problem=f"did not fit: {took}")
-        return
-    begun = time.monotonic()
-    try:
-        ran = session.run_one(
-            one.plan, folder / RUNS / one.folder, options, hosts, Bounded(observer, clock)
-        )
-    except Interrupted:
-        if not clock.up:
-            raise
-        spent = round(time.monotonic() - begun, 1)
-        tonight.jobs += one.jobs(False, spent, f"did not fit: ended after {spent:.0f} s")
-        return
-    problem = ran.problem or (ran.result.incomplete if ran.result else "")
-    tonight.jobs += one.jobs(ran.result is not None, ran.seconds, problem)
-    if ran.result is not None:
-        where = f"{RUNS}/{one.folder}"
-        tonight.results[where] = ran.result
-        tonight.entries += _entries(one, one.plan, ran.result, where)
+def _night_of(journal: Journal, history: History, lane: str) -> tuple[str, Path]:
+    """(when the night began, its file in the history): those of the night that is resumed."""
+    nights = Records(journal, "night", dict, dict)
+    if "tonight" not in nights:
+        started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        path = history.begin(started, lane).resolve()
+        nights.add("tonight", {"started": started, "path": str(path)})
+    tonight = nights["tonight"]
+    return str(tonight["started"]), Path(str(tonight["path"]))
 
 
 def _entries(one: Planned, plan: Plan, result: RunResult, where: str) -> Iterator[Entry]:

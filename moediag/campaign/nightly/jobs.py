@@ -1,4 +1,4 @@
-"""What a night runs: each scenario on each track, once where several tracks ask for the same."""
+"""The jobs of a night: each scenario on each track, once if several tracks ask for the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a run's result to entries: is each variant good, bad, or not known on this track? Pure.
+"""Turns a run's result into entries: whether each variant is good, bad or unknown on a track.
 
 On the pinned stacks what the scenario expects is good. On a release that was moved a failure is
 bad, also the one that the scenario is about: whether it is still there is the question.
@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from moediag.campaign.nightly.night import Entry, State
 from moediag.campaign.nightly.tracks import Track
-from moediag.result.run_result import RunResult, TrialResult
-from moediag.result.verdicts import Role, Verdict
+from moediag.result import Role, RunResult, TrialResult, Verdict
 
 _NOTHING = (Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE)
 

@@ -62,7 +62,7 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Night:
     """``lane``: device and ranks, as in ``cpu-2``; nights of different lanes are not compared.
-    ``notes``: tracks that stand still tonight, and why."""
+    ``notes``: tracks that are skipped tonight, and why."""
 
     started: str  # ISO 8601, UTC
     lane: str
@@ -86,16 +86,16 @@ def from_json(raw: Any) -> Night:
         raise ValueError(f"schema_version {version!r}, this moediag reads {SCHEMA_VERSION}")
     try:
         values = dict(raw)
-        values["entries"] = tuple(_known(Entry, e) for e in raw["entries"])
-        values["jobs"] = tuple(_known(Job, j) for j in raw["jobs"])
+        values["entries"] = tuple(known(Entry, e) for e in raw["entries"])
+        values["jobs"] = tuple(known(Job, j) for j in raw["jobs"])
         values["notes"] = tuple(raw["notes"])
-        night: Night = _known(Night, values)
+        night: Night = known(Night, values)
         return night
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"fields are missing or wrong: {error}") from error
 
 
-def _known(kind: Any, raw: Mapping[str, Any]) -> Any:
+def known(kind: Any, raw: Mapping[str, Any]) -> Any:
     """Readers ignore fields that they do not know."""
     names = {f.name for f in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in raw.items() if name in names})

@@ -1,4 +1,4 @@
-"""Tracks: which release of which package is moved away from what the scenarios pin."""
+"""Tracks: which package runs on another release than the scenarios pin."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def parse(texts: Sequence[str]) -> list[Track]:
 
 
 def resolved(tracks: Sequence[Track], python: str, note: Callable[[str], None]) -> Iterator[Track]:
-    """With versions. A track without a release is left out and ``note`` told why."""
+    """Returns the tracks with versions. One with no newer release is skipped; ``note`` gets the
+    reason."""
     for track in tracks:
         if not track.package:
             yield track

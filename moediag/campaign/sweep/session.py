@@ -1,12 +1,14 @@
 """`moediag run --all`: every scenario of the catalogue, one after the other, one summary.
 
-Each scenario is a run of its own with its own run directory. What they share are environments and
-fork hosts: scenarios of the same release follow each other, and its host imports once. A scenario
-that breaks costs its own row and nothing else.
+Each scenario is a run of its own, with its own run directory and journal. They share environments
+and fork hosts: scenarios of the same release follow each other, and its host imports once. An error
+in one scenario costs its own row only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import errno
 import time
 import traceback
@@ -17,15 +19,16 @@ from pathlib import Path
 
 import moediag
 from moediag import doctor
+from moediag.campaign import run as runner
+from moediag.campaign.engine import Display, Header, Journal, Line, Records, Strategy, drive, opened
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.sweep.summary import Row, Sweep
-from moediag.errors import ExitCode, Interrupted, LayoutError, MoediagError
-from moediag.launch import signals
+from moediag.errors import DiskFull, ExitCode, Interrupted, LayoutError, MoediagError
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline import run as runner
+from moediag.pipeline.trials import TrialOptions
 from moediag.report import page
-from moediag.report.progress import Observer
-from moediag.result.run_result import RunResult
+from moediag.result import RunResult, wording
 from moediag.scenario import catalogue, devices
 from moediag.scenario import load as loading
 from moediag.scenario import plan as planning
@@ -83,46 +86,104 @@ def ranks_for(scenario: Scenario, wanted: int | None, device: str) -> int | None
     return None if device == "gpu" else world.default
 
 
-def sweep(planned: Sequence[Planned], options: SweepOptions, folder: Path,
-          observer: Observer) -> Sweep:  # fmt: skip
-    """Runs them all below ``folder`` and writes the summary there after each.
+def header(planned: Sequence[Planned], options: SweepOptions, command: Sequence[str]) -> Header:
+    """What a sweep asks."""
+    return Header(
+        "run --all",
+        {
+            "scenarios": [p.name for p in planned],
+            "number of ranks": options.world_size,
+            "device": options.device,
+            "launcher": options.launcher,
+            "repeats": options.repeat,
+            "timeout": options.timeout,
+            "stack": dict(options.stack),
+            "quiescence": options.launch.quiescence,
+        },
+        {f"the scenario {p.name}": runner.digest(p.plan) for p in planned if p.plan is not None},
+        {"started": datetime.now(timezone.utc).isoformat(timespec="seconds")},
+        tuple(command),
+    )
 
-    Raises Interrupted after Ctrl-C, OSError when the disk is full: what was finished until then is
-    in the summary."""
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    begun = time.monotonic()
-    rows: list[Row] = []
-    observer.series([p.trials for p in planned if p.plan is not None])
 
-    def kept() -> Sweep:
-        summary = Sweep(
-            started=started,
+def sweep(
+    planned: Sequence[Planned], options: SweepOptions, journal: Journal, display: Display
+) -> Sweep:
+    """Runs those that are not in ``journal``, below its folder, and writes the summary there after
+    each.
+
+    Raises Interrupted after Ctrl-C, DiskFull: what was finished until then is in the summary."""
+    with contextlib.closing(Hosts(journal.folder / HOSTS_FOLDER, options.launch)) as hosts:
+        strategy = _Sweep(planned, options, journal, hosts, display)
+        drive(strategy, journal, display)
+    return strategy.summary()
+
+
+class _Sweep(Strategy[str, Row]):
+    """An item is the name of a scenario."""
+
+    counted = False
+
+    def __init__(
+        self, planned: Sequence[Planned], options: SweepOptions, journal: Journal, hosts: Hosts,
+        display: Display,
+    ) -> None:  # fmt: skip
+        self.planned = {p.name: p for p in planned}
+        self.options = options
+        self.folder = journal.folder
+        self.started = str(journal.header.kept["started"])
+        self.hosts = hosts
+        self.display = display
+        self.records = Records(journal, "scenario", Row.from_json, dataclasses.asdict)
+        self.rows = {name: self.records[name] for name in self.planned if name in self.records}
+        self.before = sum(row.seconds for row in self.rows.values()) - time.monotonic()
+        display.series("scenario", [p.trials for p in planned if p.plan is not None])
+        for name, row in self.rows.items():
+            display.skip(self.planned[name].trials, row.seconds)
+
+    def wanted(self, most: int) -> list[str]:
+        return [name for name in self.planned if name not in self.rows][:most]
+
+    def name(self, item: str) -> str:
+        return item
+
+    def make(self, item: str) -> Row:
+        plan = self.planned[item].plan
+        if plan is None:
+            problem = self.planned[item].problem
+            return Row(item, exit_code=ExitCode.CANNOT_RUN_HERE, problem=problem)
+        ran = run_one(plan, self.folder / item, self.options.launch, self.hosts, self.display)
+        ranks = plan.trials[0].trial.world_size
+        return Row.of(item, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
+
+    def keeps(self, value: Row) -> bool:
+        """Without a whole result it is tried again."""
+        return not value.problem
+
+    def taken(self, item: str, value: Row) -> None:
+        self.rows[item] = value
+        self.write("")
+
+    def line(self, value: Row) -> Line:
+        return Line(f"{value.scenario}: {value.status}")
+
+    def done(self) -> str:
+        return f"{len(self.rows)} of {wording.plural(len(self.planned), 'scenario')}"
+
+    def write(self, incomplete: str) -> None:  # noqa: ARG002 - its rows show what is missing
+        self.summary().write(self.folder)
+
+    def summary(self) -> Sweep:
+        shared = devices.DEVICES[self.options.device].shared
+        return Sweep(
+            started=self.started,
             moediag_version=moediag.__version__,
             machine=doctor.machine(),
-            seconds=round(time.monotonic() - begun, 1),
-            planned=tuple(p.name for p in planned),
-            rows=tuple(rows),
-            overrides=("--share-gpu",) if devices.DEVICES[options.device].shared else (),
+            seconds=round(self.before + time.monotonic(), 1),
+            planned=tuple(self.planned),
+            rows=tuple(self.rows[name] for name in self.planned if name in self.rows),
+            overrides=("--share-gpu",) if shared else (),
         )
-        summary.write(folder)
-        return summary
-
-    hosts = Hosts(folder / HOSTS_FOLDER, options.launch)
-    try:
-        for one in planned:
-            rows.append(_row(one, options, folder, hosts, observer))
-            kept()
-    except (KeyboardInterrupt, Interrupted) as error:
-        with signals.held():
-            kept()
-        done = f"interrupted after {len(rows)} of {len(planned)} scenarios"
-        raise Interrupted(
-            f"{done}; evidence is in {folder}",
-            "Nothing is left running. Environments that were built are kept.",
-        ) from error
-    finally:
-        hosts.close()
-    return kept()
 
 
 def _planned(name: str, options: SweepOptions) -> Planned:
@@ -149,39 +210,30 @@ def _stack(plan: Plan | None) -> tuple[tuple[str, str], ...]:
     return () if plan is None else tuple(sorted(plan.scenario.stack.items()))
 
 
-def _row(one: Planned, options: SweepOptions, folder: Path, hosts: Hosts,
-         observer: Observer) -> Row:  # fmt: skip
-    if one.plan is None:
-        return Row(one.name, exit_code=ExitCode.CANNOT_RUN_HERE, problem=one.problem)
-    ran = run_one(one.plan, folder / one.name, options.launch, hosts, observer)
-    ranks = one.plan.trials[0].trial.world_size
-    return Row.of(one.name, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
-
-
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """``exit_code``: what `moediag run` of it alone would end with; ``problem``: why there is no
-    result."""
+    """What became of a run."""
 
     result: RunResult | None
     exit_code: int
+    """What `moediag run` of it alone would end with."""
     problem: str
+    """Why there is no result, or no whole one."""
     seconds: float
 
 
-def run_one(plan: Plan, below: Path, launch: LaunchOptions, hosts: Hosts,
-            observer: Observer) -> Ran:  # fmt: skip
-    """Runs ``plan`` in the run directory ``below``, whatever becomes of it. Raises Interrupted, and
-    OSError when the disk is full."""
+def run_one(plan: Plan, below: Path, launch: LaunchOptions, hosts: Hosts, display: Display) -> Ran:
+    """Runs ``plan`` in the run directory ``below``, or resumes it there, whatever becomes of it.
+    Raises Interrupted, and DiskFull or OSError when the disk is full."""
     begun = time.monotonic()
     code, problem, result = int(ExitCode.OK), "", None
     try:
-        own = runner.RunOptions(
-            runner.run_folder(below, plan.scenario.name), launch, hosts.launcher
-        )
-        result = runner.run(plan, own, observer)
-        code = page.exit_code(result)
-    except Interrupted:
+        resumed = (below / JOURNAL_FILE).exists()
+        asked = runner.header(plan, launch)
+        with opened(asked, below, resumed, plan.scenario.name) as journal:
+            result = runner.run(plan, journal, TrialOptions(launch, hosts.launcher), display)
+        code, problem = page.exit_code(result), result.incomplete
+    except (Interrupted, DiskFull):
         raise
     except MoediagError as error:
         code, problem = error.exit_code, error.message
@@ -190,5 +242,6 @@ def run_one(plan: Plan, below: Path, launch: LaunchOptions, hosts: Hosts,
             raise  # the next ones would fail alike
         code = ExitCode.BUG
         problem = f"a bug in moediag: {type(error).__name__}: {error} ({TRACEBACK_FILE})"
+        below.mkdir(parents=True, exist_ok=True)
         (below / TRACEBACK_FILE).write_text(traceback.format_exc(), encoding="utf-8")
     return Ran(result, code, problem, round(time.monotonic() - begun, 1))

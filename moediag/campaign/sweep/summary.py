@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,7 @@ from moediag.errors import ExitCode
 from moediag.protocol import write_json
 from moediag.report.terminal import WIDEST, show
 from moediag.report.text_layout import Line, columns, labelled
-from moediag.result import wording
-from moediag.result.run_result import RunResult
-from moediag.result.verdicts import Effect
+from moediag.result import Effect, RunResult, wording
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,6 +69,10 @@ class Row:
                          for t in judged if not t.met),
             seconds=seconds,
         )  # fmt: skip
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Row:
+        return cls(**{**raw, "broken": tuple(raw["broken"])})
 
     @property
     def status(self) -> str:

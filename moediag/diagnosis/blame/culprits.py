@@ -1,8 +1,8 @@
-"""Which ranks diverged: decided by what they did, then by their number, else not at all.
+"""Which ranks diverged: decided by what they did, then by a majority, otherwise undecided.
 
-In this order, the first that decides counts:
+The first of these that applies decides:
 
-1. they ended, raised or stand elsewhere while others wait for their call;
+1. they ended, raised or are elsewhere while others wait for their call;
 2. they left out parameters of the same FSDP group that others carry;
 3. an expert that got no token there owns what the others carry and they do not;
 4. they are outside a strict majority that agrees (for splits: the one rank in all bad pairs);
@@ -34,16 +34,18 @@ Parameters = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """``basis``: gone, left-out, skipped, majority, history, plurality, habit or none.
-    ``missing``: by rank, the parameters it lacks and others carry. ``contradicted``: evidence and
-    majority disagree. ``departures``: where culprits first did what this job usually does not."""
+    """Which ranks diverged, and how that is known."""
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
+    """gone, left-out, skipped, majority, history, plurality, habit or none."""
     missing: Mapping[int, Parameters] = field(default_factory=dict)
+    """By rank: the parameters that it lacks and others carry."""
     starved: tuple[Starved, ...] = ()
     contradicted: bool = False
+    """The culprits are the majority."""
     departures: tuple[Departure, ...] = ()
+    """Where culprits first departed from the usual order of this job."""
 
 
 def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> Blame:
@@ -133,7 +135,7 @@ def _skipped(
 
 
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
-    """The ranks that are gone; unless most of them ended in peace and a few call once more."""
+    """The absent ranks, or the few that make one more call where most finished normally."""
     gone = divergence.absent
     peaceful = divergence.inferred or set(gone) == set(divergence.ended)
     if peaceful and len(gone) > len(calls):
@@ -148,7 +150,7 @@ def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], token
     return Blame(tuple(sorted(gone)), "gone", missing, tuple(dict.fromkeys(starved)))
 
 
-# ------------------------------------------------------------------------ by their number
+# ------------------------------------------------------------------------ by a majority
 
 
 def _majority(kind: str, calls: Mapping[int, Collective]) -> tuple[frozenset[int] | None, bool]:

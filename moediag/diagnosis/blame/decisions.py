@@ -1,4 +1,4 @@
-"""Branches that ranks took apart before their schedules parted: why a call is missing.
+"""Decisions that ranks took differently before their schedules diverged: why a call is missing.
 
 A schedule says that rank 1 came to another collective; that it skipped ``optimizer.step()`` because
 its gradient norm was not finite is known to the program alone, which says so through
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Decision, Evidence
-from moediag.result.run_result import Table
+from moediag.result import Table
 from moediag.result.wording import plural, ranks
 
 Value = float | str | tuple[str, ...]
@@ -24,11 +24,12 @@ _FEW = 3  # sides of one decision that a sentence names
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """One decision that not all ranks took alike; ``values``: of the ranks that told it."""
+    """One decision that not all ranks took alike."""
 
     what: str
     step: int
     values: Mapping[int, Value]
+    """The branch of each rank that reported the decision."""
 
 
 def parted(evidence: Evidence) -> tuple[Parted, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError
-from moediag.result.run_result import Table
+from moediag.result import Table
 from moediag.result.wording import plural
 
 EXPERTS, ROUTER, REST, INPUT = "experts", "router", "all others", "inputs of the MoE blocks"
@@ -20,15 +20,18 @@ _ROUTER = re.compile(r"\.(?:gate|router)\.[a-z_]+$")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``wrong`` of ``compared`` tensors, on any rank; ``error`` the largest of all, ``scale`` the
-    largest reference value; ``placement`` as the ranks lay them on the mesh."""
+    """Gradients of one part of the model, over all ranks."""
 
     kind: str
     placement: str
+    """How the ranks lay them on the mesh."""
     compared: int
     wrong: int
+    """Number of wrong tensors, on any rank."""
     error: float
+    """The largest error."""
     scale: float
+    """The largest reference value."""
 
 
 def kind(fqn: str) -> str:
@@ -78,7 +81,7 @@ def _part(what: str, placement: str, by_name: Mapping[str, list[GradientError]])
 
 
 def wrong_inputs(evidence: Evidence) -> int | None:
-    """The first step in which a MoE block hands a wrong gradient down; None when none does."""
+    """The first step in which a MoE block passes a wrong gradient down; None when none does."""
     steps = [
         int(step)
         for seen in evidence.ranks.values()
@@ -100,9 +103,9 @@ def sentence(found: tuple[Part, ...]) -> str:
         pieces.append("The experts' gradients are wrong, the router's are right.")
     blocks = next((part for part in found if part.kind == INPUT and part.wrong), None)
     if blocks is not None:
-        verb = "hands" if blocks.wrong == 1 else "hand"
+        verb = "passes" if blocks.wrong == 1 else "pass"
         count = f"{blocks.wrong} of {plural(blocks.compared, 'MoE block')}"
-        pieces.append(f"{count} {verb} a wrong gradient down to the layers below.")
+        pieces.append(f"{count} {verb} a wrong gradient to the layers below.")
     return " ".join(pieces)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from moediag.evidence.model import Evidence, HeldWeights
 from moediag.protocol import ExpertRows
-from moediag.result.run_result import Table
+from moediag.result import Table
 from moediag.result.wording import compact, plural
 
 HEADINGS = {"loaded": "after loading", "prepared": "after sharding", "resumed": "after resuming"}

@@ -1,4 +1,4 @@
-"""Gradients against the reference, over all ranks: the verdict that no loss curve gives."""
+"""Gradients of all ranks against the reference: what no loss curve shows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from moediag.protocol import Outcome
 
 @dataclass(frozen=True, slots=True)
 class GradientFacts:
-    """``error`` and ``worst``: of the first step with a wrong gradient, ``step`` (from 1), as
-    ``wrong``, its FQNs; later steps start from weights that are wrong already. With nothing
-    wrong, ``error`` is over everything compared.
-    ``missing``: those of them that some rank has no gradient for. ``ranks``: where it is wrong.
-    ``nonfinite``: what is nan or infinite, in words; empty when nothing is. ``measured``: every
-    rank reached its end and left its numbers."""
+    """Gradients of all ranks against the reference.
+
+    Of the first step with a wrong gradient: later steps start from weights that are wrong already.
+    """
 
     error: float | None = None
+    """The largest error of a wrong gradient; of any gradient where none is wrong."""
     worst: str | None = None
+    """The FQN with that error."""
     compared: int = 0
+    """Number of distinct parameters."""
     wrong: tuple[str, ...] = ()
+    """FQNs of the wrong gradients."""
     missing: tuple[str, ...] = ()
+    """Those of them that some rank has no gradient for."""
     step: int | None = None
+    """The first step with a wrong gradient, from 1."""
     ranks: tuple[int, ...] = ()
+    """Ranks with a wrong gradient."""
     nonfinite: str = ""
+    """What is nan or infinite, in words; empty where nothing is."""
     nonfinite_ranks: tuple[int, ...] = ()
     measured: bool = False
+    """Every rank reached its end and left its numbers."""
     loss_error: float | None = None
     """|mean loss of the ranks - reference loss| of the first wrong step (of step 1 without one)
     relative to the reference; None where the losses were not compared."""

@@ -1,4 +1,4 @@
-"""What loading did not give back, and in the case of experts: whose it gave instead.
+"""What loading did not restore, and for experts: which ones it restored instead.
 
 A checkpoint is held against the very tensors that were saved, bit by bit, so nothing here needs a
 tolerance or a control.
@@ -31,7 +31,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 def what_is_lost(found: Mapping[int, ResumeOutcome]) -> tuple[str, str]:
-    """(pattern, sentence) of what loading did not give back; ("", "") when it gave back all."""
+    """(pattern, sentence) of what loading did not restore; ("", "") when it restored everything."""
     outcomes = found.values()
     moved = {
         fqn: rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 
 TABLE = "Metrics as each rank reports them, and in a single process"
 DIFFER, ALIKE = "metrics differ between ranks", "metrics equal on all ranks"
@@ -22,15 +22,18 @@ _MOST_RANKS = 4
 
 @dataclass(frozen=True, slots=True)
 class MetricFacts:
-    """Of the first ``step`` (from 1) with a wrong metric; None where all are right. ``pattern``:
-    DIFFER or ALIKE. ``wrong``: name -> rank -> what it reports; ``right``: name -> what it is.
-    ``swapped``: (rank, its name, other rank, its name) that report one and the same number."""
+    """The wrong metrics of the first step that has any."""
 
     step: int | None = None
+    """From 1; None where all metrics are right."""
     pattern: str = ""
+    """DIFFER or ALIKE."""
     wrong: Mapping[str, Mapping[int, float]] | None = None
+    """Name -> rank -> what it reports."""
     right: Mapping[str, float] | None = None
+    """Name -> the value of a single process."""
     swapped: tuple[tuple[int, str, int, str], ...] = ()
+    """(rank, its name, other rank, its name) that report the same number."""
     compared: int = 0
     table: Table | None = None
 
@@ -112,7 +115,7 @@ def sentence(facts: MetricFacts) -> str:
     said = f"In step {facts.step} {lead}: {'; '.join(pieces)}."
     for rank, name, other, its in facts.swapped:
         said += f" What rank {rank} calls `{name}` is what rank {other} calls `{its}`."
-    return f"{said} Only what is reported is wrong."
+    return f"{said} Only the reported values are wrong."
 
 
 def _table(step: int, held: Mapping[str, Mapping[int, float]], right: Mapping[str, float]) -> Table:

@@ -19,21 +19,24 @@ _SCOPE = 1e-4  # relative: "this is the norm of the rank's own pieces"
 
 @dataclass(frozen=True, slots=True)
 class NormScope:
-    """What each rank's gradient norm covers. ``kind``: ``own`` (its own pieces alone), ``own-rows``
-    (everything, but of some tensors its own rows only, or those of its mesh) or "" (not known).
-    ``rows``: rank -> the rows of ``parameter`` that it covers, the first of ``parameters`` of which
-    ranks cover others; ``plain``: those are plain tensors."""
+    """What each rank's gradient norm covers."""
 
     kind: str = ""
+    """``own`` (its own pieces), ``own-rows`` (everything, but of some tensors only its own rows or
+    its mesh's) or "" (not known)."""
     parameter: str = ""
+    """The first of ``parameters``."""
     parameters: tuple[str, ...] = ()
+    """Parameters of which ranks cover different rows."""
     rows: Mapping[int, str] | None = None
+    """Rank -> the rows of ``parameter`` that it covers."""
     plain: bool = True
+    """They are plain tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrongNorm:
-    """Equal on all ranks, and not the reference's, in the first such step."""
+    """A norm that is equal on all ranks and not the reference's, of the first such step."""
 
     step: int
     norm: float
@@ -56,7 +59,7 @@ def reference(outcomes: Mapping[int, Outcome], step: int) -> float | None:
 
 
 def wrong(outcomes: Mapping[int, Outcome], steps: int) -> WrongNorm | None:
-    """The caller knows that all ranks have the same."""
+    """The norm that all ranks have; the caller knows that they agree."""
     for step in range(1, steps + 1):
         true = reference(outcomes, step)
         norms = [n for o in outcomes.values() if (n := of_step(o, step)) is not None]

@@ -1,4 +1,4 @@
-"""What the optimizer left behind, against one process: weights that moved in a step that should
+"""What the optimizer did, against a single process: weights that moved in a step that should
 change nothing, a learning rate or a count of updates that is off.
 
 Ranks agree, and the gradients of the step may be right: neither replicas nor gradients show it
@@ -12,32 +12,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moediag.diagnosis.numbers.gradients import number
-from moediag.diagnosis.words.cause import listed
 from moediag.evidence.model import Evidence
 from moediag.protocol import Applied
-from moediag.result.wording import error_size, plural, ranks
+from moediag.result.verdicts import RATE, UPDATES, WEIGHTS
+from moediag.result.wording import error_size, listed, plural, ranks
 
-WEIGHTS, RATE, UPDATES = "weights after the step", "learning rate", "updates"
-NAMES = (WEIGHTS, RATE, UPDATES)
 _RATE = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedFacts:
-    """The first ``step`` (from 1) after which something is off, None where nothing is; ``what``:
-    one of the three names above. ``wrong``: FQNs; ``worst`` with its ``error`` and the ``moved``
-    of the reference; ``ranks`` where it is; ``actual`` and ``right``: of a number."""
+    """The first difference of weights, learning rate or count of updates after a step."""
 
     step: int | None = None
+    """From 1; None where nothing differs."""
     what: str = ""
+    """WEIGHTS, RATE or UPDATES."""
     wrong: tuple[str, ...] = ()
+    """FQNs."""
     compared: int = 0
     worst: str = ""
+    """The FQN that differs most."""
     error: float = 0.0
+    """Its difference."""
     moved: float = 0.0
+    """How far the reference moved it."""
     ranks: tuple[int, ...] = ()
+    """Where it is wrong."""
     actual: float = 0.0
+    """Of a number: the value."""
     right: float = 0.0
+    """Of a number: the value of a single process."""
 
 
 def applied_facts(evidence: Evidence) -> AppliedFacts:
@@ -107,5 +112,5 @@ def sentence(facts: AppliedFacts) -> str:
         f"{after} the weights of {len(facts.wrong)} of {plural(facts.compared, 'parameter')} "
         f"are not those of a single process ({listed(facts.wrong)}, on {where}); largest "
         f"difference {error_size(facts.error)} in {facts.worst}, which training should have moved "
-        f"by {error_size(facts.moved)} until then."
+        f"by {error_size(facts.moved)} by then."
     )

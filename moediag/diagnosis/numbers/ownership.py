@@ -18,7 +18,7 @@ from moediag.diagnosis.numbers.expert_holders import (
 )
 from moediag.evidence.model import Evidence, HeldWeights
 from moediag.protocol import ExpertRows
-from moediag.result.wording import compact, plural, ranks
+from moediag.result.wording import listed, plural, ranks
 
 # moment -> how a sentence begins
 WHEN = {"loaded": "After loading", "prepared": "After sharding", "resumed": "After resuming"}
@@ -35,20 +35,24 @@ OTHER_WEIGHTS = "other-weights"
 
 @dataclass(frozen=True, slots=True)
 class OwnershipFacts:
-    """``pattern``: one of this module's names, "" when nothing is wrong. ``parameters``: FQNs of
-    the expert parameters (or others) that are wrong; ``ranks``: where. ``held``: of the first of
-    them, rank -> experts of its rows. ``seen``: whether anything was compared at all; ``experts``:
-    how many a layer has; ``axis``: size of the ep axis that was asked for."""
+    """Whether the ranks together hold the checkpoint's experts."""
 
     pattern: str = ""
+    """One of this module's names; "" where nothing is wrong."""
     text: str = ""
     when: str = ""
     parameters: tuple[str, ...] = ()
+    """FQNs of the wrong parameters."""
     ranks: tuple[int, ...] = ()
+    """Where they are wrong."""
     held: Mapping[int, tuple[int, ...]] | None = None
+    """Of the first of them: rank -> experts of its rows."""
     seen: bool = False
+    """Something was compared."""
     experts: int = 0
+    """Experts of a layer."""
     axis: int = 1
+    """Requested size of the ep axis."""
 
     @property
     def wrong(self) -> bool:
@@ -273,12 +277,10 @@ def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFa
     if not unequal:
         return seen
     where = tuple(sorted({rank for who in unequal.values() for rank in who}))
-    names = compact(unequal)
-    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return OwnershipFacts(
         pattern=OTHER_WEIGHTS,
         text=f"{WHEN[seen.when]} {plural(len(unequal), 'parameter')} on {ranks(where)} "
-        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {some}.",
+        f"{'is' if len(unequal) == 1 else 'are'} not as in the checkpoint: {listed(unequal)}.",
         when=seen.when,
         parameters=tuple(unequal),
         ranks=where,

@@ -1,4 +1,4 @@
-"""What should be equal on several ranks and is not: pure facts, from the sketches they left.
+"""What must be equal on several ranks and is not, from the sketches that they left.
 
 Ranks that declare the same slice of the same parameter hold replicas of it: its weights and the
 optimizer's tensors for it must be equal after every step, its gradients before clipping. The norm
@@ -38,32 +38,39 @@ GRADIENT_NORM, STEPS, RATE = "gradient norm", "optimizer steps", "learning rate"
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """``what``: one of the six names above; ``step`` 0 is before training. ``parameters``: FQNs
-    that differ; ``worst``: FQN, ``size``: its relative distance (of gradients to their norm, of
-    weights to the update), None where one side has none; ``slice``: of the worst. ``values``: by
-    rank, of a number. ``ranks``: that hold the worst (all for a number); ``culprits``: a minority
-    against a strict majority that agrees, else nobody."""
+    """What ranks that must agree disagree about in one step."""
 
     what: str
+    """One of the six names above."""
     step: int
+    """From 1; 0 is before training."""
     ranks: tuple[int, ...]
+    """Ranks that hold the worst; all ranks for a number."""
     culprits: tuple[int, ...] = ()
+    """The minority against a strict majority; empty without one."""
     parameters: tuple[str, ...] = ()
+    """FQNs that differ."""
     worst: str = ""
+    """The FQN that differs most."""
     slice: str = ""
+    """The slice of that parameter."""
     size: float | None = None
+    """Its distance: of gradients relative to their norm, of weights to the update; None where
+    one side has none."""
     values: Mapping[int, float] | None = None
+    """By rank, of a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """``found``: the first step's disagreements in the order in which a step makes them, then
-    those of later steps. ``compared``: slices that two ranks or more hold. ``scope``: of the
-    norms of the first step in which they differ."""
+    """What must be equal on several ranks, and is not."""
 
     found: tuple[Disagreement, ...] = ()
+    """Disagreements step by step, in the order in which a step makes them."""
     compared: int = 0
+    """Slices that at least two ranks hold."""
     scope: NormScope = field(default_factory=NormScope)
+    """What the norms cover, of the first step in which they differ."""
     true_norm: float | None = None
     wrong_norm: WrongNorm | None = None
 

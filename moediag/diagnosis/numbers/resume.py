@@ -1,8 +1,8 @@
-"""Did training go on after the save as if nothing had happened? And if not, what got lost.
+"""Whether training continued after a save and a load as without them, and what was lost.
 
 Two things are compared: the state right after loading with that at the save, bit by bit, and the
-steps after the save with those of a run in one go. The second says nothing where two straight runs
-differ already; the first needs no such control.
+steps after the save with those of an uninterrupted run. The second says nothing where two
+uninterrupted runs already differ; the first needs no such control.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from moediag.diagnosis.numbers.expert_holders import numbers
 from moediag.diagnosis.numbers.lost_in_resume import by, by_parameter, listed, most, what_is_lost
 from moediag.evidence.model import Evidence
 from moediag.protocol import ResumeOutcome, StateDifference
-from moediag.result.run_result import Cell, Table
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Cell, Confidence, Table, Verdict
 from moediag.result.wording import error_size, plural
 
 OUTSIDE = "outside-the-state"
@@ -25,14 +24,16 @@ _STATE = ("weights", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class ResumeFacts:
-    """``verdict``: None without a resume trial. ``pattern``: OUTSIDE or one of ``unsaved``, ""
-    when nothing drifted. ``tables``: what a person may check it by."""
+    """What a resume trial shows."""
 
     verdict: Verdict | None = None
+    """None without a resume trial."""
     confidence: Confidence = Confidence.HIGH
     text: str = ""
     pattern: str = ""
+    """OUTSIDE or a pattern of ``lost_in_resume``; "" where nothing drifted."""
     tables: tuple[Table, ...] = ()
+    """The numbers behind it."""
 
 
 def resume_facts(evidence: Evidence) -> ResumeFacts:
@@ -55,11 +56,11 @@ def resume_facts(evidence: Evidence) -> ResumeFacts:
         sure = Confidence.MEDIUM if noise else Confidence.HIGH
         return ResumeFacts(Verdict.RESUME_DRIFT, sure, f"{cause} {steps}", pattern, tables)
     if noise:
-        text = f"Loading gave back every tensor bit by bit. {_no_control(noise)}"
+        text = f"Loading restored every tensor bit by bit. {_no_control(noise)}"
         return ResumeFacts(Verdict.INCONCLUSIVE, Confidence.LOW, text, tables=tables)
     if drifted:
-        text = "Every tensor of model and optimizer came back bit by bit, and the steps differ all "
-        text += f"the same: what they depend on besides was not saved. {_told(drift, some)}"
+        text = "Every tensor of model and optimizer was restored bit by bit, and the steps still "
+        text += f"differ: something else they depend on was not saved. {_told(drift, some)}"
         return ResumeFacts(Verdict.RESUME_DRIFT, Confidence.HIGH, text, OUTSIDE, tables)
     return ResumeFacts(Verdict.CLEAN, Confidence.HIGH, _clean(some), tables=tables)
 
@@ -133,27 +134,27 @@ def _told(drift: Mapping[int, _Drift], outcome: ResumeOutcome) -> str:
     text = span[:1].upper() + span[1:]
     one = span.startswith("step ")
     if not any(d.some for d in drift.values()):
-        return f"{text} {'is' if one else 'are'} those of the run in one go all the same."
+        return f"{text} still {'matches' if one else 'match'} the uninterrupted run."
     loss, norm, weights = (
         error_size(max(getattr(d, name) for d in drift.values()))
         for name in ("loss", "norm", "weights")
     )
     return (
-        f"{text} then {'differs' if one else 'differ'} from the run in one go: the loss by up to "
-        f"{loss}, the gradient norm by {norm}, the weights at the end by {weights}; two runs in "
-        "one go differ by 0."
+        f"{text} then {'differs' if one else 'differ'} from the uninterrupted run: the loss by up "
+        f"to {loss}, the gradient norm by {norm}, the weights at the end by {weights}; two "
+        "uninterrupted runs differ by 0."
     )
 
 
 def _no_control(noise: float) -> str:
-    text = f"Two runs in one go differ {by(noise)} themselves, so the steps after the save prove "
+    text = f"Two uninterrupted runs already differ {by(noise)}, so the steps after the save prove "
     return f"{text}nothing."
 
 
 def _clean(outcome: ResumeOutcome) -> str:
     text = f"After saving and loading, {plural(outcome.at_load.compared, 'tensor')} of model and "
     text += f"optimizer are as at the save on every rank, and {_span(outcome)} exactly those of "
-    text += "the run in one go (loss, gradient norm, weights, optimizer: difference 0)."
+    text += "the uninterrupted run (loss, gradient norm, weights, optimizer: difference 0)."
     return text
 
 
@@ -185,20 +186,20 @@ def _steps(found: Mapping[int, ResumeOutcome]) -> Table:
 
 
 def _ends(found: Mapping[int, ResumeOutcome]) -> Table:
-    """Where the resumed run ended, and beside it what two runs in one go differ by."""
+    """The state at the end of the resumed run, and how far two uninterrupted runs differ."""
     rows = []
     for rank, one in found.items():
         ends = (one.at_load, one.at_end)
         states = [most(getattr(end, name).values()) for end in ends for name in _STATE]
         rows.append((rank, *states, _noise(one)))
     return Table(
-        title="Largest differences of the state, and of two runs in one go",
+        title="Largest differences of the state, and of two uninterrupted runs",
         columns=(
             "rank", "weights loaded", "optimizer loaded", "weights at the end",
-            "optimizer at the end", "two runs in one go",
+            "optimizer at the end", "two uninterrupted runs",
         ),
         rows=tuple(rows),
-        note="Loaded: from the state at the save; at the end: from the run in one go.",
+        note="Loaded: from the state at the save; at the end: from the uninterrupted run.",
     )  # fmt: skip
 
 

@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from moediag.axes import AXES
 from moediag.diagnosis.numbers import by_part, norms
 from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.gradients import number
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError, Outcome
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 from moediag.result.wording import error_size
 
 PATTERN = "constant-factor"  # its part of a signature
@@ -28,7 +29,6 @@ NEAR = {"float32": 1e-3, "bfloat16": 5e-2}
 HIDDEN = 2e-2
 LEAST = 4  # elements of one tensor: fewer are a multiple of anything
 WORLD = "all ranks"
-_EXPERT_AXES = ("ep", "etp")
 _KINDS = (EXPERTS, ROUTER, REST, INPUT)
 _WORDS = {
     EXPERTS: "the experts",
@@ -40,36 +40,42 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What has the size k (``inverse``: 1/k): ``axes``, or WORLD; ``same``: others that have it."""
+    """What on the mesh has the size k."""
 
     number: int
     axes: str
+    """One axis, a product of axes, or WORLD."""
     inverse: bool = False
+    """It has the size 1/k."""
     same: tuple[str, ...] = ()
+    """Other axes or products of that size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """The wrong gradients of one part of the model are ``factor`` times the reference on every
-    rank. ``off``: largest relative distance from that, of any tensor on any rank; ``size``: None
-    where nothing on the mesh has it; ``moved``: how many times as far as the reference's the
-    weights have moved after step ``after``, None where that was not measured."""
+    """Wrong gradients of one part of the model that are a multiple of the reference."""
 
     kind: str
     factor: float
+    """The multiple, on every rank."""
     off: float
+    """Largest relative distance from it, of any tensor on any rank."""
     size: Size | None = None
+    """None where nothing on the mesh has it."""
     moved: float | None = None
+    """How many times as far as the reference's its weights have moved; None where that was not
+    measured."""
     after: int = 0
+    """The step after which that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class FactorFacts:
-    """``found``: by part of the model, experts first. ``complete``: they explain every wrong
-    gradient there is."""
+    """Constant factors by part of the model, experts first."""
 
     found: tuple[Factor, ...] = ()
     complete: bool = False
+    """They explain every wrong gradient."""
     table: Table | None = None
 
 
@@ -137,10 +143,11 @@ def size_of(
     fits = [a for a in products if abs(math.prod(whole[x] for x in a) / wanted - 1) <= near]
     if not fits:
         return None
+    experts_only = [axis for axis in AXES if axis.experts_only]
 
     def rank(axes: tuple[str, ...]) -> tuple[int, int, int]:
         lies = sum(f" on {axis}[" in placements for axis in axes)
-        foreign = sum(axis not in _EXPERT_AXES for axis in axes) if kind == EXPERTS else 0
+        foreign = sum(axis not in experts_only for axis in axes) if kind == EXPERTS else 0
         return len(axes), lies, foreign
 
     fits.sort(key=rank)
@@ -193,8 +200,8 @@ def _sentences(alike: Sequence[Factor]) -> Iterator[str]:
         steps = "step" if first.after == 1 else "steps"
         yield (
             f"After {first.after} {steps} their weights have moved {_digits(hidden[0].moved or 0)} "
-            "times as far as the reference's: the optimizer hides a constant factor, and so the "
-            "loss curve does."
+            "times as far as the reference's: the optimizer hides a constant factor, so the loss "
+            "curve does not show it."
         )
 
 
@@ -208,7 +215,7 @@ def _meaning(size: Size | None) -> str:
     else:
         what = f"{size.number} is the size of {size.axes}{same}"
     if size.inverse:
-        return f"{what}: they are divided by it once too often"
+        return f"{what}: they are divided by it once too many times"
     return f"{what}: they are summed over {size.axes} and never divided by it"
 
 

@@ -1,120 +1,186 @@
-"""What was found out about a trial before it is judged, the judgement, and what every rule asks."""
+"""What the detectors and the tables know of one trial."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import cached_property
 
-from moediag.diagnosis.blame.culprits import Blame
-from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.blame import decisions
+from moediag.diagnosis.blame.culprits import Blame, blame
+from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.nodes import ranks_of, silent
+from moediag.diagnosis.end_states.failures import Failure, failures
+from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
-from moediag.diagnosis.numbers.gradients import GradientFacts
-from moediag.diagnosis.numbers.load_cost import LoadFacts
-from moediag.diagnosis.numbers.metrics import MetricFacts
-from moediag.diagnosis.numbers.optimizer_update import AppliedFacts
-from moediag.diagnosis.numbers.ownership import OwnershipFacts
-from moediag.diagnosis.numbers.replicas import ReplicaFacts
-from moediag.diagnosis.numbers.resume import ResumeFacts
-from moediag.diagnosis.numbers.scale_factor import FactorFacts
-from moediag.diagnosis.schedules.align import was_recorded
+from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
+from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
+from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
+from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
+from moediag.diagnosis.numbers.replicas import ReplicaFacts, replica_facts
+from moediag.diagnosis.numbers.resume import ResumeFacts, resume_facts
+from moediag.diagnosis.numbers.scale_factor import FactorFacts, factor_facts
+from moediag.diagnosis.schedules import device_position
+from moediag.diagnosis.schedules.align import Aligned, align, was_recorded
 from moediag.diagnosis.schedules.device_position import Front
-from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.schedules.stuck_calls import Frontier
+from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.replay import replay
+from moediag.diagnosis.schedules.starvation import tokens_of
+from moediag.diagnosis.schedules.stuck_calls import Frontier, frontier
+from moediag.diagnosis.schedules.usual_order import departures
 from moediag.evidence.model import Evidence
-from moediag.result.verdicts import Confidence, Verdict
 
 
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that was found out, before it is judged."""
+    """The facts that several detectors or tables ask for, each computed when first asked for.
 
-    evidence: Evidence
-    failed: tuple[Failure, ...]
-    divergence: Divergence | None
-    blame: Blame
-    gradients: GradientFacts
-    parts: tuple[Part, ...] = ()  # of the first step with a wrong gradient
-    ownership: OwnershipFacts = field(default_factory=OwnershipFacts)
-    replicas: ReplicaFacts = field(default_factory=ReplicaFacts)
-    loads: LoadFacts = field(default_factory=LoadFacts)
-    resume: ResumeFacts = field(default_factory=ResumeFacts)
-    frontier: Frontier | None = None  # of a job that stands still without a divergence
-    fronts: tuple[Front, ...] = ()  # of ranks whose devices are known
-    factors: FactorFacts = field(default_factory=FactorFacts)
-    applied: AppliedFacts = field(default_factory=AppliedFacts)
-    metrics: MetricFacts = field(default_factory=MetricFacts)
+    A detector that needs a fact for itself alone computes it from ``evidence``."""
 
-    @property
-    def loud(self) -> bool:
-        """Calls that do not fit together and that a library can notice; a missing call is none."""
-        d = self.divergence
-        return d is not None and not d.silent and d.kind not in ("missing", "order")
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+
+    # -- how ranks ended ---------------------------------------------------------------
+
+    @cached_property
+    def failed(self) -> tuple[Failure, ...]:
+        """Ranks that ended badly by themselves, the first one first."""
+        return failures(self.evidence)
 
     @property
     def own(self) -> tuple[Failure, ...]:
         """Failures that no other rank explains."""
         return tuple(f for f in self.failed if not f.consequence)
 
+    @cached_property
+    def silent_ranks(self) -> tuple[int, ...]:
+        """Ranks of nodes that stopped sending."""
+        return ranks_of(silent(self.evidence))
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    verdict: Verdict
-    confidence: Confidence
-    cause: str
-    culprits: tuple[int, ...] = ()
-    victims: tuple[int, ...] = ()
-    divergence: bool = False  # the first divergence explains it
-    failure: Failure | None = None  # the exception or signal that explains it
-    notes: tuple[str, ...] = ()
-    what: str = ""  # which fact of the replicas, of loads or of a resume explains it
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks that the watchdog saw wait in a collective, without those of silent nodes."""
+        stall = self.evidence.stall
+        return tuple(r for r in stall.waiting if r not in self.silent_ranks) if stall else ()
+
+    @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Ranks that the watchdog saw outside any collective, without those of silent nodes."""
+        stall = self.evidence.stall
+        return tuple(r for r in stall.elsewhere if r not in self.silent_ranks) if stall else ()
+
+    @property
+    def unrecorded(self) -> list[int]:
+        """Ranks whose schedule is not known: what they did may be what is wrong."""
+        seen = sorted(self.evidence.ranks.items())
+        return [rank for rank, one in seen if not was_recorded(one)]
+
+    # -- schedules ---------------------------------------------------------------------
+
+    @cached_property
+    def aligned(self) -> Aligned:
+        return align(self.evidence)
+
+    @cached_property
+    def divergence(self) -> Divergence | None:
+        """Where the ranks' schedules first part."""
+        replayed = replay(self.aligned, self.evidence)
+        return first_divergence(self.aligned, replayed, self.evidence, self.failed)
+
+    @cached_property
+    def blame(self) -> Blame:
+        """Who diverged there, and how that is known."""
+        d, evidence = self.divergence, self.evidence
+        if d is None:
+            return Blame()
+        schedule = self.aligned.schedules.get((d.group.name, d.group.ranks))
+        found = blame(d, schedule, tokens_of(evidence))
+        return _by_habit(d, found, evidence) if evidence.foreign or evidence.watched else found
+
+    @property
+    def loud(self) -> bool:
+        """The first divergence is one that a library can notice; a missing call is none."""
+        d = self.divergence
+        return d is not None and not d.silent and d.kind not in ("missing", "order")
+
+    @cached_property
+    def frontier(self) -> Frontier | None:
+        """The calls that do not complete in a job that stands still without a divergence."""
+        if self.evidence.stall is None or self.divergence is not None:
+            return None
+        return frontier(self.aligned, self.evidence) if _by_devices(self.evidence) else None
+
+    @cached_property
+    def fronts(self) -> tuple[Front, ...]:
+        """Where each device stands, of ranks whose devices are known."""
+        return device_position.fronts(self.evidence)
+
+    @cached_property
+    def decisions(self) -> tuple[Parted, ...]:
+        """Decisions that not all ranks took alike."""
+        return decisions.parted(self.evidence)
+
+    # -- numbers -----------------------------------------------------------------------
+
+    @cached_property
+    def gradients(self) -> GradientFacts:
+        return gradient_facts(self.evidence)
+
+    @cached_property
+    def compared_step(self) -> int | None:
+        """The step whose gradients, or else whose blocks' inputs, are shown part by part."""
+        return self.gradients.step or by_part.wrong_inputs(self.evidence)
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Gradients of the compared step by part of the model."""
+        step = self.compared_step
+        return by_part.parts(self.evidence, step) if step is not None else ()
+
+    @property
+    def first_wrong(self) -> int | None:
+        """The first step with a wrong gradient."""
+        of_inputs = 1 if any(part.wrong for part in self.parts) else None
+        return self.gradients.step if self.gradients.step is not None else of_inputs
+
+    @cached_property
+    def factors(self) -> FactorFacts:
+        return factor_facts(self.evidence, self.compared_step)
+
+    @cached_property
+    def ownership(self) -> OwnershipFacts:
+        return ownership_facts(self.evidence)
+
+    @cached_property
+    def replicas(self) -> ReplicaFacts:
+        return replica_facts(self.evidence)
+
+    @cached_property
+    def resume(self) -> ResumeFacts:
+        return resume_facts(self.evidence)
+
+    @cached_property
+    def applied(self) -> AppliedFacts:
+        return applied_facts(self.evidence)
+
+    @cached_property
+    def metrics(self) -> MetricFacts:
+        return metric_facts(self.evidence)
 
 
-def few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:
-    """Nobody where everybody is: after a reduction a nan is on all ranks alike."""
-    return culprits if len(culprits) < evidence.world_size else ()
+def _by_habit(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
+    """In a user's own job: who departed from its usual order, where nothing else names anybody;
+    and where those who wait in a circle did, which may be long before they stopped."""
+    if not found.culprits:
+        odd = departures(divergence.calls, evidence)
+        return Blame(tuple(one.rank for one in odd), "habit", departures=odd) if odd else found
+    if divergence.kind != "order":
+        return found
+    calls = {rank: divergence.calls[rank] for rank in found.culprits}
+    return replace(found, departures=departures(calls, evidence, alone=True))
 
 
-def undecided(text: str) -> Judgement:
-    return Judgement(Verdict.INCONCLUSIVE, Confidence.LOW, text)
-
-
-def unrecorded(evidence: Evidence) -> list[int]:
-    """Ranks whose schedule nobody knows: what they did may be what is wrong."""
-    return [rank for rank, seen in sorted(evidence.ranks.items()) if not was_recorded(seen)]
-
-
-def others(facts: Facts) -> tuple[int, ...]:
-    """Everybody who did not diverge waits for, or dies with, those who did; nobody where it
-    cannot be told who did."""
-    if not facts.blame.culprits:
-        return ()
-    return tuple(sorted(set(facts.evidence.ranks) - set(facts.blame.culprits)))
-
-
-def how_sure(facts: Facts) -> Confidence:
-    """Of a verdict that rests on the first divergence."""
-    found = facts.blame
-    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
-        return Confidence.MEDIUM
-    if found.basis == "gone" and facts.divergence is not None and len(facts.divergence.calls) == 2:
-        return Confidence.MEDIUM  # one against one: the other may have called once too often
-    if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
-        return Confidence.MEDIUM
-    complete = all(
-        was_recorded(seen) and not any("unreadable" in text for text in seen.not_seen)
-        for seen in facts.evidence.ranks.values()
-    )
-    return Confidence.HIGH if complete else Confidence.MEDIUM
-
-
-def any_calls(evidence: Evidence) -> bool:
-    """Then being elsewhere alone means nothing: somebody must wait for a call of that rank."""
-    return any(seen.collectives for seen in evidence.ranks.values())
-
-
-def _indirect(divergence: Divergence, evidence: Evidence) -> bool:
-    """Other tools' dumps tell neither what a device's streams wait for, nor, on gloo, whether a
-    rank is in a send or receive; and one cause seldom takes several ranks elsewhere."""
-    if not evidence.foreign:
-        return False
-    doubtful = evidence.backend == "gloo" or len(divergence.absent) > 1
-    return divergence.kind == "order" or (divergence.inferred and doubtful)
+def _by_devices(evidence: Evidence) -> bool:
+    """Whether completion shows where the job stands still: not where a rank is known to be
+    somewhere else."""
+    if evidence.foreign:
+        return True
+    return evidence.devices_known and not (evidence.stall and evidence.stall.elsewhere)

@@ -18,9 +18,9 @@ import re
 from collections.abc import Sequence
 
 from moediag.diagnosis.blame.culprits import Blame
-from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.result.verdicts import Verdict
+from moediag.result import FAILURES, Verdict
 
 
 def signature(
@@ -47,7 +47,7 @@ def signature(
         parts += ["|".join(sorted(phases)), _why(blame) or decision]
     elif verdict in (Verdict.HANG, Verdict.WRONG_GRADIENTS, Verdict.COLLECTIVE_MISMATCH):
         parts.append("no divergence seen")
-    if verdict not in (Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE):
+    if verdict in FAILURES:
         parts.append(
             ("no-rank", "one-rank")[len(culprits)] if len(culprits) < 2 else "several-ranks"
         )

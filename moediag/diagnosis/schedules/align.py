@@ -40,8 +40,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class Channel:
-    """Point-to-point calls from ``sender`` to ``receiver`` on one group, each side in order.
-    ``whole``: both sides from their beginning, so the n-th send meets the n-th receive."""
+    """Point-to-point calls from ``sender`` to ``receiver`` on one group, each side in order."""
 
     group: Group
     sender: int
@@ -49,6 +48,7 @@ class Channel:
     sends: list[Collective] = field(default_factory=list)
     receives: list[Collective] = field(default_factory=list)
     whole: bool = True
+    """Both sides are known from the beginning, so the n-th send meets the n-th receive."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def was_recorded(seen: RankEvidence) -> bool:
 
 
 def lost_prefix(seen: RankEvidence) -> bool:
-    """The beginning of the log is gone: the ring came round."""
+    """Whether the beginning of the log is lost, because the ring buffer wrapped."""
     return bool(seen.collectives) and seen.collectives[0].index > 0
 
 

@@ -1,4 +1,4 @@
-"""Where each device stands, when calls are known to have completed or not.
+"""Where each device is, when it is known which calls completed.
 
 A program runs ahead of its device: that a rank issued a call does not mean that it is in it. The
 device runs calls in their order (as far as their streams depend on each other), so it stands at the

@@ -1,4 +1,4 @@
-"""Where Python noticed, and where the device is stuck: two places, because a program runs ahead.
+"""Where Python waits, and where the device is stuck: two places, because Python runs ahead.
 
 On an accelerator a call returns once it is queued. A rank whose stack shows ``clip_grad_norm_`` or
 ``.item()`` stands at the first line that needed a result; what does not complete is an operation
@@ -7,38 +7,35 @@ that was queued before, of another layer perhaps. Both are told, and whose line 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moediag.diagnosis.blame.whereabouts import program_line
-from moediag.diagnosis.words.cause import describe
+from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.evidence.model import ISSUED, STARTED_THERE, Collective, Evidence, RankEvidence
 from moediag.evidence.rank_stacks import in_collective, waits_for_device
-from moediag.result.run_result import Cell, Table
-from moediag.result.wording import plural, ranks
-
-_MOST = 2  # places that the sentence tells; the table has all
 
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """One rank of which the device is known. ``stuck``: the call that its device is in (``begun``)
-    or has not come to, None where all completed; ``timed``: somewhere torch told that a call began,
-    so that here it did not; ``behind``: calls that Python issued after it; ``at``: where Python
-    stands, "" where no stack tells; ``waits``: it waits for the device."""
+    """Where Python and the device are, of one rank whose device is known."""
 
     rank: int
     stuck: Collective | None
+    """The call that its device is in or has not reached; None where all completed."""
     label: str = ""
     begun: bool = False
+    """The device is in that call."""
     timed: bool = False
+    """Torch reported some call as begun, so this one has not begun."""
     behind: int = 0
+    """Number of calls that Python issued after it."""
     at: str = ""
+    """The line where Python is; "" without a stack."""
     waits: bool = False
+    """Python waits for the device."""
 
 
 def fronts(evidence: Evidence) -> tuple[Front, ...]:
-    """Empty where no device told anything: on the CPU, and without torch's Flight Recorder."""
+    """One for each rank whose device is known; empty on the CPU or without Flight Recorder."""
     known = [
         s for _, s in sorted(evidence.ranks.items()) if any(c.on_device for c in s.collectives)
     ]
@@ -60,80 +57,3 @@ def _front(seen: RankEvidence, timed: bool) -> Front:
         seen.rank, stuck, label, bool(begun), timed, behind,
         program_line(seen), waits_for_device(s for s in seen.stacks if not in_collective(s)),
     )  # fmt: skip
-
-
-def sentence(found: Sequence[Front]) -> str:
-    """``The device of rank 0 is stuck in reduce_scatter of model.layers.1 …``; "" where no device
-    stands still."""
-    together: dict[tuple[object, ...], list[Front]] = {}
-    for front in found:
-        if front.stuck is not None:
-            key = front.label, front.stuck.position, front.begun, _python(front)
-            together.setdefault(key, []).append(front)
-    pieces = []
-    for those in list(together.values())[:_MOST]:
-        who = ranks(front.rank for front in those)
-        one = len(those) == 1
-        pieces.append(
-            f"The device{'' if one else 's'} of {who} {_state(those[0], one)} {_device(those)}. "
-            f"Python {_python(those[0])}."
-        )
-    return " ".join(pieces)
-
-
-def _state(front: Front, one: bool) -> str:
-    if front.begun:
-        return f"{'is' if one else 'are'} stuck in"
-    return f"{'has' if one else 'have'} not {'begun' if front.timed else 'completed'}"
-
-
-def _device(alike: Sequence[Front]) -> str:
-    """Sizes are left out where they are what ranks disagree about."""
-    first = alike[0]
-    calls = [front.stuck for front in alike if front.stuck is not None]
-    called = {describe(call) for call in calls}
-    what = called.pop() if len(called) == 1 else _short(calls[0])
-    return f"{what}, operation {calls[0].position} on {first.label}"
-
-
-def _short(call: Collective) -> str:
-    return f"{call.op} of {call.module}" if call.module else call.op
-
-
-def _python(front: Front) -> str:
-    call = front.stuck
-    assert call is not None
-    text = f"issued it{f' at {call.site}' if call.site else ''}"
-    if front.behind:
-        text += f" and {plural(front.behind, 'operation')} more behind it"
-    if front.at:
-        noticed = "noticed at" if front.waits else "stands at"
-        text += f", and {noticed} {front.at}"
-        text += ", where it waits for the device" if front.waits else ""
-    return text
-
-
-def table(found: Sequence[Front]) -> Table | None:
-    """None where no device told anything, or all of them are through."""
-    if not any(front.stuck for front in found):
-        return None
-    rows: dict[tuple[Cell, ...], list[int]] = {}
-    for front in found:
-        rows.setdefault(_cells(front), []).append(front.rank)
-    return Table(
-        "Where Python stands, and where the device",
-        ("ranks", "Python", "device", "state", "issued at", "issued after it"),
-        tuple((ranks(who), *cells) for cells, who in rows.items()),
-        "The device's side is what torch's Flight Recorder says: an operation is begun once the "
-        "event before its kernel completed. Where torch does not time events "
-        "(TORCH_NCCL_ENABLE_TIMING; it does in moediag's own trials), one that runs is issued.",
-    )
-
-
-def _cells(front: Front) -> tuple[Cell, ...]:
-    call = front.stuck
-    if call is None:
-        return front.at or None, "all completed", None, None, None
-    device = f"{describe(call)} on {front.label}"
-    state = "begun" if front.begun else "issued"
-    return front.at or None, device, state, call.site or None, front.behind

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.align import Aligned, Channel, Schedule
 from moediag.diagnosis.schedules.device_frontier import standing
@@ -22,26 +22,27 @@ from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """``kind``: one of compare.KINDS, ``missing`` (a rank made no call where others wait) or
-    ``order`` (ranks wait for each other in calls of different groups). ``calls``: each rank's
-    side, None where it made no call; ranks about which nothing is known are left out.
-
-    For ``missing``, ``absent`` are the ranks that ended or stand elsewhere, ``ended`` those of
-    them that reached their own end in peace. For ``splits``, ``pairs`` are (sender, receiver).
-    For ``order``, ``events`` is what each rank waits at and ``groups`` those of the circle.
-    ``inferred``: nobody saw the absent ranks elsewhere, their dumps only show nothing open.
-    """
+    """The first place where the ranks' schedules disagree."""
 
     kind: str
+    """One of matching.KINDS, ``missing`` (a rank made no call where others wait) or ``order``
+    (ranks wait for each other in calls of different groups)."""
     group: Group
     position: int
     calls: Mapping[int, Collective | None]
+    """Each rank's side; None where it made no call. Ranks without a known schedule are left out."""
     absent: tuple[int, ...] = ()
+    """For ``missing``: ranks that ended or are elsewhere."""
     ended: tuple[int, ...] = ()
+    """Those of them that finished normally."""
     pairs: tuple[tuple[int, int], ...] = ()
+    """For ``splits``: (sender, receiver)."""
     events: Mapping[int, Event] = field(default_factory=dict)
+    """For ``order``: what each rank waits at."""
     groups: tuple[Group, ...] = ()
+    """For ``order``: the groups of the circle."""
     inferred: bool = False
+    """No rank was seen elsewhere: the dumps of the absent ranks only have no open call."""
 
     @property
     def silent(self) -> bool:
@@ -93,7 +94,7 @@ def _first(candidates: list[Divergence]) -> Divergence | None:
 
 
 def _mismatch(schedule: Schedule) -> Divergence | None:
-    """The first position where the calls of the ranks that made one do not fit together."""
+    """The first position where the calls of the ranks that made one do not match."""
     ranks = list(schedule.calls)
     if len(ranks) < 2:
         return None
@@ -173,7 +174,7 @@ def _missing(
 
 
 def _gone(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> bool:
-    """The rank will certainly make no further call, and not because others failed."""
+    """Whether the rank will certainly make no further call, and not because others failed."""
     if failure is not None:
         return not failure.consequence
     elsewhere = evidence.stall.elsewhere if evidence.stall is not None else ()

@@ -1,4 +1,4 @@
-"""Do the calls that meet at one position of a group's schedule fit together?
+"""Whether the calls that meet at one position of a group's schedule match.
 
 What must be equal differs from operation to operation (an uneven all-gather is legal, an uneven
 all-reduce is not), all-to-all pairs what rank i sends to j with what j expects from i, and what
@@ -22,7 +22,7 @@ KINDS = ("op", "size", "splits", "dtype", "reduce", "root", "parameters")
 
 
 def key(call: Collective) -> tuple[Any, ...]:
-    """Calls with equal keys fit together, unless they carry splits; the fast path."""
+    """Calls with equal keys match, unless they carry splits; the fast path."""
     return (
         call.op,
         call.numel_in,

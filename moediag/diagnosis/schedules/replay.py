@@ -18,13 +18,16 @@ Event = tuple[Key, int]
 
 @dataclass(slots=True)
 class Replay:
-    """``waits``: rank -> what it stops at; ``absent``: the ranks that never arrive there;
-    ``calls``: rank -> its own call; ``groups``: the group of each of these events."""
+    """Which ranks wait, where, and for whom."""
 
     waits: dict[int, Event] = field(default_factory=dict)
+    """Rank -> the event at which it stops."""
     absent: dict[Event, tuple[int, ...]] = field(default_factory=dict)
+    """Event -> the ranks that never arrive there."""
     calls: dict[int, Collective] = field(default_factory=dict)
+    """Rank -> its own call there."""
     groups: dict[Event, Group] = field(default_factory=dict)
+    """Event -> its group."""
 
     def add(
         self, rank: int, event: Event, call: Collective, absent: tuple[int, ...], group: Group
@@ -133,7 +136,7 @@ class _Run:
             self.expected[key, position] = known
 
     def _arrive(self, event: Event, rank: int) -> bool:
-        """True when everybody is there now."""
+        """Records the arrival; True when all members are there."""
         self.who.setdefault(event, []).append(rank)
         count = self.arrived[event] = self.arrived.get(event, 0) + 1
         return count >= self.expected.get(event, 0)

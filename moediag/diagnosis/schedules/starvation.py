@@ -19,13 +19,13 @@ _NUMBER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?=\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class Starved:
-    """``expert`` of ``layer`` received no token on ``rank``; ``others``: what it received on the
-    other ranks of the same schedule, where that is known."""
+    """``expert`` of ``layer`` received no token on ``rank``."""
 
     rank: int
     layer: str
     expert: int
     others: tuple[tuple[int, int], ...]
+    """(rank, tokens) of the other ranks of the same schedule, where they are known."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
-"""Where a job stands still although its schedules agree: the calls that everybody who was seen has
-issued and that do not complete.
+"""Calls that all recorded ranks issued and that do not complete, although schedules agree.
 
-Then no code is known to be wrong. What can still be told: that such a call has members of which
+Then no code is known to be wrong. The evidence can still show that such a call has members of which
 nothing was seen, or that it completed (or began) on most members' devices and not on a few.
 """
 
@@ -17,24 +16,27 @@ from moediag.diagnosis.schedules.replay import Event
 from moediag.diagnosis.schedules.usual_order import departed
 from moediag.evidence.model import Collective, Evidence, Frame, Group, Stack
 from moediag.evidence.rank_stacks import in_collective, that_counts
-
-_MACHINERY = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen ", "/torch/")
+from moediag.protocol import innermost_user
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """``basis``: device (suspects lag behind in a call that all made), habit (they came to a call
-    in another way than usual, and other members were not seen), unseen (nothing was seen of them),
-    stack (their code stands elsewhere), none. ``call`` on ``group``: what stands still; ``ahead``:
-    its other members; ``unseen``: all members of such calls of whom nothing is known."""
+    """The call that does not complete, and the ranks that are suspect."""
 
     basis: str = "none"
+    """device (suspects lag behind in a call that all made), habit (they reached a call in another
+    way than usual, and other members were not seen), unseen (nothing was seen of them), stack
+    (their code is elsewhere) or none."""
     suspects: tuple[int, ...] = ()
     call: Collective | None = None
+    """What does not complete."""
     group: Group | None = None
     ahead: tuple[int, ...] = ()
-    where: tuple[str, str] = ("", "")  # where the suspects stand, and the others
+    """The other members of its group."""
+    where: tuple[str, str] = ("", "")
+    """Where the suspects are, and the others."""
     unseen: tuple[int, ...] = ()
+    """All members of such calls of which nothing is known."""
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
@@ -116,7 +118,7 @@ def _by_stack(evidence: Evidence) -> Frontier | None:
     for rank, seen in evidence.ranks.items():
         stack = that_counts(seen.stacks)
         if stack is not None and in_collective(stack):
-            stands[rank] = _stand(stack)
+            stands[rank] = _stand(stack, seen.libraries)
     if len(stands) < 3:
         return None
     most, size = Counter(stands.values()).most_common(1)[0]
@@ -127,16 +129,17 @@ def _by_stack(evidence: Evidence) -> Frontier | None:
     return Frontier("stack", others, ahead=ahead, where=(stands[others[0]], most))
 
 
-def _stand(stack: Stack) -> str:
+def _stand(stack: Stack, libraries: tuple[str, ...]) -> str:
     """``all_reduce, called by step (train.py:12)``."""
     python = [frame for frame in stack.frames if not frame.native]
     inside = [f for f in python if "distributed_c10d" in f.file or "torch/distributed/" in f.file]
-    own = next((f for f in python if not any(p in f.file for p in _MACHINERY)), None)
+    own = innermost_user([frame.file for frame in python], libraries)
     operation = inside[-1].function if inside else ""
-    return ", called by ".join(text for text in (operation, _at(own)) if text)
+    return ", called by ".join(text for text in (operation, _at(python, own)) if text)
 
 
-def _at(frame: Frame | None) -> str:
-    if frame is None:
+def _at(frames: list[Frame], place: int | None) -> str:
+    if place is None:
         return ""
+    frame = frames[place]
     return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"

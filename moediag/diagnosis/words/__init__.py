@@ -1,0 +1,14 @@
+"""Facts in words and tables, in the names of the user's own model."""
+
+__all__ = [
+    "calls",
+    "cause",
+    "detector_table",
+    "device_sentences",
+    "divergence_view",
+    "foreign_jobs",
+    "node_sentences",
+    "program_tables",
+    "replica_sentences",
+    "schedule_view",
+]

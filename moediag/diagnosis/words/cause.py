@@ -1,25 +1,21 @@
-"""The sentence that a person needs, in the names of their own model.
+"""The sentence about a divergence or wrong gradients, in the names of the user's own model.
 
-Every function gives plain sentences from facts that were found; what is not known is not said.
+Every function returns sentences about facts; what is not known is not stated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
 
 from moediag.diagnosis.blame.culprits import Blame
-from moediag.diagnosis.blame.whereabouts import program_line
+from moediag.diagnosis.end_states.whereabouts import program_line
 from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.diagnosis.schedules.starvation import Starved, layer_name
+from moediag.diagnosis.words.calls import FEW, describe, first_few, sentence, sides
 from moediag.evidence.model import Collective, Evidence
-from moediag.result.wording import compact, error_size, plural, ranks
-
-T = TypeVar("T")
-
-_FEW = 3  # parameter patterns, experts or ranks listed before "and N more"
+from moediag.result.wording import error_size, listed, plural, ranks
 
 
 def of_divergence(
@@ -39,12 +35,12 @@ def of_divergence(
     elif blame.basis == "skipped":
         text = _skipped(calls, blame)
     else:
-        text = _sides(divergence, calls, blame)
+        text = _differing(divergence, calls, blame)
     step = min((c.step for c in calls.values()), default=0)
     if step > 1:
         text = f"In step {step}: {text[:1].lower() + text[1:]}"
     if blame.contradicted:
-        text += " Most ranks do the same; what they leave out is wrong all the same."
+        text += " Most ranks do the same; leaving them out is still wrong."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
 
 
@@ -58,19 +54,19 @@ def _left_out(calls: Mapping[int, Collective], blame: Blame) -> str:
         )
         text += "gradient there and "
         left = "FSDP2 leaves them out of the reduction"
-        return _sentence(
+        return sentence(
             text + (left if by_fsdp else f"{some.op} goes without them") + _share(calls, blame)
         )
     pieces = [
         f"{ranks([rank])} leaves {len(fqns)} of {plural(_whole(calls, rank), 'parameter')} out of "
         f"its {some.op}: {listed(fqns)}"
-        for rank, fqns in _first_few(sorted(blame.missing.items()))
+        for rank, fqns in first_few(sorted(blame.missing.items()))
     ]
     if by_fsdp:
         pieces.append(
             "they have no gradient there, and FSDP2 reduces only parameters that have one"
         )
-    return _sentence("; ".join(pieces))
+    return sentence("; ".join(pieces))
 
 
 def _share(calls: Mapping[int, Collective], blame: Blame) -> str:
@@ -95,12 +91,10 @@ def _whole(calls: Mapping[int, Collective], rank: int) -> int:
 def _skipped(calls: Mapping[int, Collective], blame: Blame) -> str:
     text = f"{starvation(blame.starved)}, so {ranks(blame.culprits)} "
     text += "skips that expert" if len(blame.starved) == 1 else "each skip their own"
-    return _sentence(
-        f"{text} and {'goes' if len(blame.culprits) == 1 else 'go'} on: {_what(calls)}"
-    )
+    return sentence(f"{text} and {'goes' if len(blame.culprits) == 1 else 'go'} on: {sides(calls)}")
 
 
-def _sides(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
+def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
     differ = {
         "op": "different operations meet",
         "size": "sizes differ",
@@ -109,15 +103,15 @@ def _sides(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame
         "root": "roots differ",
         "parameters": "different parameters meet in one operation",
     }[divergence.kind]
-    return _sentence(f"{differ} on {divergence.group.label}: {_what(calls)}") + _basis(blame)
+    return sentence(f"{differ} on {divergence.group.label}: {sides(calls)}") + _basis(blame)
 
 
 def _basis(blame: Blame) -> str:
     return {
-        "history": f" In the step before, all ranks did here what {ranks(blame.culprits)} now "
-        "does not.",
+        "history": " In the step before, all ranks made the same call here; "
+        f"{ranks(blame.culprits)} now made another.",
         "habit": _parted(blame),
-        "none": " Nothing that was seen tells which of them is wrong.",
+        "none": " The evidence does not show which of them is wrong.",
     }.get(blame.basis, "")
 
 
@@ -127,9 +121,8 @@ def _parted(blame: Blame) -> str:
     for one in blame.departures:
         pieces.setdefault((describe(one.usual), describe(one.call)), []).append(one.rank)
     return "".join(
-        f" Elsewhere in this job the same calls are followed by {usual}, where {ranks(who)} made "
-        f"{call}."
-        for (usual, call), who in _first_few(pieces.items())
+        f" Elsewhere in this job, {usual} follows the same calls; {ranks(who)} made {call}."
+        for (usual, call), who in first_few(pieces.items())
     )
 
 
@@ -140,20 +133,18 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
     if blame.basis == "majority":
         without = "did not come to" if divergence.inferred else "ended without"
-        return _sentence(
-            f"{here}, which {ranks(divergence.absent)} {without} and nobody else calls"
-        )
+        return sentence(f"{here}, which {ranks(divergence.absent)} {without} and nobody else calls")
     gone = ranks(divergence.absent)
     if set(divergence.absent) == set(divergence.ended):
-        return _sentence(f"{here}, but {gone} reached the end without that call")
-    return _sentence(f"{here}, but {gone} never came to that call")
+        return sentence(f"{here}, but {gone} reached the end without that call")
+    return sentence(f"{here}, but {gone} never came to that call")
 
 
 def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
     return (
-        _sentence(f"ranks wait for each other in a circle: {_what(calls, with_group=divergence)}")
+        sentence(f"ranks wait for each other in a circle: {sides(calls, with_group=divergence)}")
         + " They disagree about which of these comes first."
-        + ("" if blame.culprits else " Nothing that was seen tells whose order is wrong.")
+        + ("" if blame.culprits else " The evidence does not show whose order is wrong.")
         + _parted(blame)
     )
 
@@ -170,9 +161,9 @@ def _splits(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
     pieces = [
         f"rank {i} sends rank {j} {_part(calls[i].splits_in, order.index(j))}, "
         f"but rank {j} expects {_part(calls[j].splits_out, order.index(i))} from it"
-        for i, j in _first_few(divergence.pairs)
+        for i, j in first_few(divergence.pairs)
     ]
-    return _sentence("; ".join(pieces))
+    return sentence("; ".join(pieces))
 
 
 def _part(splits: tuple[int, ...] | None, at: int) -> str:
@@ -212,7 +203,7 @@ def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
     }
     if len({describe(call) for call in last.values()}) < 2:
         return " From there on the ranks are out of step."
-    return f" From there on the ranks are out of step, and stopped where {_what(last)}."
+    return f" From there on the ranks are out of step, and stopped where {sides(last)}."
 
 
 def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: str) -> str:
@@ -234,7 +225,7 @@ def _made_at(chosen: Mapping[int, Collective], told: str) -> str:
     pieces = [
         f" {ranks(who).capitalize()} made {'that call' if len(who) == 1 else 'those calls'} at "
         f"{site}."
-        for site, who in _first_few(lines.items())
+        for site, who in first_few(lines.items())
     ]
     return "".join(pieces)
 
@@ -248,8 +239,8 @@ def _came_from(chosen: Mapping[int, Collective], evidence: Evidence, told: str) 
         if rank in waiting and line and line != call.site and line not in told:
             lines.setdefault(line, []).append(rank)
     return "".join(
-        f" {ranks(who).capitalize()} came there from {line}."
-        for line, who in _first_few(lines.items())
+        f" {ranks(who).capitalize()} got there from {line}."
+        for line, who in first_few(lines.items())
     )
 
 
@@ -262,72 +253,25 @@ def starvation(starved: Sequence[Starved]) -> str:
     for one in starved:
         together.setdefault((one.rank, one.layer), []).append(one)
     pieces = []
-    for (rank, layer), those in _first_few(list(together.items())):
+    for (rank, layer), those in first_few(list(together.items())):
         numbers = ", ".join(str(n) for n in sorted({s.expert for s in those}))
         noun = "expert" if len(those) == 1 else "experts"
         pieces.append(f"on rank {rank} {noun} {numbers} of {layer_name(layer)} received 0 tokens "
                       f"({_elsewhere(those)})")  # fmt: skip
     text = "; ".join(pieces)
-    more = len(together) - _FEW
+    more = len(together) - FEW
     return f"{text}; and so on for {plural(more, 'more block')}" if more > 0 else text
 
 
 def _elsewhere(starved: Sequence[Starved]) -> str:
     """What the other ranks sent: rank by rank where that is short, else the range."""
-    if len(starved) == 1 and len(starved[0].others) <= _FEW:
+    if len(starved) == 1 and len(starved[0].others) <= FEW:
         return ", ".join(f"rank {rank}: {tokens:,}" for rank, tokens in starved[0].others)
     numbers = [tokens for one in starved for _, tokens in one.others]
     ends = {min(numbers), max(numbers)}
     who = {rank for one in starved for rank, _ in one.others}
     where = ranks(who) if len(who) == 1 else "other ranks"
     return f"{where}: " + " to ".join(f"{n:,}" for n in sorted(ends))
-
-
-def describe(call: Collective) -> str:
-    """``all_gather of model.layers.0.mlp.experts.3.{gate,up}_proj.weight (1,536 elements)``."""
-    of = ""
-    if call.parameters and (not call.module or len(compact(call.parameters)) == 1):
-        of = f" of {listed(call.parameters)}"
-    elif call.module:
-        of = f" of {call.module}"
-    elif call.site:
-        of = f" at {call.site}"
-    details = [] if call.op == "barrier" else [plural(wire_numel(call), "element")]
-    details += [call.dtype] if call.dtype else []
-    details += [call.reduce] if call.reduce and call.op in ("all_reduce", "reduce") else []
-    return f"{call.op}{of}" + (f" ({', '.join(details)})" if details else "")
-
-
-def listed(fqns: Iterable[str]) -> str:
-    patterns = compact(fqns)
-    if len(patterns) <= _FEW:
-        return ", ".join(patterns)
-    return f"{', '.join(patterns[:_FEW])} and {len(patterns) - _FEW} more"
-
-
-def _what(calls: Mapping[int, Collective], with_group: Divergence | None = None) -> str:
-    """``rank 0 is in all_gather of …, ranks 1, 2 are in reduce_scatter of …``."""
-    sides: dict[str, list[int]] = {}
-    for rank, call in sorted(calls.items()):
-        text = describe(call)
-        if with_group is not None:
-            text += f" on {_label(call.group, with_group)}"
-        sides.setdefault(text, []).append(rank)
-    pieces = [
-        f"{ranks(members)} {'is' if len(members) == 1 else 'are'} in {text}"
-        for text, members in sides.items()
-    ]
-    more = len(pieces) - _FEW
-    rest = f"; and {plural(more, 'more side')}" if more > 0 else ""
-    return "; ".join(_first_few(pieces)) + rest
-
-
-def _label(name: str, divergence: Divergence) -> str:
-    """Of one of several groups, which may have the same ranks and no description."""
-    labels = {group.name: group.label for group in divergence.groups}
-    label = labels.get(name, name)
-    alike = sum(other == label for other in labels.values()) > 1
-    return f"{label} (group {name!r})" if alike else label
 
 
 _SAME_LOSS = 1e-5  # relative
@@ -347,15 +291,7 @@ def of_gradients(facts: GradientFacts) -> str:
         text += f" ({len(facts.missing)} have none on some rank)"
     if facts.worst is not None:
         text += f"; largest error {error_size(facts.error)} in {facts.worst}"
-    text = _sentence(text)
+    text = sentence(text)
     if facts.loss_error is not None and facts.loss_error < _SAME_LOSS:
-        text += " The loss of that step is right to five digits: it does not show this."
+        text += " The loss of that step is correct to five digits, so it does not show this."
     return text
-
-
-def _first_few(items: Iterable[T]) -> list[T]:
-    return list(items)[:_FEW]
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + "."

@@ -1,4 +1,4 @@
-"""What each detector saw of one step, side by side: which of them alone would have let it pass.
+"""What each check shows of one step, side by side: which of them alone would have missed it.
 
 A fix is often checked with one of them only. Replicas that agree may agree on a wrong gradient, a
 router that learns right may hand a wrong gradient down, and the loss of the first step is exact
@@ -16,7 +16,7 @@ from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.numbers.replicas import GRADIENTS, ReplicaFacts
 from moediag.evidence.model import Evidence
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 
 LOSS, REPLICAS, ROUTER, INPUT, OTHERS = "loss", "replicas", "router", "input", "others"
 # A loss that a person would notice, relative to the reference's.
@@ -30,12 +30,13 @@ _NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One detector of the first step. ``error``: relative, infinite where a gradient is missing on
-    some rank only; ``wrong``: beyond the tolerance."""
+    """What one detector saw in the first step."""
 
     detector: str
     error: float
+    """Relative; infinite where only some ranks have the gradient."""
     wrong: bool
+    """Beyond the tolerance."""
 
 
 def seen(evidence: Evidence, numbers: GradientFacts, replicas: ReplicaFacts) -> tuple[Seen, ...]:

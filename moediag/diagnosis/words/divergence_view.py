@@ -1,4 +1,4 @@
-"""The parts of a diagnosis that are only looked at: both sides of the divergence, the stacks."""
+"""Both sides of the first divergence, and the stacks, as result.json has them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective, Evidence, Frame
 from moediag.evidence.rank_stacks import that_counts
-from moediag.result.run_result import FirstDivergence, RankSide
+from moediag.protocol import is_moediag
+from moediag.result import FirstDivergence, RankSide
 
 NO_CALL = "none"  # op of a rank that made no call
 _FRAMES = 12
-_OWN = "/moediag/recorder/"  # wrappers around the user's calls; they say nothing about them
 # Decorators and loggers of torch between the frames that mean something.
 _PLUMBING = (
     "c10d_logger.py",
@@ -25,7 +25,9 @@ _PLUMBING = (
     "torch/_ops.py",
     "_fully_shard/_fsdp_common.py",
 )
-_ENTRY = "/moediag/ranks/entry.py"  # outward of it is the launcher
+# Of moediag's own modules: wrappers around the user's calls, and the start of a rank, outward of
+# which is the launcher.
+_WRAPPERS, _ENTRY = "/moediag/recorder/", "/moediag/ranks/entry.py"
 
 
 def first_divergence(divergence: Divergence, blame: Blame) -> FirstDivergence:
@@ -73,7 +75,8 @@ def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
 def _tells(frame: Frame) -> bool:
     """A GPU's driver spins in frames without names, a dozen of them."""
     nameless = frame.native and frame.function.startswith(("0x", "?"))
-    return not (nameless or _OWN in frame.file or frame.file.endswith(_PLUMBING))
+    wraps = _WRAPPERS in frame.file and is_moediag(frame.file)
+    return not (nameless or wraps or frame.file.endswith(_PLUMBING))
 
 
 def frame_text(frame: Frame) -> str:

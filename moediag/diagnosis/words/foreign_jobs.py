@@ -1,11 +1,11 @@
-"""Sentences about jobs that moediag did not run: what stands still, what the records amount to, and
-what to collect next time where they do not tell enough."""
+"""Sentences about jobs that moediag did not run: what is stuck, what the records show, and what to
+collect next time."""
 
 from __future__ import annotations
 
 from moediag.diagnosis.schedules.align import lost_prefix, was_recorded
 from moediag.diagnosis.schedules.stuck_calls import Frontier
-from moediag.diagnosis.words import cause
+from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Evidence
 from moediag.result.wording import plural, ranks
 
@@ -15,35 +15,35 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
     if found.basis == "stack":
         here, there = found.where
         return (
-            f"Most ranks wait in {there}; {_subject(found.suspects, 'stands', 'stand')} in {here}. "
+            f"Most ranks wait in {there}; {_subject(found.suspects, 'waits', 'wait')} in {here}. "
             "Only stacks were seen, no schedule."
         )
     if found.call is None or found.group is None:
         return "All ranks wait in communication, and only their stacks were seen."
     call, group = found.call, found.group
-    what = f"{cause.describe(call)} on {group.label} (call {call.position} of that group)"
+    what = f"{describe(call)} on {group.label} (call {call.position} of that group)"
     if found.basis == "unseen":
         text = f"Every rank that was seen has issued {what} and it does not complete. "
-        text += f"Of {ranks(found.unseen)}, who must take part, nothing was found: gone, or not "
+        text += f"Nothing was found of {ranks(found.unseen)}, which must take part: ended, or not "
         text += "collected."
-        return text if found.suspects else f"{text} More ranks left nothing, so this names nobody."
+        return text if found.suspects else f"{text} Several ranks left nothing: no rank is named."
     if found.basis == "habit":
         return (
-            f"{_subject(found.suspects, 'stands', 'stand')} in {what}, where other members were "
-            "not seen; elsewhere in this job the same calls are followed by another one."
+            f"{_subject(found.suspects, 'waits', 'wait')} in {what}, where other members were "
+            "not seen; elsewhere in this job, another call follows the same calls."
         ).capitalize()
     if found.basis == "device":
-        text = f"The schedules agree and nobody is missing, but {what} "
+        text = f"The schedules agree and no rank is missing, but {what} "
         if not found.suspects:
-            return text + "does not complete, and it is not the same ranks everywhere that lag."
+            return text + "does not complete, and different ranks lag in different calls."
         done = "completed" if _completed(found, evidence) else "began"
         return text + (
-            f"{done} on {ranks(found.ahead)} and not on {ranks(found.suspects)}: no mismatch of "
-            "code, but a device or a link that stands still."
+            f"{done} on {ranks(found.ahead)} and not on {ranks(found.suspects)}: not a mismatch "
+            "of code, but a device or a link that is stuck."
         )
     return (
-        f"All ranks issued {what}, the schedules agree and nobody is missing, but it does not "
-        "complete: no mismatch of code; a device, the network, or a call that is not recorded."
+        f"All ranks issued {what}, the schedules agree and no rank is missing, but it does not "
+        "complete: not a mismatch of code, but a device, the network, or an unrecorded call."
     )
 
 
@@ -52,7 +52,7 @@ def of_records(evidence: Evidence) -> tuple[str, bool]:
     recorded = {rank: seen for rank, seen in evidence.ranks.items() if was_recorded(seen)}
     calls = sum(len(seen.collectives) for seen in recorded.values())
     text = (
-        f"{plural(calls, 'recorded call')} of {ranks(recorded)} fit together and all completed; "
+        f"{plural(calls, 'recorded call')} of {ranks(recorded)} match and all completed; "
         "nothing was measured."
     )
     whole = len(recorded) == evidence.world_size and not any(map(lost_prefix, recorded.values()))

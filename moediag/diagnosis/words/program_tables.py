@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moediag.evidence.model import Evidence
-from moediag.result.run_result import Cell, Table
+from moediag.result import Cell, Table
 
 
 def tables(evidence: Evidence) -> tuple[Table, ...]:

@@ -14,8 +14,7 @@ from moediag.diagnosis.numbers.replicas import (
     Disagreement,
     ReplicaFacts,
 )
-from moediag.diagnosis.words.cause import listed
-from moediag.result.wording import error_size, plural, ranks
+from moediag.result.wording import error_size, listed, plural, ranks
 
 _FEW = 4  # ranks told one by one
 

@@ -1,16 +1,15 @@
-"""What a person looks at beside a diagnosis: the ranks' schedules around the first divergence, and
-how each rank stood at the end."""
+"""The ranks' schedules around the first divergence, and the state of each rank at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from moediag.diagnosis.blame.failures import Failure
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules.align import Aligned, Schedule, was_recorded
 from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.diagnosis.words.cause import describe
+from moediag.diagnosis.words.calls import describe
 from moediag.evidence.model import Collective, Evidence, RankEvidence
-from moediag.result.run_result import Lane, LaneCell, RankState, SideBySide
+from moediag.result import Lane, LaneCell, RankState, SideBySide
 
 BEFORE, AFTER = 3, 2  # calls shown on either side of the divergence
 MOST_LANES = 6

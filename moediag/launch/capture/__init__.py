@@ -1,0 +1,3 @@
+"""Evidence that must be read while the ranks live: stacks, the machine's state, dumps."""
+
+__all__ = ["collect", "dumps", "machine", "token_counts"]

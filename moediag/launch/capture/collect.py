@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag import protocol
-from moediag.launch import processes
+from moediag.launch.processes import Process, catches
 
 CAPTURE_FOLDER = "capture"
 TAIL_LINES = 50
@@ -39,7 +39,7 @@ _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """``seconds`` it took, and what it could not see."""
+    """What a capture took and missed."""
 
     seconds: float
     not_seen: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class _Looker:
     """Collects one rank's files into ``folder/capture``."""
 
     rank: int
-    pid: int
+    process: Process
     folder: Path
     deadline: float  # time.monotonic()
     not_seen: list[str] = field(default_factory=list)
@@ -64,10 +64,10 @@ class _Looker:
 
     def look(self, native: bool) -> None:
         into = self.folder / CAPTURE_FOLDER
-        name, pid = f"rank-{self.rank}", str(self.pid)
+        name, pid = f"rank-{self.rank}", str(self.process.pid)
         self._proc(into / f"{name}.proc.txt")
         self._request_flight()
-        seen_stat = processes.read_stat(self.pid)
+        seen_stat = self.process.stat()
         dump = ["py-spy", "dump", "-p", pid]
         if seen_stat is not None and seen_stat.state == "T":
             dump.append("--nonblocking")  # py-spy cannot stop what is stopped
@@ -86,14 +86,13 @@ class _Looker:
 
     @property
     def gone(self) -> bool:
-        now = processes.read_stat(self.pid)
-        return now is None or not now.alive
+        return not self.process.alive
 
     def _proc(self, path: Path) -> None:
         parts = []
         for name in _PROC_FILES:
             try:
-                text = Path(f"/proc/{self.pid}/{name}").read_text(errors="replace").rstrip()
+                text = Path(f"/proc/{self.process.pid}/{name}").read_text(errors="replace").rstrip()
             except OSError as error:
                 text = f"(not readable: {error.strerror})"
             parts.append(f"== {name}\n{text}\n")
@@ -103,12 +102,10 @@ class _Looker:
         """SIGUSR1 makes the rank write its stacks into its stacks file; needs no privilege. Only
         a fallback, because a signal may wake a rank that was stuck in a system call, and only sent
         to a process that catches it: others would die of it."""
-        if not processes.catches(self.pid, signal.SIGUSR1):
+        if self.gone or not catches(self.process.pid, signal.SIGUSR1):
             return False
-        with suppress(OSError):
-            os.kill(self.pid, signal.SIGUSR1)
-            return True
-        return False
+        self.process.send(signal.SIGUSR1)
+        return True
 
     def _tool(self, path: Path, what: str, command: list[str]) -> bool:
         if self.gone:
@@ -186,14 +183,14 @@ class _Looker:
 
 
 def capture(
-    folder: Path, pids: Mapping[int, int], seconds: float, *, native: bool = True
+    folder: Path, ranks: Mapping[int, Process], seconds: float, *, native: bool = True
 ) -> Capture:
-    """Looks at the living ranks ``pids`` (rank -> pid) for at most about ``seconds``, and keeps the
+    """Looks at the living ``ranks`` for at most about ``seconds``, and keeps the
     last lines of every rank's log. Files: ``folder/capture/rank-N.*``."""
     begun = time.monotonic()
     into = folder / CAPTURE_FOLDER
     into.mkdir(parents=True, exist_ok=True)
-    lookers = [_Looker(r, p, folder, begun + seconds) for r, p in sorted(pids.items())]
+    lookers = [_Looker(r, p, folder, begun + seconds) for r, p in sorted(ranks.items())]
     if lookers:
         with ThreadPoolExecutor(max_workers=len(lookers)) as pool:
             for looker, job in [(x, pool.submit(x.look, native)) for x in lookers]:
@@ -208,11 +205,11 @@ def capture(
     return Capture(time.monotonic() - begun, missing)
 
 
-def blocked_frames(pids: Mapping[int, int], seconds: float) -> list[int]:
+def blocked_frames(ranks: Mapping[int, Process], seconds: float) -> list[int]:
     """Ranks whose main thread is inside torch.distributed, by its Python stack; none without
     py-spy. For waits that a heartbeat does not mark."""
     blocked = []
-    for rank, dump in python_frames(pids, seconds).items():
+    for rank, dump in python_frames(ranks, seconds).items():
         with suppress(ValueError):
             if in_collective(dump):
                 blocked.append(rank)
@@ -220,16 +217,18 @@ def blocked_frames(pids: Mapping[int, int], seconds: float) -> list[int]:
 
 
 def python_frames(
-    pids: Mapping[int, int], seconds: float, *, native: bool = False
+    ranks: Mapping[int, Process], seconds: float, *, native: bool = False
 ) -> dict[int, bytes]:
     """py-spy's JSON of each rank that answers within ``seconds``; empty without py-spy."""
     found = {}
     binary = find_tool("py-spy")
     options = ["--json", *(["--native"] if native else [])]
-    for rank, pid in pids.items() if binary else ():
+    for rank, process in ranks.items() if binary else ():
+        if not process.alive:
+            continue
         with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(
-                [str(binary), "dump", *options, "-p", str(pid)],
+                [str(binary), "dump", *options, "-p", str(process.pid)],
                 capture_output=True,
                 timeout=seconds,
                 check=True,
@@ -239,10 +238,12 @@ def python_frames(
 
 
 def in_collective(dump: bytes) -> bool:
-    """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed; raises
-    ValueError for what is not JSON. Imports of it are not waits, so importlib frames decide no; and
-    neither is meeting: with many ranks a connection that the store's full queue dropped is tried
-    again only seconds later, by a rank that sleeps. torch bounds that wait itself."""
+    """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed.
+
+    Importing torch.distributed is no wait, and neither is the rendezvous: with many ranks, a rank
+    whose connection the store's full queue dropped sleeps for seconds before it tries again, and
+    torch bounds that wait itself. Raises ValueError for text that is not JSON.
+    """
     frames = _main_thread(json.loads(dump)).get("frames", [])[:6]
     names = [str(f.get("filename", "")) for f in frames]
     if any("importlib" in name for name in names) or any(
@@ -267,7 +268,7 @@ def main_frames(dump: bytes) -> list[dict[str, object]]:
 
 
 def _main_thread(threads: list[dict[str, Any]]) -> dict[str, Any]:
-    """By its name, else by its number: a process that never imported threading has no names."""
+    """The main thread by its name, else by its number: without ``threading`` there are no names."""
     named = (t for t in threads if t.get("thread_name") == "MainThread")
     first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
     return next(named, None) or next(first, {})
@@ -280,7 +281,7 @@ def find_tool(name: str) -> str | None:
 
 
 def reason(stderr: bytes) -> str:
-    """One line of a tool's complaint, in words where they are known."""
+    """The reason of a tool's failure in one line."""
     text = stderr.decode(errors="replace").strip()
     lowered = text.lower()
     if "permission denied" in lowered or "operation not permitted" in lowered:

@@ -1,5 +1,5 @@
-"""Flight Recorder dumps that torch's watchdog wrote where a watched job's user, or torch, put them,
-copied into the run directory: they may lie in /tmp, and the next job overwrites them."""
+"""Copies the Flight Recorder dumps of torch's watchdog into the run directory. They may lie in
+/tmp, where the next job overwrites them."""
 
 from __future__ import annotations
 

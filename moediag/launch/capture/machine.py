@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from moediag.launch.capture.collect import CAPTURE_FOLDER
+from moediag.launch.processes import Process
 
 SMI_FILE = "nvidia-smi.txt"
 RAS_FILE = "nccl-ras.txt"
@@ -36,7 +37,7 @@ _QUESTIONS = (
 
 
 def look(
-    folder: Path, pids: Mapping[int, int], seconds: float, backend: str = ""
+    folder: Path, ranks: Mapping[int, Process], seconds: float, backend: str = ""
 ) -> tuple[str, ...]:
     """Writes what is found below ``folder/capture``; returns what could not be seen. Bounded by
     ``seconds`` for each of the two. ``backend``: the trial's, "" where the ranks' logs tell it.
@@ -45,9 +46,9 @@ def look(
     nccl = backend == "nccl" or (not backend and uses_nccl(folder))
     into = folder / CAPTURE_FOLDER
     into.mkdir(parents=True, exist_ok=True)
-    found = [_smi(into / SMI_FILE, pids, seconds)]
+    found = [_smi(into / SMI_FILE, ranks, seconds)]
     if nccl:
-        found.append(_ras(into / RAS_FILE, pids.values(), seconds))
+        found.append(_ras(into / RAS_FILE, ranks.values(), seconds))
     return tuple(text for text in found if text and nccl)
 
 
@@ -60,7 +61,7 @@ def uses_nccl(folder: Path) -> bool:
     return False
 
 
-def _smi(path: Path, pids: Mapping[int, int], seconds: float) -> str:
+def _smi(path: Path, ranks: Mapping[int, Process], seconds: float) -> str:
     """Returns why there is none, or ""."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -79,8 +80,8 @@ def _smi(path: Path, pids: Mapping[int, int], seconds: float) -> str:
             last = (text or said.decode(errors="replace").strip()).splitlines()[-1:]
             return f"state of the GPUs (nvidia-smi: {''.join(last)[:200] or 'it failed'})"
         parts.append(f"== {title}\n{text}\n")
-    ranks = "".join(f"rank {rank}: pid {pid}\n" for rank, pid in sorted(pids.items()))
-    path.write_text("".join([*parts, f"== ranks\n{ranks}"]), encoding="utf-8")
+    pids = "".join(f"rank {rank}: pid {found.pid}\n" for rank, found in sorted(ranks.items()))
+    path.write_text("".join([*parts, f"== ranks\n{pids}"]), encoding="utf-8")
     return ""
 
 
@@ -112,8 +113,8 @@ def _printed(command: list[str], until: float) -> tuple[int, bytes, bytes]:
 # ------------------------------------------------------------------------ NCCL's RAS
 
 
-def _ras(path: Path, pids: Iterable[int], seconds: float) -> str:
-    enabled, address = _settings(pids)
+def _ras(path: Path, ranks: Iterable[Process], seconds: float) -> str:
+    enabled, address = _settings(ranks)
     if not enabled:
         return "NCCL's own view (RAS is switched off: NCCL_RAS_ENABLE=0)"
     try:
@@ -128,11 +129,13 @@ def _ras(path: Path, pids: Iterable[int], seconds: float) -> str:
     return ""
 
 
-def _settings(pids: Iterable[int]) -> tuple[bool, str]:
+def _settings(ranks: Iterable[Process]) -> tuple[bool, str]:
     """Whether RAS is on in the ranks, and where: as they were started."""
-    for pid in pids:
+    for process in ranks:
+        if not process.alive:
+            continue
         with suppress(OSError):
-            raw = Path(f"/proc/{pid}/environ").read_bytes()
+            raw = Path(f"/proc/{process.pid}/environ").read_bytes()
             pairs = (item.partition(b"=") for item in raw.split(b"\0"))
             own = {
                 name.decode(errors="replace"): v.decode(errors="replace") for name, _, v in pairs

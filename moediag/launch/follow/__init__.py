@@ -1,0 +1,3 @@
+"""Supervisors: decide from progress and CPU time whether ranks hang, and end what must end."""
+
+__all__ = ["several_nodes", "supervise", "watched_job"]

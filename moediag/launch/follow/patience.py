@@ -1,16 +1,16 @@
-"""How long ranks of somebody else's job may wait before that is a hang.
+"""How long ranks of a watched job may wait before it is reported as a hang.
 
-Where every rank waits in a collective, or one is stopped, nothing will ever move: the quiescence
-window of the watchdog is enough. Where a rank is elsewhere, no look at it tells an endless loop
-from a long evaluation, so only time does (that rank's own: without what it waits for a CPU),
-measured against what this job did before:
+If every rank waits in a collective, or one is stopped, nothing can move again: the quiescence
+window of the watchdog is enough. If a rank is elsewhere, an endless loop and a long evaluation look
+the same, so time decides. It is that rank's own time, without the time it waits for a CPU, and it
+is compared with what this job did before:
 
 - a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
 - one that computes: four times that;
-- one that compiles, imports, loads or saves a checkpoint, by its stack: forty times that;
-- ranks that wait for their devices spin, and count as waiting, by their native stacks;
-- never less than three times the longest pause that the job came out of by itself;
-- ranks of a node that fell silent count as doing nothing, those that no watcher sees as computing.
+- one whose stack shows compiling, importing, loading or saving a checkpoint: forty times that;
+- ranks whose native stacks show that they wait for their devices count as waiting;
+- never less than three times the longest pause from which the job recovered by itself;
+- ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
 Ranks of other nodes are looked at by watchers there; see launch.nodes.
 """
@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from moediag.evidence.model import Stall
 from moediag.launch.capture.collect import main_frames, on_device
-from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.follow.watchdog import Watchdog
+from moediag.launch.rank_sample import RankSample
 
 BUSY = 4.0
 AT_WORK = 40.0
@@ -31,9 +32,10 @@ _LOOK_AGAIN = 10.0  # seconds between two looks at stacks: each stops a rank for
 _LOOK_THERE = 10.0  # seconds that the watcher of another node gets to look at its ranks' stacks
 # What a long pause may be, by the files on the stack of the rank that others wait for.
 _WORK = {
-    "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/", "/torch/utils/cpp_extension"),
+    "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/",
+                 "/triton/runtime/", "/triton/backends/", "/torch/utils/cpp_extension"),
     "saves or loads a checkpoint": (
-        "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/",
+        "/torch/distributed/checkpoint/", "/torch/serialization.py", "/safetensors/torch.py",
         "/torch/distributed/_state_dict_utils.py", "checkpoint_engine",
     ),
     "imports": ("importlib._bootstrap",),
@@ -44,8 +46,8 @@ Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
 
 
 class Patience:
-    """Stands between the watchdog and the verdict that a job hangs. ``stacks`` is asked for the
-    ranks that others wait for, at most every ten seconds of a pause."""
+    """Decides when a stall that the watchdog sees is a hang. ``stacks`` is called for ranks that
+    others wait for, at most every ten seconds of a pause."""
 
     def __init__(self, watchdog: Watchdog, seconds: float, stacks: Stacks) -> None:
         self.watchdog = watchdog
@@ -64,8 +66,13 @@ class Patience:
         self._last_cpu: dict[int, float] = {}
         self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock
 
+    @property
+    def by_stack(self) -> Sequence[int]:
+        """Ranks with a collective on their stack."""
+        return self.watchdog.by_stack
+
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
-        """None while the job goes on, or may."""
+        """The stall, once it is a hang; None while the job runs or may still go on."""
         progress = tuple((s.rank, s.progress, s.alive) for s in samples)
         stall = self.watchdog.observe(now, samples)
         if progress != self._progress:
@@ -105,8 +112,9 @@ class Patience:
         return self.watchdog.stall(live, sorted(waiting))
 
     def _count(self, now: float, samples: Sequence[RankSample]) -> None:
-        """A rank's own time goes on while it sleeps, and as far as it gets a CPU while it wants
-        one: a busy box stretches an evaluation, too. A disk that never answers counts a little."""
+        """Adds to each rank's own time. All time counts while a rank sleeps; while it wants a CPU,
+        only the CPU time that it gets, because a busy machine also stretches an evaluation. Time
+        spent waiting for a disk counts a little."""
         for s in samples:
             clock = _clock(s, now)
             before = self._last.get(s.rank, clock)
@@ -114,13 +122,13 @@ class Patience:
             cpu = s.cpu - self._last_cpu.get(s.rank, s.cpu)
             own = min(passed, max(cpu, STARVED * passed)) if s.runnable else passed
             self._own[s.rank] = self._own.get(s.rank, 0.0) + own
-            if s.silent:  # no clock there that could be read
+            if s.silent:  # the clock of its node cannot be read
                 self._own[s.rank] = now - self._since
             self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
     def _look(self, ranks: Sequence[int], native: bool) -> None:
-        """What ``ranks`` are at that are in no collective; where no rank is in one, whether they
-        wait for their devices."""
+        """Reads the stacks of ``ranks``: what they do, and with ``native``, whether they wait for
+        their devices."""
         found = self._stacks(ranks, native)
         self._work = {rank: work_of(dump) for rank, dump in found.items()}
         self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
@@ -157,12 +165,12 @@ class Patience:
 
     @property
     def work(self) -> Mapping[int, str]:
-        """What ranks are at that others wait for, where a stack told it."""
+        """By rank, the work that its stack shows."""
         return {rank: text for rank, text in self._work.items() if text}
 
 
 def _clock(s: RankSample, now: float) -> tuple[bool, float]:
-    """Whether it is ours, and what it shows."""
+    """Whether the clock is that of this node, and its time."""
     return (True, now) if s.at is None else (False, s.at)
 
 

@@ -1,4 +1,4 @@
-"""What is learned of a launch while it runs, and which of its ranks died first."""
+"""What a supervisor has seen of a launch so far, and which rank died first."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch.processes import Process
 from moediag.launch.record import Death
 
 # How gloo, the store and NCCL say that another rank went away.
@@ -19,11 +20,11 @@ LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited
 
 @dataclass
 class Seen:
-    """What was learned so far; becomes the LaunchRecord."""
+    """Becomes the LaunchRecord."""
 
     started: float
     first_progress: float | None = None
-    pids: dict[int, int] = field(default_factory=dict)
+    processes: dict[int, Process] = field(default_factory=dict)
     exits: dict[int, ExitStatus] = field(default_factory=dict)
     ended_at: dict[int, float] = field(default_factory=dict)
     stall: Stall | None = None
@@ -35,8 +36,9 @@ class Seen:
     notes: list[str] = field(default_factory=list)
 
     def deaths(self, folder: Path) -> tuple[Death, ...]:
-        """First one first. The kernel closes a killed rank's connections before it tells of its
-        end, so clocks cannot order it before a peer that noticed; the peer's own words can."""
+        """Ranks that failed by themselves, the first one first. The kernel closes a killed rank's
+        connections before it reports the rank's end, so times cannot order it before a peer that
+        lost the connection; the peer's error message can."""
         found = []
         for rank, status in self.exits.items():
             if status.code == 0 or status.by_us:

@@ -1,9 +1,8 @@
-"""Follows a trial whose ranks run on several nodes: each node follows its own ranks and hears of
-the others'. A hang is one of all ranks, and the evidence of all of them comes to every node."""
+"""Follows a trial whose ranks run on several nodes. Each node follows its own ranks and receives
+the state of the others. A hang concerns all ranks, and every node collects all evidence."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
@@ -16,11 +15,11 @@ from moediag import protocol
 from moediag.errors import EvidenceError
 from moediag.evidence.model import Stall
 from moediag.launch import signals
+from moediag.launch.base import Running
 from moediag.launch.follow.supervise import Supervisor
-from moediag.launch.follow.watchdog import RankSample
-from moediag.launch.launcher import Running
 from moediag.launch.nodes.other_nodes import Together
 from moediag.launch.nodes.rendezvous import job_of
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 
@@ -30,7 +29,8 @@ AFTER_DEATH = 5.0  # seconds that ranks here get to fail by themselves after a d
 
 
 class NodesSupervisor(Supervisor):
-    """Of the ranks of this node. ``options.job``: the token of the run that all nodes share."""
+    """Follows the ranks of this node. ``options.job``: the token of the run, the same on all
+    nodes."""
 
     # What Together asks about our own ranks; a trial needs no patience as a watched job does.
     work: Mapping[int, str] = {}
@@ -55,7 +55,7 @@ class NodesSupervisor(Supervisor):
         self._ended_before: frozenset[int] | None = None  # a stall, or the timeout
 
     def run(self, kind: str) -> LaunchRecord:
-        """As of any launch, with the other nodes' evidence beside our own."""
+        """The record of this node's ranks, with the other nodes' evidence beside it."""
         try:
             record = super().run(kind)
             self._ends_after_stall_are_ours()
@@ -94,6 +94,10 @@ class NodesSupervisor(Supervisor):
             self._capture(samples)
         return agreed
 
+    @property
+    def by_stack(self) -> Sequence[int]:
+        return self.watchdog.by_stack
+
     def _blocked(self, ranks: Sequence[int]) -> list[int]:
         return [*super()._blocked(ranks), *self.nodes.blocked]
 
@@ -113,17 +117,18 @@ class NodesSupervisor(Supervisor):
         return super()._is_over() or (late and self._released and bool(self.nodes.deaths))
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:
-        """Ranks that end on one node fail their peers on another: first everybody has looked at
-        its own and holds them, so that what they left stays what it was."""
+        """Stops this node's ranks until all nodes have collected evidence: ranks that end on one
+        node make their peers on another fail."""
         self._ended_before = frozenset(self.seen.exits)
-        for pid in (self.seen.pids[s.rank] for s in samples if s.alive and s.known):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGSTOP)
+        for s in samples:
+            if s.alive and s.known:
+                self.seen.processes[s.rank].send(signal.SIGSTOP)
         self._share("torchrun")
         return True
 
     def _ends_after_stall_are_ours(self) -> None:
-        """Another node may end its ranks before we end ours, which then lose their peers."""
+        """Marks failures of our ranks after the stall as caused by the shutdown: another node may
+        end its ranks first, and ours then lose their peers."""
         if self._ended_before is None:
             return
         for rank, status in self.seen.exits.items():
@@ -144,7 +149,7 @@ class NodesSupervisor(Supervisor):
         self._judge_whole(places)
 
     def _judge_whole(self, places: Sequence[Path]) -> None:
-        """A trial that lacks a node's word, or that another node broke off, shows nothing."""
+        """A trial whose evidence lacks a node, or that another node interrupted, shows nothing."""
         broken = [r for place in places if (r := _record(place)) is not None and r.interrupted]
         if broken:
             for rank, status in self.seen.exits.items():
@@ -156,7 +161,7 @@ class NodesSupervisor(Supervisor):
         fine = not (self.seen.stall or self.seen.timed_out or self._someone_died())
         if missing and fine and not self.seen.launch_error:
             self.seen.launch_error = (
-                f"nothing came of {', '.join(missing)}, so what its ranks did is not known"
+                f"nothing was received from {', '.join(missing)}: what its ranks did is not known"
             )
 
 

@@ -1,12 +1,12 @@
-"""Follows one launched trial to its end: progress, deaths, hang, timeout, Ctrl-C; evidence first,
-then the ladder."""
+"""Follows a launched trial to its end: progress, deaths, hang, timeout, Ctrl-C. Evidence is
+collected before the ranks are ended."""
 
 from __future__ import annotations
 
 import json
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -15,39 +15,24 @@ from moediag import protocol
 from moediag.errors import LaunchError
 from moediag.evidence.model import ExitStatus, Stall
 from moediag.launch import shutdown, signals
+from moediag.launch.base import Running, json_lines, last_lines
 from moediag.launch.capture import machine
 from moediag.launch.capture.collect import blocked_frames, capture, on_device, python_frames
 from moediag.launch.follow.seen import Seen, status_of
-from moediag.launch.follow.watchdog import RankSample, Watchdog, states
-from moediag.launch.launcher import Running, json_lines, last_lines
-from moediag.launch.processes import oom_kills, read_stat
+from moediag.launch.follow.watchdog import Watchdog
+from moediag.launch.processes import NEVER, Process, oom_kills
+from moediag.launch.rank_sample import RankSample, states
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 
-# Written by worker.agent and worker.entry, which the control side must not import.
-EVENTS_FILE = "launcher.events.jsonl"
-RELEASE_FILE = "launcher.release"
 PROGRESS_EVERY = 0.1  # seconds
 NATIVE = 20.0  # seconds for the native frames of one rank that has CUDA's libraries
 MACHINE = 5.0  # seconds for what the machine says of GPUs and communicators
 LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a busy box
 
 
-def supervise(
-    running: Running,
-    trial: protocol.Trial,
-    folder: Path,
-    ranks: int,
-    options: LaunchOptions,
-    kind: str,
-    on_progress: OnProgress | None,
-) -> LaunchRecord:
-    """Returns when nothing of the launch is left. ``ranks``: how many of them run on this node."""
-    return Supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
-
-
 class Supervisor:
-    """Follows one trial; a subclass that follows another kind of job says what differs."""
+    """Follows one trial; subclasses follow trials on several nodes and watched jobs."""
 
     launcher = "the launcher"  # what errors call it
 
@@ -96,7 +81,7 @@ class Supervisor:
         return self.record(kind)
 
     def record(self, kind: str) -> LaunchRecord:
-        """What was seen so far."""
+        """The record so far."""
         seen = self.seen
         return LaunchRecord(
             started=seen.started,
@@ -111,7 +96,7 @@ class Supervisor:
             launch_error=seen.launch_error,
             capture_seconds=seen.capture_seconds,
             not_seen=tuple(dict.fromkeys(seen.not_seen)),
-            pids=dict(sorted(seen.pids.items())),
+            pids={rank: process.pid for rank, process in sorted(seen.processes.items())},
             notes=tuple(seen.notes),
             oom_kills=self._oom_kills(),
         )
@@ -122,7 +107,7 @@ class Supervisor:
         return now - self._killed_before if known else None  # type: ignore[operator]
 
     def _follow(self) -> None:
-        """Until the trial ended by itself, or must be ended."""
+        """Returns when the trial ended by itself or must be ended."""
         while True:
             if self.options.stopped:
                 raise KeyboardInterrupt
@@ -132,7 +117,7 @@ class Supervisor:
             self._note_ends(samples)
             if self._is_over():
                 return
-            self._tell("running" if self.seen.pids else "launching", samples)
+            self._tell("running" if self.seen.processes else "launching", samples)
             now = time.monotonic()
             if self._died(now, samples):
                 pass
@@ -161,22 +146,22 @@ class Supervisor:
         """For launchers that do not report how ranks end."""
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:  # noqa: ARG002
-        """The evidence of a stall is on disk: whether the ranks are ended now."""
+        """Called when the evidence of a stall is on disk. Returns whether to end the ranks now."""
         return True
 
     def _someone_died(self) -> bool:
         return any(s.code != 0 for s in self.seen.exits.values())
 
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
-        """On the first bad end: gives the peers a moment to fail by themselves, looks at those that
-        live, then lets the agent end them."""
+        """Whether a rank failed. After the first failure, gives the peers a moment to fail by
+        themselves, captures the living ones, then lets the agent end them."""
         if not self._someone_died():
             return False
         if self._first_death is None:
             self._first_death = now
         after = now - self._first_death
         alive = [s for s in samples if s.alive and s.rank not in self.seen.exits]
-        # A rank that wrote its error is on its way out by itself; that is its exit status to keep.
+        # A rank that wrote its error file is ending by itself; its own exit status is kept.
         leaving = [s for s in alive if (self.folder / protocol.error_file(s.rank)).exists()]
         staying = [s for s in alive if s not in leaving]
         if (staying and after < self.options.settle) or (leaving and after < LEAVE):
@@ -184,23 +169,23 @@ class Supervisor:
         if not self._released:
             if staying:
                 self._capture(staying)
-            (self.folder / RELEASE_FILE).touch()
+            (self.folder / protocol.RELEASE_FILE).touch()
             self._released = True
         return True
 
     def _look(self) -> list[RankSample]:
         samples = []
         for rank in self.ranks:
-            pid = self.seen.pids.get(rank) or self._find_pid(rank)
+            process = self.seen.processes.get(rank) or self._find(rank)
             beat = protocol.Heartbeat.read(self.folder / protocol.heartbeat_file(rank))
-            stat = read_stat(pid) if pid is not None else None
-            alive = pid is None or (stat is not None and stat.alive)
+            stat = process.stat() if process is not None else None
+            alive = process is None or (stat is not None and stat.alive)
             if beat is not None and self.seen.first_progress is None:
                 self.seen.first_progress = beat.time or time.time()
             samples.append(
                 RankSample(
                     rank,
-                    known=pid is not None,
+                    known=process is not None,
                     alive=alive,
                     state=beat.state if beat else "starting",
                     progress=beat.progress if beat else -1,
@@ -213,47 +198,52 @@ class Supervisor:
             )
         return samples
 
-    def _find_pid(self, rank: int) -> int | None:
-        """From the file the rank wrote first of all; of this machine's ranks only (nodes may share
-        the folder)."""
+    def _find(self, rank: int) -> Process | None:
+        """The process of ``rank``, from the file that a rank writes first. Only ranks of this
+        machine count: nodes may share the folder."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             raw = json.loads((self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
             if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
-                self.seen.pids[rank] = int(raw["pid"])
-                return int(raw["pid"])
+                started = raw.get("started")
+                self.seen.processes[rank] = Process(
+                    int(raw["pid"]), started if isinstance(started, int) else NEVER
+                )
+                return self.seen.processes[rank]
         return None
 
+    def _of(self, ranks: Iterable[int]) -> dict[int, Process]:
+        return {r: self.seen.processes[r] for r in ranks if r in self.seen.processes}
+
     def _blocked(self, ranks: Sequence[int]) -> list[int]:
-        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
-        return blocked_frames(pids, self.options.capture)
+        return blocked_frames(self._of(ranks), self.options.capture)
 
     def _on_device(self, ranks: Sequence[int]) -> list[int]:
         """Those whose main thread waits for its GPU, by its native frames."""
-        pids = {r: self.seen.pids[r] for r in ranks if r in self.seen.pids}
-        found = python_frames(pids, NATIVE, native=True)
+        found = python_frames(self._of(ranks), NATIVE, native=True)
         return [rank for rank, dump in found.items() if on_device(dump)]
 
     def _capture(self, samples: Sequence[RankSample]) -> None:
         self._tell("capturing", samples, force=True)
-        pids = {s.rank: self.seen.pids[s.rank] for s in samples if s.alive and s.known}
+        processes = self._of(s.rank for s in samples if s.alive and s.known)
         seconds = max(self.options.capture, NATIVE) if self._gpu else self.options.capture
         with ThreadPoolExecutor(max_workers=1) as pool:
-            beside = pool.submit(self._ask_machine, pids)
-            done = capture(self.folder, pids, seconds)
+            beside = pool.submit(self._ask_machine, processes)
+            done = capture(self.folder, processes, seconds)
             of_machine = beside.result()
         self.seen.capture_seconds = (self.seen.capture_seconds or 0.0) + done.seconds
         self.seen.not_seen += [*done.not_seen, *of_machine]
 
-    def _ask_machine(self, pids: Mapping[int, int]) -> tuple[str, ...]:
+    def _ask_machine(self, processes: Mapping[int, Process]) -> tuple[str, ...]:
         """GPUs and communicators, where the ranks may use any."""
         if not self._gpu and self.backend:
             return ()
-        return machine.look(self.folder, pids, MACHINE, self.backend)
+        return machine.look(self.folder, processes, MACHINE, self.backend)
 
     def _read_events(self) -> None:
-        """The agent's reports. Ends after the ladder began are our doing."""
+        """Reads the agent's reports. Ranks that end by a signal after the shutdown began were ended
+        by moediag."""
         try:
-            text = (self.folder / EVENTS_FILE).read_text(encoding="utf-8")
+            text = (self.folder / protocol.AGENT_EVENTS).read_text(encoding="utf-8")
         except OSError:
             return
         for event in json_lines(text):
@@ -278,10 +268,10 @@ class Supervisor:
     def _end(self) -> None:
         """Ends what is left, then accounts for every rank."""
         gone = self._end_processes()
-        for rank, pid in self.seen.pids.items():
+        for rank, process in self.seen.processes.items():
             if rank not in self.seen.exits:
-                # Not even the agent saw it end: it went with the agent.
-                self.seen.exits[rank] = ExitStatus(signal=gone.get(pid, "SIGKILL"), by_us=True)
+                # The agent did not see it end, so it ended together with the agent.
+                self.seen.exits[rank] = ExitStatus(signal=gone.get(process, "SIGKILL"), by_us=True)
         self._account()
 
     def _account(self) -> None:
@@ -289,8 +279,8 @@ class Supervisor:
         if not ours and not self.seen.launch_error:
             self.seen.launch_error = self._launch_error()
 
-    def _end_processes(self) -> Mapping[int, str]:
-        """By pid, the signal after which it was gone."""
+    def _end_processes(self) -> Mapping[Process, str]:
+        """The signal after which each was gone."""
         self._tell("ending", (), force=True)
         self._end_begun = time.time()
         gone, stuck = shutdown.end(self.running.family, self._graces())
@@ -311,13 +301,13 @@ class Supervisor:
         return gone
 
     def _launch_error(self) -> str:
-        """Empty when the ranks' own ends explain how the launch ended."""
+        """Why the launch failed; "" when the ends of the ranks explain it."""
         code = self._root_code
         explained = any(not s.by_us and s.code != 0 for s in self.seen.exits.values())
         if code in (0, None) or explained:
             return ""
         assert code is not None
-        log = last_lines(self.folder / "launcher.log", 15)
+        log = last_lines(self.folder / protocol.LAUNCHER_LOG, 15)
         what = f"signal {status_of(code).signal}" if code < 0 else f"exit code {code}"
         return f"{self.launcher} ended with {what}, no rank had failed:\n{log}".rstrip().rstrip(":")
 
@@ -328,7 +318,7 @@ class Supervisor:
         self._told = now
         steps = {s.rank: s.step for s in samples}
         events = {s.rank: s.progress for s in samples}
-        pids = dict(self.seen.pids)
+        pids = {rank: process.pid for rank, process in self.seen.processes.items()}
         at = now - self._begun
         tokens = self._tokens()
         self._on_progress(Progress(doing, states(samples), steps, at, events, pids, tokens))

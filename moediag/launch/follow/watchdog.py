@@ -1,19 +1,21 @@
-"""Is this launch hung? Decided from progress and CPU time, never from the clock alone.
+"""Decides from progress and CPU time, never from the clock alone, whether a launch hangs.
 
-A hang is: for a whole quiescence window no rank recorded anything, no rank used the CPU or wanted
-to, and somebody is blocked in a collective. Fixed timeouts called slow imports on a busy box hung;
-a busy box does not stop CPU time, it only stretches it, and a starved rank is still runnable.
+A launch hangs if for a whole quiescence window no rank recorded anything, no rank used or wanted a
+CPU, and a rank is blocked in a collective. A fixed timeout would report slow imports on a busy
+machine as a hang: such a machine only stretches CPU time, and a rank without a CPU is still
+runnable.
 
-A rank that waits for its GPU spins, which is CPU time and no work. So on GPUs those that use it are
-looked at: where every rank is in a collective or waits for its device, that is a hang as well.
+A rank that waits for its GPU spins, which uses CPU time without doing work. So on GPUs the stacks
+of busy ranks are read: if every rank is in a collective or waits for its device, that is a hang,
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from moediag.evidence.model import Stall
+from moediag.launch.rank_sample import RankSample
 
 # The recorder's own thread and gloo's may tick: this share of the window does not count as work.
 CPU_SHARE = 0.02
@@ -24,42 +26,12 @@ ON_DEVICE = 5.0  # windows that a device may compute without any operation of co
 MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judge
 
 
-@dataclass(frozen=True, slots=True)
-class RankSample:
-    """One look at one rank. ``known``: its pid is known; ``alive``: it runs; ``progress`` is the
-    heartbeat's counter, -1 without one; ``cpu`` in seconds; ``runnable``: main thread in R or D;
-    ``stopped``: by SIGSTOP.
-
-    Of a rank on another node: ``at``: when its watcher looked, on a clock of that node (None: now,
-    here); ``work``, ``on_device``, ``blocked``: what that watcher read off its stack, ``looked``:
-    whether it did so in this pause; ``silent``: nothing comes from that node any more; ``unseen``:
-    nothing ever came."""
-
-    rank: int
-    known: bool = True
-    alive: bool = True
-    state: str = "starting"
-    progress: int = -1
-    step: int = 0
-    time: float = 0.0
-    cpu: float = 0.0
-    runnable: bool = False
-    stopped: bool = False
-    at: float | None = None
-    work: str = ""
-    on_device: bool = False
-    blocked: bool = False
-    looked: bool = True
-    silent: bool = False
-    unseen: bool = False
-
-
 class Watchdog:
-    """Feed it looks at all ranks; it says when they hang.
+    """Observes samples of all ranks and says when they hang.
 
-    ``blocked`` is asked, once per quiet window and only when no heartbeat says so, which of the
-    given ranks have a collective on their stack. ``spinning``, where ranks compute on GPUs: which
-    of the given ones wait for their devices.
+    ``blocked`` returns which of the given ranks have a collective on their stack; it is called once
+    per quiet window, and only if no heartbeat shows a collective. ``spinning``, for ranks on GPUs,
+    returns which of the given ranks wait for their devices.
     """
 
     def __init__(
@@ -146,7 +118,7 @@ class Watchdog:
         self.by_stack = ()
 
     def stall(self, samples: Sequence[RankSample], waiting: Sequence[int]) -> Stall:
-        """What was seen of a stall; a stopped rank does not wait."""
+        """The stall that these samples show; a stopped rank does not count as waiting."""
         waiting = [s.rank for s in samples if s.rank in waiting and not s.stopped]
         last = max((s.time for s in samples), default=0.0)
         elsewhere = tuple(s.rank for s in samples if s.rank not in waiting)
@@ -156,8 +128,3 @@ class Watchdog:
             waiting=tuple(waiting),
             elsewhere=elsewhere,
         )
-
-
-def states(samples: Sequence[RankSample]) -> Mapping[int, str]:
-    """What each rank does, for the live display."""
-    return {s.rank: s.state if s.alive or not s.known else "exited" for s in samples}

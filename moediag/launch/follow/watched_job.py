@@ -1,10 +1,9 @@
-"""Follows a watched job: ranks that are found as they appear, ends that nobody reports, and a stall
-or a death that is told at once, while the job is still there."""
+"""Follows a watched job. Finds ranks as they appear and ends that nobody reports, and reports a
+stall or a death at once, while the job still runs."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +14,15 @@ from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
+from moediag.launch.base import Running
 from moediag.launch.capture import dumps
 from moediag.launch.capture.collect import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import status_of
 from moediag.launch.follow.supervise import NATIVE, Supervisor
-from moediag.launch.follow.watchdog import RankSample
-from moediag.launch.launcher import Running
 from moediag.launch.nodes.other_nodes import Together
-from moediag.launch.processes import read_stat
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 
@@ -37,9 +35,9 @@ _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "S
 
 
 class Then(Enum):
-    """What happens to the job after a stall or a death was told."""
+    """What happens to the job after a stall or a death was reported."""
 
-    WATCH = "watch on"
+    WATCH = "keep watching"
     LEAVE = "wait for its end"
     END = "end it"
 
@@ -48,8 +46,8 @@ OnTrouble = Callable[[LaunchRecord], Then]
 
 
 class JobSupervisor(Supervisor):
-    """Follows one attempt: the ranks that were started together. ``again`` is set when it ended
-    because the job's launcher started its ranks anew."""
+    """Follows one attempt, the ranks that were started together. ``again`` is set when the attempt
+    ended because the job's launcher restarted its ranks."""
 
     launcher = "the job"
 
@@ -64,9 +62,11 @@ class JobSupervisor(Supervisor):
         shared: Path | None = None,
     ) -> None:
         folder = run_folder / protocol.attempt_folder(attempt)
-        trial = protocol.Trial("job", "job", "watched", purpose="watch", timeout=float("inf"))
+        trial = protocol.Trial(
+            "job", "job", "watched", task=protocol.WatchTask(), timeout=float("inf")
+        )
         super().__init__(running, trial, folder, 0, options, on_progress)
-        self.backend = ""  # nobody told; the ranks' logs may
+        self.backend = ""  # not known; the ranks' logs may tell
         self.again = False
         self._next = run_folder / protocol.attempt_folder(attempt + 1)
         self._on_trouble = on_trouble
@@ -83,7 +83,7 @@ class JobSupervisor(Supervisor):
         self.nodes = Together(folder, shared, options.silence)
 
     def run(self, kind: str) -> LaunchRecord:
-        """As of any launch; after a bad end the other nodes' evidence is here too."""
+        """The record of the attempt. After a failure the other nodes' evidence is here too."""
         record = super().run(kind)
         told = self._told_death or self.seen.stall is not None
         badly = bool(record.deaths or record.launch_error or self._root_code or self.nodes.trouble)
@@ -110,10 +110,9 @@ class JobSupervisor(Supervisor):
         return super()._someone_died() or bool(self.nodes.deaths)
 
     def _stacks(self, ranks: Sequence[int], native: bool) -> Mapping[int, bytes]:
-        pids = {rank: self.seen.pids[rank] for rank in ranks if rank in self.seen.pids}
         # Reading the symbols of CUDA's libraries takes seconds, the first time.
         seconds = NATIVE if native else self.options.capture
-        return python_frames(pids, seconds, native=native)
+        return python_frames(self._of(ranks), seconds, native=native)
 
     def _tokens(self) -> Mapping[str, Sequence[int]]:
         now = time.monotonic()
@@ -126,9 +125,8 @@ class JobSupervisor(Supervisor):
     def _look(self) -> list[RankSample]:
         if self._expected is None or len(self.ranks) < self._expected:
             self._discover()
-        for rank, pid in list(self.seen.pids.items()):
-            stat = read_stat(pid)
-            if stat is None or not stat.alive:
+        for rank, process in list(self.seen.processes.items()):
+            if not process.alive:
                 self._reclaimed(rank)
         samples = super()._look()
         missing = (self._expected or 0) - len(self.ranks)
@@ -144,7 +142,7 @@ class JobSupervisor(Supervisor):
         found = set(self.ranks)
         for path in self.folder.glob("rank-*.pid"):
             number = path.name.split("-")[1].split(".")[0]
-            if number.isdigit() and int(number) not in found and self._find_pid(int(number)):
+            if number.isdigit() and int(number) not in found and self._find(int(number)):
                 found.add(int(number))
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
@@ -156,30 +154,30 @@ class JobSupervisor(Supervisor):
 
     def _reclaimed(self, rank: int) -> None:
         """A rank's script may run one program after the other under the same RANK."""
-        known = self.seen.pids[rank]
+        known = self.seen.processes[rank]
         if rank not in self.seen.exits:
-            del self.seen.pids[rank]
-            if not self._find_pid(rank):
-                self.seen.pids[rank] = known
+            del self.seen.processes[rank]
+            if not self._find(rank):
+                self.seen.processes[rank] = known
 
     # ------------------------------------------------------------------ how ranks ended
 
     def _note_ends(self, samples: Sequence[RankSample]) -> None:
-        """Where no elastic agent reports them. An end without a trace may be a peaceful one
-        (``os._exit(0)``) until its peers stand still or the job ends badly."""
+        """Notes how ranks ended where no elastic agent reports it. An end without a trace may be
+        normal (``os._exit(0)``) unless the peers stand still or the job fails."""
         if self.agent is not None:
             return
         certain = self.seen.stall is not None or self._root_code not in (None, 0)
         for s in samples:
             gone = s.known and not s.alive and s.rank not in self.seen.exits
-            if gone and self.seen.pids[s.rank] != self.running.root:
+            if gone and self.seen.processes[s.rank].pid != self.running.root:
                 status = self._traces(s)
                 if status is not None and (certain or status.signal != UNTOLD):
                     self.seen.exits[s.rank] = status
                     self.seen.ended_at[s.rank] = time.time()
 
     def _traces(self, sample: RankSample) -> ExitStatus | None:
-        """How a rank ended, from what it left; None where that was in peace, or nothing began."""
+        """How a rank ended, from what it left; None where it finished normally or never began."""
         rank = sample.rank
         if (self.folder / protocol.error_file(rank)).exists():
             return ExitStatus(code=1)
@@ -193,7 +191,7 @@ class JobSupervisor(Supervisor):
             if f"Fatal Python error: {words}" in text:
                 return ExitStatus(signal=name)
         if text and not (self.folder / "capture" / f"rank-{rank}.proc.txt").exists():
-            return ExitStatus(signal="SIGTERM", by_us=True)  # somebody ended it with the others
+            return ExitStatus(signal="SIGTERM", by_us=True)  # its launcher ended it with the others
         return ExitStatus(signal=UNTOLD)
 
     # ------------------------------------------------------------------ what to do about it
@@ -236,33 +234,34 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ the end
 
     def _graces(self) -> tuple[float, float, float]:
-        """A rank that hangs does not answer an interrupt; one that lives may save its state."""
+        """A rank that hangs ignores SIGINT, so it gets little time; a living one may save its
+        state."""
         hangs = self.seen.stall is not None or not self.seen.interrupted
         return ABORT_GRACES if hangs else self.options.graces
 
     def _end(self) -> None:
-        """A job that ended by itself is only cleared of its ranks: what else it left behind (an
-        uploader of logs) may be meant to stay."""
+        """Ends the job, or only the leftover ranks of a job that ended by itself: other processes
+        that it left (an uploader of logs) may be meant to stay."""
         ours = self.seen.interrupted or self._root_code is None
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()
         self._look()
         self._read_events()
-        for rank, pid in self.seen.pids.items():
+        for rank, process in self.seen.processes.items():
             if rank in self.seen.exits:
                 continue
-            if pid == self.running.root and self._root_code is not None:
+            if process.pid == self.running.root and self._root_code is not None:
                 status = status_of(self._root_code)
-                by_us = pid in gone and status.signal is not None
+                by_us = process in gone and status.signal is not None
                 self.seen.exits[rank] = replace(status, by_us=by_us)
                 self.seen.ended_at[rank] = time.time()
-            elif pid in gone:
-                self.seen.exits[rank] = ExitStatus(signal=gone[pid], by_us=True)
+            elif process in gone:
+                self.seen.exits[rank] = ExitStatus(signal=gone[process], by_us=True)
         samples = super()._look()
         dumps.keep(self.folder, self.ranks, self.seen.started)
         self._note_ends(samples)
-        if self._root_code == 0:  # whoever started them is content
+        if self._root_code == 0:  # their launcher reports success
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]
             self.seen.exits.update(dict.fromkeys(quiet, ExitStatus(code=0)))
         if not self.again:
@@ -271,14 +270,13 @@ class JobSupervisor(Supervisor):
     def _clear(self) -> None:
         """Ends ranks that their launcher left behind."""
         for sig, grace in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-            left = [p for p in self.seen.pids.values() if (s := read_stat(p)) and s.alive]
+            left = [process for process in self.seen.processes.values() if process.alive]
             deadline = time.monotonic() + grace
-            for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, sig)
+            for process in left:
+                process.send(sig)
             while left and time.monotonic() < deadline:
                 time.sleep(0.02)
-                left = [p for p in left if (s := read_stat(p)) and s.alive]
+                left = [process for process in left if process.alive]
 
 
 def _pause(stall: Stall | None) -> str:

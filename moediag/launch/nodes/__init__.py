@@ -1,6 +1,9 @@
-"""A watched job on several nodes: each has a watcher of its own, and they tell each other.
+"""Protocol between the supervisors of several nodes of one job.
 
-``pulse``: what a watcher says of its ranks; ``mailbox``: the folder that they share; ``exchange``:
-the thread that writes and reads it; ``peers``: what the others' words mean, pure; ``together``:
-what a supervisor asks of all this.
+Each node has its own supervisor. ``status`` is what it tells about its ranks, ``shared_folder``
+where they exchange it, ``exchange`` the thread that reads and writes, ``relay`` the way without a
+shared folder, ``peers`` what the others' messages mean, and ``other_nodes`` all of it together.
+``rendezvous`` lets the nodes of a run begin the same trial.
 """
+
+__all__ = ["other_nodes", "rendezvous"]

@@ -1,5 +1,5 @@
-"""The thread that speaks with the watchers of other nodes: all that touches the shared folder, so
-that a disk which does not answer holds up nobody else."""
+"""The thread that exchanges messages with other nodes. Only it touches the shared folder, so that a
+disk that does not answer blocks nothing else."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ _PER_NODE = 0.05  # seconds more for each: everybody reads everybody
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What lay there at ``time`` (monotonic), and of what evidence a copy is here, by key."""
+    """The pulses that existed at one time."""
 
     time: float
+    """time.monotonic()"""
     pulses: tuple[Pulse, ...]
     fetched: Mapping[str, int] = field(default_factory=dict)
+    """By key: the number of the evidence that was copied from that node."""
 
 
 class Exchange:
-    """``into``: the folder below which other nodes' evidence is put."""
+    """Sends our pulse and reads the others'. ``into``: the folder for other nodes' evidence."""
 
     def __init__(self, mailbox: Mailbox, own: Pulse, evidence: Path, into: Path) -> None:
         self.mailbox = mailbox
@@ -55,24 +57,24 @@ class Exchange:
 
     @property
     def next_seq(self) -> int:
-        """Of a pulse that is certainly not written yet: the one after the one that may be."""
+        """The number of a pulse that is certainly not written yet."""
         with self._lock:
             return self._own.seq + 2
 
     def heard(self) -> Heard | None:
-        """What was heard since the last call, if anything."""
+        """What was received since the last call; None where nothing was."""
         with self._lock:
             heard, self._heard = self._heard, None
         return heard
 
     def publish(self) -> None:
-        """Asks for our evidence, as it is now, to be given to the others."""
+        """Requests that our evidence, as it is now, is published."""
         with self._lock:
             self._asked += 1
         self._wake.set()
 
     def want(self) -> None:
-        """Asks for what the others have published, and will."""
+        """Requests that the others' evidence is fetched, now and whenever they publish more."""
         self._wanted = True
         self.mailbox.want()
         self._wake.set()
@@ -88,8 +90,8 @@ class Exchange:
             return tuple(self._left_out)
 
     def close(self, seconds: float, publish: bool = True) -> None:
-        """The last word, and the evidence as it is then unless what was published shall stay, if
-        that can be had within ``seconds``."""
+        """Sends the last pulse and, with ``publish``, the evidence as it is now, for at most
+        ``seconds``."""
         self.say(over=True)
         if publish:
             self.publish()

@@ -1,8 +1,8 @@
-"""What the supervisor of one node's ranks asks of those of the other nodes.
+"""Protocol between the supervisors of several nodes, as one supervisor uses it.
 
-Every watcher comes to the same page by itself: whoever finds that the job stands says so, all take
-their evidence and give it to each other, and each reads all of it. Nobody leads, so nobody's end
-takes the answer with it. Every wait is bounded by the silence after which a node counts as gone.
+Each supervisor comes to the same result by itself. The first to find a stall announces it; all
+collect their evidence, exchange it, and each reads all of it. There is no leader, so the end of one
+node does not lose the result. Every wait is bounded by the time after which a node is silent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,24 +19,24 @@ from typing import Any, Protocol
 
 from moediag import protocol
 from moediag.evidence.model import Stall
-from moediag.launch.follow.watchdog import RankSample, Watchdog
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.peers import Peers, progress_of
 from moediag.launch.nodes.relay import Carried
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import KEY, Pulse, Stood, name_of
+from moediag.launch.rank_sample import RankSample
 
 ANSWER = 20.0  # seconds beyond the silence that others get to give their evidence
-LAST_WORD = 10.0  # seconds for our last word, where the shared folder is slow
-CARRIED_FOLDER = "carried"  # in an attempt's, where nodes share none
+LAST_WORD = 10.0  # seconds for our last message, where the shared folder is slow
+CARRIED_FOLDER = "carried"  # in the attempt's folder, where nodes share none
 _ASK_AGAIN = 1.0  # seconds between two looks for the job's token
 
 
 class Looks(Protocol):
-    """What was seen of the ranks here: of a watched job its Patience."""
+    """What the stacks of this node's ranks showed; in a watched job this is its Patience."""
 
     @property
-    def watchdog(self) -> Watchdog: ...
+    def by_stack(self) -> Collection[int]: ...
     @property
     def work(self) -> Mapping[int, str]: ...
     @property
@@ -46,7 +46,8 @@ class Looks(Protocol):
 
 
 class Together:
-    """Of one attempt: ``folder``. ``root``: the folder that the nodes share, None without one."""
+    """The other nodes of one attempt, whose files are in ``folder``. ``root``: the folder that the
+    nodes share, None without one."""
 
     def __init__(self, folder: Path, root: Path | None, silence: float) -> None:
         self.folder = folder
@@ -67,11 +68,11 @@ class Together:
         self._fetched: Mapping[str, int] = {}
         self._candidate: tuple[dict[int, int], int] | None = None
         self._published = 0
-        self._no_courier = ""
+        self._no_relay = ""
         self._given = False
 
     def join(self, job: str, number: int | None, world: int) -> None:
-        """Of a trial of ours: nobody has to find out what the nodes call it."""
+        """For a trial: the name of the job is known, so it need not be found out."""
         assert self.root is not None
         self._given = True
         self._job, self._number, self.world = job, number, world
@@ -80,7 +81,8 @@ class Together:
     # ------------------------------------------------------------------ while all is well
 
     def look(self, own: Sequence[RankSample], patience: Looks, deaths: Sequence[int]) -> None:
-        """``own``: a fresh look at the ranks here. Afterwards ``others`` are those elsewhere."""
+        """Sends ``own``, samples of this node's ranks, and updates ``others``, samples of the other
+        nodes' ranks."""
         now = time.monotonic()
         ranks = [s.rank for s in own if s.rank >= 0]
         if self.world <= len(ranks) and self.exchange is None:
@@ -107,8 +109,8 @@ class Together:
         self.others = [s for s in found if not (missing and s.unseen)]
 
     def _find_job(self, ranks: Sequence[int]) -> None:
-        """The token is there once a rank has met the others; a rank's script may run one program
-        after the other, and the last one counts."""
+        """Reads the job's token, which exists once a rank has joined the others. A script may run
+        one program after the other; the last token counts."""
         for rank in ranks:
             raw = read_job(self.folder, rank)
             job = str(raw.get("job", ""))
@@ -134,7 +136,7 @@ class Together:
                     str(raw["python"]),
                 )  # fmt: skip
             except (OSError, KeyError, TypeError, ValueError) as error:
-                self._no_courier = f"other nodes (the job's store: {error})"
+                self._no_relay = f"other nodes (the job's store: {error})"
                 return
         self._peers = Peers(self.key, self.silence, True, time.monotonic())
         own = Pulse(self.key, self.host, self._number)
@@ -143,22 +145,23 @@ class Together:
 
     @property
     def deaths(self) -> tuple[int, ...]:
-        """Ranks of other nodes that ended badly by themselves."""
+        """Ranks of other nodes that failed by themselves."""
         return self._peers.deaths if self._peers is not None else ()
 
     @property
     def spoken_for(self) -> int:
-        """How many ranks of other nodes their watchers know."""
+        """Number of ranks of other nodes that their supervisors know."""
         return sum(s.at is not None for s in self.others)
 
     @property
     def blocked(self) -> list[int]:
-        """Ranks of other nodes that wait in a collective by their stacks alone."""
+        """Ranks of other nodes that only their stacks show in a collective."""
         return [s.rank for s in self.others if s.blocked]
 
     def agreed(self, stall: Stall | None, own: Sequence[RankSample]) -> Stall | None:
-        """``stall``: what our patience says of all ranks. It is one once everybody who speaks has
-        looked again; one that another node has found is ours too, if our ranks stand as it says."""
+        """The stall that the nodes agree on. ``stall`` is what this node found; it counts once each
+        node that is not silent has looked again. A stall that another node found counts if our
+        ranks still have the progress that it names."""
         peers = self._peers
         if peers is None or self.exchange is None:
             return _of_seen(stall, self.others)
@@ -181,7 +184,7 @@ class Together:
         return max(0.0, max((s.time for s in own), default=0.0) - self.started)
 
     def went_on(self) -> None:
-        """The stall was none."""
+        """The job went on: takes the stall back."""
         self._candidate = None
         if self.exchange is not None:
             self.exchange.say(stood=None)
@@ -190,13 +193,13 @@ class Together:
 
     @property
     def trouble(self) -> bool:
-        """Whether another node has something to tell."""
+        """Whether another node reports a death or a stall."""
         peers = self._peers.current if self._peers is not None else ()
         return any(p.pulse.deaths or p.pulse.stood is not None for p in peers)
 
     def share(self, tick: Callable[[], object]) -> tuple[str, ...]:
-        """Gives our evidence, gets the others', and writes who they are. ``tick`` is called while
-        that takes its time. Returns what was not seen of them."""
+        """Publishes our evidence, fetches the others' and writes ``nodes.json``. ``tick`` is called
+        while waiting. Returns what was not received."""
         if self.exchange is not None and self._peers is not None:
             self._published += 1
             self.exchange.want()
@@ -218,13 +221,14 @@ class Together:
         return waits and time.monotonic() - self._peers.begun < self.silence
 
     def _is_owed(self) -> bool:
-        """A store may end with the job; what lies in a folder stays."""
+        """Whether others still have to fetch our evidence: a store may end with the job, while the
+        files in a shared folder stay."""
         assert self._peers is not None and self.exchange is not None
         answers = self.root is None and not self.exchange.error
         return answers and bool(self._peers.lacking(self._published))
 
     def write(self) -> None:
-        """``nodes.json``: the nodes as they are known now, ourselves first."""
+        """Writes ``nodes.json``: the nodes known now, this one first."""
         if self._peers is None or not self.others:
             return
         elsewhere = {s.rank for s in self.others}
@@ -251,12 +255,13 @@ class Together:
         )  # fmt: skip
 
     def _is_current(self, pulse: Pulse) -> bool:
-        """Whether the evidence that is here is of this trouble, and not of an earlier one."""
+        """Whether the evidence fetched from there belongs to this stall or death, not to an earlier
+        one."""
         here = self._fetched.get(pulse.key, 0)
         return here >= self._published > 0 or (pulse.over and here == pulse.published > 0)
 
     def not_seen(self) -> tuple[str, ...]:
-        found = [self._no_courier] if self._no_courier else []
+        found = [self._no_relay] if self._no_relay else []
         if self.exchange is not None:
             if self.exchange.error:
                 found.append(f"other nodes ({self.exchange.error})")
@@ -264,7 +269,7 @@ class Together:
         return tuple(found)
 
     def gone(self, seconds: float) -> list[str]:
-        """What to say of nodes that have been silent for ``seconds`` longer than that takes."""
+        """A sentence for each node that has been silent for ``seconds`` longer than the limit."""
         found = []
         for peer in self._peers.current if self._peers is not None else ():
             silent = self._peers.silent_for(peer) if self._peers is not None else None
@@ -274,7 +279,7 @@ class Together:
         return found
 
     def unheard(self) -> list[str]:
-        """After ``share``: names of nodes without whose evidence we are."""
+        """After ``share``: names of nodes whose evidence is missing."""
         found = [
             peer.pulse.name
             for peer in (self._peers.current if self._peers is not None else ())
@@ -284,14 +289,14 @@ class Together:
         return found + ([f"the node of rank {never[0]}"] if never else [])
 
     def close(self, publish: bool = True) -> None:
-        """``publish``: our evidence once more, as it is now."""
+        """Ends the exchange. ``publish``: publish our evidence once more, as it is now."""
         if self.exchange is not None:
             self.exchange.close(LAST_WORD, publish)
             self.exchange.mailbox.close()
 
 
 def read_job(folder: Path, rank: int) -> dict[str, Any]:
-    """Empty where the rank has not met the others."""
+    """The rank's job file; empty where the rank has not joined the others."""
     with suppress(OSError, ValueError):
         raw = json.loads((folder / protocol.job_file(rank)).read_text(encoding="utf-8"))
         return raw if isinstance(raw, dict) else {}
@@ -304,13 +309,13 @@ def _as_told(s: RankSample, now: float, patience: Looks) -> RankSample:
         at=now,
         work=patience.work.get(s.rank, ""),
         on_device=s.rank in patience.on_device,
-        blocked=s.rank in patience.watchdog.by_stack,
+        blocked=s.rank in patience.by_stack,
         looked=patience.looked,
     )
 
 
 def _of_seen(stall: Stall | None, others: Sequence[RankSample]) -> Stall | None:
-    """Without ranks that nobody saw: they neither wait nor stand elsewhere."""
+    """``stall`` without ranks that no supervisor saw."""
     unseen = {s.rank for s in others if s.unseen}
     if stall is None or not unseen:
         return stall

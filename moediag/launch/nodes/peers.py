@@ -1,9 +1,9 @@
-"""What the words of other nodes' watchers mean here. Pure: pulses and times come from outside.
+"""What the messages (pulses) of other nodes mean. Pure: pulses and times are passed in.
 
-Nothing here compares the clocks of two hosts. Whether a node still speaks is decided by the count
-in its pulses and by our own clock; how long a rank of it took, by two times of its own. Whether a
-stall is one is settled by an echo: a pulse that names one of ours was written after that one, so
-ranks that had not moved by then had not moved when we saw them all stand.
+The clocks of two hosts are never compared. The count in a node's pulses and our own clock decide
+whether it is silent; two times of its own clock give the duration of something there. An echo
+confirms a stall: a pulse that names one of ours was written after ours, so ranks that had not moved
+by then had not moved when we saw them all stand still.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moediag.launch.follow.watchdog import RankSample
 from moediag.launch.nodes.status import Pulse, Stood
+from moediag.launch.rank_sample import RankSample
 
 LATE_NODES = 60.0  # seconds after our first rank until a node that never spoke is done without
 _DEAF = 10.0  # seconds without listening (stopped, starved, or a disk that did not answer)
@@ -21,16 +21,18 @@ _FRESH = 3.0  # periods, and a second, that a look may be old
 
 @dataclass(slots=True)
 class Peer:
-    """``arrived``: when its last new pulse came; ``looked``: when its last new look did."""
+    """Another node."""
 
     pulse: Pulse
     arrived: float
+    """When its last new pulse arrived."""
     looked: float
+    """When a pulse with a new look at its ranks arrived."""
 
 
 class Peers:
-    """``own``: our key; ``silence``: after how many seconds without a pulse a node is silent;
-    ``joins``: others are expected to speak (there is a place where they could)."""
+    """The other nodes of a job. ``own``: our key. ``silence``: a node is silent after this many
+    seconds without a pulse. ``joins``: there is a way for other nodes to send pulses."""
 
     def __init__(self, own: str, silence: float, joins: bool, now: float) -> None:
         self.own = own
@@ -43,7 +45,7 @@ class Peers:
         self._ranks: set[int] = set()  # ours
 
     def hear(self, now: float, pulses: Iterable[Pulse]) -> None:
-        """``pulses``: what lies there now, new or old, of others and of ourselves."""
+        """Takes all ``pulses`` that exist now, new or old, also our own."""
         if now - self.listened > _DEAF:
             for each in self.known.values():  # what came meanwhile is not late
                 each.arrived = each.looked = now
@@ -59,7 +61,8 @@ class Peers:
                 peer.pulse, peer.arrived = pulse, now
 
     def silent_for(self, peer: Peer) -> float | None:
-        """Seconds since it was last heard of, once those are too many; as far as we listened."""
+        """Seconds since its last pulse, once it counts as silent; time in which we did not listen
+        does not count."""
         quiet = self.listened - peer.arrived
         return quiet if quiet > self.silence and not peer.pulse.over else None
 
@@ -67,7 +70,7 @@ class Peers:
         return self.listens and self.silent_for(peer) is None
 
     def samples(self, now: float, own: Iterable[int], world: int) -> list[RankSample]:
-        """All ranks of the world that are not ``own``, as they are known here."""
+        """A sample of each rank of the world that is not in ``own``."""
         found: dict[int, RankSample] = {}
         self.listens = now - self.listened < LATE_NODES
         self._ranks = own = set(own)
@@ -90,8 +93,7 @@ class Peers:
 
     @property
     def current(self) -> list[Peer]:
-        """Without those that ended and whose ranks are somebody else's now: started again under
-        the name of the start before."""
+        """The nodes without those that ended and whose ranks another supervisor has now."""
         placed, found = set(self._ranks), []
         for peer in sorted(self.known.values(), key=lambda p: (p.pulse.over, -p.arrived)):
             if not placed & set(peer.pulse.ranks):
@@ -104,7 +106,7 @@ class Peers:
         return tuple(rank for peer in self.current for rank in peer.pulse.deaths)
 
     def echoed(self, seq: int) -> bool:
-        """Whether everybody who speaks has heard our pulse ``seq``."""
+        """Whether every node that is not silent has received our pulse ``seq``."""
         return all(
             peer.pulse.heard.get(self.own, -1) >= seq
             for peer in self.current
@@ -112,7 +114,7 @@ class Peers:
         )
 
     def stood(self, samples: Sequence[RankSample]) -> Stood | None:
-        """A stall that somebody else has found, if it is one by what is known here too."""
+        """A stall that another node found, if the progress known here agrees with it."""
         here = progress_of(samples)
         for peer in self.current:
             stood = peer.pulse.stood
@@ -123,8 +125,8 @@ class Peers:
         return None
 
     def owing(self, number: int, fetched: Mapping[str, int]) -> list[str]:
-        """Names of nodes whose evidence ``number`` (or last one) was not published, or not
-        fetched. A silent one owes nothing any more."""
+        """Names of nodes whose evidence ``number`` (or last one) was not published or not fetched.
+        A silent node is not waited for."""
         found = []
         for peer in self.current:
             done = peer.pulse.published >= number or peer.pulse.over

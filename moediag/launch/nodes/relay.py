@@ -1,6 +1,6 @@
-"""Nodes that share no folder: each keeps one that a courier carries to the others, through the
-job's own rendezvous store. The courier is a process of its own under the job's Python, because
-torch's store speaks to torch only, and whatever happens to it must not happen to a rank."""
+"""Exchange between nodes that share no folder: a relay process copies each node's folder to the
+others through the job's own rendezvous store. The relay runs under the job's Python, because only
+torch can talk to torch's store, and apart from the ranks, so that its failure cannot harm one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import moediag
+from moediag import protocol
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse
 
-COURIER = Path(moediag.__file__).parent / "ranks" / "relay.py"
-# Names that the courier, a script of the rank side, has too.
-LINK_FILE = "link.json"
-WANT_FILE = "want"
-BEGIN = 60.0  # seconds until the courier's first turn: it imports torch
+RELAY = Path(moediag.__file__).parent / "ranks" / "relay.py"
+BEGIN = 60.0  # seconds until the relay's first turn: it imports torch
 ANSWER = 15.0  # seconds that a later turn may take
-LAST = 3.0  # seconds for the last word
+LAST = 3.0  # seconds for the last pulse
 
 
 class Carried(Mailbox):
-    """A mailbox that is only as good as its courier. ``store``: host and port."""
+    """A mailbox that a relay process synchronises. ``store``: host and port."""
 
     def __init__(self, root: Path, job: str, own: str, store: tuple[str, int], python: str) -> None:
         super().__init__(root, job, own)
@@ -34,10 +32,10 @@ class Carried(Mailbox):
         self.place = f"{store[0]}:{store[1]}"
         self._turns = 0
         self._turned = time.monotonic()
-        log = root / "courier.log"
+        log = root / "relay.log"
         command = [
-            python, str(COURIER), store[0], str(store[1]), job, own, str(self.folder.resolve()),
-            str(os.getpid()),
+            python, str(RELAY), store[0], str(store[1]), job, own, str(self.folder.resolve()),
+            str(os.getpid()), protocol.PULSE_FILE, protocol.WANT_FILE, protocol.LINK_FILE,
         ]  # fmt: skip
         with log.open("wb") as out:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -46,11 +44,11 @@ class Carried(Mailbox):
 
     def want(self) -> None:
         with suppress(OSError):
-            (self.own / WANT_FILE).touch()
+            (self.own / protocol.WANT_FILE).touch()
 
     def pulses(self) -> list[Pulse] | None:
-        """None until the store has answered again: what was not asked is not silent. Raises OSError
-        when it no longer does."""
+        """The others' last pulses; None until the relay has asked the store again. Raises OSError
+        when the store no longer answers."""
         now = time.monotonic()
         turns = self._read_turns()
         if turns > self._turns:
@@ -62,12 +60,12 @@ class Carried(Mailbox):
 
     def _read_turns(self) -> int:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            raw: Any = json.loads((self.folder / LINK_FILE).read_text(encoding="utf-8"))
+            raw: Any = json.loads((self.folder / protocol.LINK_FILE).read_text(encoding="utf-8"))
             return int(raw["turns"])
         return 0
 
     def close(self) -> None:
-        """Ends the courier once it has carried what was put last, or cannot."""
+        """Ends the relay once it has sent the last pulse, or cannot."""
         end, turns = time.monotonic() + LAST, self._read_turns()
         while self._process.poll() is None and time.monotonic() < end:
             if not turns or self._read_turns() >= turns + 2:

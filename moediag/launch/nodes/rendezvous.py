@@ -1,7 +1,8 @@
-"""Where the nodes of one `moediag run` meet: when it begins, before each trial, and at its end.
+"""Lets the nodes of one `moediag run` wait for each other: at its start, before each trial, at its
+end.
 
-Each node writes one file in the shared folder, its own, and reads the others'. No clocks are
-compared: a node is gone when the count in its file has stood still for too long by our own clock.
+Each node writes its own file in the shared folder and reads the others'. No clocks are compared: a
+node is lost when the count in its file has not changed for too long by our own clock.
 """
 
 from __future__ import annotations
@@ -21,25 +22,29 @@ from types import TracebackType
 from moediag.errors import NodeLost, UsageError
 from moediag.protocol import write_json
 
-FIRST = 180.0  # seconds that the others get to come: somebody types a command on each
-PERIOD = 0.5  # seconds between two words
+FIRST = 180.0  # seconds that the others get to start: a person types a command on each
+PERIOD = 0.5  # seconds between two writes
 _POLL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a node says. ``token``: of this start; ``plan``: a digest of what it is to run, the same
-    on all nodes; ``stage``: how often it came to a meeting; ``problems``: by stage, why it
-    cannot run the trial there; ``over``: it has left."""
+    """The file of one node."""
 
     node: int
     host: str
     token: str
+    """Identifies this start of the node."""
     plan: str
+    """A digest of what the node will run; it must be the same on all nodes."""
     count: int = 0
+    """Grows with each write."""
     stage: int = 0
+    """How many times the node has waited for the others."""
     problems: Mapping[str, str] = field(default_factory=dict)
+    """By stage: why the node cannot run the trial that follows."""
     over: bool = False
+    """The node has left."""
 
     @property
     def name(self) -> str:
@@ -47,9 +52,9 @@ class Word:
 
 
 class Meeting:
-    """``shared``: a folder that all nodes reach, new with every run. ``node`` of ``nodes``.
-    ``silence``: seconds without a word after which a node is gone. ``stopped``: whether whoever
-    waits shall end as after Ctrl-C."""
+    """The nodes of one run, as node ``node`` of ``nodes`` sees them. ``shared``: a folder that all
+    nodes can reach, a new one for every run. ``silence``: a node is lost after this many seconds
+    without a write. ``stopped``: whether a wait ends as after Ctrl-C."""
 
     def __init__(
         self,
@@ -103,13 +108,13 @@ class Meeting:
 
     @property
     def token(self) -> str:
-        """What all nodes call this run: a folder is used once, so node 0's is the same for all."""
+        """The name of this run on all nodes: node 0's token, because a folder is used once."""
         return self._own.token if self._own.node == 0 else self._heard[0][0].token
 
     def meet(self, problem: str = "") -> str:
-        """Returns once every node has come here. ``problem``: why we cannot run what comes next.
-        Returns what another node says of that kind, "" where all can. Raises NodeLost where one
-        has left or says nothing any more."""
+        """Waits until every node is here. ``problem``: why this node cannot run the next trial.
+        Returns the problem of another node, "" where there is none. Raises NodeLost where one has
+        left or no longer writes."""
         stage = self._own.stage + 1
         problems = {**self._own.problems, **({str(stage): problem} if problem else {})}
         with self._lock:
@@ -124,7 +129,7 @@ class Meeting:
         return next(told, "")
 
     def leave(self) -> None:
-        """The last word. Safe to call twice."""
+        """Leaves the run. Safe to call twice."""
         with self._lock:
             self._own = replace(self._own, over=True)
         self._end.set()
@@ -177,7 +182,8 @@ class Meeting:
                     self._heard[node] = word, now
 
     def _wait(self, stage: int, patience: float) -> None:
-        """Until everybody came to ``stage``; each has ``patience`` seconds between two words."""
+        """Waits until every node is at ``stage``; each may take ``patience`` seconds between two
+        writes."""
         begun = before = time.monotonic()
         while True:
             if self._stopped():
@@ -202,7 +208,7 @@ class Meeting:
         if known is None:
             if now - begun > patience:
                 raise NodeLost(
-                    f"node {node} has not come to {self.shared} for {patience:.0f} s",
+                    f"node {node} did not start in {self.shared} within {patience:.0f} s",
                     f"Type the same command there with --node-rank {node}.",
                 )
             return
@@ -211,11 +217,11 @@ class Meeting:
             raise NodeLost(f"{word.name} has left the run")
         if now - max(arrived, begun) > patience:
             raise NodeLost(
-                f"{word.name} has said nothing for {now - max(arrived, begun):.0f} s: it is down, "
-                "cut off or stopped, and nothing tells which"
+                f"{word.name} has sent nothing for {now - max(arrived, begun):.0f} s: it is down, "
+                "cut off or stopped"
             )
 
 
 def job_of(token: str, trial: str) -> str:
-    """What the nodes call one trial of their run; a key as of a watched job."""
+    """The key of one trial of the run, the same on all nodes."""
     return sha256(f"{token}/{trial}".encode()).hexdigest()[:32]

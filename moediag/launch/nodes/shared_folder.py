@@ -1,5 +1,5 @@
-"""The folder that the watchers of a job share: ``JOB/NODE/pulse.json`` and, after trouble,
-``JOB/NODE/evidence-N/``. A node writes in its own folder only, and reads the others'."""
+"""The folder that the nodes of a job share: ``JOB/NODE/pulse.json`` and, after a stall or a death,
+``JOB/NODE/evidence-N/``. A node writes only into its own folder and reads the others'."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.launch.capture.collect import CAPTURE_FOLDER
 from moediag.launch.nodes.status import KEY, Pulse, of_json
-from moediag.launch.record import LAUNCH_FILE
 
-PULSE_FILE = "pulse.json"
 # Bounds on what a node gives, and on what is taken from one: shared disks are slow, and 4 MiB a
 # rank is the default length of the newest segment of its log.
 MOST_BYTES = 256 * 1024 * 1024
@@ -26,33 +24,33 @@ _OF_RANK = re.compile(
     r"|stacks\.txt|flight\.json|outcome\.json|log)"
 )
 _OF_CAPTURE = re.compile(r"rank-\d+\.(?:pyspy\.json|native\.txt|pystack\.txt|proc\.txt|tail\.txt)")
-_OTHERS = (LAUNCH_FILE, protocol.TRIAL_FILE)
+_OTHERS = (protocol.LAUNCH_FILE, protocol.TRIAL_FILE)
 
 
 class Mailbox:
-    """Of the node ``own`` in the job ``job`` below ``root``. Methods raise OSError."""
+    """The folder of node ``own`` in job ``job`` below ``root``. Methods raise OSError."""
 
     def __init__(self, root: Path, job: str, own: str) -> None:
         self.folder = root / job
         self.own = self.folder / own
 
     def want(self) -> None:
-        """We are about to fetch."""
+        """Announces that this node will fetch evidence."""
 
     def close(self) -> None:
-        """Nothing is put or fetched any more."""
+        """Ends the exchange."""
 
     def put(self, pulse: Pulse) -> None:
         self.own.mkdir(parents=True, exist_ok=True)
-        protocol.write_json(self.own / PULSE_FILE, pulse.to_json())
+        protocol.write_json(self.own / protocol.PULSE_FILE, pulse.to_json())
 
     def pulses(self) -> list[Pulse] | None:
-        """The others' last ones. What is none, or is just being replaced, is left out. None where
-        nothing could be heard."""
+        """The others' last pulses, without files that are no pulse or are just being replaced. None
+        where nothing could be read."""
         found = []
         for place in self._others():
             with suppress(OSError, ValueError, RecursionError):
-                path = place / PULSE_FILE
+                path = place / protocol.PULSE_FILE
                 if path.stat().st_size <= _PULSE_BYTES:
                     pulse = of_json(json.loads(path.read_text(encoding="utf-8")))
                     if pulse.key == place.name:
@@ -65,7 +63,7 @@ class Mailbox:
                 yield place
 
     def publish(self, evidence: Path, number: int) -> list[str]:
-        """Copies what an attempt's folder holds of its own ranks. Returns what was too much."""
+        """Copies the files of this node's ranks. Returns the names of files that were too large."""
         into = self.own / _folder(number)
         left_out = copied(evidence, into)
         if number > 1:
@@ -73,7 +71,8 @@ class Mailbox:
         return left_out
 
     def fetch(self, key: str, number: int, into: Path) -> list[str]:
-        """Copies what node ``key`` published into ``into``. Returns what was too much."""
+        """Copies what node ``key`` published to ``into``. Returns the names of files that were too
+        large."""
         return copied(self.folder / key / _folder(number), into)
 
 
@@ -82,7 +81,8 @@ def _folder(number: int) -> str:
 
 
 def copied(source: Path, into: Path) -> list[str]:
-    """Copies the known files of an attempt, newest logs first, links and strangers never."""
+    """Copies the known files of an attempt, the newest logs first; never links or other files.
+    Returns the names of files that were too large."""
     into.mkdir(parents=True, exist_ok=True)
     room, left_out = MOST_BYTES, []
     for path, name in sorted(_wanted(source), key=lambda found: _importance(found[1])):

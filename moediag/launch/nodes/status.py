@@ -1,4 +1,4 @@
-"""What a watcher says to those on other nodes, about once a second: one small JSON file."""
+"""The message (pulse) that a supervisor sends to other nodes about once a second, as JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from moediag.launch.follow.watchdog import RankSample
+from moediag.launch.rank_sample import RankSample
 
 SCHEMA_VERSION = 1
 KEY = re.compile(r"[0-9a-f]{8,64}")  # of a node, and of a job
@@ -22,35 +22,41 @@ _SAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class Stood:
-    """A stall as its finder saw it: by rank how far it was, and who waited."""
+    """A stall as the node that found it saw it."""
 
     progress: Mapping[int, int]
+    """The progress of each rank."""
     waiting: tuple[int, ...]
     elsewhere: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """``key`` of the node's watcher, ``number`` of the node where somebody numbers them. ``seq``
-    grows with each pulse, ``look`` with each look at the ranks. ``period``: seconds between two
-    pulses. ``heard``: by key, the last ``seq`` that had come from there before the look. ``has``:
-    by key, which evidence from there is here. ``deaths``: ranks that ended badly by themselves.
-    ``published``: which evidence is there, from 1 (0: none). ``over``: this is the last one, the
-    ranks ended or are no longer watched."""
+    """What one node tells the others."""
 
     key: str
+    """Identifies the node's supervisor."""
     host: str
     number: int | None = None
+    """The number of the node, where nodes have numbers."""
     seq: int = 0
+    """Grows with each pulse."""
     look: int = 0
+    """Grows with each look at the ranks."""
     period: float = 0.5
+    """Seconds between two pulses."""
     samples: tuple[RankSample, ...] = ()
     heard: Mapping[str, int] = field(default_factory=dict)
+    """By key: the last ``seq`` received from that node before the look."""
     has: Mapping[str, int] = field(default_factory=dict)
+    """By key: the number of the evidence fetched from that node."""
     deaths: tuple[int, ...] = ()
+    """Ranks that failed by themselves."""
     stood: Stood | None = None
     published: int = 0
+    """The number of the evidence that can be fetched, from 1; 0: none."""
     over: bool = False
+    """This is the last pulse: the ranks ended or are no longer watched."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -71,12 +77,13 @@ class Pulse:
 
 
 def name_of(number: int | None, host: str) -> str:
-    """What a node is called. Where nobody numbers them, a host may have several."""
+    """The node's name for people."""
     return f"host {host}" if number is None else f"node {number}"
 
 
 def of_json(raw: Any) -> Pulse:
-    """Raises ValueError for what is no pulse of this version: the folder is not ours alone."""
+    """The pulse in parsed JSON. Raises ValueError for anything else: others may write into the
+    folder, too."""
     if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"no pulse of schema version {SCHEMA_VERSION}")
     try:

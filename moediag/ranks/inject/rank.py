@@ -23,10 +23,6 @@ from typing import Any
 
 from moediag import protocol
 
-_NOT_USER = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3|^<|[/\\]moediag[/\\]"
-)
-
 
 class _Rank:
     """This process as a rank of the watched job."""
@@ -43,7 +39,8 @@ class _Rank:
         os.environ[protocol.ENV_RANK_PID] = str(os.getpid())
         self.folder.mkdir(parents=True, exist_ok=True)
         me = {
-            "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
+            "pid": os.getpid(), "started": protocol.start_time(), "host": socket.gethostname(),
+            "time": time.time(),
             "world_size": world_size, "local_ranks": _number("LOCAL_WORLD_SIZE"),
             "flight_dumps": _flight_dumps(),
         }  # fmt: skip
@@ -97,7 +94,7 @@ class _Rank:
 
     def tell(self, store: Any) -> None:
         """Which job this is, as far as ``store`` or an elastic agent tell it."""
-        from moediag.ranks.inject import job_token
+        from moediag.ranks import job_token
 
         found = job_token.job(store)
         if found is not None:
@@ -225,10 +222,15 @@ def _number(variable: str) -> int | None:
 
 
 def _user_frame(error: BaseException) -> str:
-    """The innermost frame of a person's own code, ``file.py:12 function``; else of any."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _NOT_USER.search(f.filename)] or list(frames)
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno} {own[-1].name}" if own else ""
+    """The innermost frame of the user's own code, ``file.py:12 function``; else of any."""
+    from moediag.recorder.library_folders import library_folders
+
+    frames = traceback.extract_tb(error.__traceback__)[::-1]
+    if not frames:
+        return ""
+    own = protocol.innermost_user([f.filename for f in frames], library_folders())
+    frame = frames[own or 0]
+    return f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an exported file needs to know of a planned trial, and what it cannot express. Pure."""
+"""What an exported file needs from a planned trial, and what it cannot express. Pure."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ from typing import Any
 
 from packaging.version import Version
 
-from moediag.axes.layout import AXES
+from moediag.axes import DP_SHARD, EP, Layout
 from moediag.families import FAMILIES
-from moediag.protocol import StepSpec, Trial
+from moediag.protocol import ProgramTask, StepSpec, StepTask, TrainerTask, Trial
 from moediag.scenario.plan import PlannedTrial
 
 FIXES = ("set-reduce-scatter-unused-params", "touch")
-MODEL_AXES = ("pp", "ep", "etp", "tp")
-# Fields of the step that a file writes out; the others must be as they come.
+# Fields of the step that a file writes out; the others must have their defaults.
 _WRITTEN = ("steps", "batch", "seq_len", "accumulate", "accumulate_sync", "checkpointing", "clip",
             "optimizer", "lr", "seed")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``config``: arguments of ``config_class``, the family's; ``asked``: of DistributedConfig,
-    None without one; ``dtype_argument``: what from_pretrained calls the dtype; ``replicas``: rank
-    -> the rank whose data it gets."""
+    """What the template writes."""
 
     trial: Trial
     module: str
     config_class: str
     model_class: str
+    # Arguments of config_class, the family's.
     config: dict[str, Any]
+    # Arguments of DistributedConfig; None without one.
     asked: dict[str, Any] | None
+    # What from_pretrained calls the dtype.
     dtype_argument: str
+    # Rank -> the rank whose data it gets.
     replicas: tuple[int, ...]
+    # The mesh axis that fully_shard shards over.
+    sharded_axis: str
+    # Ranks that share the experts of a layer.
+    expert_parallel: int
 
 
 def facts(planned: PlannedTrial, transformers: str) -> Facts:
@@ -42,6 +47,7 @@ def facts(planned: PlannedTrial, transformers: str) -> Facts:
     trial = planned.trial
     family = FAMILIES[trial.model.family]
     version = Version(transformers)
+    layout = Layout.resolve(trial.layout, trial.world_size)
     return Facts(
         trial=trial,
         module=f"transformers.models.{family.module}",
@@ -50,14 +56,20 @@ def facts(planned: PlannedTrial, transformers: str) -> Facts:
         config={**family.build(trial.model), **trial.model.config},
         asked=asked(trial, version),
         dtype_argument="dtype" if version >= Version("4.56") else "torch_dtype",
-        replicas=tuple(_source(trial, rank) for rank in range(trial.world_size)),
+        replicas=tuple(
+            layout.batch_source(rank, trial.skew.batches) for rank in range(trial.world_size)
+        ),
+        sharded_axis=str(DP_SHARD),
+        expert_parallel=layout.size(EP),
     )
 
 
 def asked(trial: Trial, version: Version) -> dict[str, Any] | None:
-    """How transformers ``version`` is asked for the layout: worker.load.spelling, which looks at
-    the installed release, for one that may not be installed (a test holds the two together)."""
-    wrapper, ep = trial.wrapper, trial.layout.get("ep", 1)
+    """Arguments that request the layout from transformers ``version``.
+
+    As worker.load.spelling, but for a release that need not be installed; a test compares the two.
+    """
+    wrapper, ep = trial.wrapper, trial.layout.get(EP, 1)
     if wrapper.distributed_config is not None:
         return dict(wrapper.distributed_config)
     if ep == 1 and not wrapper.native_fsdp:
@@ -74,8 +86,8 @@ def asked(trial: Trial, version: Version) -> dict[str, Any] | None:
 
 
 def refused(trial: Trial, version: Version) -> Iterator[str]:
-    """Why the ranks would say not applicable on that release, as worker.load.spelling."""
-    wrapper, ep = trial.wrapper, trial.layout.get("ep", 1)
+    """Why the ranks would report not-applicable on that release, as worker.load.spelling does."""
+    wrapper, ep = trial.wrapper, trial.layout.get(EP, 1)
     if trial.model.source != "checkpoint" or wrapper.distributed_config is not None:
         return
     shards = trial.world_size // ep
@@ -91,18 +103,16 @@ def refused(trial: Trial, version: Version) -> Iterator[str]:
 
 
 def unsupported(planned: PlannedTrial) -> Iterator[str]:
-    """What of the trial no exported file can do, in the scenario's own words."""
+    """What a file cannot express of the trial, by the scenario's field names."""
     trial = planned.trial
     wrapper, step = trial.wrapper, trial.step
-    if trial.program is not None:
-        yield f"program {trial.program.name}"
-    if trial.resume is not None:
-        yield "resume"
-    if trial.purpose != "step":
-        yield f"purpose {trial.purpose}"
+    if isinstance(trial.task, ProgramTask):
+        yield f"program {trial.task.name}"
+    elif not isinstance(trial.task, (StepTask, TrainerTask)):
+        yield trial.task.kind
     checkpoint = trial.model.source == "checkpoint"
     kinds = ("fsdp2", "accelerate", "transformers") if checkpoint else ("fsdp2", "ddp")
-    if trial.program is None and wrapper.kind not in kinds:
+    if not isinstance(trial.task, ProgramTask) and wrapper.kind not in kinds:
         yield f"wrapper.kind {wrapper.kind}"
     if wrapper.ignore_experts:
         yield "wrapper.ignore_experts"
@@ -116,8 +126,8 @@ def unsupported(planned: PlannedTrial) -> Iterator[str]:
         yield "model.experts_implementation triton (moediag's own)"
     if trial.fix is not None and trial.fix not in FIXES:
         yield f"fix {trial.fix} (of the fixes: {', '.join(FIXES)})"
-    allowed = {"dp_shard", "ep"} if checkpoint else {"dp_shard"}
-    axes = [axis for axis in AXES if trial.layout.get(axis, 1) > 1 and axis not in allowed]
+    allowed = {DP_SHARD, EP} if checkpoint else {DP_SHARD}
+    axes = [axis for axis in Layout(trial.layout).active if axis not in allowed]
     if axes:
         yield f"layout axis {', '.join(axes)}"
     if trial.model.pretrain:
@@ -129,17 +139,3 @@ def unsupported(planned: PlannedTrial) -> Iterator[str]:
         value = getattr(step, field.name)
         if field.name not in _WRITTEN and value != getattr(plain, field.name):
             yield f"step.{field.name} {value}"
-
-
-def _source(trial: Trial, rank: int) -> int:
-    """As worker.data: whose batch this rank gets."""
-    if trial.skew.batches == "identical":
-        return 0
-    if trial.skew.batches != "per-replica":
-        return rank
-    inner, lowest = 1, 0
-    for axis, size in reversed(list(trial.layout.items())):
-        coordinate = rank // inner % size
-        lowest += 0 if axis in MODEL_AXES else coordinate * inner
-        inner *= size
-    return lowest

@@ -16,17 +16,18 @@ from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.upstream.export.export_facts import Facts, facts, refused, unsupported
 
 WIDTH = 98
-TIMEOUT = 60  # seconds that a collective waits on gloo
-# As worker.compare holds gradients against the reference: a test keeps them equal.
+TIMEOUT = 60  # seconds, of a collective on gloo
+# The tolerances of the worker's comparison with the reference: a test keeps them equal.
 TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
-# Of a stack, what the header names; the rest follows from it.
+# The packages that the header pins; their dependencies follow.
 NAMED = ("torch", "transformers", "accelerate")
 
 
 def export(plan: Plan, variant: str, versions: dict[str, str], file_name: str) -> str:
-    """The file's text. ``versions``: exact ones of NAMED, as far as they are known.
+    """The file's text, for the exact ``versions`` of NAMED as far as they are known.
 
-    Raises UsageError for what a file without moediag cannot do."""
+    Raises UsageError if the variant needs something that a file cannot express.
+    """
     planned = next(t for t in plan.trials if t.trial.variant == variant)
     missing = list(unsupported(planned))
     if "transformers" in versions:
@@ -35,8 +36,7 @@ def export(plan: Plan, variant: str, versions: dict[str, str], file_name: str) -
         missing.append("a stack without transformers")
     if missing:
         raise UsageError(
-            f"{plan.scenario.name}, variant {variant}, cannot be exported: no file can do "
-            + "; ".join(missing),
+            f"{plan.scenario.name}, variant {variant}: {'; '.join(missing)} cannot be exported",
             "Give another --variant, or attach what `moediag report RUN --markdown FILE` writes.",
         )
     known = facts(planned, versions["transformers"])
@@ -65,7 +65,7 @@ def _header(
 
 
 def _text(words: str) -> str:
-    """Wrapped, and unable to end the docstring that it stands in."""
+    """Wrapped text that cannot end the docstring around it."""
     flat = " ".join(words.split()).replace("\\", "\\\\").replace('"""', "'''")
     return textwrap.fill(flat, WIDTH)
 
@@ -90,7 +90,7 @@ def _program(known: Facts) -> dict[str, Any]:
 
 
 def literal(value: Any, indent: int = 0) -> str:
-    """As Python: on one line where it is short, else an item a line."""
+    """``value`` as Python code: on one line if it is short, else one item per line."""
     short = _literal(value)
     if len(short) <= WIDTH - 30 or not isinstance(value, dict | list):
         return short

@@ -4,13 +4,15 @@ A fix module has ``SUMMARY`` (one sentence), ``SOURCE`` (who proposed it) and at
 ``before_wrap(model, anatomy, wrapper)`` and ``after_wrap(model, anatomy, wrapper)``, called around
 the sharding of the model under test. A fix acts on that model alone, never on a class, so that
 several fixes can be timed side by side in one process. It raises
-:class:`moediag.worker.models.tiny.NotApplicable` with a reason where it cannot be applied.
+:class:`moediag.worker.not_applicable.NotApplicable` with a reason where it cannot be applied.
 """
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
+
+__all__ = ["load"]
 
 
 def load(name: str) -> ModuleType:

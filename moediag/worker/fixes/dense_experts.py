@@ -1,7 +1,7 @@
 """Every expert computes every token; unrouted tokens get weight zero.
 
-What the report did to be able to train at all. Right to rounding, and dear: the experts' work
-grows by number of experts / top-k.
+The reports did this to be able to train. Right to rounding, and expensive: the
+experts' work grows by number of experts / top-k.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from moediag.protocol import WrapperSpec
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 SUMMARY = "every expert computes every token, weighted by zero where it was not chosen"
 SOURCE = "https://github.com/THUDM/slime/pull/1010 and other reports of hung Qwen3-MoE runs"

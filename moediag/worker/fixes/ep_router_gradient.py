@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 
 from moediag.protocol import WrapperSpec
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 SUMMARY = "all-reduce the gradient of the router's scores over the ep axis before the mask"
 SOURCE = "transformers 5.17, EpRouterParallel.transform_output_post_forward"

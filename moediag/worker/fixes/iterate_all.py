@@ -15,7 +15,8 @@ from torch import nn
 
 from moediag.protocol import WrapperSpec
 from moediag.worker.fixes.touch import add_to_output
-from moediag.worker.models.tiny import Anatomy, MoeBlock, NotApplicable
+from moediag.worker.models.tiny import Anatomy, MoeBlock
+from moediag.worker.not_applicable import NotApplicable
 
 SUMMARY = "run every expert in index order, with an empty slice where it got no token"
 SOURCE = "NovaSky-AI/SkyRL #1370, and transformers before 4.53.0, which looped over all experts"

@@ -11,7 +11,8 @@ from __future__ import annotations
 from torch import nn
 
 from moediag.protocol import WrapperSpec
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 SUMMARY = "FSDPModule.set_reduce_scatter_unused_params(True)"
 SOURCE = "torch.distributed.fsdp.FSDPModule, in torch 2.13"

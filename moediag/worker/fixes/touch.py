@@ -12,7 +12,8 @@ from typing import Any, Tuple
 from torch import nn
 
 from moediag.protocol import WrapperSpec
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 SUMMARY = "add 0 * p[0] of every expert parameter to the output of its MoE block"
 SOURCE = "a common workaround for unused parameters under data parallelism"

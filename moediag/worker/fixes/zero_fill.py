@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from moediag.protocol import WrapperSpec
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.fsdp2_internals import parameter_groups
 
 SUMMARY = "zero gradients for unused parameters, set in FSDP2's post-backward"

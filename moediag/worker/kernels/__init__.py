@@ -1,10 +1,9 @@
-"""A grouped matrix product of our own for the experts, behind transformers' own switch.
+"""moediag's own grouped matrix product for the experts, selected by transformers' own setting.
 
-``experts_implementation: triton`` is one more word in transformers' registry of experts functions,
-beside its eager, batched_mm and grouped_mm. The kernels are Triton's: on a GPU they are compiled,
-on a CPU they run through Triton's interpreter (``TRITON_INTERPRET=1``), slowly and with the same
-code, so that their results can be tested anywhere. Nothing here imports triton before it is asked
-for.
+``experts_implementation: triton`` is one more entry in transformers' registry of experts functions,
+beside its eager, batched_mm and grouped_mm. The kernels are written in Triton: compiled on a GPU,
+interpreted on a CPU (``TRITON_INTERPRET=1``), slowly and with the same code, so that their results
+can be tested anywhere. Nothing here imports triton until it is needed.
 """
 
 from __future__ import annotations
@@ -13,15 +12,17 @@ import os
 import sys
 from types import ModuleType
 
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
+
+__all__ = ["ENV_INTERPRET", "NAME", "interpret", "load", "register"]
 
 NAME = "triton"
 ENV_INTERPRET = "TRITON_INTERPRET"  # read by triton when a kernel is defined
 
 
 def interpret() -> None:
-    """From here on kernels are interpreted, unless the user said otherwise or triton was imported
-    already (its own library is compiled or interpreted from then on). For ranks on the CPU."""
+    """Makes kernels run in Triton's interpreter, for ranks on the CPU. No effect where the user set
+    the variable, or where triton was imported already."""
     if "triton" not in sys.modules:
         os.environ.setdefault(ENV_INTERPRET, "1")
 
@@ -41,8 +42,8 @@ def load() -> ModuleType:
 
 
 def register() -> None:
-    """Makes transformers know the word. Raises NotApplicable without triton, or for a release
-    without such a registry (before 5.0)."""
+    """Adds the entry to transformers' registry. Raises NotApplicable without triton, or for a
+    release without such a registry (before 5.0)."""
     load()
     from moediag.worker.kernels import experts
 

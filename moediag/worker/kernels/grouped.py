@@ -55,7 +55,7 @@ def blocks(x: torch.Tensor, experts: int) -> Blocks:
 
 
 def _shared_memory(x: torch.Tensor) -> int:
-    """Bytes that one program may use; 0 where torch does not tell."""
+    """Bytes that one program may use; 0 where torch does not report it."""
     properties: Any = torch.cuda.get_device_properties(x.device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0))
 

@@ -10,11 +10,11 @@ import torch
 @dataclass(frozen=True)
 class Groups:
     """Rows sorted by expert. Expert e has rows ``offsets[e - 1]`` (0 for the first) to
-    ``offsets[e]``; rows from ``offsets[-1]`` on are nobody's.
+    ``offsets[e]``; rows from ``offsets[-1]`` on belong to no expert.
 
-    A tile is at most ``block`` rows of one expert, or of nobody. Their number is only known on the
+    A tile is at most ``block`` rows of one expert, or of none. Their number is only known on the
     device, so there are as many as there can be; surplus ones are empty. All int32, one entry a
-    tile: ``expert`` (``experts`` for nobody's rows), first row and last + 1.
+    tile: ``expert`` (``experts`` for rows of no expert), first row and last + 1.
     """
 
     offsets: torch.Tensor

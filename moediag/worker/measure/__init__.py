@@ -1,0 +1,11 @@
+"""What is measured of a wrapped model, and the single process that it is compared with."""
+
+__all__ = [
+    "block_inputs",
+    "gradients",
+    "ownership",
+    "program_reference",
+    "reference",
+    "replicas",
+    "training_state",
+]

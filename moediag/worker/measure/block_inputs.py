@@ -1,7 +1,7 @@
-"""The gradient of each MoE block's input: what the layers below are trained by.
+"""The gradient of each MoE block's input, which trains the layers below.
 
-A router or an expert whose own gradient is right can still hand a wrong one down (torchtitan #2416
-had to be told from its rejected alternatives by this alone).
+A router or an expert whose own gradient is right can still pass a wrong one down (only this
+distinguishes torchtitan #2416 from its rejected alternatives).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Gradients beside the single-process reference, parameter by parameter, on each rank's shard.
+"""Compares gradients with the single-process reference, by parameter, on each rank's shard.
 
 The reference ran in fp32 from the same (possibly rounded) weights. A parameter is wrong when its
 largest absolute difference exceeds ``atol + rtol * max |reference of that parameter|``; both are
 calibrated on healthy controls: fp32 differs by summation order alone (1e-7 and less), bf16 by
 rounding of every activation.
 
-A trial of mixed precision (parameters in fp32, computed in bf16) is held more closely: each
-parameter against what the reference itself measured when it computed in that type.
+A trial of mixed precision (parameters in fp32, computed in bf16) has a closer bound: for each
+parameter what the reference itself measured when it computed in that type.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def updates(
     wrapped: Wrapped, expected: Dict[str, Any], held: Dict[str, List[int]]
 ) -> Dict[str, Multiple]:
     """By FQN how far this rank's weights have moved since the beginning, as a multiple of how far
-    the reference's have. ``expected``: see reference.compute, with its "moved". A parameter that
-    tells none is left out. Collective for FSDP1."""
+    the reference's have. ``expected``: see reference.compute, with its "moved". A parameter without
+    a multiple is left out. Collective for FSDP1."""
     lies = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
     found: Dict[str, Multiple] = {}
     for fqn, local, select in wrapped.weights():
@@ -96,7 +96,7 @@ def _whole(parameter: Any, full: torch.Tensor) -> bool:
 
 
 def _rows(full: torch.Tensor, held: List[int], parameter: Any) -> torch.Tensor:
-    """The reference of the experts that the rows really are; zero for rows that are no expert's."""
+    """The reference of the experts that the rows hold; zero for rows that belong to no expert."""
     part = torch.zeros(placement.local(parameter).shape)
     where, size = placement.index(parameter), full[0].numel()
     for number, expert in enumerate(held):
@@ -147,7 +147,7 @@ class Tolerance:
         allowed: Optional[float] = None,
     ) -> GradientError:
         """``None`` equals zero; ``scale``: max |reference| of the whole parameter; ``allowed``: a
-        bound of its own in place of ``rtol * scale``."""
+        bound of its own instead of ``rtol * scale``."""
         if local is None and expected is None:
             return GradientError(0.0, 0.0, wrong=False)
         actual = torch.zeros_like(expected) if local is None else local.detach().float().cpu()

@@ -1,6 +1,6 @@
-"""Which experts a rank really holds: every local row matched with the checkpoint's bytes.
+"""Which experts a rank holds: every local row is matched with the checkpoint's bytes.
 
-What sharding declares is not believed. For each expert parameter (3-D: experts first, as in
+What sharding declares is not trusted. For each expert parameter (3-D: experts first, as in
 transformers >= 5.0) each local row is compared, bit by bit, with the same elements of every expert
 of that layer in the checkpoint. Everything else is compared where its placement says it lies.
 """
@@ -14,24 +14,13 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import torch
 from torch import nn
 
+from moediag.axes import EP
 from moediag.protocol import ExpertRows, Trial
 from moediag.worker.models.tiny import Anatomy
 from moediag.worker.shard import placement
-from moediag.worker.shard.wrapped import clean_fqn
+from moediag.worker.shard.wrapped import clean_fqn, expert_parameters
 
 Rows = Tuple[List[ExpertRows], List[str], int]
-
-
-def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
-    """FQN -> parameter with the experts as its first dimension, of every MoE block."""
-    inside = tuple(f"{block.fqn}.experts." for block in anatomy.blocks)
-    found = {}
-    for name, parameter in model.named_parameters():
-        fqn = clean_fqn(name)
-        # A ModuleList has 2-D weights and "experts.3." in their names: whole or absent, never cut.
-        if fqn.startswith(inside) and "." not in fqn.rpartition(".experts.")[2]:
-            found[fqn] = parameter
-    return found
 
 
 def examine(
@@ -84,7 +73,7 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
         same_size = columns is not None or row.numel() == size
         parts = flat if columns is None else flat[:, columns]
         equal = (parts == row).all(dim=1).nonzero().reshape(-1).tolist() if same_size else []
-        # Of equal experts (all zeros, say) the declared one is meant.
+        # Among equal experts (all zeros, say) prefer the declared one.
         held.append(declared[number] if declared[number] in equal else (equal or [-1])[0])
     lies = placement.placement(parameter) or "plain"
     should = _belongs(declared, total, experts, ep_rank)
@@ -102,7 +91,7 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
 def _belongs(
     declared: List[int], total: int, experts: int, ep_rank: Optional[int]
 ) -> Optional[int]:
-    """The expert of the first row, were nothing lost; None where that cannot be said."""
+    """The expert of the first row if nothing had been lost; None where that is not known."""
     if total == experts:
         return declared[0] if declared and declared[0] >= 0 else None
     first = -1 if ep_rank is None else ep_rank * total
@@ -129,20 +118,20 @@ def _declared(
     return [first + i if first + i < experts else -1 for i in range(count)]
 
 
-def watch_use(anatomy: Anatomy, told: Callable[[Dict[str, int]], None]) -> None:
-    """Tells once per MoE block, at its first forward, with how many experts it computes: the rows
-    of its expert parameters as they are then, gathered by FSDP where they are, or its experts that
-    are modules and have weights. FQN -> rows."""
+def watch_use(anatomy: Anatomy, report: Callable[[Dict[str, int]], None]) -> None:
+    """Calls ``report`` once per MoE block, at its first forward, with the number of experts it
+    computes with, FQN -> rows: the rows of its expert parameters at that time (gathered, where FSDP
+    does so), or its experts that are modules and have weights."""
     for block in anatomy.blocks:
         experts: Any = getattr(block.module, "experts", None)
         if isinstance(experts, nn.Module):
             # A ModuleList is not called: its block is, before it.
             called = block.module if block.experts else experts
-            _watch(called, experts, f"{block.fqn}.experts", told)
+            _watch(called, experts, f"{block.fqn}.experts", report)
 
 
 def _watch(
-    called: nn.Module, experts: nn.Module, fqn: str, told: Callable[[Dict[str, int]], None]
+    called: nn.Module, experts: nn.Module, fqn: str, report: Callable[[Dict[str, int]], None]
 ) -> None:
     def first(module: nn.Module, args: Any) -> None:
         handle.remove()
@@ -153,7 +142,7 @@ def _watch(
         }
         whole = sum(any(True for _ in one.parameters()) for one in experts.children())
         if rows or whole:
-            told(rows or {fqn: whole})
+            report(rows or {fqn: whole})
 
     handle = called.register_forward_pre_hook(first)
 
@@ -166,7 +155,7 @@ def event(when: str, rows: Rows, trial: Trial) -> Dict[str, Any]:
         "experts": [dataclasses.asdict(row) for row in experts],
         "unequal": unequal,
         "compared": compared,
-        "asked": trial.layout.get("ep", 1),
+        "asked": trial.layout.get(EP, 1),
         "whole": trial.model.experts,
         "left_out": trial.wrapper.ignore_experts,
     }

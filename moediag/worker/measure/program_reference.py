@@ -1,6 +1,6 @@
-"""What is right for a program that trains a whole model: the same steps in one process.
+"""The reference of a program that trains a whole model: the same steps in one process.
 
-Every rank can do this by itself, the models are tiny; nothing is written and nothing is shared.
+Every rank computes it itself (the models are tiny); nothing is written and nothing is shared.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from moediag.protocol import Trial
-from moediag.worker import data, optimizers
+from moediag.worker import data
 from moediag.worker.models import tiny
+from moediag.worker.shard import optimizers
 from moediag.worker.shard.wrapped import Wrapped
 
 
@@ -59,19 +60,3 @@ class Right:
         self.losses.append(total)
         self._wrapped.step()
         return found
-
-
-class Told:
-    """Notes of a run: an Outcome is only written by who reaches the end, events by all."""
-
-    def __init__(self, wrapped: Wrapped, recorder: Any, *notes: str) -> None:
-        self._wrapped = wrapped
-        self._recorder = recorder
-        for note in (*wrapped.notes, *filter(None, notes)):
-            self(note)
-
-    def __call__(self, note: str) -> None:
-        if note not in self._wrapped.notes:
-            self._wrapped.notes.append(note)
-        if self._recorder is not None:
-            self._recorder.event("note", keep=True, text=note)

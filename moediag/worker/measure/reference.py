@@ -1,11 +1,11 @@
-"""The step under test in one process, in fp32: what right means.
+"""The step under test in one process, in fp32, which defines what is right.
 
 Every rank's batches run one after the other with that rank's routing skew, each loss divided by the
 number of ranks and micro-batches, then clip and optimizer as in the trial.
 
 Where the trial computes in another type than its parameters have, the same training runs once more
-with copies of the parameters in that type, by the same eager loop: how far it ends from fp32 is
-what rounding alone does, and the measure for what a kernel may be off.
+with copies of the parameters in that type, by the same eager loop: its distance
+from fp32 is the effect of rounding alone, and the scale for the error that a kernel may have.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from moediag.protocol import Trial
-from moediag.worker import data, optimizers
+from moediag.worker import data
 from moediag.worker.measure.block_inputs import InputGradients
 from moediag.worker.models import tiny
 from moediag.worker.models.checkpoint import save
 from moediag.worker.models.pretrain import pretrain
 from moediag.worker.models.skew import RouterSkew
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import optimizers
 from moediag.worker.shard.wrapped import Wrapped
 
 
@@ -162,7 +163,7 @@ def _forward(wrapped: Wrapped, tokens: torch.Tensor) -> torch.Tensor:
         family = wrapped.trial.model.family
         raise NotApplicable(
             f"{family} draws random numbers while it trains (dropout, router jitter or sampled "
-            "routing), so its gradients cannot be held against a reference; where its "
+            "routing), so its gradients cannot be compared with a reference; where its "
             "configuration has a switch for that, set it under model.config"
         )
     return loss

@@ -1,4 +1,4 @@
-"""What must be equal on several ranks, told by each rank on its own: no communication.
+"""What must be equal on several ranks, written down by each rank without communication.
 
 Ranks that declare the same slice of the same parameter hold replicas of it. Whole tensors are too
 large to write down, so each rank leaves a *sketch*: 16 random +-1 projections (the same on every
@@ -17,12 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moediag.axes import EP, Layout
 from moediag.protocol import Replica, Sketch, StepReplicas, Trial
-from moediag.worker import optimizers
-from moediag.worker.measure import ownership
-from moediag.worker.shard import declared_slices, placement
+from moediag.worker.shard import declared_slices, optimizers, placement
 from moediag.worker.shard.declared_slices import PlainShards
-from moediag.worker.shard.wrapped import Wrapped, clean_fqn
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn, expert_parameters
 
 PROJECTIONS = 16
 _SEED = 20_240_613  # any number, but the same on all ranks
@@ -80,7 +79,7 @@ class Observer:
         return self._steps
 
     def before_clip(self) -> None:
-        """When gradients are reduced, and not yet clipped."""
+        """Call it when gradients are reduced and not yet clipped."""
         if not self._wrapped.tells_slices:
             return
         total = 0.0
@@ -97,7 +96,7 @@ class Observer:
         self._local_norm = _finite(math.sqrt(total))
 
     def after_optimizer(self, step: int) -> None:
-        """When the optimizer has stepped; ``step`` from 1, 0 for the untouched weights."""
+        """Call it after the optimizer's step; ``step`` from 1, 0 for the initial weights."""
         parameters: Dict[str, Replica] = {}
         optimizer = self._wrapped.optimizer
         if self._wrapped.tells_slices:
@@ -139,25 +138,20 @@ def plain_experts(wrapped: Wrapped) -> PlainShards:
     place on the ep axis each rank declares the next ones. May create process groups: collective."""
     trial = wrapped.trial
     rows = {}
-    for fqn, parameter in ownership.expert_parameters(wrapped.model, wrapped.anatomy).items():
+    for fqn, parameter in expert_parameters(wrapped.model, wrapped.anatomy).items():
         count = int(parameter.shape[0])
         at = wrapped.ep_rank
         if not placement.distributed(parameter) and at is not None and count < trial.model.experts:
-            rows[fqn] = (at * count, (at + 1) * count)
+            size = Layout(trial.layout).size(EP)
+            mine = EP.mine(count * size, at, size, experts=True)
+            rows[fqn] = (mine.start, mine.stop)
     if not rows:
         return PlainShards()
-    if trial.layout["ep"] == trial.world_size:
+    layout = Layout(trial.layout)
+    if layout.size(EP) == trial.world_size:
         return PlainShards(rows, dist.group.WORLD)
-    group, _ = dist.new_subgroups_by_enumeration(_groups(trial.layout, "ep"))
+    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in layout.groups(EP)])
     return PlainShards(rows, group)
-
-
-def _groups(layout: Dict[str, int], axis: str) -> List[List[int]]:
-    """The ranks that differ along ``axis`` alone, for every such group of the world."""
-    grid = torch.arange(math.prod(layout.values())).view(*layout.values())
-    moved = grid.movedim(list(layout).index(axis), -1)
-    groups: List[List[int]] = moved.reshape(-1, layout[axis]).tolist()
-    return groups
 
 
 def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:
@@ -205,5 +199,5 @@ def _round(value: float) -> float:
 
 
 def _finite(value: float) -> Any:
-    """JSON has no nan: given as text."""
+    """``value``, as text where it is not finite: JSON has no nan."""
     return _round(value) if math.isfinite(value) else str(value)

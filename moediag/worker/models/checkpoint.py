@@ -1,13 +1,15 @@
 """A saved tiny checkpoint and the library's own way to load it, sharded or not.
 
 The reference run saves the model once; every rank then goes through ``from_pretrained``, with a
-``DistributedConfig`` where the layout has an ep axis. How a release is asked for expert parallelism
-changed three times (measured on 5.7 to 5.23); :func:`spelling` is the only place that knows.
+``DistributedConfig`` where it divides the model along an axis of the layout. How a release is asked
+for expert parallelism changed three times (measured on 5.7 to 5.23) and for tensor parallelism
+once; :func:`spelling` and :func:`plan` are the only places that know.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import traceback
 from pathlib import Path
@@ -16,10 +18,11 @@ from typing import Any, Dict, Iterator, List, Optional
 import torch
 from torch import nn
 
+from moediag.axes import EP, TP
 from moediag.protocol import Trial
 from moediag.worker import kernels
 from moediag.worker.models import tiny
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 SHARDERS = ("transformers", "fsdp2", "accelerate")  # wrapper kinds that can lie on an ep axis
 
@@ -34,7 +37,7 @@ def save(model: nn.Module, folder: Path) -> None:
 
 def expert_parallel(trial: Trial) -> int:
     """Size of the ep axis, 1 without one."""
-    return trial.layout.get("ep", 1)
+    return trial.layout.get(EP, 1)
 
 
 def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
@@ -50,6 +53,8 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
     wrapper, ep = trial.wrapper, expert_parallel(trial)
     if wrapper.distributed_config is not None:
         return dict(wrapper.distributed_config)
+    if trial.layout.get(TP, 1) > 1:
+        return _tensor_parallel(trial)
     shards = trial.world_size // ep
     if not wrapper.native_fsdp and shards > 1 and (ep > 1 or wrapper.kind == "transformers"):
         left = f"{shards} ranks for each expert" if ep > 1 else f"{shards} ranks"
@@ -75,6 +80,71 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
     return {"enable_expert_parallel": True}
 
 
+def _tensor_parallel(trial: Trial) -> Optional[Dict[str, Any]]:
+    """DistributedConfig of 5.13 and later cuts by the model's tp_plan, and shards by FSDP2 besides.
+    None for older releases: there ``tp_plan`` is an argument of from_pretrained, see
+    :func:`plan`."""
+    tp, wrapper, model = trial.layout[TP], trial.wrapper, trial.model
+    shards = trial.world_size // tp
+    if shards > 1 and not wrapper.native_fsdp:
+        raise NotApplicable(
+            f"the layout leaves {shards} ranks for each piece, and nothing shards or replicates "
+            f"over them: set wrapper.native_fsdp, or {TP} to {trial.world_size}"
+        )
+    if model.kv_heads % tp or model.heads % tp:
+        raise NotApplicable(
+            f"{model.heads} heads and {model.kv_heads} key/value heads cannot be divided over "
+            f"{tp} ranks"
+        )
+    if _asked_by_argument():
+        if wrapper.native_fsdp:
+            raise NotApplicable(
+                f"from_pretrained of transformers {version()} cannot shard by FSDP2"
+            )
+        return None
+    sharded = {"fsdp_size": shards} if shards > 1 else {}
+    return dict(sharded, tp_size=tp)
+
+
+def _asked_by_argument() -> bool:
+    """Whether this release takes ``tp_plan`` as an argument of from_pretrained."""
+    try:
+        return "tp_size" not in _fields()
+    except NotApplicable:  # no DistributedConfig at all
+        return True
+
+
+def plan(trial: Trial, asked: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """Arguments of from_pretrained that ask for tensor parallelism where DistributedConfig does
+    not; empty without. Raises NotApplicable."""
+    if trial.layout.get(TP, 1) == 1 or trial.wrapper.distributed_config is not None:
+        return {}
+    config_class: Any = tiny.import_family(trial.model.family)[0]
+    config = config_class.from_pretrained(str(trial.checkpoint_path))
+    if not any(getattr(c, "base_model_tp_plan", None) for c in (config, config.get_text_config())):
+        raise NotApplicable(f"{trial.model.family} of transformers {version()} has no tp_plan")
+    if asked is not None:
+        return {}
+    if importlib.util.find_spec("accelerate") is None:
+        raise NotApplicable(f"tp_plan of transformers {version()} needs accelerate")
+    return {"tp_plan": "auto"}
+
+
+def _declares_pieces(model: nn.Module, trial: Trial) -> None:
+    """Raises NotApplicable where a plain tensor is a piece of a parameter: nothing says which one
+    it is, and packed matrices are not cut into equal runs of rows."""
+    if trial.layout.get(TP, 1) == 1:
+        return
+    with torch.device("meta"):
+        whole = {n: p.shape for n, p in tiny.build(trial.model, trial.step.seed).named_parameters()}
+    for name, parameter in model.named_parameters():
+        if not hasattr(parameter, "placements") and parameter.shape != whole[name]:
+            raise NotApplicable(
+                f"transformers {version()} loads {name} as a plain tensor with a part of its "
+                "elements and does not declare which part"
+            )
+
+
 def _one_batch(trial: Trial) -> None:
     """Raises NotApplicable where the ranks of an ep axis must share a batch and would not: what
     they add up would be of different tokens, and the gradients wrong by the trial's own doing."""
@@ -90,7 +160,9 @@ def notes(trial: Trial) -> List[str]:
     if trial.model.source != "checkpoint":
         return []
     asked = spelling(trial)
-    return [] if asked is None else [f"from_pretrained was asked by {words(asked)}"]
+    if asked is not None:
+        return [f"from_pretrained was asked by {words(asked)}"]
+    return [f"from_pretrained was asked by {k}={v!r}" for k, v in plan(trial, asked).items()]
 
 
 def words(asked: Dict[str, Any]) -> str:
@@ -105,6 +177,7 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     _, model_class = tiny.import_family(trial.model.family)
     asked = spelling(trial)
     arguments: Dict[str, Any] = {_dtype_argument(): getattr(torch, trial.model.dtype)}
+    arguments.update(plan(trial, asked))
     if known(trial.model.experts_implementation) is not None:
         arguments["experts_implementation"] = trial.model.experts_implementation
     loader: Any = model_class
@@ -117,6 +190,7 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     for part in (model.config, getattr(model.config, "text_config", None)):
         if part is not None:
             part.use_cache = False  # as an argument, multimodal families do not know it
+    _declares_pieces(model, trial)
     return model.to(device).train()
 
 

@@ -1,6 +1,5 @@
 """Every configuration class of the installed transformers release that names experts, and a tiny
-model of it, found by what it has and not from a list: for releases that did not exist when this was
-written."""
+model of it. Classes are found by their fields and not from a list, so that later releases work."""
 
 from __future__ import annotations
 

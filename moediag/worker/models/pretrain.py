@@ -1,7 +1,7 @@
-"""A checkpoint that has learned something: fine-tuning starts from a low loss.
+"""Trains the model before it is saved as a checkpoint, so that fine-tuning starts from a low loss.
 
-The loss of a fresh model is ln(vocabulary) whatever its experts are, so it hides a lost expert; one
-that predicts its data shows it at once.
+The loss of a fresh model is ln(vocabulary) whatever its experts are, so it hides a lost expert; a
+model that predicts its data shows it at once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Routing that is another one when activation checkpointing runs the forward again in backward.
+"""Routing that changes when activation checkpointing runs the forward again in backward.
 
-What a nondeterministic kernel, a tie broken differently, or a router noise that is drawn anew does
-on a real machine is made here on purpose: ``torch.topk`` over the experts chooses by other scores
-in the recomputation than in the forward. The scores themselves are untouched, so the forward is the
-model's own, and what it makes of them is what right means.
+This imitates a nondeterministic kernel, a tie broken differently, or router noise that is drawn
+again: ``torch.topk`` over the experts chooses by other scores in the recomputation than in the
+forward. The scores themselves are unchanged, so the forward is the model's own and defines what is
+right.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Bends routing through the router's top-k, for every family and release.
+"""Skews routing through the router's top-k, for every family and release.
 
 ``torch.topk`` and ``Tensor.topk`` are replaced: where the last dim equals the number of experts,
 banned columns are lowered for the *selection* only and the real scores are gathered, so the
 gradient of the router is what a model that preferred other experts would have. A TorchFunctionMode
 would not do: it is gone when checkpointing recomputes the forward inside backward.
 
-``routing`` goes further and says for every token which experts it goes to. So rounding cannot send
-a token elsewhere, and steps in another precision or with another kernel can be held against a
-reference closely.
+``routing`` also fixes for every token which experts it goes to. Rounding then cannot send a token
+elsewhere, and steps in another precision or with another kernel can be compared closely with a
+reference.
 """
 
 from __future__ import annotations

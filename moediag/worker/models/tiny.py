@@ -15,10 +15,7 @@ from torch import nn
 
 from moediag.families import FAMILIES
 from moediag.protocol import ModelSpec
-
-
-class NotApplicable(Exception):
-    """The installed release cannot do what the trial asks; the text is the reason."""
+from moediag.worker.not_applicable import NotApplicable
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,10 @@
-"""Steps of their own: what no sharding of a whole transformers model shows, one module each.
+"""Programs: steps that test what sharding a whole transformers model does not, one module each.
 
 A program is named in ``moediag.protocol.PROGRAMS`` with its options and their defaults. Its module
-has ``run(trial, rank, recorder, device) -> Outcome``, like :mod:`moediag.worker.tasks.step`, and
-computes what is right itself, in one process, from the same weights and batches: nothing else knows
-its model. The recorder is ``paused()`` meanwhile, since that is no part of the job. The rank has
-joined a process group already; a program raises :class:`moediag.worker.models.tiny.NotApplicable`
-with a reason where it cannot run.
+has ``run(collector)``, like :mod:`moediag.worker.tasks.step`, and computes what is right itself, in
+one process, from the same weights and batches: nothing else knows its model. The recorder is
+``paused()`` meanwhile, since that is no part of the job. The rank has joined a process group. A
+program raises :class:`moediag.worker.not_applicable.NotApplicable` where it cannot run.
 """
 
 from __future__ import annotations
@@ -13,7 +12,18 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from moediag.protocol import ProgramTask
+from moediag.worker.collector import Collector
+
+__all__ = ["load", "run"]
+
 
 def load(name: str) -> ModuleType:
     """The module of program ``name`` (kebab-case). Raises ImportError for an unknown name."""
     return importlib.import_module(f"moediag.worker.programs.{name.replace('-', '_')}")
+
+
+def run(collector: Collector) -> None:
+    """Runs the trial's program. Collective."""
+    assert isinstance(collector.trial.task, ProgramTask)
+    load(collector.trial.task.name).run(collector)

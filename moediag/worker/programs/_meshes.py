@@ -1,51 +1,52 @@
-"""What the programs of experts on a mesh of their own share: the model, the mesh, the steps."""
+"""What programs with experts on a mesh of their own have in common: model, mesh, steps."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from moediag.protocol import Outcome, Trial
+from moediag.axes import DP_SHARD, EP, Layout
+from moediag.protocol import Trial
+from moediag.worker import training
+from moediag.worker.collector import Collector
 from moediag.worker.measure import reference
 from moediag.worker.models import tiny
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import dispatch
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn
-from moediag.worker.tasks import step
 
 Wrap = Callable[[nn.Module, Anatomy, Trial], Wrapped]
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device, wrap: Wrap) -> Outcome:
-    """All steps of the trial's model as ``wrap`` shards it, against the same in one process. The
-    experts are told by ``wrapped.plain_shards``, and which each local row is by ``held``."""
-    with recorder.paused() if recorder is not None else contextlib.nullcontext():
+def run(collector: Collector, wrap: Wrap) -> None:
+    """All steps of the trial's model as ``wrap`` shards it, compared with the same steps in one
+    process. ``wrapped.plain_shards`` names the experts' parameters, and ``held`` the expert of each
+    local row."""
+    trial = collector.trial
+    with collector.recorder.paused():
         expected = reference.compute(trial, moved=True)
-    model = tiny.build(trial.model, trial.step.seed, experts="eager").to(device)
+    model = tiny.build(trial.model, trial.step.seed, experts="eager").to(collector.device)
     anatomy = tiny.anatomy(model, trial.model)
     experts = " and ".join(n for n, _ in anatomy.blocks[0].module.experts.named_parameters())
     wrapped = wrap(model, anatomy, trial)
     wrapped.make_optimizer()
-    wrapped.notes.insert(0, dispatch.NOTE.format(experts))
-    if recorder is not None:
-        for note in wrapped.notes:
-            recorder.event("note", keep=True, text=note)
+    collector.note(dispatch.NOTE.format(experts), *wrapped.notes)
     held: Dict[str, List[int]] = getattr(wrapped, "held", {})
-    return step.train(wrapped, expected, rank, recorder, device, held)
+    training.train(collector, wrapped, expected, held)
 
 
 def mesh(trial: Trial) -> DeviceMesh:
     """The axes dp_shard and ep, in this order, an absent one of size 1. Raises NotApplicable."""
-    foreign = [a for a, n in trial.layout.items() if n > 1 and a not in ("dp_shard", "ep")]
+    axes, layout = (DP_SHARD, EP), Layout(trial.layout)
+    foreign = [axis for axis in layout.active if axis not in axes]
     if foreign:
         raise NotApplicable(f"this program has no mesh axis {', '.join(foreign)}")
-    sizes = tuple(trial.layout.get(axis, 1) for axis in ("dp_shard", "ep"))
+    sizes = tuple(layout.size(axis) for axis in axes)
     device = "cuda" if trial.on_gpu else "cpu"
-    return init_device_mesh(device, sizes, mesh_dim_names=("dp_shard", "ep"))
+    return init_device_mesh(device, sizes, mesh_dim_names=tuple(map(str, axes)))
 
 
 def expert_parameters(wrapped: Wrapped) -> Iterator[Tuple[str, Any]]:

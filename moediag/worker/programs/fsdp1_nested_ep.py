@@ -1,7 +1,7 @@
 """FSDP1 over a model whose experts are sharded over another process group than the rest.
 
 pytorch #149396: the experts are wrapped over the ranks that hold the same ones (expert data
-parallelism), the whole over all ranks. ``wrap`` is how they are nested, ``divide`` who divides the
+parallelism), the whole over all ranks. ``wrap`` is how they are nested, ``divide`` what divides the
 experts' gradients by the size of the ep axis, which FSDP does not know.
 """
 
@@ -17,10 +17,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import _init_utils, _wrap_utils
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
-from moediag.protocol import Outcome, Trial
+from moediag.axes import DP_SHARD, EP
+from moediag.protocol import ProgramTask
+from moediag.worker.collector import Collector
 from moediag.worker.programs import _meshes
 from moediag.worker.shard import dispatch
-from moediag.worker.shard.wrap import FSDP1
+from moediag.worker.shard.data_parallel import FSDP1
 from moediag.worker.shard.wrapped import Select
 
 REMOVED = (
@@ -29,21 +31,21 @@ REMOVED = (
 )
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+def run(collector: Collector) -> None:
     """Collective. Raises what FSDP raises."""
-    return _meshes.run(trial, rank, recorder, device, Nested)
+    _meshes.run(collector, Nested)
 
 
 class Nested(FSDP1):
     """The options ``wrap`` and ``divide`` of the trial's program."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        assert self.trial.program is not None
-        self.options = self.trial.program.options
+        assert isinstance(self.trial.task, ProgramTask)
+        self.options = self.trial.task.options
         mesh = _meshes.mesh(self.trial)
         self.ep = mesh.size(1)
-        self.rows = dispatch.divide(self.anatomy, mesh.get_group("ep"))
-        self.experts = mesh.get_group("dp_shard")
+        self.rows = dispatch.divide(self.anatomy, mesh.get_group(str(EP)))
+        self.experts = mesh.get_group(str(DP_SHARD))
         ways = {
             "ignored-modules": self._ignored_modules,
             "auto-wrap": self._auto_wrap,
@@ -59,7 +61,7 @@ class Nested(FSDP1):
     # -- ways to nest ------------------------------------------------------------------
 
     def _ignored_modules(self, model: nn.Module) -> nn.Module:
-        """The report: experts first, then all else by a policy that is told to ignore them."""
+        """As in the report: experts first, then everything else by a policy that ignores them."""
         ignored = [self._wrap_experts(block.module) for block in self.anatomy.blocks]
         asked = self._as_reported(auto_wrap_policy=self._layers(), ignored_modules=ignored)
         return FSDP(model, **asked)
@@ -117,7 +119,7 @@ class Nested(FSDP1):
             **more,
         )
 
-    # -- who divides -------------------------------------------------------------------
+    # -- what divides ------------------------------------------------------------------
 
     def _postdivide(self, model: nn.Module) -> None:
         """FSDP1's own factor after the reduction, in the instances that hold experts."""

@@ -1,7 +1,7 @@
 """FSDP2 over two meshes: the experts over the ranks that hold the same ones, the rest over all.
 
-``experts`` is how they come to lie on their mesh, ``divide`` who divides their gradients by the
-size of the ep axis, which FSDP2 does not know, and ``norm`` what clipping is told of that axis.
+``experts`` is how they are put on their mesh, ``divide`` what divides their gradients by the size
+of the ep axis, which FSDP2 does not know, and ``norm`` whether clipping knows that axis.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from moediag.protocol import Outcome, Trial
-from moediag.worker import clipping as clip
-from moediag.worker.models.tiny import NotApplicable
+from moediag.axes import DP_SHARD, EP
+from moediag.protocol import ProgramTask
+from moediag.worker.collector import Collector
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import _meshes
+from moediag.worker.shard import clipping as clip
 from moediag.worker.shard import dispatch, fsdp2_internals, placement
 from moediag.worker.shard.declared_slices import PlainShards
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+def run(collector: Collector) -> None:
     """Collective. Raises what FSDP2 and clipping raise."""
-    return _meshes.run(trial, rank, recorder, device, TwoMeshes)
+    _meshes.run(collector, TwoMeshes)
 
 
 class TwoMeshes(Wrapped):
@@ -31,15 +33,15 @@ class TwoMeshes(Wrapped):
     local row is."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        assert self.trial.program is not None
-        self.options = self.trial.program.options
+        assert isinstance(self.trial.task, ProgramTask)
+        self.options = self.trial.task.options
         if fsdp2_internals.sums_for_means(self.trial.backend):
             raise NotApplicable("FSDP2 on gloo needs torch >= 2.9")
         device = "cuda" if self.trial.on_gpu else "cpu"
         both = _meshes.mesh(self.trial)
         world = init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp",))
         self.ep = both.size(1)
-        rows = dispatch.divide(self.anatomy, both.get_group("ep"))
+        rows = dispatch.divide(self.anatomy, both.get_group(str(EP)))
         ways = {
             "own-mesh": self._own_mesh,
             "two-axes": self._two_axes,
@@ -47,19 +49,19 @@ class TwoMeshes(Wrapped):
         }
         ways[self.options["experts"]](model, both, world)
         if self.options["experts"] != "two-axes" and self.ep > 1:
-            self.plain_shards = PlainShards(rows, both.get_group("ep"))
+            self.plain_shards = PlainShards(rows, both.get_group(str(EP)))
         self.held = self._held(model)
         self._divide()
         return model
 
-    # -- ways to lie on two meshes -----------------------------------------------------
+    # -- ways to use two meshes --------------------------------------------------------
 
     def _own_mesh(self, model: nn.Module, both: Any, world: Any) -> None:
         """Experts are FSDP groups of their own on the axis dp_shard."""
         from torch.distributed.fsdp import fully_shard
 
         for experts in self._experts():
-            fully_shard(experts, mesh=both["dp_shard"])
+            fully_shard(experts, mesh=both[str(DP_SHARD)])
         self._rest(model, world)
 
     def _two_axes(self, model: nn.Module, both: Any, world: Any) -> None:
@@ -69,12 +71,12 @@ class TwoMeshes(Wrapped):
 
         for experts in self._experts():
             for name, parameter in list(experts.named_parameters()):
-                part = DTensor.from_local(parameter.detach(), both["ep"], [Shard(0)])
+                part = DTensor.from_local(parameter.detach(), both[str(EP)], [Shard(0)])
                 setattr(experts, name, nn.Parameter(part))
         self._own_mesh(model, both, world)
 
     def _per_parameter(self, model: nn.Module, both: Any, world: Any) -> None:
-        """One fully_shard for a layer, which is told another mesh for the experts in it."""
+        """One fully_shard for a layer, with another mesh for the experts in it."""
         from torch.distributed.fsdp import fully_shard
 
         try:
@@ -88,7 +90,7 @@ class TwoMeshes(Wrapped):
             ) from error
         from torch.distributed.tensor import Shard
 
-        theirs = FSDPMeshInfo(mesh=both["dp_shard"], shard_mesh_dim=0)
+        theirs = FSDPMeshInfo(mesh=both[str(DP_SHARD)], shard_mesh_dim=0)
         dense = FSDPMeshInfo(mesh=world, shard_mesh_dim=0)
         experts = {id(p) for module in self._experts() for p in module.parameters()}
 
@@ -110,14 +112,14 @@ class TwoMeshes(Wrapped):
         found: List[Any] = [block.module for block in self.anatomy.blocks]
         return [block.experts for block in found]
 
-    # -- who divides -------------------------------------------------------------------
+    # -- what divides ------------------------------------------------------------------
 
     def _divide(self) -> None:
         """FSDP2's own factor, in the modules whose groups hold experts. In a group of both kinds
         it is of both, and the number of all ranks is right for both."""
         how = self.options["divide"]
-        factor = {"world": self.trial.world_size, "world-premul": self.trial.world_size}
-        factor["ep"] = self.ep
+        world = self.trial.world_size
+        factor = {"world": world, "world-premul": world, "ep": self.ep}
         if how not in factor:
             return
         shared = self.options["experts"] == "per-parameter"

@@ -3,20 +3,18 @@ each an FSDP2 group of its own, and the same in one process."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from typing import Any, ContextManager, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import GradientError, Outcome, Trial
+from moediag.axes import DP_SHARD
+from moediag.protocol import GradientError, Trial
 from moediag.worker.measure import gradients as compare
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import fsdp2_internals, placement
 from moediag.worker.shard.declared_slices import PlainShards
-from moediag.worker.versions import versions
 
 FEATURES, WIDTH, SAMPLES = 12, 16, 6
 # Largest |difference| of weights, as a share of how far training moved the farthest of them, and of
@@ -66,7 +64,7 @@ def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
 
     if fsdp2_internals.sums_for_means(trial.backend):
         raise NotApplicable("FSDP2 on gloo needs torch >= 2.9: before, it adds where it averages")
-    mesh = init_device_mesh(device.type, (trial.world_size,), mesh_dim_names=("dp_shard",))
+    mesh = init_device_mesh(device.type, (trial.world_size,), mesh_dim_names=(str(DP_SHARD),))
     model = Matrices(trial.step.seed).to(device)
     for module in (model.first, model.middle, model.last):
         fully_shard(module, mesh=mesh, **options)
@@ -131,12 +129,6 @@ def _part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
     return whole if where is None else whole.reshape(-1)[where]
 
 
-def unwatched(recorder: Any) -> ContextManager[Any]:
-    """What one process computes, to compare with, is no part of what the rank does."""
-    context: ContextManager[Any] = contextlib.nullcontext()
-    return context if recorder is None else recorder.paused()
-
-
 @dataclass
 class Held:
     """What :class:`moediag.worker.measure.replicas.Observer` looks at."""
@@ -146,10 +138,3 @@ class Held:
     trial: Trial
     plain_shards: PlainShards
     tells_slices: bool = True
-
-
-def finished(outcome: Outcome) -> Outcome:
-    """When every rank is done."""
-    dist.barrier()
-    outcome.versions.update(versions())
-    return outcome

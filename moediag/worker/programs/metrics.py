@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import Outcome, Trial
-from moediag.worker.measure import replicas
+from moediag.protocol import Trial
+from moediag.worker.collector import Collector
 from moediag.worker.programs import matrices
 from moediag.worker.shard.declared_slices import PlainShards
 
@@ -39,49 +39,39 @@ class Truth:
     metrics: List[Dict[str, float]]
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
-    """All steps on this rank. Collective: ends on all ranks, or raises, or hangs."""
-    assert trial.program is not None
-    options = trial.program.options
-    with matrices.unwatched(recorder):
+def run(collector: Collector) -> None:
+    """All steps on this rank. Collective: ends on all ranks, raises, or hangs."""
+    trial, options, measured = collector.trial, collector.options, collector.measured
+    with collector.recorder.paused():
         truth = single_process(trial, options)
     gathered = options["accumulation"] == "no-sync-gathered"
-    model: Any = matrices.sharded(trial, device, reshard_after_forward=not gathered)
+    model: Any = matrices.sharded(trial, collector.device, reshard_after_forward=not gathered)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
-    observer = replicas.Observer(
-        matrices.Held(model, optimizer, trial, PlainShards()), trial.world_size
-    )
-    outcome = Outcome(rank=rank, reference_losses=truth.losses, notes=[_LOOK_ALIKE])
-    if recorder is not None:
-        recorder.event("note", keep=True, text=_LOOK_ALIKE)
-    for number in range(1, trial.step.steps + 1):
-        if recorder is not None:
-            recorder.step(number)
-        reported = _step(model, trial, rank, number, recorder, device)
-        outcome.losses.append(float(reported.pop("own loss")))
-        outcome.metrics[str(number)] = {name: float(value) for name, value in reported.items()}
-        outcome.reference_metrics[str(number)] = truth.metrics[number - 1]
-        expected = truth.gradients[number - 1]
-        outcome.gradients[str(number)] = matrices.compare_gradients(model, expected)
-        observer.before_clip()
+    held = matrices.Held(model, optimizer, trial, PlainShards())
+    collector.note(_LOOK_ALIKE)
+
+    def optimize(number: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
-        observer.after_optimizer(number)
-    outcome.replicas.update(observer.steps)
-    return matrices.finished(outcome)
+
+    for number in collector.steps(held, optimize):
+        reported = _step(collector, model, number)
+        measured.losses.append(float(reported.pop("own loss")))
+        measured.metrics[str(number)] = {name: float(value) for name, value in reported.items()}
+        measured.reference_metrics[str(number)] = truth.metrics[number - 1]
+        expected = truth.gradients[number - 1]
+        measured.gradients[str(number)] = matrices.compare_gradients(model, expected)
+    collector.set(reference_losses=truth.losses)
+    dist.barrier()
 
 
-def _step(
-    model: Any, trial: Trial, rank: int, number: int, recorder: Any, device: torch.device
-) -> Values:
+def _step(collector: Collector, model: Any, number: int) -> Values:
     """All micro-batches; the metrics as this rank reports them, and its "own loss"."""
-    assert trial.program is not None
-    options = trial.program.options
+    trial, rank, options = collector.trial, collector.rank, collector.options
     own = micro_batches(options, rank)
-    if recorder is not None:
-        recorder.decision("micro-batches", own)
-        recorder.decision("metric", list(names(options, rank)))
-    count = _largest(own, device) if options["pad"] else own
+    collector.recorder.decision("micro-batches", own)
+    collector.recorder.decision("metric", list(names(options, rank)))
+    count = _largest(own, collector.device) if options["pad"] else own
     inside: List[Values] = []
     listed: List[Values] = []
     for micro in range(count):
@@ -92,7 +82,8 @@ def _step(
             model.set_reshard_after_backward(last)
         padding = micro >= own
         inputs, targets = (
-            part.to(device) for part in matrices.batch(trial, rank, number, 0 if padding else micro)
+            part.to(collector.device)
+            for part in matrices.batch(trial, rank, number, 0 if padding else micro)
         )
         loss, found = _forward(model, inputs, targets, names(options, rank))
         (loss * (0.0 if padding else 1.0 / own)).backward()

@@ -1,8 +1,8 @@
-"""A trainer asks for the auxiliary loss only where a guard knows the model as one with experts.
+"""A trainer enables the auxiliary loss only where a guard recognises a model with experts.
 
-Each configuration class of the installed release that names experts is asked the same question. A
-guard that fails to know one turns its auxiliary loss off without a word: what the loss alone gives
-to the router's gradient is then missing, and nothing else is. Ranks share the classes between them.
+Each configuration class of the installed release that names experts is examined. A guard that does
+not recognise one silently turns its auxiliary loss off: the loss's part of the router's gradient is
+then missing, and nothing else is. Ranks share the classes between them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import GradientError, Outcome, OutcomeTable, Trial
+from moediag.protocol import GradientError, OutcomeTable
+from moediag.worker.collector import Collector
 from moediag.worker.measure import gradients as compare
 from moediag.worker.models import moe_configs
 from moediag.worker.models.moe_configs import Found
@@ -58,13 +59,12 @@ KEY = (
 )
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
-    """``guard`` against the loss being on wherever there is one; ``always`` turns it on without
-    asking and brings the tables."""
-    assert trial.program is not None
-    guard = trial.program.options["guard"]
+def run(collector: Collector) -> None:
+    """Compares ``guard`` with the loss being on wherever there is one; ``always`` turns it on
+    without asking, and writes the tables."""
+    guard, rank = collector.options["guard"], collector.rank
     # Those without a loss are only of interest to the tables.
-    found = list(moe_configs.find(with_loss=guard != "always"))[rank :: trial.world_size]
+    found = list(moe_configs.find(with_loss=guard != "always"))[rank :: collector.trial.world_size]
     measured = {one.name: Measured(one) for one in found if one.has_loss and one.model is not None}
     gradients: Dict[str, GradientError] = {}
     for name, seen in measured.items():
@@ -72,14 +72,8 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
         gradients.update({f"{name}: {fqn}": error for fqn, error in errors.items()})
     tables = _tables(found, measured) if guard == "always" else []
     dist.barrier()
-    return Outcome(
-        rank=rank,
-        gradients={"1": gradients},
-        steps_done=1,
-        tables=tables,
-        notes=[NOTE],
-        versions=versions(),
-    )
+    collector.note(NOTE)
+    collector.set(gradients={"1": gradients}, steps_done=1, tables=tables)
 
 
 class Measured:

@@ -1,5 +1,5 @@
-"""One step has a gradient that is not finite. Who notices, what each rank does in place of the
-step, and whether that is the same as no step at all.
+"""One step has a gradient that is not finite: which ranks notice, what each does instead of the
+step, and whether that equals no step at all.
 
 Right is a single process that leaves weights, optimizer and learning rate alone in that step. The
 overflow is made, since nothing in so small a model overflows by itself: rank 0's loss is scaled to
@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import Applied, GradientError, Outcome, Trial
-from moediag.worker import clipping
+from moediag.protocol import Applied, GradientError, Trial
+from moediag.worker.collector import Collector
 from moediag.worker.measure import replicas
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import matrices
+from moediag.worker.shard import clipping
 from moediag.worker.shard.declared_slices import PlainShards
 
 DECISION = "optimizer step"
@@ -48,45 +49,38 @@ class Truth:
     start: Dict[str, torch.Tensor]
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
-    """All steps on this rank. Collective: ends on all ranks, or raises, or hangs."""
-    assert trial.program is not None
-    options = trial.program.options
-    with matrices.unwatched(recorder):
+def run(collector: Collector) -> None:
+    """All steps on this rank. Collective: ends on all ranks, raises, or hangs."""
+    trial, options, measured = collector.trial, collector.options, collector.measured
+    with collector.recorder.paused():
         truth = single_process(trial, options)
-    model = matrices.sharded(trial, device)
+    model = matrices.sharded(trial, collector.device)
     optimizer = make_optimizer(model, options["optimizer"])
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY)
     held = matrices.Held(model, optimizer, trial, PlainShards())
-    observer = replicas.Observer(held, trial.world_size)
-    outcome = Outcome(rank=rank, reference_losses=truth.losses)
     if options["overflow"] != "none":
         where = _WHERE[options["overflow"]].format(options["at"])
-        outcome.notes.append(_MADE.format(where))
-    for note in outcome.notes:
-        if recorder is not None:
-            recorder.event("note", keep=True, text=note)
-    for number in range(1, trial.step.steps + 1):
-        if recorder is not None:
-            recorder.step(number)
-        loss = _backward(model, trial, rank, number, device)
-        outcome.losses.append(float(loss))
-        expected = truth.gradients[number - 1]
-        if expected is not None:
-            outcome.gradients[str(number)] = matrices.compare_gradients(
-                model, expected, options["optimizer"]
-            )
-        observer.before_clip()
+        collector.note(_MADE.format(where))
+
+    def optimize(number: int) -> None:
         norm = _norm(model, options["norm"])
         # Only a global norm is the same on all ranks, and one that is not finite scales nothing.
         shared = options["norm"] == "global" and math.isfinite(norm)
-        outcome.gradient_norms.append(norm if shared else None)
-        _apply(optimizer, schedule, norm, options, recorder, device)
+        measured.gradient_norms.append(norm if shared else None)
+        _apply(collector, optimizer, schedule, norm)
         optimizer.zero_grad()
-        observer.after_optimizer(number)
-        outcome.applied[str(number)] = _applied(model, optimizer, truth, number, options)
-    outcome.replicas.update(observer.steps)
-    return matrices.finished(outcome)
+        measured.applied[str(number)] = _applied(model, optimizer, truth, number, options)
+
+    for number in collector.steps(held, optimize):
+        loss = _backward(model, trial, options, collector.rank, number, collector.device)
+        measured.losses.append(float(loss))
+        expected = truth.gradients[number - 1]
+        if expected is not None:
+            measured.gradients[str(number)] = matrices.compare_gradients(
+                model, expected, options["optimizer"]
+            )
+    collector.set(reference_losses=truth.losses)
+    dist.barrier()
 
 
 def make_optimizer(model: nn.Module, name: str) -> torch.optim.Optimizer:
@@ -108,11 +102,14 @@ def _overflows(options: Dict[str, Any], rank: int, number: int) -> bool:
 
 
 def _backward(
-    model: nn.Module, trial: Trial, rank: int, number: int, device: torch.device
+    model: nn.Module,
+    trial: Trial,
+    options: Dict[str, Any],
+    rank: int,
+    number: int,
+    device: torch.device,
 ) -> torch.Tensor:
     """Forward and backward of ``rank``'s batch; its loss."""
-    assert trial.program is not None
-    options = trial.program.options
     bad = _overflows(options, rank, number)
     row = matrices.WIDTH - 1 if bad and options["overflow"] == "one-row" else None
     inputs, targets = (part.to(device) for part in matrices.batch(trial, rank, number))
@@ -133,22 +130,17 @@ def _norm(model: nn.Module, whose: str) -> float:
 
 
 def _apply(
-    optimizer: torch.optim.Optimizer,
-    schedule: Any,
-    norm: float,
-    options: Dict[str, Any],
-    recorder: Any,
-    device: torch.device,
+    collector: Collector, optimizer: torch.optim.Optimizer, schedule: Any, norm: float
 ) -> None:
-    """The step, or what stands in its place."""
+    """The step, or what the program does instead."""
+    options = collector.options
     bad = not math.isfinite(norm)
     if options["agree"]:
-        flag = torch.tensor(float(bad), device=device)
+        flag = torch.tensor(float(bad), device=collector.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX)
         bad = bool(flag)
     answer = options["answer"] if bad else "step"
-    if recorder is not None:
-        recorder.decision(DECISION, _words(answer, options["agree"]) if bad else TOOK)
+    collector.recorder.decision(DECISION, _words(answer, options["agree"]) if bad else TOOK)
     if answer in ("none-then-step", "zeros-then-step"):
         optimizer.zero_grad(set_to_none=answer == "none-then-step")
     if answer != "return":
@@ -198,7 +190,7 @@ def single_process(trial: Trial, options: Dict[str, Any]) -> Truth:
     cpu = torch.device("cpu")
     for number in range(1, trial.step.steps + 1):
         ranks = range(trial.world_size)
-        losses = [_backward(model, trial, rank, number, cpu) for rank in ranks]
+        losses = [_backward(model, trial, options, rank, number, cpu) for rank in ranks]
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= trial.world_size

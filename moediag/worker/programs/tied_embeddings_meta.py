@@ -1,8 +1,8 @@
 """A model whose output layer shares its weight with the embedding, made on the meta device, sharded
 by FSDP2 and loaded from rank 0.
 
-Sharing is a fact about Python objects. ``to_empty`` on a plain module makes a new parameter for
-each name and so ends it without a word; FSDP2 then shards two parameters, and whether the second
+Two names share one Python object. ``to_empty`` on a plain module makes a new parameter for each
+name and so ends the sharing silently; FSDP2 then shards two parameters, and whether the second
 gets its weights depends on what the checkpoint holds.
 """
 
@@ -10,32 +10,29 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import data
-from moediag.worker.measure import gradients as compare
-from moediag.worker.measure import ownership, replicas
-from moediag.worker.measure.program_reference import Right, Told
+from moediag.protocol import Trial
+from moediag.worker import training
+from moediag.worker.collector import Collector
+from moediag.worker.measure import ownership
+from moediag.worker.measure.program_reference import Right
 from moediag.worker.models import tiny
-from moediag.worker.models.tiny import NotApplicable
-from moediag.worker.shard.wrap import wrap
-from moediag.worker.shard.wrapped import Wrapped, clean_fqn
-from moediag.worker.tasks.step import finish
-from moediag.worker.versions import versions
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.preparation import wrap
+from moediag.worker.shard.wrapped import clean_fqn
 
 ZEROED = "memory that nobody loaded is zeroed, so that the run repeats: to_empty leaves it as it is"
 OWN_LOOP = "weights come by a loop of broadcasts over named_parameters, as frameworks write it"
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+def run(collector: Collector) -> None:
     """All steps of the trial. Raises NotApplicable, and what loading raises."""
-    assert trial.program is not None
-    options = trial.program.options
+    trial, rank, options = collector.trial, collector.rank, collector.options
     right = Right(trial)
     whole: Any = right.model
     names = (_fqn(whole, whole.get_input_embeddings()), _fqn(whole, whole.get_output_embeddings()))
@@ -49,58 +46,30 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     early = options["empty"] == "before-sharding"
     early = early or (options["empty"] == "before-sharding-but-rank-0" and rank != 0)
     if early:
-        model.to_empty(device=device)
+        model.to_empty(device=collector.device)
     if options["retie"] == "before-sharding":
         model.tie_weights()
     wrapped = wrap(model, tiny.anatomy(model, trial.model), trial)
-    model.to_empty(device=device)
-    wrapped.device = device
+    model.to_empty(device=collector.device)
+    wrapped.device = collector.device
     _initialise(model, whole)
-    told = Told(wrapped, recorder, ZEROED, OWN_LOOP if options["load"] == "broadcasts" else "")
+    collector.note(*wrapped.notes, ZEROED)
+    if options["load"] == "broadcasts":
+        collector.note(OWN_LOOP)
     _LOADERS[options["load"]](model, checkpoint if rank == 0 else {}, rank)
     if options["retie"] == "after-loading":
         model.tie_weights()
     wrapped.make_optimizer()
-    if recorder is not None:
-        truth = dict(weights, **{names[1]: weights[names[0]]})
-        found = ownership.examine(model, wrapped.anatomy, truth, None)
-        recorder.event("weights", keep=True, **ownership.event("loaded", found, trial))
-    return _train(wrapped, right, rank, recorder, told)
-
-
-def _train(wrapped: Wrapped, right: Right, rank: int, recorder: Any, told: Told) -> Outcome:
-    trial = wrapped.trial
-    observer = replicas.Observer(wrapped, trial.world_size)
-    gradients: Dict[str, Dict[str, GradientError]] = {}
-    losses: List[float] = []
-    norms: List[Optional[float]] = []
-    for number in range(1, trial.step.steps + 1):
-        if recorder is not None:
-            recorder.step(number)
-        expected = right.step(number)
-        loss = wrapped.loss(data.batch(trial, rank, number, 0).to(wrapped.device))
-        wrapped.backward(loss)
-        losses.append(float(loss.detach()))
-        gradients[str(number)] = compare.compare(wrapped, expected)
-        observer.before_clip()
-        norms.append(finish(wrapped))
-        observer.after_optimizer(number)
+    truth = dict(weights, **{names[1]: weights[names[0]]})
+    found = ownership.examine(model, wrapped.anatomy, truth, None)
+    collector.recorder.event("weights", keep=True, **ownership.event("loaded", found, trial))
+    training.train_beside(collector, wrapped, right)
     even = math.log(trial.model.vocab)
-    if abs(losses[0] - even) < 1e-5:
-        told(f"the loss of step 1 is ln {trial.model.vocab} = {even:.6f}: every token is as likely")
+    if abs(collector.measured.losses[0] - even) < 1e-5:
+        collector.note(
+            f"the loss of step 1 is ln {trial.model.vocab} = {even:.6f}: every token is as likely"
+        )
     dist.barrier()
-    return Outcome(
-        rank=rank,
-        gradients=gradients,
-        losses=losses,
-        reference_losses=right.losses,
-        gradient_norms=norms,
-        reference_norms=right.norms,
-        replicas=observer.steps,
-        steps_done=trial.step.steps,
-        notes=wrapped.notes,
-        versions=versions(),
-    )
 
 
 def _fqn(model: nn.Module, module: Any) -> str:
@@ -127,7 +96,7 @@ def _initialise(model: nn.Module, whole: nn.Module) -> None:
 
 
 def _torch(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
-    """torch.distributed.checkpoint's own, told not to insist on every name."""
+    """torch.distributed.checkpoint's own, without requiring every name."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)

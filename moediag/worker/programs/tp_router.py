@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import optimizers
-from moediag.worker.measure import gradients, replicas
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.protocol import GradientError, Trial
+from moediag.worker.collector import Collector
+from moediag.worker.measure import gradients
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs.router_block import look_alike, titan, titan_cpu
 from moediag.worker.programs.router_block.plans import FIXES, Cell
-from moediag.worker.shard import placement
+from moediag.worker.shard import optimizers, placement
 from moediag.worker.shard.wrapped import Wrapped
-from moediag.worker.versions import versions
 
 BLOCK = "layers.0.moe"
 _BLOCKS = {"look-alike": look_alike, "torchtitan": titan}
@@ -52,10 +52,10 @@ class Model(nn.Module):
         return out
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
+def run(collector: Collector) -> None:
     """Collective. Raises NotApplicable."""
-    assert trial.program is not None
-    options = trial.program.options
+    trial, options, measured = collector.trial, collector.options, collector.measured
+    rank, device = collector.rank, collector.device
     kind: Any = _BLOCKS[options["block"]]
     cell = Cell(options["expert_tp"] == "tp", options["scores"] == "before")
     size = trial.world_size if options["tensor_parallel"] else 1
@@ -65,61 +65,40 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     plan = FIXES[options["fix"]]
     if size > 1:
         kind.parallelize(model, cell, plan, device)
-    notes = list(kind.NOTES)
+    collector.note(*kind.NOTES)
     if options["block"] == "torchtitan" and not torch.cuda.is_available():
-        notes.append(titan_cpu.CPU_NOTE)
-    told = _Told(recorder, notes)
+        collector.note(titan_cpu.CPU_NOTE)
     wrapped = Wrapped(model, Anatomy((), (), trial.model.experts), trial)
     wrapped.make_optimizer()
     right = optimizers.build(
         reference.parameters(),
         dataclasses.replace(trial.step, foreach=None, fused=None, parameter_groups="one"),
     )
-    observer = replicas.Observer(wrapped, trial.world_size)
-    found = Outcome(rank=rank, versions=versions(), notes=told.notes)
-    done = 0
-    for number in range(1, trial.step.steps + 1):
-        if recorder is not None:
-            recorder.step(number)
+    broken: List[str] = []
+
+    def optimize(number: int) -> bool:
+        if broken:
+            collector.note(f"{'; '.join(broken)}: counted as missing, and no optimizer can step")
+            return False
+        wrapped.step()
+        right.step()
+        right.zero_grad()
+        return True
+
+    for number in collector.steps(wrapped, optimize):
         x, weight = _batch(trial, number, device)
         expected, true_loss = _backward(reference, x, weight, 1)
         began = time.perf_counter()
         part = slice(rank % size * x.shape[1] // size, (rank % size + 1) * x.shape[1] // size)
         mine, loss = _backward(model, x[:, part], weight[:, part], size)
         _reduce(model, plan.afterwards)
-        found.step_seconds.append(time.perf_counter() - began)
-        found.losses.append(loss)
-        found.reference_losses.append(true_loss)
-        broken = _drop_broken(model)
-        found.gradients[str(number)] = gradients.compare(wrapped, _gradients(reference))
-        found.inputs[str(number)] = {BLOCK: _judged(mine, expected[:, part], expected)}
-        observer.before_clip()
-        if broken:
-            told.tell(f"{'; '.join(broken)}: counted as missing, and no optimizer can step")
-            observer.after_optimizer(number)
-            break
-        wrapped.step()
-        observer.after_optimizer(number)
-        right.step()
-        right.zero_grad()
-        done = number
+        measured.step_seconds.append(time.perf_counter() - began)
+        measured.losses.append(loss)
+        measured.reference_losses.append(true_loss)
+        broken += _drop_broken(model)
+        measured.gradients[str(number)] = gradients.compare(wrapped, _gradients(reference))
+        measured.inputs[str(number)] = {BLOCK: _judged(mine, expected[:, part], expected)}
     dist.barrier()
-    return dataclasses.replace(found, replicas=observer.steps, steps_done=done)
-
-
-class _Told:
-    """Notes, each told at once as well: an Outcome is only written by who reaches the end."""
-
-    def __init__(self, recorder: Any, notes: List[str]) -> None:
-        self.recorder = recorder
-        self.notes: List[str] = []
-        for note in notes:
-            self.tell(note)
-
-    def tell(self, text: str) -> None:
-        self.notes.append(text)
-        if self.recorder is not None:
-            self.recorder.event("note", keep=True, text=text)
 
 
 def _check(trial: Trial, size: int) -> None:
@@ -179,7 +158,7 @@ def _reduce(model: nn.Module, how: str) -> None:
 
 
 def _drop_broken(model: nn.Module) -> List[str]:
-    """Removes gradients of which this rank's part has another shape than they claim; names them."""
+    """Removes gradients whose local part does not have the shape they declare; returns texts."""
     broken = []
     for name, parameter in model.named_parameters():
         gradient: Any = parameter.grad

@@ -1,7 +1,7 @@
-"""What accelerate needs so that a Trainer goes the way on the CPU that it goes on GPUs.
+"""Makes accelerate run a Trainer on the CPU through the code that it runs on GPUs.
 
-accelerate enters its FSDP path, and accepts a ParallelismConfig, only where it sees one device per
-process of a kind in its list; the CPU is not in it. Both are questions of a name: with the answers
+accelerate enters its FSDP path, and accepts a ParallelismConfig, only where each process has a
+device of a kind in its list; the CPU is not in it. Both checks ask for a name; with the answers
 below everything after them is the released code.
 """
 
@@ -23,7 +23,8 @@ PARALLELISM = (
 
 @contextlib.contextmanager
 def as_on_gpus(note: Callable[[str], None]) -> Iterator[None]:
-    """For an Accelerator that is made inside. ``note`` is told what was done, where it was."""
+    """Applies to an Accelerator that is created inside. Calls ``note`` with what was done, if
+    anything was."""
     from accelerate import state
     from accelerate.utils import DistributedType
 

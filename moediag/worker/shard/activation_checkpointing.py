@@ -1,4 +1,4 @@
-"""Ways to checkpoint activations of a mixture-of-experts model, and what was proposed to mend them.
+"""Ways to checkpoint activations of a mixture-of-experts model, and the fixes proposed for them.
 
 The released way is transformers' own switch: every decoder layer is a checkpointed region.
 """
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 
 # What selective checkpointing saves in the forward, and gives back instead of computing it again.
 SAVED: Dict[str, List[Any]] = {
@@ -26,7 +27,7 @@ SAVED: Dict[str, List[Any]] = {
 
 
 def enable(model: nn.Module, kind: str, options: Dict[str, Any]) -> None:
-    """Each decoder layer a region, through transformers. ``kind``: none | reentrant |
+    """Makes each decoder layer a region, through transformers. ``kind``: none | reentrant |
     non-reentrant; ``options``: of the program, ``preserve_rng`` and ``save`` (a key of SAVED) with
     ``mutate``, whether what was saved may be written to."""
     if kind == "none":
@@ -45,9 +46,9 @@ def enable(model: nn.Module, kind: str, options: Dict[str, Any]) -> None:
 
 
 def router_outside(anatomy: Anatomy) -> None:
-    """Attention and experts are regions of their own, and the router between them is in none: what
-    it chose in the forward is an input of the experts' region. Raises NotApplicable where the block
-    is not one that this is written for."""
+    """Makes attention and experts regions of their own and leaves the router between them outside:
+    its choice in the forward is an input of the experts' region. Raises NotApplicable for a block
+    of another structure."""
     for _, layer in anatomy.layers:
         attention: Any = getattr(layer, "self_attn", None)
         if attention is None:

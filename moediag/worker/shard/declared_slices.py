@@ -18,7 +18,7 @@ WHOLE = ":"
 
 @dataclass(frozen=True)
 class PlainShards:
-    """Tensors of which each rank of ``group`` (None: nobody but this rank) holds other rows, and
+    """Tensors of which each rank of ``group`` (None: only this rank) holds other rows, and
     no placement says so: plain ones, and DTensors of a mesh without that group's axis.
 
     ``rows``: FQN -> [first, last) of dim 0 of the whole tensor that this rank holds, of a DTensor
@@ -48,7 +48,7 @@ def describe(fqn: str, parameter: Any, plain: PlainShards) -> str:
 
 def _along(where: torch.Tensor, sizes: List[int], dim: int) -> List[int]:
     """Indices of the whole along ``dim``, from the flat positions ``where`` of the local part:
-    sharding along one dim never depends on another, so one line through the part tells."""
+    sharding along one dim never depends on another, so one line through the part is enough."""
     if not where.numel():
         return []
     stride = 1

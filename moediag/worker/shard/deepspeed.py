@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from moediag.protocol import Trial
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 NOTE = "DeepSpeed on the CPU without its shared-memory kernel (build_shm_op switched off)"
 

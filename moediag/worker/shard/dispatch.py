@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moediag.worker.models.tiny import Anatomy, NotApplicable
+from moediag.axes import EP
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import placement
 
 NOTE = (
@@ -36,13 +38,14 @@ def divide(anatomy: Anatomy, group: Any) -> Dict[str, Tuple[int, int]]:
     if anatomy.experts % size:
         raise NotApplicable(f"{anatomy.experts} experts cannot be divided over {size} ranks")
     count = anatomy.experts // size
+    mine = EP.mine(anatomy.experts, at, size, experts=True)
     kept: Dict[str, Tuple[int, int]] = {}
     for block in anatomy.blocks:
         experts: Any = block.module.experts
         for name, parameter in list(experts.named_parameters()):
-            rows = parameter.detach()[at * count : (at + 1) * count].clone()
+            rows = parameter.detach()[mine.start : mine.stop].clone()
             setattr(experts, name, nn.Parameter(rows))
-            kept[f"{block.fqn}.experts.{name}"] = (at * count, (at + 1) * count)
+            kept[f"{block.fqn}.experts.{name}"] = (mine.start, mine.stop)
         experts.num_experts = count
         released = functools.partial(type(experts).forward, _Local(experts))
         experts.forward = functools.partial(_forward, released, count, group)

@@ -1,7 +1,8 @@
-"""Expert parallelism by transformers, and who shards the rest of the model.
+"""Models that transformers divided while loading, and ways to shard the rest.
 
 The model comes out of ``from_pretrained(distributed_config=...)`` with its experts divided over the
-ep axis; each class here is one way that people go on from there.
+ep axis, or with the matrices of its tp_plan cut along the tp axis. Each class here is one way in
+which users continue from there.
 """
 
 from __future__ import annotations
@@ -9,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-from typing import Any, ContextManager, Dict, List, Optional, Type
+from typing import Any, ContextManager, Dict, List, Optional, Tuple, Type
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from moediag.protocol import Trial
-from moediag.worker import optimizers
-from moediag.worker.measure import ownership
+from moediag.axes import DP_SHARD, EP, TP, Axis, Layout
+from moediag.protocol import ResumeTask, Trial
 from moediag.worker.models import checkpoint
-from moediag.worker.models.tiny import NotApplicable
-from moediag.worker.shard import fsdp2_internals, placement
-from moediag.worker.shard.wrap import FSDP2
-from moediag.worker.shard.wrapped import Wrapped
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import fsdp2_internals, optimizers, placement
+from moediag.worker.shard.data_parallel import FSDP2
+from moediag.worker.shard.wrapped import Wrapped, expert_parameters
 
 ACCELERATE_ON_CPU = (
     "accelerate never enters its FSDP path on the CPU: after Accelerator(cpu=True, "
@@ -40,8 +40,8 @@ CAST = (
 
 def computing_in(dtype: torch.dtype, module: nn.Module) -> None:
     """``module`` computes with copies of its own parameters in ``dtype``; autograd casts the
-    gradients back. Around whatever forward it has now, so that who reads the parameters inside
-    (transformers' local views of DTensors) reads the copies."""
+    gradients back. Around whatever forward it has now, so that code that reads the parameters
+    inside (transformers' local views of DTensors) reads the copies."""
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ class ExpertsLeftOut(FSDP2):
     from_pretrained put them."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        experts = ownership.expert_parameters(model, self.anatomy)
+        experts = expert_parameters(model, self.anatomy)
         others = (p for p in model.parameters() if not any(p is e for e in experts.values()))
         if any(map(placement.distributed, others)):
             raise NotApplicable(
@@ -88,14 +88,14 @@ class ExpertsLeftOut(FSDP2):
 
     def mesh(self) -> DeviceMesh:
         device = "cuda" if self.trial.on_gpu else "cpu"
-        return init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=("dp_shard",))
+        return init_device_mesh(device, (self.trial.world_size,), mesh_dim_names=(str(DP_SHARD),))
 
     def left_out(self, model: nn.Module) -> Dict[str, Any]:
         from torch.distributed.fsdp import fully_shard
 
         if "ignored_params" not in inspect.signature(fully_shard).parameters:
             raise NotApplicable(f"fully_shard of torch {torch.__version__} has no ignored_params")
-        experts = ownership.expert_parameters(model, self.anatomy)
+        experts = expert_parameters(model, self.anatomy)
         return {"ignored_params": set(experts.values())}
 
 
@@ -192,28 +192,38 @@ def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: s
 
 def _saved_as(trial: Trial) -> Dict[str, str]:
     """The state dict type that save_state is to write; the plugin's own choice without a save."""
-    if trial.resume is None:
+    if not isinstance(trial.task, ResumeTask):
         return {}
-    return {"state_dict_type": f"{trial.resume.state_dict.upper()}_STATE_DICT"}
+    return {"state_dict_type": f"{trial.task.state_dict.upper()}_STATE_DICT"}
 
 
-_KINDS: Dict[str, Type[Wrapped]] = {
-    "transformers": Transformers,
-    "fsdp2": ExpertsLeftOut,
-    "accelerate": Accelerated,
+_ALONE = "transformers"
+# Kind of wrapper -> the axes that from_pretrained may divide the model along with it, its class.
+_KINDS: Dict[str, Tuple[Tuple[Axis, ...], Type[Wrapped]]] = {
+    _ALONE: ((EP, TP), Transformers),
+    "fsdp2": ((EP,), ExpertsLeftOut),
+    "accelerate": ((EP,), Accelerated),
 }
 
 
 def kind(trial: Trial) -> Type[Wrapped]:
-    """Raises NotApplicable for a wrapper that cannot lie on an ep axis, for mesh axes that nobody
-    here shards by, and where gloo makes sums of FSDP2's means."""
+    """The class for an axis that from_pretrained divides the model along. Raises NotApplicable for
+    a wrapper that cannot lie on it, for two such axes, and where gloo makes sums of FSDP2's means.
+    """
     wrapper = trial.wrapper
-    if wrapper.kind not in _KINDS:
-        raise NotApplicable(f"wrapper {wrapper.kind} has no mesh axis ep")
-    foreign = [a for a, n in trial.layout.items() if n > 1 and a in ("pp", "etp", "tp")]
-    if foreign and wrapper.distributed_config is None:
-        raise NotApplicable(f"wrapper {wrapper.kind} has no mesh axis {', '.join(foreign)}")
-    fsdp = wrapper.kind != "transformers" or wrapper.native_fsdp
+    axes = [axis for axis in Layout(trial.layout).active if axis.by_loading]
+    known, class_ = _KINDS.get(wrapper.kind, ((), None))
+    if class_ is None:
+        raise NotApplicable(f"wrapper {wrapper.kind} has no mesh axis {', '.join(axes) or EP}")
+    if wrapper.distributed_config is None:
+        foreign = [axis for axis in axes if axis not in known]
+        if foreign:
+            raise NotApplicable(
+                f"wrapper {wrapper.kind} has no mesh axis {', '.join(foreign)}; kind {_ALONE} has"
+            )
+        if len(axes) > 1:
+            raise NotApplicable(f"{_ALONE} has no mesh axis {axes[1]} beside {axes[0]}")
+    fsdp = wrapper.kind != _ALONE or wrapper.native_fsdp
     if fsdp and fsdp2_internals.sums_for_means(trial.backend):
         raise NotApplicable(f"FSDP2 by wrapper {wrapper.kind} on gloo needs torch >= 2.9")
-    return _KINDS[wrapper.kind]
+    return class_

@@ -1,5 +1,5 @@
-"""The few places of FSDP2's inside that the worker and the fixes reach into, for torch 2.6 on,
-and what old releases of torch need so that FSDP2 trains on the CPU at all."""
+"""The internals of FSDP2 that the worker and the fixes use, for torch 2.6 and later, and what old
+releases of torch need so that FSDP2 trains on the CPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _same_version(copy_out: Any) -> Any:
     def function(result: Any, fsdp_params: Any, *rest: Any) -> Any:
         with contextlib.ExitStack() as kept:
             for parameter in fsdp_params:
-                # On the first call there are none, and nobody has saved them yet.
+                # On the first call there are none, and none were saved yet.
                 for output in getattr(parameter, "all_gather_outputs", ()):
                     kept.enter_context(torch.autograd._unsafe_preserve_version_counter(output))
             return copy_out(result, fsdp_params, *rest)

@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Sequence
 
 import torch
 
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 
 def distributed(tensor: Any) -> bool:
@@ -27,7 +27,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 def index(parameter: Any) -> Optional[torch.Tensor]:
     """int64, shape of the local part: position of each element in the flattened whole tensor.
-    None for a plain tensor. No communication. Raises NotApplicable where torch cannot tell."""
+    None for a plain tensor. No communication. Raises NotApplicable where torch does not say."""
     if not distributed(parameter):
         return None
     from torch.distributed.tensor import distribute_tensor
@@ -58,7 +58,7 @@ def piece(whole: torch.Tensor, shape: Sequence[int], at: Optional[int]) -> torch
 
 
 def _gathered(placement: Any) -> Any:
-    """A sum that is still to be made has the whole shape on every rank, as a copy has."""
+    """A sum that is not reduced yet has the whole shape on every rank, as a copy has."""
     from torch.distributed.tensor import Replicate
 
     return Replicate() if placement.is_partial() else placement

@@ -1,7 +1,8 @@
 """A model ready to train, and where this rank's part of each parameter lies in the whole one.
 
 ``gradients()`` yields, per parameter, this rank's part of the gradient and a function that cuts the
-same part out of the full one. The ways to shard are in :mod:`moediag.worker.shard.wrap`.
+same part out of the full one. The ways to shard are in
+:mod:`moediag.worker.shard.data_parallel` and :mod:`moediag.worker.shard.expert_parallel`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from moediag.axes import DP_SHARD, EP, Layout
 from moediag.protocol import Trial
-from moediag.worker import clipping as clip
-from moediag.worker import optimizers
-from moediag.worker.models.tiny import Anatomy, NotApplicable
-from moediag.worker.shard import placement
+from moediag.worker.models.tiny import Anatomy
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import clipping as clip
+from moediag.worker.shard import optimizers, placement
 from moediag.worker.shard.declared_slices import PlainShards
 
 Select = Callable[[torch.Tensor], torch.Tensor]
@@ -34,16 +36,29 @@ def clean_fqn(name: str) -> str:
     return _PREFIXES.sub("", name)
 
 
+def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
+    """FQN -> parameter with the experts as its first dimension, of every MoE block."""
+    inside = tuple(f"{block.fqn}.experts." for block in anatomy.blocks)
+    found = {}
+    for name, parameter in model.named_parameters():
+        fqn = clean_fqn(name)
+        # A ModuleList has 2-D weights and "experts.3." in their names: whole or absent, never cut.
+        if fqn.startswith(inside) and "." not in fqn.rpartition(".experts.")[2]:
+            found[fqn] = parameter
+    return found
+
+
 def mesh_of(trial: Trial) -> DeviceMesh:
     """The trial's device mesh. Raises NotApplicable for an axis this wrapper does not shard by."""
-    foreign = [a for a, n in trial.layout.items() if n > 1 and not a.startswith("dp_")]
+    layout = Layout(trial.layout)
+    foreign = [axis for axis in layout.active if not axis.data_parallel]
     if foreign:
         raise NotApplicable(f"wrapper {trial.wrapper.kind} has no mesh axis {', '.join(foreign)}")
-    axes = {a: n for a, n in trial.layout.items() if a.startswith("dp_")}
     # An axis of size 1 would only add empty collectives.
-    axes = {a: n for a, n in axes.items() if n > 1} or {"dp_shard": trial.world_size}
+    sizes = {axis: layout.size(axis) for axis in layout.active} or {DP_SHARD: trial.world_size}
     device = "cuda" if trial.on_gpu else "cpu"
-    return init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    names = tuple(str(axis) for axis in sizes)
+    return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=names)
 
 
 class Wrapped:
@@ -93,7 +108,7 @@ class Wrapped:
         loss.backward()
 
     def clip(self, limit: float) -> Optional[float]:
-        """Clips to ``limit``; the norm before, or None where the library does not tell it."""
+        """Clips to ``limit``; the norm before, or None where the library does not report it."""
         parameters = {clean_fqn(name): p for name, p in self.model.named_parameters()}
         return clip.clip(parameters, limit, self.trial.step.clipping, self.plain_shards)
 
@@ -156,11 +171,8 @@ def reduced(parameter: Any) -> Optional[torch.Tensor]:
 
 
 def ep_rank(trial: Trial) -> Optional[int]:
-    """This rank's place on the ep axis; None without one. Ranks fill the mesh row by row."""
-    if trial.layout.get("ep", 1) == 1 or not dist.is_initialized():
+    """This rank's place on the ep axis; None without one."""
+    layout = Layout(trial.layout)
+    if EP not in layout.active or not dist.is_initialized():
         return None
-    axes = list(trial.layout)
-    inner = 1
-    for axis in axes[axes.index("ep") + 1 :]:
-        inner *= trial.layout[axis]
-    return dist.get_rank() // inner % trial.layout["ep"]
+    return layout.index(EP, dist.get_rank())

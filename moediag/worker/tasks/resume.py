@@ -1,8 +1,8 @@
-"""Does training go on after a save and a load as if nothing had happened?
+"""Checks that training continues after a save and a load as if nothing had happened.
 
 N steps in one go; the same once more, which shows what this machine cannot repeat; then some steps,
-a save, a load into a model and an optimizer that are made anew, and the rest. The state is compared
-bit by bit right after loading, the steps after the save with those of the straight run.
+a save, a load into a new model and a new optimizer, and the rest. The state is compared bit by bit
+right after loading, and the steps after the save with those of the straight run.
 """
 
 from __future__ import annotations
@@ -17,104 +17,98 @@ import torch
 import torch.distributed as dist
 
 from moediag import protocol
-from moediag.protocol import ExpertRows, Outcome, ResumeOutcome, StepNumbers, Trial
+from moediag.protocol import ExpertRows, ResumeOutcome, ResumeTask, StepNumbers, Trial
+from moediag.worker import preparation, training
+from moediag.worker.collector import Collector
 from moediag.worker.measure import ownership, reference, training_state
 from moediag.worker.models.skew import RouterSkew
 from moediag.worker.shard import placement
-from moediag.worker.shard.wrapped import Wrapped, clean_fqn
-from moediag.worker.tasks import step
+from moediag.worker.shard.wrapped import Wrapped, clean_fqn, expert_parameters
 from moediag.worker.tasks.save_and_load import Way, way_of
-from moediag.worker.versions import versions
 
 FOLDER = "saved"  # below the trial's folder, while the trial runs
 Known = List[Dict[str, List[Tuple[str, int]]]]  # by rank, FQN: (digest, expert) of each row
 
 
 class _Training:
-    """A model and its optimizer, newly made, and what was measured of their steps."""
+    """A new model with its optimizer, and what was measured of their steps."""
 
     def __init__(
-        self, trial: Trial, rank: int, device: torch.device, told: Optional[step.Told] = None
+        self, collector: Collector, trial: Trial, on_model: Optional[preparation.OnModel] = None
     ) -> None:
         _forget_accelerate()
-        self.wrapped = step.prepare(trial, device, told)
-        self.rank = rank
-        self.device = device
+        self.collector = collector
+        self.wrapped = preparation.prepare(trial, collector.device, on_model)
         self.losses: List[float] = []
         self.norms: List[Optional[float]] = []
 
-    def run(self, first: int, last: int, recorder: Any) -> None:
+    def run(self, first: int, last: int) -> None:
         """Steps ``first`` to ``last``, counted from 1."""
-        trial = self.wrapped.trial
-        skew = RouterSkew(trial.skew, self.wrapped.anatomy.experts)
-        skew.set_rank(self.rank)
+        skew = RouterSkew(self.wrapped.trial.skew, self.wrapped.anatomy.experts)
+        skew.set_rank(self.collector.rank)
         with skew.installed(self.wrapped.anatomy):
-            for number in range(first, last + 1):
-                if recorder is not None:
-                    recorder.step(number)
-                skew.set_step(number)
-                loss = step.forward_backward(self.wrapped, self.rank, number, self.device)
-                self.losses.append(loss)
+            for number in self.collector.steps(None, self._optimize, skew, first, last):
+                self.losses.append(
+                    training.forward_backward(
+                        self.wrapped, self.collector.rank, number, self.collector.device
+                    )
+                )
                 self.norms.append(_norm(self.wrapped))
-                step.finish(self.wrapped)
+
+    def _optimize(self, number: int) -> None:
+        training.finish(self.wrapped)
 
     @property
     def numbers(self) -> StepNumbers:
         return StepNumbers(self.losses, self.norms)
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
-    """Collective. The saved state lies in the trial's folder until it was loaded; when a rank
-    fails it stays there. Raises NotApplicable, ValueError without a ``resume`` section, and what
-    saving and loading raise: that is what the trial is there to find out."""
-    spec = trial.resume
-    if spec is None:
-        raise ValueError("a resume trial needs a resume section")
-    way = way_of(spec)
+def run(collector: Collector) -> None:
+    """Collective. The saved state lies in the trial's folder until it is loaded; when a rank
+    fails it stays there. Raises NotApplicable, and what saving and loading raise: that is what the
+    trial is there to find out."""
+    trial, recorder = collector.trial, collector.recorder
+    task = trial.task
+    assert isinstance(task, ResumeTask)
+    way = way_of(task)
     if trial.step.fill_uninitialized:
-        step.fill_uninitialized()
+        preparation.fill_uninitialized()
     expected = reference.load(trial.reference_path) if trial.reference_path else None
-    weights = step.Weights(trial, recorder, expected)
-    steps, after = trial.step.steps, spec.after
+    weights = preparation.Weights(trial, recorder, expected)
+    steps, after = trial.step.steps, task.after
 
-    _say(recorder, f"all {steps} steps in one go")
-    straight = _Training(trial, rank, device, weights.told)
+    recorder.phase(f"all {steps} steps in one go")
+    straight = _Training(collector, trial, weights.examine)
     way.check(straight.wrapped)
-    if recorder is not None:
-        for note in straight.wrapped.notes:
-            recorder.event("note", text=note)
+    collector.note(*straight.wrapped.notes)
     experts = _experts(straight.wrapped, expected)
-    straight.run(1, steps, recorder)
+    straight.run(1, steps)
     straight_end = training_state.of(straight.wrapped)
 
-    _say(recorder, "the same once more")
-    again = _Training(trial, rank, device)
-    again.run(1, steps, recorder)
+    recorder.phase("the same once more")
+    again = _Training(collector, trial)
+    again.run(1, steps)
 
-    _say(recorder, f"{after} steps before the save")
-    first = _Training(trial, rank, device)
-    first.run(1, after, recorder)
+    recorder.phase(f"{after} steps before the save")
+    first = _Training(collector, trial)
+    first.run(1, after)
     at_save = training_state.of(first.wrapped)
     apart = _apart(first.wrapped)
     known = _known(first.wrapped, experts)
     folder = Path(os.environ[protocol.ENV_EVIDENCE]) / FOLDER
-    resumed = _resume(way, trial, first, folder, recorder)
+    resumed = _resume(way, trial, first, folder)
 
     at_load = training_state.of(resumed.wrapped)
-    loaded = _loaded(resumed.wrapped, known, rank)
-    resumed.run(after + 1, steps, recorder)
-    if rank == 0:
+    loaded = _loaded(resumed.wrapped, known, collector.rank)
+    resumed.run(after + 1, steps)
+    if collector.rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
     dist.barrier()
-    return Outcome(
-        rank=rank,
+    collector.set(
         losses=straight.losses,
         gradient_norms=straight.norms,
-        steps_done=steps,
-        notes=straight.wrapped.notes,
-        versions=versions(),
         resume=ResumeOutcome(
-            through=spec.through,
+            through=task.through,
             after=after,
             straight=straight.numbers,
             again=again.numbers,
@@ -128,28 +122,24 @@ def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome
     )
 
 
-def _resume(way: Way, trial: Trial, first: _Training, folder: Path, recorder: Any) -> _Training:
+def _resume(way: Way, trial: Trial, first: _Training, folder: Path) -> _Training:
     """Saves ``first`` and returns a new training with what was saved in it."""
-    if first.rank == 0:
+    recorder = first.collector.recorder
+    if first.collector.rank == 0:
         folder.mkdir()
     dist.barrier()
-    _say(recorder, "saving")
+    recorder.phase("saving")
     way.save(first.wrapped, folder)
     dist.barrier()
-    _say(recorder, "loading what was saved")
-    fresh = _Training(way.source(trial, folder), first.rank, first.device)
+    recorder.phase("loading what was saved")
+    fresh = _Training(first.collector, way.source(trial, folder))
     way.load(fresh.wrapped, folder)
     dist.barrier()
     return fresh
 
 
-def _say(recorder: Any, text: str) -> None:
-    if recorder is not None:
-        recorder.phase(text)
-
-
 def _forget_accelerate() -> None:
-    """A job that resumes is a new process, and accelerate keeps its state for the process."""
+    """Resets accelerate's state, kept per process: a job that resumes is a new process."""
     try:
         from accelerate.state import AcceleratorState, GradientState
     except ImportError:
@@ -159,19 +149,19 @@ def _forget_accelerate() -> None:
 
 
 def _norm(wrapped: Wrapped) -> Optional[float]:
-    """Of this rank's own part of all gradients: no mesh to put together, no library's opinion."""
+    """L2 norm of this rank's own part of all gradients, computed without any library's help."""
     gradients = [p.grad for p in wrapped.model.parameters() if p.grad is not None]
     if not gradients:
         return None
     return float(sum(float(placement.local(g).double().square().sum()) for g in gradients)) ** 0.5
 
 
-# ------------------------------------------------------------------------ who holds what
+# ------------------------------------------------------------------------ which rank holds what
 
 
 def _experts(wrapped: Wrapped, expected: Optional[Dict[str, Any]]) -> Dict[str, List[int]]:
-    """FQN of each expert parameter -> the experts that this rank's rows are before training, by
-    the checkpoint's bytes; where no bytes say it, by their place. Empty without a reference."""
+    """FQN of each expert parameter -> the experts of this rank's rows before training, by the
+    checkpoint's bytes, or by position where the bytes match none. Empty without a reference."""
     if expected is None:
         return {}
     rows, _, _ = ownership.examine(
@@ -194,9 +184,9 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _known(wrapped: Wrapped, experts: Dict[str, List[int]]) -> Known:
-    """What every rank's rows are now. Collective."""
+    """Digest and expert of every rank's rows now. Collective."""
     mine: Dict[str, List[Tuple[str, int]]] = {}
-    for fqn, p in ownership.expert_parameters(wrapped.model, wrapped.anatomy).items():
+    for fqn, p in expert_parameters(wrapped.model, wrapped.anatomy).items():
         if fqn in experts:
             mine[fqn] = [(digest, experts[fqn][i]) for i, digest in enumerate(_digests(p))]
     everybody: List[Any] = [None] * dist.get_world_size()
@@ -207,14 +197,14 @@ def _known(wrapped: Wrapped, experts: Dict[str, List[int]]) -> Known:
 def _loaded(wrapped: Wrapped, known: Known, rank: int) -> List[ExpertRows]:
     """This rank's rows by their bytes. No communication."""
     found = []
-    for fqn, parameter in ownership.expert_parameters(wrapped.model, wrapped.anatomy).items():
+    for fqn, parameter in expert_parameters(wrapped.model, wrapped.anatomy).items():
         if fqn not in known[rank]:
             continue
         own = known[rank][fqn]
         anywhere = {digest: expert for rows in known for digest, expert in rows.get(fqn, ())}
         held = []
         for i, digest in enumerate(_digests(parameter)):
-            # Of rows with equal bytes (all nan, say) the one that stood here is meant.
+            # Among rows with equal bytes (all nan, say) prefer the one that was here.
             stayed = i < len(own) and own[i][0] == digest
             held.append(own[i][1] if stayed else anywhere.get(digest, -1))
         where = placement.placement(parameter) or "plain"
@@ -224,9 +214,9 @@ def _loaded(wrapped: Wrapped, known: Known, rank: int) -> List[ExpertRows]:
 
 
 def _apart(wrapped: Wrapped) -> List[str]:
-    """Parameters, experts aside, that every rank has a whole copy of, but not the same. They had
-    drifted apart before anything was saved. Collective."""
-    experts = ownership.expert_parameters(wrapped.model, wrapped.anatomy)
+    """Parameters other than experts of which every rank has a whole copy, but not the same one:
+    they had drifted apart before anything was saved. Collective."""
+    experts = expert_parameters(wrapped.model, wrapped.anatomy)
     mine = {
         clean_fqn(name): _digest(placement.local(p).cpu())
         for name, p in wrapped.model.named_parameters()

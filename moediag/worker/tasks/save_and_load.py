@@ -1,6 +1,6 @@
-"""The ways of saving a model with its optimizer and of loading both again, each as its manual says.
+"""Ways to save a model with its optimizer and to load both, each as its documentation says.
 
-Nothing here repairs or checks what a library does: that is what a resume trial is there to find.
+Nothing here repairs or checks what a library does: a resume trial is there to find that.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, Dict, Type
 import torch
 import torch.distributed as dist
 
-from moediag.protocol import ResumeSpec, Trial
-from moediag.worker.models.tiny import NotApplicable
+from moediag.protocol import ResumeTask, Trial
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped
 
 
 class Way:
     """All methods but ``check`` and ``source`` are collective: every rank calls them."""
 
-    def __init__(self, spec: ResumeSpec) -> None:
-        self.spec = spec
+    def __init__(self, task: ResumeTask) -> None:
+        self.task = task
 
     def check(self, wrapped: Wrapped) -> None:
         """Raises NotApplicable where ``wrapped`` cannot be saved in this way at all."""
 
     def source(self, trial: Trial, folder: Path) -> Trial:
-        """The trial by which the new model is made, before anything is loaded into it."""
+        """The trial that the new model is made from, before anything is loaded into it."""
         return trial
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
@@ -94,13 +94,13 @@ class SavePretrained(Way):
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
         model: Any = wrapped.model
-        model = getattr(model, "module", model)  # DDP's shell
+        model = getattr(model, "module", model)  # DDP's wrapper
         path = self.source(wrapped.trial, folder).checkpoint_path
         model.save_pretrained(str(path), is_main_process=dist.get_rank() == 0)
         torch.save(_optimizer(wrapped).state_dict(), self._file(folder))
 
     def load(self, wrapped: Wrapped, folder: Path) -> None:
-        # Written by this very run: nobody else's pickle.
+        # This run wrote the pickle itself.
         state = torch.load(self._file(folder), map_location=wrapped.device, weights_only=False)
         _optimizer(wrapped).load_state_dict(state)
 
@@ -109,7 +109,7 @@ class SavePretrained(Way):
 
 
 def _optimizer(wrapped: Wrapped) -> Any:
-    """The real one, without accelerate's shell."""
+    """torch's own optimizer, without accelerate's wrapper."""
     return getattr(wrapped.optimizer, "optimizer", wrapped.optimizer)
 
 
@@ -120,8 +120,8 @@ WAYS: Dict[str, Type[Way]] = {
 }
 
 
-def way_of(spec: ResumeSpec) -> Way:
+def way_of(task: ResumeTask) -> Way:
     """Raises NotApplicable for a name that is not in WAYS."""
-    if spec.through not in WAYS:
-        raise NotApplicable(f"no way to save called {spec.through!r}")
-    return WAYS[spec.through](spec)
+    if task.through not in WAYS:
+        raise NotApplicable(f"no way to save called {task.through!r}")
+    return WAYS[task.through](task)

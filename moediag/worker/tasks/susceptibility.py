@@ -1,9 +1,9 @@
-"""Would ranks disagree about which parameters have a gradient? Asked in one process.
+"""Predicts in one process whether ranks would disagree about which parameters have a gradient.
 
 Every rank's batches run alone, with that rank's routing skew. Where that leaves other parameters
 without a gradient on one rank than on another, a wrapper that reduces what has a gradient (FSDP2,
 ZeRO-2) reduces different things on different ranks. No process group, no sharding, no optimizer:
-a prediction, a tenth of a run's price.
+a prediction, at a tenth of the cost of a run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from moediag.protocol import Susceptibility, Trial
 from moediag.worker import data
 from moediag.worker.models import checkpoint, tiny
 from moediag.worker.models.skew import RouterSkew
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard.wrapped import Wrapped
 
 
 def run(trial: Trial) -> Susceptibility:
-    """Of the trial's steps, from the same weights each: nothing is trained. A release that cannot
-    build the model, or whose router cannot be bent, is not applicable."""
+    """The prediction for the trial's steps, each from the same weights: nothing is trained. Not
+    applicable for a release that cannot build the model, or whose router cannot be skewed."""
     try:
         return _run(trial)
     except NotApplicable as reason:

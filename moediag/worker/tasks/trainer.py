@@ -1,8 +1,8 @@
 """A short training run by transformers' Trainer or TRL's SFTTrainer, started as their users do.
 
-The library owns the loop, the sharding, clipping and the optimizer. It is watched from inside
-``training_step``, where gradients are reduced and nobody has clipped them yet, and held against
-the same single-process reference as every other trial.
+The library owns the loop, the sharding, clipping and the optimizer. It is observed from inside
+``training_step``, where gradients are reduced and not yet clipped, and compared with the same
+single-process reference as every other trial.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from torch import nn
 from torch.utils.data import SequentialSampler
 
 from moediag import protocol
-from moediag.protocol import GradientError, Outcome, Trial
-from moediag.worker import data
+from moediag.protocol import Trial
+from moediag.worker import data, preparation
+from moediag.worker.collector import Collector
 from moediag.worker.measure import gradients, reference
 from moediag.worker.measure.block_inputs import InputGradients
 from moediag.worker.models import checkpoint as load
 from moediag.worker.models import tiny
 from moediag.worker.models.skew import RouterSkew
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import accelerate_on_cpu, fsdp2_internals
 from moediag.worker.shard.wrapped import Wrapped
-from moediag.worker.tasks import step, trainer_arguments
-from moediag.worker.versions import versions
-
-KINDS = ("trainer", "trl")
+from moediag.worker.tasks import trainer_arguments
 
 HIDDEN = (
     "the loaded model was made to forget its tp_size, from which Trainer tells accelerate that "
@@ -41,75 +39,60 @@ HIDDEN = (
 NO_AUX_LOSS = "router_aux_loss_coef is 0: SFTTrainer would add that loss, the reference has none"
 
 
-def run(trial: Trial, rank: int, recorder: Any, device: torch.device) -> Outcome:
-    """All steps; returns what was measured. Collective: ends on all ranks, or raises, or hangs,
-    which is what the trial is there to find out."""
-    watched = Watched(trial, rank, recorder, device)
+def run(collector: Collector) -> None:
+    """All steps. Collective: it ends on all ranks, raises, or hangs, which is what the trial is
+    there to find out."""
+    trial = collector.trial
+    watched = Watched(collector)
     if trial.step.fill_uninitialized:
-        step.fill_uninitialized()
+        preparation.fill_uninitialized()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_like_gpus(trial, watched))
+        stack.enter_context(_like_gpus(collector))
         within = os.environ.get(protocol.ENV_EVIDENCE)  # where even a killed rank may leave it
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=within))
         # Before the model, as in users' scripts: they put settings of FSDP into the environment.
-        given = _arguments(trial, watched, folder)
+        given = _arguments(trial, folder)
         watched.load()
-        trainer = _trainer(trial, watched, given)
+        trainer = _trainer(watched, given)
         stack.enter_context(watched.observing())
         trainer.train()
     dist.barrier()
-    return watched.outcome(_norms(trainer))
+    watched.finish(_norms(trainer))
 
 
 class Watched:
     """One rank's run, as seen from inside the library's loop."""
 
-    def __init__(self, trial: Trial, rank: int, recorder: Any, device: torch.device) -> None:
-        self.trial = trial
-        self.rank = rank
-        self.recorder = recorder
-        self.device = device
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        self.trial = trial = collector.trial
         self.expected: Optional[Dict[str, Any]] = None
         if trial.reference_path:
             self.expected = reference.load(trial.reference_path)
-        self.weights = step.Weights(trial, recorder, self.expected)
-        self.notes: List[str] = []
+        self.weights = preparation.Weights(trial, collector.recorder, self.expected)
         self.model: Any = None
         self.anatomy: Any = None
         self.wrapped: Optional[Wrapped] = None
-        self.gradients: Dict[str, Dict[str, GradientError]] = {}
-        self.inputs: Dict[str, Dict[str, GradientError]] = {}
-        self.losses: List[float] = []
-        self.seconds: List[float] = []
         self._forwards = 0
         self._began = 0.0
-
-    def note(self, text: str) -> None:
-        """At once: an Outcome is only written by who reaches the end."""
-        if text in self.notes:
-            return
-        self.notes.append(text)
-        if self.recorder is not None:
-            self.recorder.event("note", text=text)
 
     def load(self) -> None:
         """Raises NotApplicable, and what the library raises."""
         trial = self.trial
-        for note in load.notes(trial):
-            self.note(note)
+        self.collector.note(*load.notes(trial))
         if trial.model.source == "checkpoint":
-            self.model = load.from_checkpoint(trial, self.device)
+            self.model = load.from_checkpoint(trial, self.collector.device)
         else:
             self.model = tiny.build(
                 trial.model, trial.step.seed, experts=trial.model.experts_implementation
-            ).to(self.device)
+            ).to(self.collector.device)
         self.anatomy = tiny.anatomy(self.model, trial.model)
-        self.weights.told("loaded", self.model, self.anatomy)
+        self.weights.examine("loaded", self.model, self.anatomy)
         if trial.wrapper.hide_tp_size and getattr(self.model, "tp_size", None) is not None:
             self.model._tp_size = None
-            self.note(HIDDEN)
+            self.collector.note(HIDDEN)
         self.skew = RouterSkew(trial.skew, self.anatomy.experts)
-        self.skew.set_rank(self.rank)
+        self.skew.set_rank(self.collector.rank)
         self.kept = InputGradients(self.anatomy)
 
     @contextlib.contextmanager
@@ -118,67 +101,61 @@ class Watched:
             yield
 
     def before(self, model: nn.Module, tokens: torch.Tensor) -> None:
-        """``model``: what the Trainer trains, prepared. ``tokens``: what it dealt this rank."""
+        """``model``: what the Trainer trains, prepared. ``tokens``: what it gave this rank."""
+        rank, measured = self.collector.rank, self.collector.measured
         number, micro = divmod(self._forwards, self.trial.step.accumulate)
         number += 1
         if self.wrapped is None:
             self.wrapped = Wrapped(model, self.anatomy, self.trial)
-            self.weights.told("prepared", model, self.anatomy)
+            self.weights.examine("prepared", model, self.anatomy)
         if micro == 0:
-            if self.recorder is not None:
-                self.recorder.step(number)
-            self.skew.set_step(number)
-            self.losses.append(0.0)
-            self.seconds.append(0.0)
-        if not torch.equal(tokens.cpu(), data.batch(self.trial, self.rank, number, micro)):
+            self.collector.begin(number, self.skew)
+            measured.losses.append(0.0)
+            measured.step_seconds.append(0.0)
+        if not torch.equal(tokens.cpu(), data.batch(self.trial, rank, number, micro)):
             raise NotApplicable(
-                f"in step {number} the Trainer dealt rank {self.rank} another batch than the "
-                "reference trained on, so nothing can be said about its gradients"
+                f"in step {number} the Trainer gave rank {rank} another batch than the reference "
+                "trained on, so its gradients cannot be compared"
             )
         self._began = time.perf_counter()
 
     def after(self, loss: float) -> None:
         """``loss``: of the micro-batch, as the Trainer scales it: divided by accumulation."""
-        self.seconds[-1] += time.perf_counter() - self._began
-        self.losses[-1] += loss
+        measured = self.collector.measured
+        measured.step_seconds[-1] += time.perf_counter() - self._began
+        measured.losses[-1] += loss
         self._forwards += 1
         number, micro = divmod(self._forwards, self.trial.step.accumulate)
         if micro or self.expected is None or self.wrapped is None:
             return
-        of_inputs = self.expected["inputs"][number - 1][self.rank]
+        of_inputs = self.expected["inputs"][number - 1][self.collector.rank]
         whole = self.expected["gradients"][number - 1]
-        self.inputs[str(number)] = gradients.inputs(self.wrapped, self.kept.take(), of_inputs)
-        self.gradients[str(number)] = gradients.compare(self.wrapped, whole, self.weights.held)
+        measured.inputs[str(number)] = gradients.inputs(self.wrapped, self.kept.take(), of_inputs)
+        measured.gradients[str(number)] = gradients.compare(self.wrapped, whole, self.weights.held)
 
-    def outcome(self, norms: List[Optional[float]]) -> Outcome:
+    def finish(self, norms: List[Optional[float]]) -> None:
+        """``norms``: of every step, before clipping."""
         expected = self.expected or {}
-        return Outcome(
-            rank=self.rank,
-            gradients=self.gradients,
-            inputs=self.inputs,
-            losses=self.losses,
+        self.collector.set(
             reference_losses=expected.get("losses", []),
             gradient_norms=norms,
             reference_norms=expected.get("norms", []),
             steps_done=len(norms),
-            step_seconds=self.seconds,
-            notes=self.notes,
-            versions=versions(),
         )
 
 
-def _like_gpus(trial: Trial, watched: Watched) -> ContextManager[Any]:
+def _like_gpus(collector: Collector) -> ContextManager[Any]:
+    trial = collector.trial
     if trial.on_gpu:
         return contextlib.nullcontext()
     if trial.wrapper.native_fsdp or trial.wrapper.fsdp_plugin:
         if fsdp2_internals.sums_for_means(trial.backend):
             raise NotApplicable("a Trainer with FSDP2 and gloo needs torch >= 2.9")
-        for note in fsdp2_internals.prepare_cpu():
-            watched.note(note)
-    return accelerate_on_cpu.as_on_gpus(watched.note)
+        collector.note(*fsdp2_internals.prepare_cpu())
+    return accelerate_on_cpu.as_on_gpus(collector.note)
 
 
-def _arguments(trial: Trial, watched: Watched, folder: str) -> Any:
+def _arguments(trial: Trial, folder: str) -> Any:
     """TrainingArguments, or SFTConfig. Raises NotApplicable."""
     values = trainer_arguments.training(trial, _layer_class(trial), folder)
     if trial.wrapper.kind == "trainer":
@@ -200,7 +177,8 @@ def _layer_class(trial: Trial) -> str:
     return type(tiny.anatomy(model, trial.model).layers[0][1]).__name__
 
 
-def _trainer(trial: Trial, watched: Watched, given: Any) -> Any:
+def _trainer(watched: Watched, given: Any) -> Any:
+    trial = watched.trial
     rows = trainer_arguments.rows(trial, getattr(watched.model, "tp_size", None) or 1)
     if trial.wrapper.kind == "trainer":
         from transformers import Trainer, default_data_collator
@@ -215,7 +193,7 @@ def _trainer(trial: Trial, watched: Watched, given: Any) -> Any:
     from trl import SFTTrainer
 
     watched.model.config.router_aux_loss_coef = 0.0
-    watched.note(NO_AUX_LOSS)
+    watched.collector.note(NO_AUX_LOSS)
     return _watching(SFTTrainer, watched)(
         model=watched.model,
         args=given,
@@ -225,7 +203,7 @@ def _trainer(trial: Trial, watched: Watched, given: Any) -> Any:
 
 
 def _watching(base: Any, watched: Watched) -> Any:
-    """``base`` with the order of the data and the optimizer's groups as in the reference."""
+    """``base``, with the order of the data and the optimizer's groups of the reference."""
 
     class Watching(base):
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +220,7 @@ def _watching(base: Any, watched: Watched) -> Any:
             return loss
 
         def _send_telemetry(self) -> None:
-            """TRL counts its users; a test is none."""
+            """Sends nothing: TRL counts its users, and a test is not one."""
 
     return Watching
 

@@ -1,6 +1,6 @@
-"""What a Trainer is given: arguments, data set, tokenizer. Nothing is downloaded or kept.
+"""Arguments, data set and tokenizer for a Trainer. Nothing is downloaded or kept.
 
-The data set holds the trial's own batches in the order in which a Trainer deals them out, so that
+The data set holds the trial's own batches in the order in which a Trainer distributes them, so that
 the single-process reference sees what every rank sees.
 """
 
@@ -10,9 +10,10 @@ from typing import Any, Dict, List
 
 import torch
 
+from moediag.axes import DP_REPLICATE, DP_SHARD, EP
 from moediag.protocol import Trial
 from moediag.worker import data
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 Row = Dict[str, List[int]]
 
@@ -20,13 +21,13 @@ _OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
 
 
 def sharding(trial: Trial, layer_class: str) -> Dict[str, Any]:
-    """TrainingArguments that ask for FSDP2; empty where nobody or from_pretrained shards. Raises
-    NotApplicable for a layout that a Trainer cannot be asked for."""
+    """TrainingArguments that ask for FSDP2; empty where nothing shards, or from_pretrained does.
+    Raises NotApplicable for a layout that no arguments of a Trainer mean."""
     spec = trial.wrapper
     if spec.native_fsdp:
         return {}
     # FSDP2 of accelerate, DDP and an ep axis without a partner lie on all ranks.
-    axis = "ep" if "ep" in trial.layout else "dp_shard" if spec.fsdp_plugin else "dp_replicate"
+    axis = EP if EP in trial.layout else DP_SHARD if spec.fsdp_plugin else DP_REPLICATE
     lies = {a: n for a, n in trial.layout.items() if n > 1}
     if lies and lies != {axis: trial.world_size}:
         raise NotApplicable(f"these arguments of a Trainer mean {axis}={trial.world_size}, no other"
@@ -98,7 +99,7 @@ def rows(trial: Trial, shared: int) -> List[Row]:
 
 
 def _row(tokens: List[int]) -> Row:
-    # Nothing predicts the first token; the Trainer of 5.7.0 would count it all the same.
+    # Nothing predicts the first token; the Trainer of 5.7.0 would count it anyway.
     return {
         "input_ids": tokens,
         "labels": [-100, *tokens[1:]],
@@ -107,7 +108,7 @@ def _row(tokens: List[int]) -> Row:
 
 
 def tokenizer(vocab: int) -> Any:
-    """One word a token; SFTTrainer wants one although the data set holds numbers."""
+    """A tokenizer with one word per token; SFTTrainer needs one, though the data are numbers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.axes.layout import AXES, Layout
+from moediag.axes import AXES, Layout
 from moediag.errors import LayoutError
 
 layouts = st.dictionaries(st.sampled_from(AXES), st.integers(1, 4), max_size=4).map(Layout)
@@ -99,3 +99,51 @@ def test_a_refusal_names_every_factor(
 def test_a_rank_outside_the_mesh_is_refused(rank: int) -> None:
     with pytest.raises(LayoutError, match="dp_shard=4"):
         Layout({"dp_shard": 4}).coordinates(rank)
+
+
+@pytest.mark.parametrize(
+    ("axes", "first"),
+    [
+        ({"dp_shard": 4}, [0, 1, 2, 3]),
+        ({"ep": 4}, [0, 0, 0, 0]),
+        ({"dp_shard": 2, "ep": 2}, [0, 0, 2, 2]),
+        ({"dp_replicate": 2, "dp_shard": 2}, [0, 1, 2, 3]),
+        ({"pp": 2, "dp_shard": 2}, [0, 1, 0, 1]),
+        ({"dp_shard": 2, "ep": 2, "tp": 2}, [0] * 4 + [4] * 4),
+        ({}, [0]),
+    ],
+)
+def test_ranks_that_hold_one_copy_of_the_model_share_a_batch(
+    axes: dict[str, int], first: list[int]
+) -> None:
+    layout = Layout(axes)
+    assert [layout.batch_source(rank, "per-replica") for rank in range(len(first))] == first
+
+
+@given(layouts)
+def test_a_shared_batch_is_that_of_the_lowest_rank_with_the_same_data_coordinates(
+    layout: Layout,
+) -> None:
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(layout.world_size):
+        where = layout.coordinates(rank)
+        groups.setdefault(tuple(where[a] for a in where if a.data_parallel), []).append(rank)
+    for ranks in groups.values():
+        assert {layout.batch_source(rank, "per-replica") for rank in ranks} == {min(ranks)}
+
+
+@given(layouts, st.sampled_from(["distinct", "per-replica", "one-token", "identical"]))
+def test_the_rank_whose_batch_is_used_uses_its_own(layout: Layout, batches: str) -> None:
+    for rank in range(layout.world_size):
+        source = layout.batch_source(rank, batches)
+        assert source <= rank and layout.batch_source(source, batches) == source
+    sources = {layout.batch_source(r, batches) for r in range(layout.world_size)}
+    if batches != "identical":
+        assert layout.shares_batches(batches) == (len(sources) < layout.world_size)
+
+
+@given(layouts)
+def test_active_axes_are_those_with_several_ranks(layout: Layout) -> None:
+    assert [layout.size(axis) > 1 for axis in AXES] == [axis in layout.active for axis in AXES]
+    rank = layout.world_size - 1
+    assert [layout.index(axis, rank) for axis in AXES] == [layout.size(axis) - 1 for axis in AXES]

@@ -1,4 +1,4 @@
-"""The counting of right answers, and how torch's own tools are read."""
+"""Counting right answers, and reading the answers of torch's own tools."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ def test_only_class_culprit_and_line_together_are_right(answer: Answer, kind: Ou
     assert outcome(HANG, answer) is kind
 
 
-def test_any_failure_told_of_a_healthy_job_is_a_false_alarm() -> None:
+def test_any_failure_reported_for_a_healthy_job_is_a_false_alarm() -> None:
     assert outcome(CLEAN, Answer(True, (), "", verdict="hang")) is Outcome.FALSE_ALARM
     assert outcome(CLEAN, Answer(True, (1,), "")) is Outcome.FALSE_ALARM
     for quiet in ("clean", "inconclusive"):
         assert outcome(CLEAN, Answer(False, verdict=quiet)) is Outcome.QUIET
 
 
-def test_naming_somebody_where_nobody_can_be_named_is_wrong() -> None:
+def test_naming_a_rank_if_none_can_be_named_is_wrong() -> None:
     circle = Truth("receives", ("hang",), ())
     assert outcome(circle, Answer(True, (0,), "", verdict="hang")) is Outcome.OTHERS
     assert outcome(circle, Answer(True, (), "", verdict="hang")) is Outcome.RIGHT
 
 
-def test_of_other_tools_neither_class_nor_words_are_asked_but_rank_and_line() -> None:
+def test_other_tools_must_name_only_rank_and_line() -> None:
     assert outcome(HANG, Answer(True, (1,), "at jobs.py:59")) is Outcome.RIGHT
     assert outcome(HANG, Answer(True, (1,), "at jobs.py:60")) is Outcome.LINE
     assert outcome(HANG, Answer(True, (1,), "", has_lines=False)) is Outcome.RIGHT
 
 
-def test_the_tally_counts_failing_and_healthy_cases_apart() -> None:
+def test_the_tally_separates_failing_and_healthy_cases() -> None:
     wrong = replace(RIGHT, culprits=(2,))
     alarm, quiet = Answer(True, verdict="hang"), Answer(False, verdict="clean")
     cases = [(HANG, RIGHT), (HANG, wrong), (CLEAN, alarm), (CLEAN, quiet), (CLEAN, quiet)]
@@ -66,13 +66,13 @@ def test_the_tally_counts_failing_and_healthy_cases_apart() -> None:
     assert found.kinds[Outcome.OTHERS] == 1
 
 
-def test_what_a_tool_could_not_read_counts_against_it_and_earns_it_no_quiet() -> None:
+def test_an_unreadable_case_counts_against_the_tool() -> None:
     cannot = Answer(False, refused="KeyError")
     found = tally((truth, outcome(truth, cannot)) for truth in (HANG, CLEAN))
     assert (found.right, found.failing, found.alarms, found.healthy) == (0, 1, 0, 0)
 
 
-def test_the_report_lists_what_was_not_right() -> None:
+def test_the_report_lists_wrong_answers() -> None:
     wrong = page.Judged(HANG, {page.MOEDIAG: replace(RIGHT, culprits=(2,))}, "skip")
     right = page.Judged(CLEAN, {page.MOEDIAG: Answer(False, verdict="clean")}, "none")
     assert page.summary([wrong, right], [])[1] == (
@@ -113,7 +113,7 @@ def test_the_first_finding_of_torchfrtrace_is_its_answer() -> None:
     assert case.outcome(page.FRTRACE) is Outcome.OTHERS and page.named_among(case)
 
 
-def test_torchfrtrace_that_says_nothing_or_cannot() -> None:
+def test_torchfrtrace_without_an_answer() -> None:
     nothing = others.torchfrtrace("No errors found for this collective entry\n")
     assert (nothing.alarm, nothing.refused) == (False, "")
     assert others.torchfrtrace("", "KeyError: ('0', 1)").refused == "KeyError: ('0', 1)"
@@ -131,7 +131,7 @@ MISMATCH = (
 ROOT = "Root Cause (first observed failure):\n[0]:\n  rank : {} (local_rank: 1)\n  exitcode : {} ("
 
 
-def test_detail_names_whom_most_errors_set_against_their_own_rank() -> None:
+def test_detail_names_the_rank_that_most_errors_compare_with_their_own() -> None:
     pairs = {0: (0, 1), 1: (1, 0), 2: (2, 1)}
     printed = {rank: MISMATCH.format(*pair) for rank, pair in pairs.items()}
     found = others.detail(printed, ROOT.format(0, 1), 1)
@@ -140,12 +140,12 @@ def test_detail_names_whom_most_errors_set_against_their_own_rank() -> None:
     assert others.detail(two, "", 1).culprits == (0, 1)  # of two ranks nobody knows which
 
 
-def test_detail_names_who_did_not_reach_the_barrier() -> None:
+def test_detail_names_the_rank_that_did_not_reach_the_barrier() -> None:
     said = "RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 30000 ms"
     assert others.detail({0: said}, ROOT.format(0, 1), 1).culprits == (1, 2)
 
 
-def test_where_errors_name_nobody_the_launcher_does_unless_that_rank_only_waited() -> None:
+def test_without_a_rank_in_the_errors_the_launchers_first_failure_counts() -> None:
     died = others.detail({1: "ValueError: the batch is empty"}, ROOT.format(1, -9), 1)
     assert died.culprits == (1,) and "-9" in died.text
     waited = others.detail({0: "RuntimeError: Timed out waiting 30000ms"}, ROOT.format(0, 1), 1)
@@ -176,7 +176,7 @@ def test_a_simulated_case_is_answered_from_its_files(fault: str | None, tmp_path
     assert outcome(case.truth, answer) is (Outcome.RIGHT if fault else Outcome.QUIET)
 
 
-def test_a_running_job_is_on_its_way() -> None:
+def test_a_running_job_has_calls_in_progress() -> None:
     job = jobs.running(jobs.healthy(jobs.Layout(2, 4, 2, 2), 3), 11)
     ran = jobs.Run(job)
     assert ran.met == job.until

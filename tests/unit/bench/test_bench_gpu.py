@@ -1,4 +1,4 @@
-"""The GPU suite without a GPU: what it would ask, what it writes, how it refuses."""
+"""The GPU suite without a GPU: its rows, its report, its refusal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from bench import gpu as suite
 from moediag import doctor, hardware
 from moediag.campaign.sweep import session
 from moediag.errors import ExitCode, StackError
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, devices
 from moediag.stacks import interpreter
+from tests.unit.trial_results import changed
 
 ROOT = Path(__file__).parent.parent.parent.parent
 GOLDEN = read_result(ROOT / "tests" / "golden" / "results" / "hang.json")
@@ -34,7 +35,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 IDENTITY = {**interpreter.identity(), "torch": "2.11.0+cu130"}
 
 
-def test_every_question_names_a_scenario_and_fits_the_machine() -> None:
+def test_every_row_names_a_scenario_and_fits_the_machine() -> None:
     alone = list(suite.questions(1, "2.28.9"))
     assert {q.scenario for q in alone} <= set(catalogue.names())
     assert {q.device for q in alone} == {devices.SHARED}
@@ -51,7 +52,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_4(
     monkeypatch.setattr(doctor, "gpus", list)
     monkeypatch.setattr(doctor, "driver_gpus", list)
     assert suite.main(["--out", str(tmp_path / "reports")]) == ExitCode.CANNOT_RUN_HERE
-    assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
+    assert "1 GPU requested, 0 found" in capsys.readouterr().err
     assert not (tmp_path / "reports").exists()
 
 
@@ -65,7 +66,7 @@ def test_make_gpu_ends_with_4() -> None:
     assert "0 found" in done.stderr + done.stdout
 
 
-def test_what_was_measured_and_what_was_not_is_written(
+def test_measured_and_missing_rows_are_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_gpu: None
 ) -> None:
     asked: list[tuple[str, int, bool]] = []
@@ -78,7 +79,7 @@ def test_what_was_measured_and_what_was_not_is_written(
         trials = tuple(dataclasses.replace(t, shared_gpu=True) for t in GOLDEN.trials)
         return dataclasses.replace(GOLDEN, scenario=plan.scenario.name, trials=trials)
 
-    monkeypatch.setattr("moediag.pipeline.run.run", run)
+    monkeypatch.setattr("moediag.campaign.run.run", run)
     line = ["--scenario", "expert-starvation-hang", "--scenario", "ep-overwrite"]
     assert suite.main([*line, "--out", str(tmp_path), "--evidence", str(tmp_path / "e")]) == 0
     assert asked == [("expert-starvation-hang", 2, True), ("expert-starvation-hang", 4, True),
@@ -95,10 +96,9 @@ def test_what_was_measured_and_what_was_not_is_written(
     assert "ep-overwrite" in last and "5.12.1 is wanted and 5.17.0 is installed" in last
 
 
-def test_a_row_of_trials_that_said_nothing_counts_as_not_measured() -> None:
+def test_a_row_of_trials_without_a_verdict_counts_as_not_measured() -> None:
     trials = tuple(
-        dataclasses.replace(t, verdict="inconclusive", cause="no environment")
-        for t in GOLDEN.trials
+        changed(t, verdict="inconclusive", cause="no environment") for t in GOLDEN.trials
     )
     result = dataclasses.replace(GOLDEN, trials=trials)
     one = suite.row(
@@ -123,4 +123,4 @@ def test_the_speed_of_the_step_is_a_part_of_the_report(
     assert raw["rows"] == []
     assert [run["size"] for run in raw["speed"]].count("large") == 1
     assert all(row["reason"] for run in raw["speed"] for row in run["rows"])
-    assert "### Speed that was not measured" in path.with_suffix(".md").read_text()
+    assert "### Speed not measured" in path.with_suffix(".md").read_text()

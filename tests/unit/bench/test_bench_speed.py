@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import torchrun
 from bench.speed import __main__ as command
 from bench.speed import clock, flops, listed, rank, sizes, suite
 from bench.speed.words import FIXES, FUSED, KERNELS, LOOP, ROUTINGS
@@ -21,6 +22,7 @@ from moediag.errors import StackError
 from moediag.protocol import ModelSpec
 from moediag.worker import fixes
 from moediag.worker.models import tiny
+from moediag.worker.not_applicable import NotApplicable
 
 SMALL = ModelSpec(layers=2, hidden=10, intermediate=3, experts=5, top_k=2, heads=2, kv_heads=1,
                   head_dim=4, vocab=32)  # fmt: skip
@@ -74,7 +76,7 @@ def fused(spec: ModelSpec) -> Any:
     return SimpleNamespace(gate=FusedGate(spec), experts=experts)
 
 
-def test_a_block_taken_apart_computes_the_same_with_and_without_the_dense_fix() -> None:
+def test_a_split_block_computes_the_same_with_and_without_the_dense_fix() -> None:
     torch.manual_seed(0)
     whole = fused(SMALL)
     block = listed.Block(whole)
@@ -97,14 +99,14 @@ def test_a_block_taken_apart_computes_the_same_with_and_without_the_dense_fix() 
     assert torch.allclose(block(x)[0], found, atol=1e-4)
 
 
-def test_a_model_of_modules_stays_as_it_is_and_another_fused_family_is_refused() -> None:
+def test_a_model_of_modules_is_unchanged_and_other_fused_families_are_refused() -> None:
     spec = ModelSpec()
     model = tiny.build(spec, seed=0)
     before = dict(model.named_modules())
     listed.take_apart(model, tiny.anatomy(model, spec))
     assert dict(model.named_modules()) == before
     other = tiny.Anatomy((), (tiny.MoeBlock("mlp", torch.nn.Linear(1, 1), 0, ()),), 4)
-    with pytest.raises(tiny.NotApplicable, match="Linear cannot be taken apart"):
+    with pytest.raises(NotApplicable, match="Linear cannot be taken apart"):
         listed.take_apart(model, other)
 
 
@@ -116,7 +118,7 @@ def test_the_peak_is_a_rate() -> None:
 # ------------------------------------------------------------------------ the runs
 
 
-def test_every_kernel_routing_and_fix_is_asked() -> None:
+def test_every_kernel_routing_and_fix_is_measured() -> None:
     runs = list(suite.runs("cuda"))
     assert {(r.what, r.size, r.ranks) for r in runs} == {
         ("kernels", "small", 1), ("kernels", "mid", 1), ("kernels", "large", 1),
@@ -130,7 +132,7 @@ def test_every_kernel_routing_and_fix_is_asked() -> None:
             assert {routing for _, routing in rows} == set(ROUTINGS)
 
 
-def test_a_rank_measures_on_this_stack_what_it_has(
+def test_a_rank_measures_what_this_stack_supports(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One rank in this process: transformers 4.53 has experts as modules, and no fused kernels."""
@@ -170,7 +172,7 @@ ROW = {
 }  # fmt: skip
 
 
-def test_the_page_shows_what_was_measured_and_why_the_rest_was_not() -> None:
+def test_the_page_shows_measurements_and_reasons_for_missing_ones() -> None:
     run = suite.Run("kernels", "mid", "cuda", kernels=("batched_mm", "grouped_mm"),
                     routings=("balanced", "one-hot"))  # fmt: skip
     big = {"kernel": "batched_mm", "routing": "balanced", "reason": "too | big"}
@@ -193,16 +195,16 @@ def test_without_a_gpu_its_rows_are_listed_with_the_reason() -> None:
     assert text.count(f"| all | {suite.NO_GPU} |") == len(list(suite.runs("cuda")))
 
 
-def test_a_run_that_breaks_or_lasts_says_so(tmp_path: Path) -> None:
+def test_a_failing_or_slow_run_is_reported(tmp_path: Path) -> None:
     folder = str(tmp_path)
     failing = [sys.executable, "-c", "raise ValueError('no such thing')"]
-    assert suite._launch(failing, {}, folder, 60) == "exit code 1: ValueError: no such thing"
+    assert torchrun.launch(failing, {}, folder, 60) == "exit code 1: ValueError: no such thing"
     endless = [sys.executable, "-c", "import signal; signal.pause()"]
-    assert suite._launch(endless, {}, folder, 0.2) == "it took more than 0.2 s"
-    assert suite._launch([sys.executable, "-c", ""], {}, folder, 60) == ""
+    assert torchrun.launch(endless, {}, folder, 0.2) == "it took more than 0.2 s"
+    assert torchrun.launch([sys.executable, "-c", ""], {}, folder, 60) == ""
 
 
-def test_a_stack_that_cannot_be_had_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_stack_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: Any) -> Any:
         raise StackError("transformers 5.17.0 is wanted and 5.12.1 is installed")
 

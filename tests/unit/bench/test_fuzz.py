@@ -8,13 +8,13 @@ from bench import fuzz
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_damaged_evidence_never_crashes_nor_runs_code(seed: int) -> None:
+def test_damaged_evidence_never_crashes_or_runs_code(seed: int) -> None:
     report = fuzz.run(100, seed=1000 + seed)
     assert report.failures == []
     assert report.count == 100 and report.refused < 50  # most is damaged, not destroyed
 
 
-def test_the_fuzz_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_detects_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception, code that runs, and an endless input are failures."""
     import os
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -28,7 +27,8 @@ from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.errors import StackError
 from moediag.evidence.executed import Executed
 from moediag.protocol import error_file, executed_file, write_json
-from moediag.result.run_result import Conclusion, FirstDivergence, RankSide, RunResult
+from moediag.result import Conclusion, FirstDivergence, RankSide, RunResult
+from tests.unit import trial_results
 from tests.unit.bisect_fakes import STARVED, TARGET
 from tests.unit.campaign.test_bisect_signatures import trial
 
@@ -146,7 +146,7 @@ def test_changed_added_and_removed_functions() -> None:
         ("def f(): pass\n", None, {"f", TOP}),
     ],
 )  # fmt: skip
-def test_what_is_a_difference(old: str | None, new: str | None, names: set[str]) -> None:
+def test_differences_that_count(old: str | None, new: str | None, names: set[str]) -> None:
     assert set(found(old, new)) == names
 
 
@@ -173,7 +173,7 @@ def clues(**more: Any) -> Clues:
     return Clues(**values)
 
 
-def test_what_ran_around_the_parameters_that_failed_comes_first() -> None:
+def test_functions_around_the_failed_parameters_come_first() -> None:
     order = ranked(found().values(), clues())
     assert [s.change.name for s in order] == [
         "Experts", "Block.forward", "Model.forward", "gone", "Model.unused",
@@ -298,7 +298,7 @@ def bisected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Prob
         one = trial("clean" if verdict is GOOD else STARVED, "unfixed", "unfixed")
         missing = RankSide("reduce_scatter", 1, "float32", ("layers.1.mlp.experts.3.up.weight",))
         divergence = FirstDivergence(0, "dp", "backward", "layers.1", {"1": missing})
-        one = dataclasses.replace(
+        one = trial_results.changed(
             one, evidence="unfixed", culprits=(1,), first_divergence=divergence
         )
         RunResult("s", "", "0", {}, (one,), Conclusion(reproduced=None)).write(run)
@@ -348,7 +348,7 @@ def test_a_function_in_the_exceptions_traceback(bisected: tuple[list[ProbeRecord
     assert first.change.name == "Model.unused" and first.in_stack and not first.ran
 
 
-def test_what_is_missing_is_said(
+def test_missing_parts_are_reported(
     bisected: tuple[list[ProbeRecord], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records, folder = bisected

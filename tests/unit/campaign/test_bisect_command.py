@@ -12,20 +12,23 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from moediag.campaign.bisect import answer_page, progress, session
+from moediag.campaign.bisect import answer_page, session
 from moediag.campaign.bisect import probe as probing
 from moediag.campaign.bisect import question as asking
 from moediag.campaign.bisect import state as states
+from moediag.campaign.bisect.drive import drive
+from moediag.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, other
-from moediag.campaign.bisect.progress import Lines, Live
 from moediag.campaign.bisect.question import Asked, Question
 from moediag.campaign.bisect.search.rates import Rate
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.engine import Line
+from moediag.campaign.engine.display import Live
 from moediag.cli import app
 from moediag.errors import ExitCode
 from moediag.scenario.schema import Scenario
-from tests.unit.bisect_fakes import STARVED, TARGET, Fake, question
+from tests.unit.bisect_fakes import STARVED, Fake, opened, question
 from tests.unit.tiny_clone import PERSON, from_letters
 
 HISTORY = "GGGGGBBBBBBBGGGGGGGG"
@@ -72,7 +75,7 @@ def test_an_answer(world: World, run: Any) -> None:
     assert out.splitlines()[0] == "1.3 G  1.4 G  1.5 B … 1.11 B  1.12 G  1.13 G  1.19 G"
     assert "transformers 1.5 is the first bad release; 1.4 is the last good one." in out
     assert "transformers 1.12 is the first good release after it" in out
-    assert err.splitlines()[0].startswith("looking for (exact): collective-mismatch")
+    assert err.splitlines()[1].startswith("looking for (exact): collective-mismatch")
     folder = Path("found")
     raw = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert (raw["began"]["bad"], raw["ended"]["good"]) == ("1.5", "1.12")
@@ -111,10 +114,10 @@ def test_a_new_folder_below_the_runs_is_the_default(world: World, run: Any) -> N
     _, out, _ = run()
     (folder,) = Path("moediag-runs").iterdir()
     assert folder.name.endswith("-bisect-expert-starvation")
-    assert out.splitlines()[-1] == f"To paste: {folder / 'report.md'}"
+    assert out.splitlines()[-1] == f"Report: {folder / 'report.md'}"
 
 
-def test_ctrl_c_and_the_command_that_it_prints(world: World, run: Any) -> None:
+def test_ctrl_c_prints_the_command_to_resume(world: World, run: Any) -> None:
     class Interrupts(Fake):
         def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
             if version == "1.5":
@@ -125,13 +128,13 @@ def test_ctrl_c_and_the_command_that_it_prints(world: World, run: Any) -> None:
     code, out, err = run("--window", "--match", "class", "--out", "it is mine")
     assert (code, out) == (ExitCode.INTERRUPTED, "")
     assert "error: interrupted after" in err
-    (line,) = [line for line in err.splitlines() if line.startswith("To go on: ")]
+    (line,) = [line for line in err.splitlines() if line.startswith("To resume: ")]
     command = "moediag bisect expert-starvation --window --match class --out 'it is mine' --resume"
-    assert line == f"To go on: {command}"
+    assert line == f"To resume: {command}"
     world.prober = Fake
     code, out, err = run("--window", "--match", "class", "--out", "it is mine", "--resume")
     assert code == ExitCode.OK
-    assert "of an earlier run" in err
+    assert "finished by an earlier command" in err
     assert "transformers 1.5 is the first bad release" in out
 
 
@@ -179,10 +182,10 @@ def test_no_second_bisect_in_a_folder(world: World, run: Any) -> None:
     run("--out", "taken")
     code, _, err = run("--out", "taken")
     assert code == ExitCode.USAGE
-    assert "not empty" in err
+    assert "a bisect was started here" in err
 
 
-def test_what_is_typed_arrives(world: World, run: Any) -> None:
+def test_options_are_passed_on(world: World, run: Any) -> None:
     run(
         "--package", "accelerate", "--bad", "1.7", "--good", "1.2", "--window", "--pre", "--yanked",
         "--hold", "transformers=5.12.1", "--python", "3.12", "--match", "any", "--variant", "u",
@@ -237,7 +240,7 @@ def test_dry_run_takes_the_mean_of_what_was_measured_here(
             state.finished(ProbeRecord(f"1.{number}", verdict, 1, "", "", seconds, "probes/x"))
         state.finished(ProbeRecord("1.9", other("not launched"), 1, "", "", 0.1))
     Path("moediag-runs/broken").mkdir()
-    Path("moediag-runs/broken/bisect.jsonl").write_text("no", encoding="utf-8")
+    Path("moediag-runs/broken/journal.jsonl").write_text("no", encoding="utf-8")
     _, out, _ = run("--dry-run", "--json")
     raw = json.loads(out)
     assert (raw["measured_probes"], raw["seconds_per_probe"]) == (2, 15.0)
@@ -247,65 +250,32 @@ def test_dry_run_takes_the_mean_of_what_was_measured_here(
 # ------------------------------------------------------------------------ meanwhile
 
 
-def test_lines_say_what_showed_where_it_is_not_the_failure() -> None:
-    said: list[str] = []
-    lines = Lines(said.append)
-    lines.learned(Target("unfixed", ("hang",), (STARVED,), rate=Rate(2, 4)))
-    lines.finished(ProbeRecord("1.1", ProbeVerdict(Kind.BAD, STARVED), seconds=2.0))
-    lines.finished(ProbeRecord("1.2", other("crash:X"), attempt=2))
-    assert said == [
+def test_lines_name_other_failures() -> None:
+    target = Target("unfixed", ("hang",), (STARVED,), rate=Rate(2, 4))
+    assert target_lines(target) == [
         f"looking for (exact): {STARVED}",
         "it showed in 2 of 4 trials, so 7 clean trials make a release good",
-        "[1] 1.1  2.0 s  bad",
-        "[2] 1.2 (probe 2)  another failure (crash:X)",
     ]
+    bad = ProbeRecord("1.1", ProbeVerdict(Kind.BAD, STARVED), seconds=2.0)
+    assert probe_line(bad, target.signatures) == Line("1.1  2.0 s  bad", seconds=2.0)
+    again = ProbeRecord("1.2", other("crash:X"), attempt=2)
+    assert probe_line(again).text == "1.2 (probe 2)  another failure (crash:X)"
 
 
-def test_the_live_table_lists_releases_in_order_with_their_verdicts() -> None:
+def test_the_display_counts_probes_and_shows_the_timeline(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
     live = Live(console)
-    live.learned(TARGET)
-    live.resumed([ProbeRecord("4.10.0", GOOD, uploaded="2025-07-11T00:00:00+00:00", seconds=3.0)])
-    live.finished(ProbeRecord("4.9.0", ProbeVerdict(Kind.BAD, STARVED), seconds=61.0))
-    live.finished(ProbeRecord("4.10.0", other("crash:X"), attempt=2, seconds=3.0))
-    live.probing("4.9.1", 1)
-    live.doing("4.9.1", "building transformers-4.9.1")
+    asked = question(HISTORY, 7)
+    with opened(tmp_path, asked) as state:
+        drive(asked, state, Fake(HISTORY, seconds=0.01), live)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "expert-starvation: transformers, at most" in said
+    assert "looking for (exact): " + STARVED in said
+    assert "1.5  0.01 s  bad" in said
     with console.capture() as caught:
         console.print(live.view())
-    rows = [line.split() for line in caught.get().splitlines()]
-    text = caught.get()
-    assert [row[0] for row in rows[1:4]] == ["4.9.0", "4.9.1", "4.10.0"]
-    assert "building transformers-4.9.1" in text
-    assert "2 probes, 6.0 s" in text
-    assert "2025-07-11" in text
-    assert "4.9 B  4.10 G" in text
-    assert rows[-1][-1] == "on"
-
-
-def test_what_is_no_release_follows_them_in_the_table() -> None:
-    live = Live(Console(file=io.StringIO(), width=100, color_system=None))
-    names = ["commit 1234567890", "4.9.0", "4.8.0 with the companions of 4.9.0", "4.10.0"]
-    for name in names:
-        live.finished(ProbeRecord(name, GOOD, seconds=1.0))
-    console = Console(file=io.StringIO(), width=100, color_system=None)
-    with console.capture() as caught:
-        console.print(live.view())
-    rows = [line for line in caught.get().splitlines() if " good " in line]
-    starts = [next(n for n in names if row.startswith(n)) for row in rows]
-    assert starts == ["4.9.0", "4.10.0", names[0], names[2]]
-    assert caught.get().splitlines()[-1].split() == ["4.9", "G", "4.10", "G"]
-
-
-def test_a_log_gets_lines_and_a_person_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress.watching() as watcher:
-        assert isinstance(watcher, Lines)
-    monkeypatch.setattr(Console, "is_terminal", True)
-    monkeypatch.setattr(Console, "is_dumb_terminal", False)
-    with progress.watching() as watcher:
-        assert isinstance(watcher, Live)
-    monkeypatch.setenv("CI", "true")
-    with progress.watching() as watcher:
-        assert isinstance(watcher, Lines)
+    assert "1.3 G  1.4 G  1.5 B" in caught.get()
+    assert "at most" in caught.get()
 
 
 def test_the_help_names_the_default_of_every_option() -> None:

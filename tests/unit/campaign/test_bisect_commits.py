@@ -19,7 +19,8 @@ from moediag.campaign.bisect.commits.commit_answer import CommitAnswer
 from moediag.campaign.bisect.commits.commits import Between, name_the_commit, tops_of
 from moediag.campaign.bisect.follow import Follow
 from moediag.campaign.bisect.probe_verdict import Kind
-from moediag.campaign.bisect.progress import Lines
+from moediag.campaign.engine import Display
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import Interrupted, UsageError
 from tests.unit.bisect_fakes import TARGET, Fake, question
 from tests.unit.tiny_clone import PERSON, TinyClone, from_letters, installs_mini
@@ -37,9 +38,9 @@ def mini(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def following(folder: Path, prober: Fake) -> Iterator[Follow]:
     header = question("GB", 1).header(["moediag", "bisect"])
-    there = (folder / states.STATE_FILE).exists()
+    there = (folder / JOURNAL_FILE).exists()
     with states.resume(folder, header) if there else states.create(folder, header) as state:
-        yield Follow(state, prober, Lines(lambda _: None), TARGET)
+        yield Follow(state, prober, Display(), TARGET)
 
 
 def named(
@@ -169,7 +170,7 @@ def test_nothing_is_left_in_the_clone(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("source/*/tree"))
 
 
-def test_an_interrupted_search_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_search_continues(tmp_path: Path) -> None:
     class Ends(Fake):
         def probe_on(self, *args: object) -> object:  # type: ignore[override]
             if len(self.asked) == 3:
@@ -205,7 +206,7 @@ def test_the_folder_that_is_laid_over_holds_the_package_alone(tmp_path: Path) ->
     assert named(clone, tmp_path / "out", prober=Sees("GB")).found
 
 
-def test_what_stands_in_the_way_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstacles_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clone = from_letters(tmp_path / "clone", "GB")
     clone.git("tag", "-d", "v1.1")
     answer = named(clone, tmp_path / "out")

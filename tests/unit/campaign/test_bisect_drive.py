@@ -19,6 +19,8 @@ from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.search.answer import Status
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.timeline import ProbeRecord
+from moediag.campaign.engine import journal_file
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import EvidenceError, ExitCode, Interrupted, NoEnvironments
 from tests.unit.bisect_fakes import Fake, bisect, opened, question
 from tests.unit.bisect_worlds import one_stretch, tightest
@@ -38,7 +40,7 @@ def test_a_window_is_found_and_written_down(tmp_path: Path) -> None:
     assert bounds(search) == [(13, 12), (23, 24)]
     stored = states.read(tmp_path)
     assert stored.target is not None
-    assert len(stored.probes) == len(search.known) == len(said) - 1
+    assert len(stored.probes) == len(search.known) == len(said) - 2
     assert stored.probes[0].version == "1.15"
 
 
@@ -94,7 +96,9 @@ def test_without_the_failure_at_the_bad_end_nothing_is_searched(
         assert search.answer is not None
         assert search.answer.status == status
         assert len(states.read(tmp_path).probes) == 1
-    assert said == ["1 probe of an earlier run"]
+    assert said == [
+        "expert-starvation: transformers, at most 19 probes, 1 finished by an earlier command"
+    ]
 
 
 # ------------------------------------------------------------------------ interrupted
@@ -113,14 +117,14 @@ class Ends(Fake):
         return super().probe(version, attempt, target)
 
 
-def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_prints_the_command_that_resumes(tmp_path: Path) -> None:
     prober = Ends(HISTORY)
     with pytest.raises(Interrupted) as caught:
         bisect(tmp_path, HISTORY, 15, prober=prober)
     assert caught.value.exit_code == ExitCode.INTERRUPTED
     assert "after 3 finished probes" in caught.value.message
     command = f"moediag bisect expert-starvation --out {tmp_path} --resume"
-    assert caught.value.help_text == f"To go on: {command}"
+    assert caught.value.help_text == f"Nothing is left running.\nTo resume: {command}"
     assert prober.closed
     before = states.read(tmp_path).probes
     assert bounds(bisect(tmp_path, HISTORY, 15)) == [(13, 12), (23, 24)]
@@ -128,7 +132,7 @@ def test_ctrl_c_prints_the_command_that_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_where_nothing_can_be_probed_no_release_is_to_blame(tmp_path: Path, jobs: int) -> None:
+def test_an_obstacle_to_all_probes_blames_no_release(tmp_path: Path, jobs: int) -> None:
     prober = Ends(HISTORY)
     prober.error = NoEnvironments("no network")
     with pytest.raises(NoEnvironments):
@@ -157,7 +161,7 @@ class Slow(Fake):
         self.event.set()
 
 
-def test_probes_that_the_answer_does_not_need_are_ended(tmp_path: Path) -> None:
+def test_unneeded_probes_are_stopped(tmp_path: Path) -> None:
     """Beside the path of the search, one release never answers: nobody waits for it."""
     alone = bisect(tmp_path / "alone", HISTORY, 15)
     path = {f"1.{probe.index}" for probe in alone.path}
@@ -214,7 +218,7 @@ def test_killed_twenty_times_it_ends_with_the_same_answer(tmp_path: Path, jobs: 
 
 def content(folder: Path) -> bytes:
     try:
-        return (folder / states.STATE_FILE).read_bytes()
+        return (folder / JOURNAL_FILE).read_bytes()
     except OSError:
         return b""
 
@@ -224,7 +228,7 @@ def wait_for_growth(folder: Path, size: int, victim: subprocess.Popen[bytes]) ->
         time.sleep(0.002)
 
 
-def test_a_disk_that_is_full_ends_it_and_says_so(
+def test_a_full_disk_ends_the_bisect_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = 0
@@ -235,7 +239,7 @@ def test_a_disk_that_is_full_ends_it_and_says_so(
         if written > 4:
             raise EvidenceError("cannot be written: No space left on device")
 
-    monkeypatch.setattr(states, "_append", refuses)
+    monkeypatch.setattr(journal_file, "append", refuses)
     with pytest.raises(EvidenceError, match="No space"):
         bisect(tmp_path, HISTORY, 15)
 

@@ -20,13 +20,14 @@ from moediag.campaign.bisect import probe as module
 from moediag.campaign.bisect.probe import Releases, TooRare
 from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.prober import Setting
-from moediag.campaign.bisect.progress import Lines
 from moediag.campaign.bisect.question import Asked, Question
 from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.engine import Display
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.prebuild import Ahead
 from moediag.errors import Interrupted, LaunchError, NoEnvironments, StackError
 from moediag.launch.settings import LaunchOptions
-from moediag.result.run_result import Conclusion, RunResult, TrialResult
+from moediag.result import Conclusion, RunResult, TrialResult
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan
 from moediag.stacks.environment import Stack
@@ -56,11 +57,11 @@ class World:
         if self.fails:
             raise self.fails
 
-    def run(self, plan: Plan, options: Any, observer: Any) -> RunResult:
+    def run(self, plan: Plan, journal: Any, options: Any, observer: Any) -> RunResult:
         if self.run_fails:
             raise self.run_fails
-        self.folders.append(options.out.name)
-        assert not list(options.out.iterdir())
+        self.folders.append(journal.folder.name)
+        assert [path.name for path in journal.folder.iterdir()] == [JOURNAL_FILE]
         found = []
         for number, planned in enumerate(plan.trials):
             role, variant = planned.trial.role, planned.trial.variant
@@ -88,7 +89,7 @@ def prober(folder: Path, scenario: str = "expert-starvation", **pins: str) -> Re
         reduced, "unfixed", "transformers", pins, (Release("4.53.0"), Release("4.53.2")),
         "4.53.2", None, "3.11", Asked(),
     )  # fmt: skip
-    return Releases(question, folder, Lines(lambda _: None), LaunchOptions())
+    return Releases(question, folder, Display(), LaunchOptions())
 
 
 def test_the_failure_is_learned_with_how_often_it_shows(world: World, tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_companions_that_drifted_are_named(world: World, tmp_path: Path) -> None
     assert "--hold accelerate=1.15.0" in problem
 
 
-def test_a_failure_that_is_too_rare_is_said_to_be(world: World, tmp_path: Path) -> None:
+def test_a_too_rare_failure_is_reported(world: World, tmp_path: Path) -> None:
     world.signatures = [STARVED, *["clean"] * 99]
     rare = prober(tmp_path)
     asked = dataclasses.replace(rare.question.asked, calibrate=100)
@@ -184,7 +185,7 @@ def test_a_setting_is_tried_on_its_next_environment_only_where_the_first_decided
     assert world.requests[3:] == [old]
 
 
-def test_what_follows_a_search_of_several_at_once_is_not_stopped_with_it(
+def test_a_parallel_search_does_not_stop_what_follows_it(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def builds(request: Mapping[str, str], progress: Any) -> None:
@@ -200,7 +201,7 @@ def test_what_follows_a_search_of_several_at_once_is_not_stopped_with_it(
     assert used.probe_on(setting, 1, TARGET).verdict.kind == Kind.BAD
 
 
-def test_source_is_imported_before_what_is_installed(tmp_path: Path) -> None:
+def test_source_is_imported_before_the_installed_package(tmp_path: Path) -> None:
     stack = Stack(
         python=Path("bin/python"), versions={"mini": "1.0"}, key="mini-1.0-x", seconds=0.0,
         pythonpath=[tmp_path / "rank"],
@@ -213,9 +214,7 @@ def test_source_is_imported_before_what_is_installed(tmp_path: Path) -> None:
     assert "not what is installed (1.0)" in over.notes[0]
 
 
-def test_what_keeps_every_release_from_being_tried_is_an_error(
-    world: World, tmp_path: Path
-) -> None:
+def test_an_obstacle_to_every_release_is_an_error(world: World, tmp_path: Path) -> None:
     world.fails = NoEnvironments("no network")
     with pytest.raises(NoEnvironments):
         prober(tmp_path).probe("4.53.0", 1, TARGET)
@@ -230,7 +229,7 @@ def test_a_control_that_fails_skips_the_release(world: World, tmp_path: Path) ->
     assert record.verdict.kind == Kind.SKIP
 
 
-def test_what_an_interrupted_probe_left_stays(world: World, tmp_path: Path) -> None:
+def test_files_of_an_interrupted_probe_stay(world: World, tmp_path: Path) -> None:
     (tmp_path / module.PROBES / "4.53.0").mkdir(parents=True)
     (tmp_path / module.PROBES / "4.53.0" / "half").touch()
     for attempt in (1, 2):
@@ -325,7 +324,7 @@ def test_two_are_built_at_once_and_each_once(building: Callable[[str], list[Any]
     assert work.working() == []
 
 
-def test_a_builder_ends_with_the_process_that_wants_it(
+def test_a_builder_ends_with_its_parent(
     building: Callable[[str], list[Any]],
 ) -> None:
     """The pipe to it is closed, as it is when the parent is killed."""

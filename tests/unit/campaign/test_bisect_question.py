@@ -12,7 +12,7 @@ import pytest
 from moediag.campaign.bisect import question as module
 from moediag.campaign.bisect.question import Asked, Question, ask
 from moediag.campaign.bisect.search.rates import Rate
-from moediag.campaign.bisect.stored import Stored, differences
+from moediag.campaign.engine.journal import _differences
 from moediag.errors import NoSuchRelease, UsageError
 from moediag.scenario import catalogue, load
 from moediag.stacks.base import Base
@@ -161,14 +161,9 @@ def test_a_probe_can_be_run_again_from_its_own_scenario_file(tmp_path: Path) -> 
         ({"hold": {"python": "3.12"}}, UsageError, "use --python"),
     ],
 )
-def test_what_cannot_be_asked(options: dict[str, Any], error: type, text: str) -> None:
+def test_impossible_questions(options: dict[str, Any], error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         asked(**options)
-
-
-def test_a_scenario_that_only_measures_cannot_be_bisected() -> None:
-    with pytest.raises(UsageError, match="only measures"):
-        asked("ep-load-cost", bad="4.53.0")
 
 
 def test_the_search_has_patience_and_the_given_ends() -> None:
@@ -190,17 +185,17 @@ def test_the_search_has_patience_and_the_given_ends() -> None:
     ],
 )
 def test_another_question_does_not_resume(options: dict[str, Any], word: str) -> None:
-    there = Stored(asked().header(["moediag"]))
-    assert not list(differences(there, asked().header(["moediag", "bisect"])))
-    (found,) = differences(there, asked(**options).header(["moediag"]))
+    there = asked().header(["moediag"])
+    assert not list(_differences(there, asked().header(["moediag", "bisect"])))
+    (found,) = _differences(there, asked(**options).header(["moediag"]))
     assert word in found
 
 
 def test_another_scenario_does_not_resume() -> None:
-    there = Stored(asked().header([]))
+    there = asked().header([])
     other = asked("expert-starvation", "model.experts=16").header([])
-    (found,) = differences(there, other)
-    assert "its file, --set" in found
+    (found,) = _differences(there, other)
+    assert "its file or the options" in found
 
 
 def test_a_resumed_question_keeps_the_releases_it_had() -> None:

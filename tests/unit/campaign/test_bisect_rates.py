@@ -82,7 +82,7 @@ def test_repeats_of_a_known_rate(rate: float, sure: float) -> None:
 
 
 @pytest.mark.parametrize("sure", [0.95, 0.99])
-def test_simulated_it_is_as_sure_as_it_says(sure: float) -> None:
+def test_simulated_confidence_is_as_stated(sure: float) -> None:
     """Failures of every rate are calibrated with 12 trials; those that are bad look good in at most
     1 - sure of the cases."""
     rng = random.Random(30)

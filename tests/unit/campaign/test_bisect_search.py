@@ -18,7 +18,7 @@ from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict,
 from moediag.campaign.bisect.search.answer import Boundary, Status
 from moediag.campaign.bisect.search.rates import Rate, combined
 from moediag.campaign.bisect.search.search import Options, Probe, Search, most_probes
-from moediag.result.verdicts import Confidence
+from moediag.result import Confidence
 from tests.unit.bisect_worlds import KINDS, drive, history, one_stretch, tightest
 
 QUICK = settings(max_examples=300, deadline=None)
@@ -75,7 +75,7 @@ def test_one_stretch_with_unknowns_as_brute_force_finds_it() -> None:
             assert found == tightest(letters, bad, 1 if boundary.after else -1), letters
 
 
-def test_whatever_the_history_a_bound_is_what_it_is_said_to_be() -> None:
+def test_bounds_are_correct_for_any_history() -> None:
     """Any number of stretches: the boundary is a true one, and the one without a good release is
     at least not hidden by unknowns."""
     rng = random.Random(21)
@@ -97,9 +97,7 @@ def test_whatever_the_history_a_bound_is_what_it_is_said_to_be() -> None:
 
 @QUICK
 @given(LETTERS, st.data())
-def test_the_answer_does_not_depend_on_jobs_nor_on_what_finishes_first(
-    letters: str, data: st.DataObject
-) -> None:
+def test_the_answer_depends_neither_on_jobs_nor_on_order(letters: str, data: st.DataObject) -> None:
     bad = data.draw(st.sampled_from([i for i, c in enumerate(letters) if c == "B"]))
     rng = random.Random(data.draw(st.integers(0, 10**6)))
     options = random_options(rng, letters, bad)
@@ -248,7 +246,7 @@ def test_only_skipped_left_is_an_answer() -> None:
     assert answer.confidence == Confidence.MEDIUM
 
 
-def test_loud_instead_of_silent_is_no_repair() -> None:
+def test_an_error_instead_of_silence_is_not_a_fix() -> None:
     """ep-overwrite: wrong weights until 5.16, a crash from then on; nothing newer is good."""
     letters = "G" * 5 + "B" * 10 + "O" * 20
     answer, made = drive(Search(35, Options(9, window=True)), history(letters))
@@ -290,7 +288,7 @@ def test_a_release_given_as_good_that_is_not() -> None:
     assert [p.index for p in made[:4]] == [11, 8, 7, 6]
 
 
-def test_bad_good_bad_is_said() -> None:
+def test_bad_good_bad_is_reported() -> None:
     """The newest release is bad again; the answer is the stretch around the bad end."""
     letters = "GGGG" + "BBBB" + "GGGG" + "BBBB"
     answer, _ = drive(Search(16, Options(5, window=True)), history(letters))
@@ -299,7 +297,7 @@ def test_bad_good_bad_is_said() -> None:
     assert not answer.monotone and answer.confidence == Confidence.LOW
 
 
-def test_spot_checks_look_where_the_answer_is_only_inferred() -> None:
+def test_spot_checks_test_inferred_parts_of_the_answer() -> None:
     letters = "G" * 4 + "BB" + "G" * 42 + "B" * 16
     plain, _ = drive(Search(64, Options(63)), history(letters))
     assert plain.monotone
@@ -311,7 +309,7 @@ def test_spot_checks_look_where_the_answer_is_only_inferred() -> None:
     assert all(a.began is not None and a.began.candidates == (48,) for a in spotted)
 
 
-def test_what_other_jobs_saw_is_said_and_moves_nothing() -> None:
+def test_results_of_extra_probes_are_reported_and_move_no_bound() -> None:
     letters = "GGGGGGGGBBBBBBBBBBBBBBBB"
     search = Search(24, Options(23, 0))
     search.told(Probe(3), BAD)  # by a probe of an earlier picture of the range
@@ -387,7 +385,7 @@ def test_a_bad_end_that_contradicts_itself_is_no_end() -> None:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_a_failure_that_shows_at_times_is_found_as_surely_as_it_says(share: float) -> None:
+def test_an_intermittent_failure_is_found_with_the_stated_confidence(share: float) -> None:
     """Calibrated at the bad end, repeated accordingly, each neighbour twice: the answers that are
     wrong are no more than the answers themselves say."""
     rng = random.Random(23)
@@ -422,7 +420,7 @@ def test_a_failure_that_shows_at_times_is_found_as_surely_as_it_says(share: floa
     assert wrong <= claimed + 3 * math.sqrt(claimed) + 1, (wrong, claimed, total)
 
 
-def test_skips_and_other_failures_are_alike_to_the_bounds() -> None:
+def test_skips_and_other_failures_move_no_bound() -> None:
     """Whatever a release that decides nothing says, the bounds are the same."""
     for letters in map("".join, itertools.product("GBS", repeat=5)):
         letters += "B"
@@ -446,12 +444,12 @@ def test_skips_and_other_failures_are_alike_to_the_bounds() -> None:
         (0, Options(0), "bad is 0"),
     ],
 )
-def test_options_that_do_not_fit(count: int, options: Options, words: str) -> None:
+def test_contradicting_options(count: int, options: Options, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Search(count, options)
 
 
-def test_what_cannot_be_told() -> None:
+def test_invalid_verdicts_are_refused() -> None:
     search = Search(3, Options(2))
     for probe in (Probe(3), Probe(0, 0), Probe(-1)):
         with pytest.raises(ValueError, match="of 3 releases"):

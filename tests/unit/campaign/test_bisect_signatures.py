@@ -6,7 +6,8 @@ import pytest
 
 from moediag.campaign.bisect.probe_verdict import Kind
 from moediag.campaign.bisect.signature_match import CannotLearn, Match, Target, judge, learn
-from moediag.result.run_result import TrialResult
+from moediag.result import TrialResult
+from tests.unit.trial_results import trial_result
 
 STARVED = "collective-mismatch:size reduce_scatter:dp_shard:backward:starved-expert:one-rank"
 LOST = "wrong-weights:one-slice-sharded-again:no-rank"
@@ -14,20 +15,10 @@ LOST = "wrong-weights:one-slice-sharded-again:no-rank"
 
 def trial(signature: str, role: str = "unfixed", variant: str = "", cause: str = "") -> TrialResult:
     verdict = signature.partition(":")[0]
-    return TrialResult(
-        variant=variant or role,
-        role=role,
-        stack={},
-        launcher="fork",
-        backend="gloo",
-        world_size=2,
-        verdict=verdict,
-        expected="",
-        met=False,
-        signature=signature,
-        confidence="high",
+    return trial_result(
+        variant or role, role, verdict=verdict, expected="", met=False, signature=signature,
         cause=cause,
-    )
+    )  # fmt: skip
 
 
 CONTROL = trial("clean", "control", "identical-batches")
@@ -107,12 +98,12 @@ def test_a_failure_needs_no_control() -> None:
         trial("crash:ModuleNotFoundError:several-ranks", cause="no module named x"),
     ],
 )
-def test_what_could_not_be_tried_is_skipped_with_its_reason(seen: TrialResult) -> None:
+def test_an_untested_release_is_skipped_with_its_reason(seen: TrialResult) -> None:
     verdict = judge([seen, CONTROL], target())
     assert verdict.kind == Kind.SKIP and seen.cause in verdict.text
 
 
-def test_an_import_that_fails_may_be_what_is_looked_for() -> None:
+def test_a_failing_import_may_be_the_expected_failure() -> None:
     name = "crash:ImportError:__init__.py <module>:several-ranks"
     assert judge([trial(name), CONTROL], target("exact", name)).kind == Kind.BAD
 

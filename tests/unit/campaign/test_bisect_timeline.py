@@ -159,7 +159,7 @@ def test_sentences(letters: str, options: Options, words: list[str]) -> None:
     assert told(letters, options) == words
 
 
-def test_what_other_probes_saw_is_said() -> None:
+def test_results_of_other_probes_are_shown() -> None:
     search = Search(12, Options(11, 0))
     search.told(Probe(2), BAD)
     answer, _ = drive(search, history("GGGGGGBBBBBB"))
@@ -209,7 +209,7 @@ def test_the_page_to_paste() -> None:
     assert page.endswith("|\n") and "\n\n\n" not in page
 
 
-def test_a_page_of_what_was_not_found() -> None:
+def test_the_page_of_a_search_without_an_answer() -> None:
     page = markdown(report("GG", Options(1)))
     assert page.startswith("### expert-starvation: Not reproduced")
     assert "Confidence low. 1 probe of 1 of 2 releases" in page

@@ -54,7 +54,7 @@ def test_the_declared_verdict_without_the_declared_pattern_is_another_failure() 
     assert (found.shows, found.mark, found.text) == (None, "wrong-weights", lost)
 
 
-def test_what_is_looked_for_is_said_once_or_by_scenario() -> None:
+def test_the_expected_failure_is_shown_once_or_by_scenario() -> None:
     one = table(cell(S, "1.0", Mode.REAL, "hang", True))
     assert ("x", "the failure shows (hang)") in table_page.legend(one)
     names = {"a f": ("hang",), "b f": ("wrong-weights:not-sharded", "nonfinite")}
@@ -75,7 +75,7 @@ def test_what_is_looked_for_is_said_once_or_by_scenario() -> None:
         {"subject": "s", "version": "1.0", "verdict": "clean", "mode": "real", "seconds": "1"},
     ],
 )
-def test_what_is_no_cell_is_refused(raw: dict[str, object]) -> None:
+def test_an_invalid_cell_is_refused(raw: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError)):
         Cell.from_json(raw)
 
@@ -131,7 +131,7 @@ def test_another_failure_than_predicted_is_a_disagreement_too() -> None:
     assert same.disagreements() == []
 
 
-def test_stretches_of_releases_that_have_it() -> None:
+def test_ranges_of_affected_releases() -> None:
     marks = {"1.0": False, "1.1": True, "1.2": None, "1.3": True, "1.4": False, "2.0": True}
     cells = [
         cell(S, v, R, "could-not-run" if shows is None else "v", shows)

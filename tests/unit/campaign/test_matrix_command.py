@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from moediag.campaign.bisect import question as bisecting
+from moediag.campaign.engine import Display
 from moediag.campaign.matrix import question as asking
 from moediag.campaign.matrix import session
-from moediag.campaign.matrix import state as states
 from moediag.campaign.matrix.cells import Cell, Key, Mode
 from moediag.campaign.matrix.question import MatrixQuestion
 from moediag.cli import app
@@ -104,6 +104,14 @@ def test_a_table(world: World, run: Any) -> None:
     assert world.prepared[0] == ("expert-starvation mixtral", "4.52.2", Mode.REAL)
 
 
+def test_in_a_terminal_a_cell_at_work_is_shown(tmp_path: Path) -> None:
+    shown = Display()
+    said: list[tuple[str, str]] = []
+    shown.doing = lambda name, text: said.append((name, text))  # type: ignore[method-assign]
+    session._OfCell(shown, "s mixtral").doing("4.53.0", "unfixed: launching")
+    assert said == [("s mixtral 4.53.0 real", "unfixed: launching")]
+
+
 def test_json_is_one_object_and_nothing_else(world: World, run: Any) -> None:
     code, out, _ = run("--fast", "--json")
     assert code == ExitCode.OK
@@ -130,7 +138,7 @@ def test_a_disagreement_is_shown_and_makes_it_inconclusive(world: World, run: An
 
 @pytest.mark.parametrize("way", ["--fast", "--confirm", None])
 @pytest.mark.parametrize("after", [0, 5])
-def test_interrupted_it_goes_on_without_doing_anything_twice(
+def test_an_interrupted_matrix_resumes_without_repeating_cells(
     world: World, run: Any, way: str | None, after: int
 ) -> None:
     words = [*FAMILIES, *([way] if way else [])]
@@ -141,8 +149,8 @@ def test_interrupted_it_goes_on_without_doing_anything_twice(
     assert (code, out, world.closed) == (ExitCode.INTERRUPTED, "", 2)
     half = json.loads(Path("found/matrix.json").read_text(encoding="utf-8"))
     assert (len(half["cells"]), half["missing"] > 0) == (after, after < 14)
-    (line,) = [text for text in err.splitlines() if text.startswith("To go on: ")]
-    command = shlex.split(line.removeprefix("To go on: "))
+    (line,) = [text for text in err.splitlines() if text.startswith("To resume: ")]
+    command = shlex.split(line.removeprefix("To resume: "))
     assert command[:3] == ["moediag", "matrix", "expert-starvation"]
     assert run(*command[3:])[0] == ExitCode.OK
     assert world.made == whole
@@ -152,7 +160,7 @@ def test_interrupted_it_goes_on_without_doing_anything_twice(
     assert world.made == whole
 
 
-def test_more_columns_later_make_those_alone(world: World, run: Any) -> None:
+def test_later_columns_run_only_their_cells(world: World, run: Any) -> None:
     run("--family", "mixtral", "--out", "found")
     world.made = []
     code, out, _ = run("--family", "olmoe", "--out", "found", "--resume")
@@ -163,12 +171,12 @@ def test_more_columns_later_make_those_alone(world: World, run: Any) -> None:
 
 def test_another_question_is_refused(world: World, run: Any) -> None:
     run("--family", "mixtral", "--out", "found", "--releases", "4.53.0")
-    before = states.read(Path("found"))
+    before = Path("found/journal.jsonl").read_bytes()
     for words in (["--cpu", "4"], ["--set", "step.steps=1"], ["--timeout", "9"]):
         code, _, err = run("--family", "mixtral", "--out", "found", "--resume", *words)
         assert code == ExitCode.USAGE
-        assert "belongs to another question" in err
-    assert states.read(Path("found")) == before
+        assert "belongs to another matrix" in err
+    assert Path("found/journal.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(

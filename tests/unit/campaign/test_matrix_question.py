@@ -70,7 +70,7 @@ def test_the_newest_patch_of_each_minor_since_4_51() -> None:
         ({"releases": ("4.52.0", "4.30.0")}, ("4.30.0", "4.52.0")),  # withdrawn, but asked for
     ],
 )  # fmt: skip
-def test_the_rows_that_are_asked_for(more: dict[str, Any], versions: tuple[str, ...]) -> None:
+def test_the_requested_rows(more: dict[str, Any], versions: tuple[str, ...]) -> None:
     assert wanted(**more).versions == versions
 
 
@@ -88,7 +88,7 @@ def test_the_rows_that_are_asked_for(more: dict[str, Any], versions: tuple[str, 
         {"asked": Asked(variant="nothing")},
     ],
 )
-def test_what_cannot_be_asked_is_one_message(more: dict[str, Any]) -> None:
+def test_an_impossible_question_is_one_message(more: dict[str, Any]) -> None:
     with pytest.raises(MoediagError) as caught:
         wanted(**more)
     assert caught.value.exit_code == 2
@@ -132,7 +132,7 @@ def test_only_starvation_can_be_predicted(way: Way) -> None:
             wanted(name, way=way)
 
 
-def test_companions_are_held_where_asked() -> None:
+def test_companions_are_held_on_request() -> None:
     found = wanted(asked=Asked(hold={"Accelerate": "1.15.0"}))
     (subject,) = found.subjects
     release = subject.question.releases[0]

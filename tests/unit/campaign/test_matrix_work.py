@@ -40,14 +40,14 @@ def drive(way: Way, asked: list[str], listed: list[str], truth: dict[str, str]) 
 
 
 @pytest.mark.parametrize("way", [Way.REAL, Way.FAST])
-def test_every_place_once_release_by_release(way: Way) -> None:
+def test_every_cell_once_release_by_release(way: Way) -> None:
     listed = releases(12)
     made = drive(way, listed[::3], listed, dict.fromkeys(SUBJECTS, "GBGBGBGBGBGB"))
     mode = Mode.REAL if way == Way.REAL else Mode.FAST
     assert made == [(s, v, mode) for v in listed[::3] for s in SUBJECTS]
 
 
-def test_runs_stand_at_the_change_and_beside_it() -> None:
+def test_runs_are_at_the_change_and_beside_it() -> None:
     listed = releases(20)
     truth = {"s a": "G" * 7 + "B" * 13, "s b": "G" * 20}
     made = drive(Way.CONFIRM, listed[4::5], listed, truth)
@@ -83,7 +83,7 @@ def test_every_change_is_made_exact_and_run_on_both_sides(seed: int) -> None:
         assert {i for i in fast if truth[subject][i] == "S"} <= real
 
 
-def test_more_releases_ask_for_those_alone() -> None:
+def test_later_releases_run_only_their_cells() -> None:
     listed = releases(10)
     cells = {
         (s, v, Mode.REAL): Cell(s, v, Mode.REAL, "clean", False)

@@ -6,10 +6,13 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from moediag.campaign.engine import Display, opened
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.nightly import artifacts, blame, drive, judged, tracks
 from moediag.campaign.nightly import jobs as planning
 from moediag.campaign.nightly import summary as pages
@@ -23,12 +26,12 @@ from moediag.campaign.nightly.tracks import Track
 from moediag.cli import app
 from moediag.errors import ExitCode, Interrupted, NoEnvironments, UsageError
 from moediag.launch.settings import LaunchOptions
-from moediag.report.progress import Silent
-from moediag.result.run_result import RunResult, TrialResult, read_result
+from moediag.result import RunResult, TrialResult, read_result
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.stacks.releases import Release
 from tests.unit.nightly_nights import entry, job, night
+from tests.unit.trial_results import changed
 
 GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")
 NAMES = ("expert-starvation-late", "expert-starvation-data")
@@ -53,7 +56,7 @@ def test_tracks_from_the_command_line() -> None:
             tracks.parse([wrong])
 
 
-def test_versions_of_tracks_and_what_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_tracks_and_skipped_tracks(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {
         "transformers": [
             Release("5.22.0"),
@@ -103,7 +106,7 @@ def test_a_package_is_moved_where_the_scenario_names_it() -> None:
     ]  # fmt: skip
     (full, *_) = planned(asked=dataclasses.replace(ASKED, scenarios=("expert-starvation",)))
     assert full.plan is not None
-    assert "cost" not in {t.trial.purpose for t in full.plan.trials}
+    assert "cost" not in {t.trial.task.kind for t in full.plan.trials}
 
 
 def test_a_release_that_is_pinned_already_is_run_once_for_both_tracks() -> None:
@@ -115,7 +118,7 @@ def test_a_release_that_is_pinned_already_is_run_once_for_both_tracks() -> None:
     ]  # fmt: skip
 
 
-def test_what_did_not_fit_comes_first_next_time() -> None:
+def test_jobs_left_out_come_first_next_time() -> None:
     all_of_them = planned(MOVED)
     first = planning.ordered(all_of_them, [])
     assert [p.moved for p in first] == [{}, {}, {"transformers": "5.23.0"}] + [first[3].moved]
@@ -131,7 +134,7 @@ def test_what_did_not_fit_comes_first_next_time() -> None:
 def trial(**changes: object) -> TrialResult:
     base = next(t for t in GOLDEN.trials if t.role == "unfixed")
     values: dict[str, object] = {"met": True, "expected": "hang", "verdict": "hang", **changes}
-    return dataclasses.replace(base, **values)  # type: ignore[arg-type]
+    return changed(base, **values)
 
 
 def states(track: Track, *trials: TrialResult) -> dict[str, str]:
@@ -151,7 +154,7 @@ def test_a_fix_that_is_known_to_be_wrong_may_stay_wrong_but_not_otherwise() -> N
     wrong = trial(variant="f", role="fix", expected="hang or crash")
     right = trial(variant="g", role="fix", expected="clean")
     assert states(MOVED, wrong, right) == {"f": "good", "g": "bad"}
-    other = dataclasses.replace(wrong, verdict="wrong-gradients")
+    other = changed(wrong, verdict="wrong-gradients")
     assert states(MOVED, other) == {"f": "bad"}
 
 
@@ -159,7 +162,7 @@ def test_beside_a_failing_control_nothing_is_known() -> None:
     control = trial(variant="c", role="control", expected="clean", verdict="crash", met=False)
     for track in (Track(), MOVED):
         assert states(track, trial(), control) == {"unfixed": "unknown", "c": "bad"}
-    skipped = dataclasses.replace(control, verdict="not-applicable")
+    skipped = changed(control, verdict="not-applicable")
     assert states(MOVED, trial(), skipped) == {"unfixed": "bad", "c": "unknown"}
 
 
@@ -174,19 +177,38 @@ def test_the_repeat_that_fails_decides() -> None:
 
 ONE = dataclasses.replace(GOLDEN, trials=(trial(),))  # of a variant that every scenario has
 
+COMMAND = ("moediag", "nightly")
 Outcome = Callable[[], RunResult]
+
+
+def writing(outcome: Callable[[str], RunResult]) -> Callable[..., RunResult]:
+    """A run that leaves its result, as every run does."""
+
+    def run(plan: Any, journal: Any, *_: object) -> RunResult:
+        result = outcome(plan.scenario.name)
+        result.write(journal.folder)
+        return result
+
+    return run
 
 
 def nightly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: Callable[[str], RunResult],
     minutes: float = 5.0,
 ) -> tuple[drive.Result, History]:  # fmt: skip
-    monkeypatch.setattr("moediag.pipeline.run.run", lambda plan, *_: outcome(plan.scenario.name))
+    monkeypatch.setattr("moediag.campaign.run.run", writing(outcome))
     kept = History(tmp_path / "history")
-    folder = tmp_path / f"out-{len(kept.nights)}"
-    return (
-        drive.run(planned(MOVED), ASKED, ["a note"], kept, folder, minutes, Silent()), kept,
-    )  # fmt: skip
+    nights = [night for night in kept.nights if night.complete]
+    folder = tmp_path / f"out-{len(nights)}"
+    return night_in(folder, kept, minutes), kept
+
+
+def night_in(folder: Path, kept: History, minutes: float) -> drive.Result:
+    """A night, or the rest of the one that was interrupted in ``folder``."""
+    resumed = (folder / JOURNAL_FILE).exists()
+    jobs = planned(MOVED)
+    with opened(drive.header(jobs, ASKED, COMMAND), folder, resumed, "nightly") as journal:
+        return drive.run(jobs, ASKED, ["a note"], kept, journal, minutes, Display())
 
 
 def test_a_night_is_kept_whole_and_never_written_again(
@@ -209,7 +231,7 @@ def test_a_night_is_kept_whole_and_never_written_again(
     assert {c.change for c in compare(again.night, kept.nights)} == {Change.SAME, Change.STILL}
 
 
-def test_time_is_up_between_jobs_and_what_was_too_long_says_so(
+def test_the_time_limit_applies_between_jobs_and_long_jobs_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Clock(drive.Clock):
@@ -228,20 +250,22 @@ def test_time_is_up_between_jobs_and_what_was_too_long_says_so(
     assert drive.exit_code(ran.night, 0) == ExitCode.OK
 
 
-def test_what_runs_when_the_time_is_up_is_ended_and_told_from_ctrl_c(
+def test_a_job_stopped_by_the_time_limit_is_distinguished_from_ctrl_c(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stops = []
 
-    def until_stopped(plan: object, options: object, observer: object) -> RunResult:
+    def until_stopped(
+        plan: object, journal: object, options: object, observer: object
+    ) -> RunResult:
         launch: LaunchOptions = options.launch  # type: ignore[attr-defined]
         assert launch.stop is not None
         stops.append(launch.stop.wait(60))
         raise Interrupted("x")
 
-    monkeypatch.setattr("moediag.pipeline.run.run", until_stopped)
+    monkeypatch.setattr("moediag.campaign.run.run", until_stopped)
     kept = History(tmp_path / "history")
-    ran = drive.run(planned(MOVED), ASKED, [], kept, tmp_path / "o", 0.002, Silent())
+    ran = night_in(tmp_path / "o", kept, 0.002)
     assert stops == [True]
     assert "did not fit: ended after" in ran.night.jobs[0].problem
     assert [j.finished for j in ran.night.jobs] == [False] * 4
@@ -257,11 +281,55 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path
             raise Interrupted("x")
         return ONE
 
-    with pytest.raises(Interrupted, match="after 1 of 4 jobs"):
+    with pytest.raises(Interrupted, match="after 1 of 4 jobs") as caught:
         nightly(monkeypatch, tmp_path, second_is_interrupted)
+    assert caught.value.help_text.endswith(f"moediag nightly --out {tmp_path / 'out-0'} --resume")
     (kept,) = History(tmp_path / "history").nights
     assert [j.finished for j in kept.jobs] == [True]
     assert not kept.complete
+
+
+@pytest.mark.parametrize("finished", range(4))
+def test_a_resumed_night_ends_as_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: int
+) -> None:
+    names: list[str] = []
+
+    def interrupted(name: str) -> RunResult:
+        names.append(name)
+        if len(names) > finished:
+            raise KeyboardInterrupt
+        return ONE
+
+    monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
+    whole = night_in(tmp_path / "whole", History(tmp_path / "other"), 5.0)
+    monkeypatch.setattr("moediag.campaign.run.run", writing(interrupted))
+    with pytest.raises(Interrupted):
+        night_in(tmp_path / "parts", History(tmp_path / "history"), 5.0)
+    names.clear()
+    monkeypatch.setattr(
+        "moediag.campaign.run.run", writing(lambda name: (names.append(name), ONE)[1])
+    )
+    kept = History(tmp_path / "history")
+    again = night_in(tmp_path / "parts", kept, 5.0)
+    assert len(names) == 4 - finished
+    assert again.night.entries == whole.night.entries
+    assert [j.scenario for j in again.night.jobs] == [j.scenario for j in whole.night.jobs]
+    assert again.results.keys() == whole.results.keys()
+    assert kept.nights == [], "a resumed night is not compared with its own beginning"
+    (night,) = History(tmp_path / "history").nights
+    assert night.complete and night.entries == whole.night.entries
+
+
+def test_jobs_left_out_run_when_the_night_is_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
+    kept = History(tmp_path / "history")
+    first = night_in(tmp_path / "out", kept, 0.0)
+    assert [j.finished for j in first.night.jobs] == [False] * 4
+    again = night_in(tmp_path / "out", kept, 5.0)
+    assert [j.finished for j in again.night.jobs] == [True] * 4
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 2}', '{"schema_version": 1}'])
@@ -371,7 +439,7 @@ def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_pat
     found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
     assert list(found) == ["a-unfixed-transformers-newest.md"]
     text = found["a-unfixed-transformers-newest.md"]
-    order = ["Nobody has filed it", "huggingface/transformers", "### System Info",
+    order = ["not filed", "huggingface/transformers", "### System Info",
              "### Reproduction", "FIRST DIVERGENCE", "### the bisect", "### Expected behavior",
              ]  # fmt: skip
     places = [text.index(part) for part in order]
@@ -379,12 +447,12 @@ def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_pat
     assert len(text) < 65_000
 
 
-def test_the_file_that_shows_it_lies_beside_its_draft(week: Summary, tmp_path: Path) -> None:
+def test_the_exported_file_is_beside_its_draft(week: Summary, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     scenario = loading.load(catalogue.find("expert-starvation"))
     (folder / "scenario.yaml").write_text(scenario.to_yaml())
-    failed = dataclasses.replace(trial(), variant="unfixed", world_size=2,
+    failed = changed(trial(), variant="unfixed", world_size=2,
                                  stack={"torch": "2.13.0", "transformers": "4.53.2"})  # fmt: skip
     result = dataclasses.replace(GOLDEN, trials=(failed,))
     found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
@@ -397,7 +465,7 @@ def test_the_file_that_shows_it_lies_beside_its_draft(week: Summary, tmp_path: P
 def test_an_expected_failure_that_is_gone_has_a_draft_without_a_template(
     week: Summary, tmp_path: Path
 ) -> None:
-    gone = dataclasses.replace(GOLDEN, trials=(dataclasses.replace(trial(), verdict="clean"),))
+    gone = dataclasses.replace(GOLDEN, trials=(changed(trial(), verdict="clean"),))
     found = artifacts.drafts(tonight(week), {"runs/a": gone}, tmp_path)
     text = found["a-unfixed-transformers-newest.md"]
     assert "### System info" in text and "### What happens" in text

@@ -49,7 +49,7 @@ def history(states: str) -> list[Entry]:
         ("u", Change.UNKNOWN, None, None),
     ],
 )
-def test_what_a_row_of_nights_says(
+def test_the_words_for_a_sequence_of_nights(
     states: str, change: Change, since: int | None, last_good: int | None
 ) -> None:
     found = last(*history(states))
@@ -59,7 +59,7 @@ def test_what_a_row_of_nights_says(
         assert (int(found.last_good.night[8:10]) if found.last_good else None) == last_good
 
 
-def test_another_failure_is_new_though_the_one_before_was_a_failure_too() -> None:
+def test_another_failure_is_new_even_after_a_failure() -> None:
     good, one, other = history("gbb")
     found = last(good, one, entry(version=other.stack["transformers"], signature="hang:other"))
     assert found.change == Change.NEW
@@ -94,7 +94,7 @@ def test_other_lanes_and_later_nights_say_nothing() -> None:
 
 
 @given(st.lists(st.sampled_from("gbu"), min_size=1, max_size=6), st.randoms())
-def test_the_order_of_files_is_no_matter_and_tonight_decides(
+def test_the_order_of_files_does_not_matter_and_the_last_night_decides(
     states: list[str], random: Any
 ) -> None:
     nights = [night(d + 1, e) for d, e in enumerate(history("".join(states)))]
@@ -138,5 +138,5 @@ def test_a_companion_that_alone_differs_is_searched_and_two_are_not() -> None:
         ([entry("good", stack={}), entry("bad")], "no version differs"),
     ],
 )
-def test_what_cannot_be_searched_says_why(rows: list[Entry], why: str) -> None:
+def test_a_missing_bisect_has_a_reason(rows: list[Entry], why: str) -> None:
     assert why in span(last(*rows)).why_not

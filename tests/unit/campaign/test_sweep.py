@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -11,19 +12,22 @@ from typing import Any
 
 import pytest
 
+from moediag.campaign.engine import Display, opened
+from moediag.campaign.engine.display import Line, Lines
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.campaign.sweep import session
 from moediag.campaign.sweep import summary as view
 from moediag.campaign.sweep.session import SweepOptions, plan_all, ranks_for
 from moediag.campaign.sweep.summary import Row, Sweep
 from moediag.cli import app
-from moediag.errors import ExitCode, Interrupted, LaunchError
-from moediag.report.progress import Lines, Silent
+from moediag.errors import DiskFull, ExitCode, Interrupted, LaunchError, UsageError
 from moediag.report.text_layout import plain
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 from moediag.scenario import catalogue, load
 
 GOLDEN = read_result(Path(__file__).parent.parent.parent / "golden" / "results" / "hang.json")
 NAMES = ["expert-starvation", "expert-starvation-hang", "expert-starvation-silent"]
+COMMAND = ("moediag", "run", "--all")
 Outcome = Callable[[], RunResult]
 
 
@@ -44,11 +48,13 @@ def swept(
 ) -> Sweep:
     """A sweep of three scenarios whose runs end with ``outcomes``."""
     left = list(outcomes)
-    monkeypatch.setattr("moediag.pipeline.run.run", lambda *_: left.pop(0)())
+    monkeypatch.setattr("moediag.campaign.run.run", lambda *_: left.pop(0)())
     options = SweepOptions(world_size=2)
     planned = plan_all(options, NAMES)
-    observer = Silent() if said is None else Lines(said.append)
-    return session.sweep(planned, options, folder, observer)
+    display = Display() if said is None else Lines(said.append)
+    resumed = (folder / JOURNAL_FILE).exists()
+    with opened(session.header(planned, options, COMMAND), folder, resumed, "all") as journal:
+        return session.sweep(planned, options, journal, display)
 
 
 def test_the_catalogue_is_planned_and_releases_stay_together() -> None:
@@ -78,7 +84,7 @@ def test_the_largest_number_of_ranks_that_it_can_have(
     assert ranks_for(scenario.model_copy(update={"world": own}), wanted, device) == ranks
 
 
-def test_one_broken_scenario_costs_its_own_row(
+def test_a_failing_scenario_affects_only_its_own_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = swept(
@@ -109,20 +115,61 @@ def test_exit_codes(
     assert swept(monkeypatch, tmp_path, *calls).exit_code == code
 
 
+def statuses(folder: Path) -> list[str]:
+    return [row["status"] for row in json.loads((folder / view.SUMMARY_FILE).read_text())["rows"]]
+
+
 def test_ctrl_c_keeps_the_rows_that_are_done(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(Interrupted, match="after 1 of 3 scenarios"):
+    with pytest.raises(Interrupted, match="after 1 of 3 scenarios") as caught:
         swept(monkeypatch, tmp_path, lambda: met(True), failing(Interrupted("x")))
+    assert caught.value.help_text.endswith(f"moediag run --all --out {tmp_path} --resume")
+    assert statuses(tmp_path) == ["as expected"]
     kept = json.loads((tmp_path / view.SUMMARY_FILE).read_text())
-    assert [row["status"] for row in kept["rows"]] == ["as expected"]
     assert kept["exit_code"] == ExitCode.INCONCLUSIVE  # two were not begun
+    found = swept(monkeypatch, tmp_path, lambda: met(False), lambda: met(True))
+    assert [row.status for row in found.rows] == ["as expected", "BROKEN", "as expected"]
+
+
+def test_a_resumed_sweep_repeats_scenarios_without_a_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fine = lambda: met(True)  # noqa: E731
+    first = swept(monkeypatch, tmp_path, fine, failing(LaunchError("no ranks")), fine)
+    assert first.exit_code == ExitCode.INCONCLUSIVE
+    again = swept(monkeypatch, tmp_path, fine)
+    assert [row.status for row in again.rows] == ["as expected"] * 3
+    assert swept(monkeypatch, tmp_path).exit_code == ExitCode.OK  # nothing is left to do
+
+
+@pytest.mark.parametrize("finished", range(4))
+def test_resumed_after_any_scenario_it_ends_with_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: int
+) -> None:
+    outcomes: list[Outcome] = [lambda: met(True), lambda: met(False), lambda: met(True)]
+    whole = swept(monkeypatch, tmp_path / "whole", *outcomes)
+    with contextlib.suppress(KeyboardInterrupt, Interrupted):
+        killed = outcomes[:finished] + [failing(KeyboardInterrupt())]
+        swept(monkeypatch, tmp_path / "parts", *killed)
+    found = swept(monkeypatch, tmp_path / "parts", *outcomes[finished:])
+    rows = [[dataclasses.replace(row, seconds=0.0) for row in s.rows] for s in (whole, found)]
+    assert rows[0] == rows[1]
+
+
+def test_another_sweep_is_not_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    swept(monkeypatch, tmp_path, *[lambda: met(True)] * 3)
+    options = SweepOptions(world_size=4)
+    asked = session.header(plan_all(options, NAMES), options, COMMAND)
+    with pytest.raises(UsageError, match="its number of ranks is 2, not 4"):
+        opened(asked, tmp_path, True, "all")
 
 
 def test_a_full_disk_ends_the_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(DiskFull, match="no space") as caught:
         swept(monkeypatch, tmp_path, lambda: met(True), failing(OSError(errno.ENOSPC, "no space")))
-    assert len(json.loads((tmp_path / view.SUMMARY_FILE).read_text())["rows"]) == 1
+    assert caught.value.help_text.endswith("--resume")
+    assert statuses(tmp_path) == ["as expected"]
 
 
 def test_progress_counts_over_all_scenarios(
@@ -134,16 +181,16 @@ def test_progress_counts_over_all_scenarios(
     swept(monkeypatch, tmp_path, *[lambda: met(True)] * 3, said=said)
     assert said == [f"3 scenarios, {sum(sizes)} trials"]
     lines = Lines(said.append)
-    lines.series(sizes)
-    for one in plans:
-        assert one.plan is not None
-        lines.plan(one.plan)
-        lines.trial_finished(GOLDEN.trials[0])  # and the rest of it never ran
-    assert said[-2] == f"scenario 3 of 3: {plans[2].name}: {sizes[2]} trials"
-    assert said[-1].startswith(f"[{sizes[0] + sizes[1] + 1}/{sum(sizes)}] ")
+    lines.series("scenario", sizes)
+    lines.skip(sizes[0], 10.0)  # an earlier command finished it
+    for size in sizes[1:]:
+        lines.begin("a scenario", size)
+        lines.finished("unfixed", Line("unfixed: hang"))  # and the rest of it never ran
+    assert said[-2] == "3 of 3: a scenario"
+    assert said[-1].startswith(f"[{sizes[0] + sizes[1] + 1}/{sum(sizes)}] unfixed: hang; about ")
 
 
-def test_the_summary_names_what_was_not_met() -> None:
+def test_the_summary_names_unmet_expectations() -> None:
     rows = (
         Row.of("a", met(True), 0, "", 61.0, 2),
         Row.of("b", met(False), 1, "", 2.0, 4),
@@ -169,11 +216,11 @@ def test_the_summary_names_what_was_not_met() -> None:
     [
         (["run"], "no scenario was named"),
         (["run", "--all", "ep-clip-norm"], "--all runs the whole catalogue"),
-        (["run", "--all", "--variant", "unfixed"], "--variant unfixed is about one scenario"),
+        (["run", "--all", "--variant", "unfixed"], "--variant unfixed applies to one scenario"),
         (["run", "--all", "--set", "model.family=mixtral"], "--set model.family=mixtral"),
     ],
 )
-def test_what_all_does_not_go_with(
+def test_options_that_exclude_all(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main(arguments) == ExitCode.USAGE

@@ -70,9 +70,7 @@ def test_the_router_alone_is_said_and_so_is_the_expert_alone() -> None:
 def test_a_wrong_input_alone_is_found_with_its_step() -> None:
     wrong = evidence({BLOCK}, step="3")
     assert by_part.wrong_inputs(wrong) == 3
-    assert "1 of 1 MoE block hands a wrong gradient down" in by_part.sentence(
-        by_part.parts(wrong, 3)
-    )
+    assert "1 of 1 MoE block passes a wrong gradient" in by_part.sentence(by_part.parts(wrong, 3))
     assert by_part.wrong_inputs(evidence({GATE})) is None
 
 
@@ -81,3 +79,42 @@ def test_a_nan_is_the_largest_error() -> None:
     router = next(p for p in found if p.kind == by_part.ROUTER)
     assert router.error != router.error
     assert ("router", "plain", 1, 1, "nan", "1.0e+00") in by_part.table(found, 1).rows
+    assert [(part.error, part.scale) for part in found if part is not router] == [(0.0, 1.0)] * 3
+
+
+def test_the_table_has_a_row_for_each_part() -> None:
+    found = by_part.parts(evidence({GATE, BLOCK}, step="7", error=0.25), 7)
+    table = by_part.table(found, 7)
+    assert table.title == "Gradients of step 7 against the single-process reference"
+    assert table.columns == (
+        "of", "placement", "wrong", "compared", "largest error", "largest reference",
+    )  # fmt: skip
+    assert table.rows == (
+        ("experts", "Shard(0) on ep[2]", 0, 1, "0", "1.0e+00"),
+        ("router", "plain", 1, 1, "2.5e-01", "1.0e+00"),
+        (by_part.REST, "plain", 0, 1, "0", "1.0e+00"),
+        (by_part.INPUT, "-", 1, 1, "2.5e-01", "1.0e+00"),
+    )
+
+
+def test_the_first_step_with_a_wrong_input_counts() -> None:
+    outcome = Outcome(
+        0,
+        inputs={
+            "10": {BLOCK: GradientError(1.0, 1.0, wrong=True)},
+            "9": {BLOCK: GradientError(0.0, 1.0, wrong=False),
+                  "b": GradientError(1.0, 1.0, wrong=True)},
+            "2": {BLOCK: GradientError(0.0, 1.0, wrong=False)},
+        },
+    )  # fmt: skip
+    assert by_part.wrong_inputs(Evidence(1, {0: RankEvidence(0, outcome=outcome)})) == 9
+    assert by_part.wrong_inputs(Evidence(1, {0: RankEvidence(0)})) is None
+
+
+def test_several_blocks_pass_wrong_gradients_on() -> None:
+    inputs = {f"block{n}": GradientError(1.0, 1.0, wrong=n > 0, placement="") for n in range(3)}
+    outcome = Outcome(0, inputs={"1": inputs})
+    found = by_part.parts(Evidence(1, {0: RankEvidence(0, outcome=outcome)}), 1)
+    assert by_part.sentence(found) == (
+        "2 of 3 MoE blocks pass a wrong gradient to the layers below."
+    )

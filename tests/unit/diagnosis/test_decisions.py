@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.blame import decisions
-from moediag.diagnosis.diagnose import diagnose
 from moediag.diagnosis.schedules.align import align
 from moediag.diagnosis.schedules.step_offset import ahead
 from moediag.evidence.model import Decision, Evidence
 from moediag.evidence.trial_folder import read_trial
 from moediag.recorder import decision as tell
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import Job, Op, fsdp2_job, measured, write
 
 SKIPPED, TOOK = "skipped optimizer.step() (norm inf)", "took optimizer.step()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers.gradients import gradient_facts
 from moediag.diagnosis.numbers.replicas import replica_facts
 from moediag.diagnosis.words import detector_table

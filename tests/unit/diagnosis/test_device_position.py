@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
+from moediag.diagnosis.schedules import device_position
+from moediag.diagnosis.schedules.device_position import Front
+from moediag.diagnosis.words import device_sentences
 from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Evidence, Frame, Stack, Stall
 from moediag.evidence.rank_stacks import on_the_device, parse_pystack, waits_for_device
@@ -38,8 +41,8 @@ def test_the_page_tells_where_python_noticed_and_where_the_device_is_stuck() -> 
         "The devices of ranks 0, 1 are stuck in reduce_scatter of model.layers.0, operation 4 on "
         "dp_shard. "
     ) in found.cause
-    assert "Python issued it at train.py:24 step and 2 operations more behind it" in found.cause
-    assert "noticed at train.py:31 step, where it waits for the device." in found.cause
+    assert "Python issued it at train.py:24 step, then queued 2 more operations" in found.cause
+    assert "and waits for the device at train.py:31 step." in found.cause
     assert "clip_grad" not in found.cause.replace("clip_grad_norm_", "")
     (table,) = [t for t in found.tables if t.title.startswith("Where Python")]
     assert [row[0] for row in table.rows] == ["rank 0", "rank 1"], "sizes differ"
@@ -72,7 +75,7 @@ def test_a_device_that_did_not_begin_it() -> None:
 
 def test_without_native_frames_the_line_is_told_and_not_why() -> None:
     found = diagnose(seen(PUZZLE, {0: 4, 1: 4}, native=False))
-    assert "stands at train.py:31 step." in found.cause
+    assert "and is at train.py:31 step." in found.cause
     assert "waits for the device" not in found.cause
 
 
@@ -80,7 +83,7 @@ def test_schedules_that_agree_and_a_device_that_stands_still_blame_no_code() -> 
     found = diagnose(seen(AGREE, {0: 4, 1: 4}))
     assert (found.verdict, found.culprits) == ("hang", ())
     assert "All ranks issued reduce_scatter of model.layers.0" in found.cause
-    assert "no mismatch of code" in found.cause
+    assert "not a mismatch of code" in found.cause
     (table,) = [t for t in found.tables if t.title.startswith("Where Python")]
     assert [row[0] for row in table.rows] == ["ranks 0, 1"]
     assert "Next time collect" not in found.cause, "this was our own recorder"
@@ -90,7 +93,7 @@ def test_the_device_that_lags_behind_is_named() -> None:
     four = on_nccl(fsdp2_job(set(), set(), set(), set()).whole(), waiting=(0, 1, 2, 3))
     found = diagnose(seen(four, {0: 5, 1: 5, 2: 4, 3: 5}))
     assert (found.verdict, found.culprits) == ("hang", (2,))
-    assert "a device or a link that stands still" in found.cause
+    assert "a device or a link that is stuck" in found.cause
 
 
 def test_a_clean_run_has_no_such_table() -> None:
@@ -109,6 +112,35 @@ def test_a_rank_that_never_came_and_spins_on_its_device_elsewhere() -> None:
     )
     assert found.culprits == (1,)
     assert "Rank 1 waits for its device at train.py:31 step." in found.cause
+
+
+# ------------------------------------------------------------------------ as a table
+
+
+def test_the_table_shows_each_rank_that_stands_alike_once() -> None:
+    (table,) = [
+        t for t in diagnose(seen(AGREE, {0: 4, 1: 4})).tables if t.title.startswith("Where Python")
+    ]
+    assert table.title == "Where Python and the device are"
+    assert table.columns == ("ranks", "Python", "device", "state", "issued at", "issued after it")
+    assert table.note == (
+        "The device's side is what torch's Flight Recorder says: an operation is begun once the "
+        "event before its kernel completed. Where torch does not time events "
+        "(TORCH_NCCL_ENABLE_TIMING; it does in moediag's own trials), one that runs is issued."
+    )
+    (row,) = table.rows
+    assert row[2].startswith("reduce_scatter of model.layers.0")
+    assert row[2].endswith(" on dp_shard")
+
+
+def test_a_device_that_is_through_has_a_row_without_a_call() -> None:
+    found = device_sentences.table(
+        [Front(0, None), device_position.fronts(seen(AGREE, {0: 4, 1: 4}))[1]]
+    )
+    assert found is not None
+    assert found.rows[0] == ("rank 0", None, "all completed", None, None, None)
+    assert device_sentences.table([Front(0, None), Front(1, None)]) is None
+    assert device_sentences.sentence([Front(0, None)]) == ""
 
 
 # ------------------------------------------------------------------------ stacks

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.blame.failures import Failure
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
+from moediag.diagnosis.end_states.failures import Failure
 from moediag.evidence.model import (
     Evidence,
     ExitStatus,
@@ -18,7 +18,7 @@ from moediag.evidence.model import (
     Stall,
 )
 from moediag.protocol import GradientError, Outcome
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import (
     RESET,
     Job,
@@ -164,7 +164,7 @@ def test_without_token_counts_the_step_before_tells() -> None:
     job = Job({"0": ((0, 1), "dp")}, [step(1, 16), step(1, 20)])
     found = diagnose(job.run())
     assert (found.culprits, found.victims, found.confidence) == ((), (), Confidence.MEDIUM)
-    assert "Nothing that was seen tells" in found.cause
+    assert "The evidence does not show" in found.cause
     assert found.signature.endswith(":no-rank")
 
 
@@ -234,6 +234,16 @@ def test_a_rank_that_ends_in_peace_too_early() -> None:
     found = diagnose(ended_early(fsdp2_job(set(), set(), set()), 1, 5))
     assert (found.verdict, found.culprits) == (Verdict.HANG, (1,))
     assert "rank 1 reached the end without that call" in found.cause
+
+
+@pytest.mark.parametrize(("code", "by_us", "ended"), [(0, False, True), (0, True, False)])
+def test_a_rank_without_a_last_line_ended_where_its_exit_code_says_so(
+    code: int, by_us: bool, ended: bool
+) -> None:
+    evidence = ended_early(fsdp2_job(set(), set(), set()), 1, 5)
+    unsigned = replace(evidence.ranks[1], finished=False, exit=ExitStatus(code=code, by_us=by_us))
+    found = diagnose(replace(evidence, ranks={**evidence.ranks, 1: unsigned}))
+    assert (found.verdict, found.culprits) == (Verdict.HANG, (1,) if ended else ())
 
 
 def test_one_rank_that_calls_once_more_is_not_the_victim() -> None:
@@ -383,10 +393,10 @@ def empty(world: int = 2, **fields: object) -> Evidence:
     ("evidence", "said"),
     [
         (empty(launch_error="no such interpreter"), "no such interpreter"),
-        (empty(timed_out=True), "time bound"),
+        (empty(timed_out=True), "time limit"),
         (empty(interrupted=True), "interrupted"),
         (empty(), "no measurements"),
-        (empty(stall=Stall(1.0, 3.0, (), (0, 1))), "not in a collective"),
+        (empty(stall=Stall(1.0, 3.0, (), (0, 1))), "did not wait in a collective"),
         (measured(fsdp2_job(set(), set()).run(), compared=()), "no gradient was compared"),
     ],
 )
@@ -488,7 +498,7 @@ def test_a_loss_that_hides_wrong_gradients_is_pointed_out(
         ranks[rank] = replace(seen, outcome=outcome)
     found = diagnose(replace(evidence, ranks=ranks))
     assert found.verdict == Verdict.WRONG_GRADIENTS
-    assert ("loss of that step is right" in found.cause) is said
+    assert ("loss of that step is correct" in found.cause) is said
 
 
 # ------------------------------------------------------------------------ what is shown

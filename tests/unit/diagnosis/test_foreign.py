@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import console_output, flight_dump, foreign
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stack
 from moediag.evidence.sources import Found
-from moediag.result.diagnosis import Diagnosis
+from moediag.result import Diagnosis
 
 SAMPLES = Path(__file__).parents[2] / "samples/flight-recorder"
 LAYOUTS = [jobs.Layout(2, 4, 2, 2), jobs.Layout(4, 2, 2, 2), jobs.Layout(1, 8, 2, 4)]
@@ -60,7 +60,7 @@ def test_dumps_that_were_not_collected_make_nobody_a_culprit(fault: str, seed: i
     lost = frozenset({innocent[seed * 4], innocent[seed * 4 + 2]})
     found = diagnosed(found_of(replace(job, silent=lost)))
     assert found.verdict == "hang" and set(found.culprits) <= set(job.culprits)
-    assert any("nothing of them was found" in text for text in found.not_seen)
+    assert any("no evidence found" in text for text in found.not_seen)
 
 
 def test_one_rank_without_a_dump_that_all_wait_for() -> None:
@@ -68,14 +68,14 @@ def test_one_rank_without_a_dump_that_all_wait_for() -> None:
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and found.confidence == "medium"
     assert (
-        "nothing was found" in found.cause and "Flight Recorder dump of every rank" in found.cause
+        "Nothing was found" in found.cause and "Flight Recorder dump of every rank" in found.cause
     )
 
 
 def test_a_device_that_stands_still_is_no_mismatch_of_code() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "device", 2)
     found = diagnosed(found_of(job))
-    assert found.culprits == job.culprits and "no mismatch of code" in found.cause
+    assert found.culprits == job.culprits and "not a mismatch of code" in found.cause
     # Without knowing what began, only that it stands still.
     raw = dict(jobs.dumps(job))
     for one in raw.values():
@@ -168,7 +168,7 @@ def test_calls_on_their_way_are_not_a_hang() -> None:
     dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
     last = max(dump.created[-1] for dump in dumps.values()) / 1e9
     just = diagnosed(Found(dumps=dumps, files=4, written=last + 0.5))
-    assert just.verdict == "inconclusive" and any("on their way" in t for t in just.not_seen)
+    assert just.verdict == "inconclusive" and any("in flight" in t for t in just.not_seen)
     late = diagnosed(Found(dumps=dumps, files=4, written=last + 600))
     assert (late.verdict, late.culprits) == ("hang", ())
 

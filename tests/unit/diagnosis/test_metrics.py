@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers import metrics
 from moediag.diagnosis.numbers.metrics import ALIKE, DIFFER, metric_facts
 from moediag.evidence.model import Evidence
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import PARAMETERS, fsdp2_job, measured
 
 TRUE = {"loss": 1.25, "kl": 0.5, "entropy": 2.0}
@@ -51,11 +51,54 @@ def test_swapped_metrics() -> None:
     assert found.cause == (
         "In step 1 reduced metrics differ between ranks: `loss` rank 0 0.7, rank 1 1.1 (single "
         "process 1.25); `kl` rank 0 1.1, rank 1 0.7 (single process 0.5). What rank 0 calls `loss` "
-        "is what rank 1 calls `kl`. Only what is reported is wrong."
+        "is what rank 1 calls `kl`. Only the reported values are wrong."
     )
     (table,) = found.tables
-    assert ("loss" in row for row in table.rows)
-    assert table.rows[0] == (1, "loss", 0, 0.7, 1.25)
+    assert table.title == "Metrics as each rank reports them, and in a single process"
+    assert table.columns == ("step", "metric", "rank", "reported", "single process")
+    assert table.rows == (
+        (1, "loss", 0, 0.7, 1.25), (1, "loss", 1, 1.1, 1.25),
+        (1, "kl", 0, 1.1, 0.5), (1, "kl", 1, 0.7, 0.5),
+        (1, "entropy", 0, 2.0, 2.0), (1, "entropy", 1, 2.0, 2.0),
+    )  # fmt: skip
+
+
+def test_the_first_step_with_a_wrong_metric_counts_all_names_of_that_step() -> None:
+    evidence = reporting(TRUE, TRUE)
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        assert seen.outcome is not None
+        steps = {"10": {"kl": 9.0}, "2": {"kl": 0.75, "loss": 1.0}, "1": dict(TRUE)}
+        truth = {"1": dict(TRUE), "2": {"kl": 0.5, "loss": 1.0}, "10": {"kl": 0.5}}
+        outcome = replace(seen.outcome, metrics=steps, reference_metrics=truth)
+        ranks[rank] = replace(seen, outcome=outcome)
+    facts = metric_facts(replace(evidence, ranks=ranks))
+    assert (facts.step, facts.pattern, facts.compared) == (2, ALIKE, 2)
+    assert facts.wrong == {"kl": {0: 0.75, 1: 0.75}}
+    assert facts.right == {"kl": 0.5, "loss": 1.0}
+    assert facts.swapped == ()
+    assert metrics.sentence(facts) == (
+        "In step 2 metrics are wrong: `kl` 0.75 on every rank (single process 0.5). Only the "
+        "reported values are wrong."
+    )
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(4, ""), (5, " and 1 more"), (7, " and 3 more")])
+def test_four_ranks_are_listed(ranks: int, more: str) -> None:
+    facts = metric_facts(reporting(*({"kl": float(n)} for n in range(ranks)), truth=None))
+    assert metrics.sentence(facts) == (
+        "In step 1 reduced metrics differ between ranks: `kl` rank 0 0, rank 1 1, rank 2 2, rank 3 "
+        f"3{more}. Only the reported values are wrong."
+    )
+    assert metrics.sentence(metrics.MetricFacts(compared=3)) == ""
+
+
+@pytest.mark.parametrize(("share", "wrong"), [(0.9e-4, False), (1.2e-4, True)])
+def test_sums_in_another_order_are_equal(share: float, wrong: bool) -> None:
+    for value in (1.25, -1.25):
+        one = {"kl": value * (1 + share)}
+        facts = metric_facts(reporting(one, {"kl": value}, truth={"kl": value}))
+        assert (facts.step is not None) is wrong
 
 
 def test_ranks_that_differ_are_wrong_without_a_truth() -> None:
@@ -80,6 +123,7 @@ def test_wrong_gradients_come_first() -> None:
 
 @pytest.mark.parametrize(("values", "differ"), [
     ([float("nan")] * 2, False), ([float("nan"), 1.0], True), ([float("inf"), 1.0], True),
+    ([float("inf")] * 2, False), ([float("inf"), float("-inf")], True), ([0.0, 0.0], False),
 ])  # fmt: skip
 def test_nan_equals_nothing_but_nan(values: list[float], differ: bool) -> None:
     evidence = reporting(*({"kl": value} for value in values), truth=None)

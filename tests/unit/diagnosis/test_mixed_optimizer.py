@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, Finding, RankError
 from moediag.evidence.trial_folder import read_trial
 from tests.unit.evidence_builder import died, fsdp2_job, write

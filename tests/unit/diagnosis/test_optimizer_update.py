@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moediag.diagnosis.diagnose import diagnose
-from moediag.diagnosis.numbers.optimizer_update import RATE, UPDATES, WEIGHTS, applied_facts
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.diagnosis.numbers.optimizer_update import (
+    RATE,
+    UPDATES,
+    WEIGHTS,
+    AppliedFacts,
+    applied_facts,
+    sentence,
+)
 from moediag.evidence.model import Evidence
 from moediag.protocol import Applied, GradientError, StepReplicas
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import PARAMETERS, fsdp2_job, measured
 
 RIGHT = GradientError(1e-9, 0.03, wrong=False)
@@ -47,7 +56,7 @@ def test_weights_that_moved() -> None:
     assert found.cause == (
         "After step 1 the weights of 1 of 2 parameters are not those of a single process "
         "(first.weight, on ranks 0, 1); largest difference 1.3e-02 in first.weight, which training "
-        "should have moved by 3.0e-02 until then."
+        "should have moved by 3.0e-02 by then."
     )
 
 
@@ -65,7 +74,47 @@ def test_a_learning_rate_that_went_on() -> None:
 
 
 def test_an_update_too_many() -> None:
-    assert applied_facts(left(applied(updates=2.0))).what == UPDATES
+    facts = applied_facts(left(applied(updates=2.0)))
+    assert facts == AppliedFacts(1, UPDATES, ranks=(0, 1), actual=2.0, right=1.0)
+    assert sentence(facts) == (
+        "After step 1 the optimizer's count of updates is 2 on ranks 0, 1 and should be 1 (single "
+        "process)."
+    )
+    # Before the rate, which follows from it.
+    both = applied_facts(left(applied(), applied(rate=5e-4, updates=2.0)))
+    assert both == AppliedFacts(1, UPDATES, ranks=(1,), actual=2.0, right=1.0)
+
+
+def test_the_largest_difference_of_all_ranks_is_named() -> None:
+    small, large = GradientError(0.25, 0.5, wrong=True), GradientError(0.75, 2.0, wrong=True)
+    one = Applied({"a": small, "b": RIGHT, "c": GradientError(9.0, 9.0, wrong=False)})
+    other = Applied({"a": RIGHT, "d": large})
+    facts = applied_facts(left(one, other, at="3"))
+    assert facts == AppliedFacts(
+        3, WEIGHTS, ("a", "d"), compared=4, worst="d", error=0.75, moved=2.0, ranks=(0, 1)
+    )
+    nan = Applied({"d": large, "e": GradientError("nan", 0.5, wrong=True)})
+    assert applied_facts(left(nan, one)).worst == "e"
+    assert sentence(AppliedFacts(compared=4)) == ""
+
+
+@pytest.mark.parametrize(("share", "off"), [(0.9e-6, False), (1.2e-6, True)])
+def test_a_rate_is_off_by_more_than_a_millionth(share: float, off: bool) -> None:
+    facts = applied_facts(left(applied(rate=1e-3 * (1 + share))))
+    assert (facts.what == RATE) is off
+    assert applied_facts(left(Applied(rate=5.0, reference_rate=None))).step is None
+    assert applied_facts(left(Applied(rate=None, reference_rate=5.0))).step is None
+
+
+def test_the_first_step_that_is_off_is_told() -> None:
+    evidence = left(applied())
+    ranks = {}
+    for rank, seen in evidence.ranks.items():
+        assert seen.outcome is not None
+        steps = {"10": applied(MOVED), "2": applied(rate=2e-3), "1": applied()}
+        ranks[rank] = replace(seen, outcome=replace(seen.outcome, applied=steps))
+    facts = applied_facts(replace(evidence, ranks=ranks))
+    assert (facts.step, facts.what, facts.actual, facts.right) == (2, RATE, 2e-3, 1e-3)
 
 
 def test_a_gradient_that_was_wrong_before_explains_the_weights() -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers import expert_holders as held_by
 from moediag.diagnosis.numbers import ownership
 from moediag.diagnosis.numbers.ownership import ownership_facts
 from moediag.evidence.model import Evidence, HeldWeights, RankEvidence
 from moediag.protocol import ExpertRows
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import fsdp2_job, measured
 
 UP = "model.layers.0.mlp.experts.gate_up_proj"
@@ -216,6 +216,75 @@ def test_what_is_lost_is_named(case: str) -> None:
     assert (facts.parameters, facts.ranks, facts.when) == ((UP,), where, "prepared")
 
 
+SENTENCES = {
+    "rank 0's slice, sharded again": (
+        "rank 0 holds 0-1; rank 1 holds 2-3, and experts 4-7 are on no rank (1 expert parameter). "
+        "That is rank 0's slice (0-3), taken for the whole parameter and sharded again over all "
+        "ranks; the other ranks' experts were overwritten. The whole parameter has 4 rows now, for "
+        "8 experts."
+    ),
+    "a piece of each rank's own": (
+        "rank 0 holds 0-1; rank 1 holds 6-7, and experts 2-5 are on no rank (1 expert parameter). "
+        "Each rank took its own slice for the whole parameter and kept one piece of it; the rest "
+        "of every slice is gone. The whole parameter has 4 rows now, for 8 experts."
+    ),
+    "the same slice everywhere": (
+        "ranks 0, 1 hold 0-3, and experts 4-7 are on no rank (1 expert parameter). That is rank "
+        "0's slice (0-3) on every rank: as plain tensors of one name they were taken for copies of "
+        "each other, and one rank's was kept."
+    ),
+    "one row never loaded": (
+        "rank 0 holds 0-3; rank 1 holds 4, 6-7 and 1 row of none, and expert 5 is on no rank "
+        "(1 expert parameter). Rows that are no expert of the checkpoint were never loaded."
+    ),
+    "two ranks' slices swapped": (
+        "rank 0 holds 4-7; rank 1 holds 0-3 (1 expert parameter). The rows are experts of the "
+        "checkpoint, but not those that their place says."
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_the_whole_sentence_of_what_is_lost(case: str) -> None:
+    facts = ownership_facts(LOST[case][0])
+    lead = "After sharding the 8 experts of a layer are not all where they belong: "
+    assert facts.text == lead + SENTENCES[case]
+
+
+def test_what_is_lost_says_what_each_rank_holds_and_was_asked() -> None:
+    facts = ownership_facts(LOST["a piece of each rank's own"][0])
+    assert facts.held == {0: (0, 1), 1: (6, 7)}
+    assert (facts.experts, facts.axis) == (8, 2)
+
+
+def test_experts_that_no_rank_holds_at_all_are_lost() -> None:
+    facts = ownership_facts(seen({0: rows([]), 1: rows([])}))
+    assert (facts.pattern, facts.ranks) == (ownership.NOT_LOADED, (0, 1))
+    assert "ranks 0, 1 hold nothing, and experts 0-7 are on no rank" in facts.text
+
+
+def test_what_was_loaded_wrong_is_explained_by_the_place_on_the_axis() -> None:
+    loaded = seen({0: rows([0, 1], whole=4), 1: rows([2, 3], whole=4)}, asked=2, when="loaded")
+    facts = ownership_facts(loaded)
+    assert (facts.pattern, facts.when) == (ownership.RESHARDED, "loaded")
+    assert facts.text.startswith("After loading the 8 experts of a layer are not all")
+
+
+def test_a_loss_that_loading_left_is_explained_by_what_was_held_then() -> None:
+    """Rank 0 came out of loading with 4-7: that is the slice that was sharded again."""
+    swapped = {0: rows(range(4, 8), lies="plain", whole=4), 1: rows(range(4), lies="plain")}
+    sharded = seen({0: rows([4, 5], [0, 1], 4), 1: rows([6, 7], [2, 3], 4)}, asked=2)
+    facts = ownership_facts(before(sharded, swapped))
+    assert (facts.pattern, "rank 0's slice (4-7)" in facts.text) == (ownership.RESHARDED, True)
+    # Rows of another parameter, or rows that were none, say nothing of this one.
+    for held in (
+        {0: rows(range(4, 8), lies="plain", fqn=DOWN), 1: rows(range(4), fqn=DOWN)},
+        {0: rows([-1, 5, 6, 7], lies="plain"), 1: rows([-1, 1, 2, 3], lies="plain")},
+    ):
+        facts = ownership_facts(before(sharded, held))
+        assert (facts.pattern, "rank 1's slice (4-7)" in facts.text) == (ownership.RESHARDED, True)
+
+
 def test_a_right_parameter_beside_a_wrong_one_is_not_blamed() -> None:
     evidence = seen({0: rows(range(4)), 1: rows([-1] * 4, range(4, 8))})
     ranks = {
@@ -242,8 +311,18 @@ def test_expert_parallelism_that_never_took_place() -> None:
     everything = {r: rows(range(8), lies="plain") for r in (0, 1)}
     facts = ownership_facts(seen(everything, asked=2, used={0: 8, 1: 8}))
     assert (facts.pattern, facts.ranks, facts.axis) == (ownership.OFF, (0, 1), 2)
-    assert "none took place" in facts.text
-    assert "ranks 0, 1 compute with 8 of 8 experts of a layer, not with 4" in facts.text
+    assert facts.text == (
+        "Expert parallelism over 2 ranks was asked for, and none took place: ranks 0, 1 compute "
+        "with 8 of 8 experts of a layer, not with 4. Nothing reports it: the result is that of a "
+        "run without expert parallelism, in the memory of one."
+    )
+    assert (facts.when, facts.parameters) == ("prepared", (UP,))
+    assert (facts.seen, facts.experts) == (True, 8)
+    alone = ownership_facts(seen(everything, asked=2, used={0: 4, 1: 8}))
+    assert alone.ranks == (1,)
+    assert "rank 1 computes with 8 of 8 experts of a layer, not with 4" in alone.text
+    uneven = ownership_facts(seen(everything, asked=3, used={0: 4, 1: 3}))
+    assert uneven.ranks == (0,) and "not with 3." in uneven.text
     for used, asked in (({0: 4, 1: 4}, 2), ({0: 8, 1: 8}, 1)):
         assert not ownership_facts(seen(everything, asked=asked, used=used)).wrong
     half = ownership_facts(seen(everything, asked=4, used={0: 4, 1: 4}))
@@ -258,7 +337,24 @@ def test_experts_that_were_to_be_left_alone_and_were_not() -> None:
     }
     facts = ownership_facts(replace(moved, ranks=told))
     assert (facts.pattern, facts.ranks) == (ownership.NOT_LEFT_OUT, (0, 1))
-    assert f"plain after loading, {SHARDED} after sharding" in facts.text
+    assert facts.text == (
+        "1 expert parameter that sharding was told to leave alone (ignored_modules) was sharded "
+        f"all the same: plain after loading, {SHARDED} after sharding. Nothing reports it."
+    )
+    assert (facts.when, facts.parameters, facts.seen) == ("prepared", (UP,), True)
+    assert (facts.experts, facts.axis) == (8, 1)
+    # One rank alone, of two parameters; what rank 0 loaded counts where nobody told "loaded".
+    two = {}
+    for rank, one in told.items():
+        then, now = (
+            replace(w, experts=(*w.experts, replace(w.experts[0], fqn=DOWN))) for w in one.weights
+        )
+        then = replace(then, when=held_by.BY_RANK_0)
+        two[rank] = replace(one, weights=(then, replace(now, left_out=rank == 1)))
+    partly = ownership_facts(replace(moved, ranks=two))
+    assert (partly.ranks, partly.parameters) == ((1,), (UP, DOWN))
+    assert partly.text.startswith("2 expert parameters that sharding was told to leave alone")
+    assert "were sharded all the same" in partly.text
     assert not ownership_facts(moved).wrong, "nobody was told to leave them alone"
     left = before(seen(SLICES, asked=2), SLICES)
     kept = {
@@ -274,6 +370,16 @@ def test_other_weights_that_differ_are_named_with_their_ranks() -> None:
     assert (facts.pattern, facts.ranks) == (ownership.OTHER_WEIGHTS, (1,))
     assert facts.parameters == ("lm_head.weight", "model.norm.weight")
     assert "2 parameters on rank 1 are not as in the checkpoint" in facts.text
+    assert (facts.when, facts.seen, facts.experts, facts.axis) == ("prepared", True, 8, 1)
+    names = ["a", "b.c", "d.e.f", "g.h.i.j", "k.l.m.n.o"]
+    some = ownership_facts(seen(held, unequal={0: names, 1: names[:1]}))
+    assert some.ranks == (0, 1)
+    assert some.text == (
+        "After sharding 5 parameters on ranks 0, 1 are not as in the checkpoint: a, b.c, d.e.f and "
+        "2 more."
+    )
+    three = ownership_facts(seen(held, unequal={0: names[:3]}))
+    assert three.text.endswith("not as in the checkpoint: a, b.c, d.e.f.")
     one = ownership_facts(seen(held, unequal={0: ["lm_head.weight"]}))
     assert "1 parameter on rank 0 is not as in the checkpoint: lm_head.weight." in one.text
 
@@ -311,6 +417,9 @@ def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
         ("rank 0", "0-3 (plain)", "-"),
         ("rank 1", "nothing yet: rank 0 loads", "-"),
     )
+    assert held.title == "Experts held by each rank, matched with the checkpoint's bytes"
+    _, values = held_by.tables(alone, lost=True)
+    assert [row[:2] for row in values.rows] == [("rank 0", "-"), ("rank 1", "nothing yet")]
 
 
 # ------------------------------------------------------------------------ tables
@@ -324,8 +433,22 @@ def test_ranks_are_rows_and_moments_columns() -> None:
         ("rank 0", "0-3 (plain)", f"0-1 ({SHARDED})"),
         ("rank 1", "4-7 (plain)", f"6-7 ({SHARDED})"),
     )
-    assert values.columns[-1] == "checkpoint"
+    assert values.columns == ("rank", "after loading", "after sharding", "checkpoint")
+    assert values.title == f"First value of {UP} on each rank"
+    assert values.note == ""
+    assert values.rows == (("rank 0", "-", "-", "-"), ("rank 1", "-", "-", "-"))
     assert held_by.tables(evidence, lost=False) == (held,)
+
+
+def test_values_stand_beside_the_checkpoints() -> None:
+    told = {0: replace(rows(range(4)), first=0.25, should=0.5),
+            1: replace(WRONG[1], first=-1.5, should=0.125)}  # fmt: skip
+    held, values = held_by.tables(seen(told, when="resumed"), lost=True)
+    assert held.columns == ("rank", "after loading", "after sharding", "after resuming")
+    assert values.rows == (
+        ("rank 0", "-", "-", "0.2500000", "0.5000000"),
+        ("rank 1", "-", "-", "-1.5000000", "0.1250000"),
+    )
 
 
 def test_parameters_that_differ_have_lines_of_their_own() -> None:
@@ -340,6 +463,8 @@ def test_parameters_that_differ_have_lines_of_their_own() -> None:
         (UP, "rank 0"), (UP, "rank 1"), (DOWN, "rank 0"), (DOWN, "rank 1"),
     ]  # fmt: skip
     assert [row[-1] for row in held.rows[2:]] == [f"nothing ({SHARDED})"] * 2
+    assert held.columns == ("parameter", "rank", "after loading", "after sharding")
+    assert held.note == ""
 
 
 def test_numbers_are_runs_with_what_is_none() -> None:
@@ -366,13 +491,13 @@ def test_it_is_a_verdict_where_every_rank_reached_its_end() -> None:
     assert found.verdict == Verdict.WRONG_WEIGHTS
     assert found.signature == "wrong-weights:piece-of-own-slice:no-rank"
     assert found.culprits == (), "a library did it to all of them"
-    assert found.cause.endswith("gradients as in the reference all the same.")
+    assert found.cause.endswith("gradients still match the reference.")
     assert len(found.tables) == 2
     one = diagnose(with_weights(trained, LOST["permuted on one rank"][0]))
     assert (one.signature, one.culprits) == ("wrong-weights:misplaced:one-rank", (1,))
     right = diagnose(with_weights(trained, RIGHT["a DTensor over ep"]))
     assert right.verdict == Verdict.CLEAN
-    assert "8 experts of each layer where they belong" in right.cause
+    assert "All 8 experts of each layer are where they belong." in right.cause
 
 
 def test_wrong_gradients_are_its_consequence() -> None:

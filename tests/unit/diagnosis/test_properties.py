@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moediag.diagnosis.blame.culprits import blame
-from moediag.diagnosis.blame.failures import failures
+from moediag.diagnosis.end_states.failures import failures
 from moediag.diagnosis.schedules.align import align
 from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
 from moediag.diagnosis.schedules.replay import replay

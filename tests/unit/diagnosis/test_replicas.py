@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers.replicas import replica_facts
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError, Replica, Sketch, StepReplicas
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import PARAMETERS, fsdp2_job, measured
 
 GATE, EXPERTS = "model.layers.1.mlp.gate.weight", "model.layers.1.mlp.experts.down_proj"

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence
 from moediag.protocol import ExpertRows, Outcome, ResumeOutcome, StateDifference, StepNumbers
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Diagnosis, Verdict
 from tests.unit.evidence_builder import fsdp2_job
 
 LOSSES, NORMS = [4.9, 4.8, 4.7, 4.6], [1.0, 0.9, 0.8, 0.7]
@@ -86,7 +85,7 @@ class TestHealthy:
         found = of(healthy(0), healthy(1))
         assert (found.verdict, found.confidence) == (Verdict.CLEAN, Confidence.HIGH)
         assert "100 tensors of model and optimizer are as at the save" in found.cause
-        assert "steps 3 and 4 exactly those of the run in one go" in found.cause
+        assert "steps 3 and 4 exactly those of the uninterrupted run" in found.cause
         assert found.signature == "clean"
 
     def test_only_steps_after_the_save_are_in_the_table(self) -> None:
@@ -94,6 +93,71 @@ class TestHealthy:
         assert table.title == "4 steps against 2 + 2"
         assert [row[:2] for row in table.rows] == [(3, 0), (3, 1), (4, 0), (4, 1)]
         assert table.rows[0][2:] == (4.7, 4.7, 0.0, 0.8, 0.8, 0.0)
+        assert table.columns == (
+            "step", "rank", "loss", "loss resumed", "difference",
+            "norm", "norm resumed", "difference",
+        )  # fmt: skip
+        assert table.note == "Norm: of the rank's own part of the gradient."
+
+    def test_the_titles_and_columns_of_the_other_tables(self) -> None:
+        _, ends, experts = of(healthy(0), healthy(1)).tables
+        assert ends.title == "Largest differences of the state, and of two uninterrupted runs"
+        assert ends.columns == (
+            "rank", "weights loaded", "optimizer loaded", "weights at the end",
+            "optimizer at the end", "two uninterrupted runs",
+        )  # fmt: skip
+        assert (
+            ends.note
+            == "Loaded: from the state at the save; at the end: from the uninterrupted run."
+        )
+        assert experts.title == "Experts of each rank at the save and after loading, by their bytes"
+        assert experts.columns == ("parameter", "rank", "at the save", "after loading", "placement")
+
+    def test_parameters_that_lie_in_another_way_have_rows_of_their_own(self) -> None:
+        one = healthy(0)
+        other = replace(one, loaded=[*one.loaded[:-1], replace(one.loaded[-1], placement="plain")])
+        experts = of(other, healthy(1)).tables[2]
+        assert [row[1:] for row in experts.rows] == [
+            (0, "0-3", "0-3", SHARD), (1, "4-7", "4-7", SHARD),
+            (0, "0-3", "0-3", "plain"), (1, "4-7", "4-7", SHARD),
+        ]  # fmt: skip
+        bare = [replace(healthy(rank), loaded=[]) for rank in (0, 1)]
+        assert len(of(*bare).tables) == 2
+
+    def test_a_step_that_one_run_lacks_is_empty_in_the_table(self) -> None:
+        short = replace(healthy(1), resumed=StepNumbers(LOSSES[2:3], [None, 0.7]))
+        rows = of(healthy(0), short).tables[0].rows
+        assert rows[1] == (3, 1, 4.7, 4.7, 0.0, 0.8, None, None)
+        assert rows[3] == (4, 1, 4.6, None, None, 0.7, 0.7, 0.0)
+
+    def test_a_norm_that_both_runs_lack_is_equal(self) -> None:
+        numbers = StepNumbers(LOSSES, [None] * 4)
+        bare = replace(healthy(1), straight=numbers, again=numbers,
+                       resumed=StepNumbers(LOSSES[2:], [None] * 2))  # fmt: skip
+        assert of(healthy(0), bare).verdict == Verdict.CLEAN
+        other = replace(bare, again=StepNumbers(LOSSES, [None, None, None, 1.0]))
+        assert of(healthy(0), other).verdict == Verdict.INCONCLUSIVE
+
+    @pytest.mark.parametrize(
+        ("after", "said"), [(3, "step 4 "), (2, "steps 3 and 4 "), (1, "steps 2 to 4 ")]
+    )
+    def test_the_steps_after_the_save_are_named(self, after: int, said: str) -> None:
+        resumed = StepNumbers(LOSSES[after:], NORMS[after:])
+        found = of(*(replace(healthy(rank), after=after, resumed=resumed) for rank in (0, 1)))
+        assert (
+            f"on every rank, and {said}exactly those of the uninterrupted run (loss, "
+            in found.cause
+        )
+        assert found.tables[0].title == f"4 steps against {after} + {4 - after}"
+        last = StepNumbers([*LOSSES[after:-1], 4.5], NORMS[after:])
+        end = StateDifference({"w": 0.5}, {}, [], 100)
+        drifting = (
+            replace(healthy(rank), after=after, resumed=last, at_end=end) for rank in (0, 1)
+        )
+        verb = "differs" if after == 3 else "differ"
+        assert f"{said.capitalize()}then {verb} from the uninterrupted run: the loss by up to " in (
+            of(*drifting).cause
+        )
 
     def test_without_resume_there_is_no_such_verdict(self) -> None:
         seen = evidence(healthy(0), healthy(1))
@@ -122,7 +186,7 @@ class TestExperts:
         assert "4 tensors of the optimizer went with them" in found.cause
         assert (
             "the loss by up to 1.0e-01, the gradient norm by 5.0e-02, the weights at the end by "
-            "2.5e-01; two runs in one go differ by 0" in found.cause
+            "2.5e-01; two uninterrupted runs differ by 0" in found.cause
         )
         assert found.signature == "resume-drift:one-rank-everywhere:no-rank"
         assert found.culprits == ()
@@ -174,6 +238,18 @@ class TestState:
         )
         assert found.signature.startswith("resume-drift:weights")
 
+    @pytest.mark.parametrize(
+        ("after", "said"), [(3, "Step 4 still matches"), (2, "Steps 3 and 4 still match")]
+    )
+    def test_steps_that_do_not_show_what_was_lost(self, after: int, said: str) -> None:
+        lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
+        resumed = StepNumbers(LOSSES[after:], NORMS[after:])
+        found = of(
+            *(replace(healthy(r), after=after, resumed=resumed, at_load=lost) for r in (0, 1))
+        )
+        assert found.verdict == Verdict.RESUME_DRIFT
+        assert f"{said} the uninterrupted run." in found.cause
+
     def test_copies_that_were_apart_before_the_save_are_not_blamed_on_it(self) -> None:
         lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
         apart = ["lm_head.weight", "model.norm.weight"]
@@ -204,7 +280,7 @@ class TestState:
     def test_steps_that_differ_though_all_came_back(self) -> None:
         found = of(healthy(0), drifted(healthy(1)))
         assert found.verdict == Verdict.RESUME_DRIFT
-        assert "what they depend on besides was not saved" in found.cause
+        assert "something else they depend on was not saved" in found.cause
         assert found.signature.startswith("resume-drift:outside-the-state")
 
     def test_a_step_that_is_missing_is_a_difference(self) -> None:
@@ -216,7 +292,7 @@ class TestControl:
     def test_two_straight_runs_that_differ_make_the_steps_prove_nothing(self) -> None:
         found = of(noisy(drifted(healthy(0))), drifted(healthy(1)))
         assert (found.verdict, found.confidence) == (Verdict.INCONCLUSIVE, Confidence.LOW)
-        assert "Two runs in one go differ by up to 1.0e-01 themselves" in found.cause
+        assert "Two uninterrupted runs already differ by up to 1.0e-01" in found.cause
 
     def test_a_control_that_differs_only_in_its_state_is_one_too(self) -> None:
         control = StateDifference({}, {"lm_head.weight exp_avg": 1e-9}, [], 100)

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.diagnosis.numbers import scale_factor
 from moediag.diagnosis.numbers.by_part import EXPERTS, INPUT, REST, ROUTER
 from moediag.diagnosis.numbers.scale_factor import WORLD, Size, factor_facts, sentences, size_of
 from moediag.evidence.model import Evidence
 from moediag.protocol import GradientError, Multiple, StepReplicas
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import fsdp2_job, measured
 
 UP, DOWN = "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"
@@ -100,7 +100,7 @@ def test_once_too_often_is_the_other_direction() -> None:
     assert (
         "The gradients of the experts, the router and all other parameters are 0.125 times the "
         "reference on every rank (to 1.0e-07); 8 is the number of ranks: they are divided by it "
-        "once too often." in found.cause
+        "once too many times." in found.cause
     )
 
 
@@ -222,7 +222,7 @@ def test_weights_that_moved_as_they_should_are_said_to_hide_it() -> None:
     assert found.verdict == Verdict.WRONG_GRADIENTS
     assert (
         "After 4 steps their weights have moved 1.000 times as far as the reference's: the "
-        "optimizer hides a constant factor, and so the loss curve does." in found.cause
+        "optimizer hides a constant factor, so the loss curve does not show it." in found.cause
     )
     assert "hides" not in diagnose(all_ranks(2.0, UP, DOWN, moved=1.98)).cause
 

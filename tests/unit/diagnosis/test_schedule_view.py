@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.pipeline import examine
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import SideBySide
+from moediag.result import Diagnosis, SideBySide
 from tests.unit.evidence_builder import Job, Op, aborted_on_gloo, expert_job, fsdp2_job
 
 STARVED = {(1, 3)}
@@ -92,14 +91,15 @@ def test_how_ranks_stood_at_the_end() -> None:
 def test_dumps_of_other_jobs_have_them_too(tmp_path: Path, fault: str) -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(pp=2, dp=2, tp=2, ep=2), 3), fault, 1)
     trial = examine.examine([jobs.write(job, tmp_path / "d")]).result.trials[0]
-    shown = trial.schedules
+    shown = trial.diagnosis.schedules
     assert shown is not None
     shown_ranks = [rank for lane in shown.lanes for rank in lane.ranks]
     assert set(trial.culprits) <= {*shown_ranks}
-    assert sorted(rank for state in trial.states for rank in state.ranks) == list(range(8))
+    ended = [rank for state in trial.diagnosis.states for rank in state.ranks]
+    assert sorted(ended) == list(range(8))
 
 
 def test_a_rank_without_a_dump_is_unseen(tmp_path: Path) -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 3), "killed", 1)
     trial = examine.examine([jobs.write(job, tmp_path / "d")]).result.trials[0]
-    assert {s.kind: s.ranks for s in trial.states}["unseen"] == job.culprits
+    assert {s.kind: s.ranks for s in trial.diagnosis.states}["unseen"] == job.culprits

@@ -1,4 +1,4 @@
-"""torch's Flight Recorder of NCCL beside our own log: which call of ours is which of its."""
+"""Matching of torch's Flight Recorder of NCCL with our own log, call by call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import device_progress, flight_dump
 from moediag.evidence.model import Collective, Evidence
 from moediag.evidence.trial_folder import read_trial
@@ -29,7 +29,7 @@ def told(calls: tuple[Collective, ...], raw: dict[str, Any]) -> list[str]:
     return [c.on_device for c in found.calls]
 
 
-def test_calls_get_what_the_device_made_of_them() -> None:
+def test_calls_get_the_state_of_the_device() -> None:
     found = device_progress.told(CALLS, flight_dump.read(dump(CALLS, done=3)), 0)
     assert [c.on_device for c in found.calls] == ["completed"] * 3 + ["started"] + ["issued"] * 3
     assert [c.completed for c in found.calls] == [True] * 3 + [False] * 4
@@ -38,7 +38,7 @@ def test_calls_get_what_the_device_made_of_them() -> None:
     assert found.library == "2.29.3"
 
 
-def test_what_our_own_recorder_saw_complete_stays_so() -> None:
+def test_calls_that_our_recorder_saw_complete_stay_complete() -> None:
     seen = (replace(CALLS[0], completed=True), *CALLS[1:])
     assert told(seen, dump(CALLS, done=0))[:2] == ["completed", "issued"]
 
@@ -49,7 +49,7 @@ def test_calls_of_a_group_complete_in_their_order() -> None:
     assert told(CALLS, raw)[:5] == ["completed"] * 4 + ["started"]
 
 
-def test_a_ring_that_came_round_tells_of_the_last_ones() -> None:
+def test_a_wrapped_ring_buffer_has_the_last_calls() -> None:
     assert told(CALLS, dump(CALLS, done=5, first=3)) == ["", "", ""] + ["completed"] * 2 + [
         "started", "issued",
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_call_that_never_left_the_host_has_no_state() -> None:
     assert told(CALLS, dump(CALLS[:-1], done=6)) == ["completed"] * 6 + [""]
 
 
-def test_calls_before_our_recorder_came() -> None:
+def test_calls_before_our_recorder_started() -> None:
     late = tuple(replace(c, index=i, position=i) for i, c in enumerate(CALLS[2:]))
     assert told(late, dump(CALLS, done=3))[:3] == ["completed", "started", "issued"]
 
@@ -79,7 +79,7 @@ def test_collectives_that_were_issued_together_are_one_to_torch() -> None:
     assert told(CALLS, raw) == ["completed"] * 2 + ["started"] + ["issued"] * 4
 
 
-def test_another_schedule_is_not_taken_for_ours() -> None:
+def test_another_schedule_is_not_matched_with_ours() -> None:
     other = [replace(c, numel_in=c.numel_in + 1, numel_out=c.numel_out + 3) for c in CALLS]
     found = device_progress.told(CALLS, flight_dump.read(dump(other, done=3)), 0)
     assert found.calls == CALLS
@@ -131,7 +131,7 @@ def test_the_dump_that_was_asked_for_counts_before_the_watchdogs(tmp_path: Path)
     assert states(folder).count("completed") == 1
 
 
-def test_a_dump_that_breaks_off_is_said(tmp_path: Path) -> None:
+def test_a_truncated_dump_is_noted(tmp_path: Path) -> None:
     folder = trial(tmp_path)
     data = pickle.dumps(dump(CALLS, done=3), protocol=2)
     (folder / protocol.watchdog_dump(0)).write_bytes(data[: len(data) // 2])
@@ -146,7 +146,7 @@ def test_without_dumps_nothing_is_known(tmp_path: Path) -> None:
     assert not any("device" in t for seen in evidence.ranks.values() for t in seen.not_seen)
 
 
-def test_what_the_machine_said_at_the_stall_is_attached(tmp_path: Path) -> None:
+def test_machine_information_at_the_stall_is_attached(tmp_path: Path) -> None:
     folder = trial(tmp_path)
     assert read_trial(folder).attached == {}
     (folder / "capture").mkdir()
@@ -157,9 +157,9 @@ def test_what_the_machine_said_at_the_stall_is_attached(tmp_path: Path) -> None:
     assert len(found.attached["nvidia-smi"]) < 21_000
 
 
-def test_the_nccl_of_the_ranks_is_told_where_they_used_it(tmp_path: Path) -> None:
+def test_the_nccl_version_is_reported_if_the_ranks_used_it(tmp_path: Path) -> None:
     folder = trial(tmp_path)
     put(folder, 0, dump(CALLS, done=3))
-    assert diagnose(read_trial(folder)).nccl == "2.29.3"
+    assert read_trial(folder).nccl == "2.29.3"
     on_gloo = write(replace(fsdp2_job(set(), set()).whole(), backend="gloo"), tmp_path / "g")
-    assert diagnose(read_trial(on_gloo)).nccl == ""
+    assert read_trial(on_gloo).nccl == ""

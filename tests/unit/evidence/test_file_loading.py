@@ -1,89 +1,45 @@
-"""Files are read by expendable processes in a quick way, and nothing that they hold changes what
-comes out, ends the reading or runs."""
+"""Pickles are read by expendable processes: nothing in a file ends the reading, runs, or changes
+what comes out of the other files."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import random
-import signal
-import threading
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from moediag.evidence import file_loading, quickpickle, unpickle
-from moediag.evidence.file_loading import load, loaded
-from tests.unit.evidence.test_unpickle import SAMPLE, _Touch
+from moediag.evidence import file_loading, file_reader
+from moediag.evidence.file_loading import loaded
+from moediag.evidence.file_reader import Loaded, load
+from tests.unit.evidence.test_file_reader import SAMPLE, Touch
 
 RAW = SAMPLE.read_bytes()
-keys = st.text() | st.integers(-(2**40), 2**40)
-plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**100), 2**100) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.lists(inner).map(tuple),
-    max_leaves=30,
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(plain, st.sampled_from([2, 3, 4, 5]))
-def test_both_machines_read_the_same(value: Any, protocol: int) -> None:
-    assert quickpickle.loads(pickle.dumps(value, protocol)) == value
-
-
-def test_a_real_dump_is_not_left_to_the_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = unpickle.loads(RAW)
-    monkeypatch.setattr(unpickle, "loads", None)
-    assert quickpickle.loads(RAW) == expected
-    lists = b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n(](K\x01K\x02etR."
-    assert quickpickle.loads(lists) == [1, 2]
-
-
-@pytest.mark.parametrize("protocol", range(2, 6))
-def test_nothing_runs(tmp_path: Path, protocol: int) -> None:
-    raw = pickle.dumps({"entries": [_Touch(tmp_path / "made")]}, protocol)
-    with pytest.raises(unpickle.Refused, match=r"(posix|nt)\.mkdir"):
-        quickpickle.loads(raw)
-    assert not (tmp_path / "made").exists()
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"\x80\x02Pkey\n.", b"\x80\x02NQ.", b"\x80\x02\x82\x01.", b"\x80\x02}]b.",
-        b"\x80\x02N)\x81.",
-        # The stand-in for torch's lists: called with something else, built, or given attributes.
-        b"\x80\x02ctorch.jit._pickle\nbuild_intlist\nK\x01\x85R.",
-        b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n)\x81.",
-        b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n}(X\x01\x00\x00\x00aK\x01ub.",
-        b"\x80\x02ctorch.jit._pickle\nbuild_intlist\nN}(X\x08\x00\x00\x00__call__Nu\x86b.",
-    ],
-)  # fmt: skip
-def test_what_is_no_plain_data_is_refused(raw: bytes) -> None:
-    with pytest.raises(unpickle.Refused):
-        quickpickle.loads(raw)
-
-
-def test_text_that_nobody_can_print_is_mended_as_the_slow_one_does() -> None:
-    raw = b"\x80\x02X\x03\x00\x00\x00\xed\xa0\x80."
-    value = quickpickle.loads(raw)
-    assert value == unpickle.loads(raw)
-    value.encode()
-
-
-# ------------------------------------------------------------------------ processes
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of the files, and as on a machine with two cores."""
-    monkeypatch.setattr(file_loading, "_MUCH", 0)
-    monkeypatch.setattr(file_loading, "_SECONDS", 0.5)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
-    monkeypatch.setattr(threading, "active_count", lambda: 1)  # a test runner has its own
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The pids of the readers that were started; none of them is left at the end."""
+    pids: list[int] = []
+    popen = subprocess.Popen
+
+    def counted(*args: Any, **options: Any) -> Any:
+        process = popen(*args, **options)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", counted)
+    yield pids
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def on_cores(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(number)))
 
 
 def files(folder: Path, *contents: bytes) -> list[Path]:
@@ -101,45 +57,88 @@ def damaged(seed: int) -> bytes:
     return bytes(data[: chance.randrange(len(data))] if seed % 3 == 0 else data)
 
 
-def test_damaged_dumps_come_out_as_in_one_process(tmp_path: Path, processes: None) -> None:
+def test_one_reader_reads_all_pickles_of_a_call(tmp_path: Path, starts: list[int]) -> None:
+    paths = files(tmp_path, RAW, b"a log\n", RAW, b'{"a": 1}', RAW[:-1])
+    found = list(loaded(paths))
+    whole = load(paths[0])
+    assert whole.dump is not None and len(whole.dump.kind)
+    assert found == [whole, Loaded(), whole, Loaded(json={"a": 1}), load(paths[4])]
+    assert found[4].refused == "truncated or not a pickle"
+    assert len(starts) == 1
+
+
+def test_text_and_json_need_no_reader(tmp_path: Path, starts: list[int]) -> None:
+    assert list(loaded(files(tmp_path, b"a log\n", b"[1]"))) == [Loaded(), Loaded(json=[1])]
+    assert list(loaded([])) == []
+    assert starts == []
+
+
+def test_damaged_dumps_come_out_the_same_from_several_readers(
+    tmp_path: Path, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_loading, "_MUCH", 0)
+    on_cores(2, monkeypatch)
     paths = files(tmp_path, RAW, *map(damaged, range(60)), b"a log\n", b'{"a": 1}')
     found = list(loaded(paths))
-    assert found == [load(path) for path in paths]
     assert found[0].dump is not None and sum(bool(one.refused) for one in found) > 20
+    assert found[-2:] == [Loaded(), Loaded(json={"a": 1})]
+    monkeypatch.setattr(file_loading, "_MUCH", 1 << 30)
+    assert list(loaded(paths)) == found
+
+
+def test_nothing_runs_in_a_reader(tmp_path: Path, starts: list[int]) -> None:
+    (found,) = loaded(files(tmp_path, pickle.dumps({"entries": [Touch(tmp_path / "made")]})))
+    assert found.refused == "asks for posix.mkdir; only plain data is read"
+    assert not (tmp_path / "made").exists()
 
 
 _PAIRS = b"\x80\x02)" + b"q\x00h\x00\x86" * 60 + b"q\x00}(h\x00K\x01u."
 KILLERS = {
-    "keys that take for ever to hash": _PAIRS,
-    "keys nested deeper than any stack": b"\x80\x02)"
-    + b"\x85" * 3_000_000
-    + b"q\x00}(h\x00K\x01u.",
-    "a memo slot of four billion": b"\x80\x02Nr\xff\xff\xff\xff.",
+    "keys that take forever to hash": (_PAIRS, "takes more than 1 s to read"),
+    "keys nested deeper than any stack": (
+        b"\x80\x02)" + b"\x85" * 3_000_000 + b"q\x00}(h\x00K\x01u.",
+        "reading it ended the reader (SIGSEGV)",
+    ),
+    "a memo slot of four billion": (b"\x80\x02Nr\xff\xff\xff\xff.", "memory"),
 }
 
 
-@pytest.mark.parametrize("killer", KILLERS.values(), ids=KILLERS)
+@pytest.mark.parametrize(("killer", "why"), KILLERS.values(), ids=KILLERS)
+@pytest.mark.parametrize("cores", [1, 3])
 def test_a_file_that_harms_its_reader_is_refused_and_the_others_are_read(
-    tmp_path: Path, processes: None, killer: bytes
+    tmp_path: Path,
+    starts: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    killer: bytes,
+    why: str,
+    cores: int,
 ) -> None:
-    paths = files(tmp_path, RAW, killer, *[RAW] * 4)
+    monkeypatch.setattr(file_loading, "_MUCH", 0)
+    main = file_loading._MAIN.replace("; main()", "; import moediag.evidence.file_reader as r")
+    main += "; r.SECONDS = 1; main()"
+    monkeypatch.setattr(file_loading, "_COMMAND", (*file_loading._COMMAND[:-1], main))
+    monkeypatch.setattr(file_reader, "SECONDS", 1)
+    on_cores(cores, monkeypatch)
+    paths = files(tmp_path, RAW, killer, *[RAW] * 4, killer)
     found = list(loaded(paths))
-    assert found[1].refused
+    assert why in found[1].refused and why in found[6].refused
     whole = load(paths[0])
-    assert [found[0], *found[2:]] == [whole] * 5
+    assert [found[0], *found[2:6]] == [whole] * 5
 
 
-def test_a_reader_that_is_lost_loses_no_file(
-    tmp_path: Path, processes: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unlucky = RAW[:-1]
+def test_a_reader_that_is_killed_loses_one_file(tmp_path: Path, starts: list[int]) -> None:
+    paths = files(tmp_path, *[RAW] * 3)
+    found = loaded(paths)
+    first = next(found)
+    os.kill(starts[0], 9)
+    rest = list(found)
+    assert first == load(paths[0])
+    assert {one.refused for one in rest} <= {"", "reading it ended the reader (SIGKILL)"}
+    assert sum(bool(one.refused) for one in rest) <= 1
 
-    def dies(data: bytes) -> Any:
-        if data == unlucky:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return unpickle.loads(data)
 
-    monkeypatch.setattr(quickpickle, "loads", dies)
-    paths = files(tmp_path, *[RAW] * 5, unlucky, *[RAW] * 5)
-    found = list(loaded(paths))
-    assert [bool(one.refused) for one in found] == [path == paths[5] for path in paths]
+def test_reading_that_is_given_up_leaves_no_process(tmp_path: Path, starts: list[int]) -> None:
+    found = loaded(files(tmp_path, *[RAW] * 3))
+    next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert len(starts) == 1

@@ -90,7 +90,7 @@ def test_states() -> None:
     assert bytes(made.state) == bytes([COMPLETED, STARTED, SCHEDULED, COMPLETED])
 
 
-def test_a_ring_that_came_round_keeps_its_positions() -> None:
+def test_a_wrapped_ring_buffer_keeps_positions() -> None:
     made = read(dump(entry(5000, 4001), entry(5001, 4002)))
     assert made.wrapped and list(made.position) == [4000, 4001] and made.index[0] == 5000
 
@@ -133,7 +133,7 @@ def test_older_releases_count_a_batch_as_a_collective() -> None:
     assert made.batched == {"0"}
 
 
-def test_the_user_and_not_torch_is_the_site() -> None:
+def test_the_call_site_is_user_code_not_torch() -> None:
     frames = [
         {"name": "all_reduce", "filename": "/v/site-packages/torch/d.py", "line": 9},
         {"name": "step", "filename": "/job/train.py", "line": 40},
@@ -160,7 +160,7 @@ def test_a_dump_without_its_calls() -> None:
     [None, [], {}, {"entries": [{}]}, {"entries": {}, "pg_config": {}}, {"message": "x"},
      {"version": "3.0", "pg_config": {}}],
 )  # fmt: skip
-def test_what_is_no_dump(raw: Any) -> None:
+def test_files_that_are_not_dumps(raw: Any) -> None:
     with pytest.raises(NoDump):
         read(raw)
 
@@ -172,7 +172,7 @@ for _ in range(64):
 
 @pytest.mark.parametrize("field", sorted({*entry(0, 1)} - {"retired", "is_p2p"}))
 @pytest.mark.parametrize("value", [None, "x", -(2**70), 1.5, [[["x"]]], [[2**62, 2**62]], {}, BOMB])
-def test_a_strange_entry_spoils_no_other(field: str, value: Any) -> None:
+def test_a_malformed_entry_affects_no_other(field: str, value: Any) -> None:
     bad = {**entry(1, 2), field: value}
     made = read(dump(entry(0, 1), bad, entry(2, 3)))
     kept = [op for op, _, _ in rows(made)]

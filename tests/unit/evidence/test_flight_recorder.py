@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from bench import jobs
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence import flight_dump, flight_recorder, foreign, window
 from moediag.evidence.flight_dump import Dump
 from moediag.evidence.flight_recorder import own_rank, recorded
 from moediag.evidence.sources import Found
-from moediag.result.diagnosis import Diagnosis
+from moediag.result import Diagnosis
 
 SAMPLES = Path(__file__).parents[2] / "samples/flight-recorder"
 LAYOUT = jobs.Layout(pp=2, dp=2, tp=2, ep=2)
@@ -71,7 +71,7 @@ def test_two_groups_of_the_same_members_and_description_stay_apart() -> None:
     assert [c.group for c in of.ranks[1].collectives] == ["12", "3"]
 
 
-def test_gloo_does_not_tell_members_so_who_calls_belongs() -> None:
+def test_without_members_in_gloos_dump_callers_are_members() -> None:
     of = recorded({
         rank: flight_dump.read(
             pickle.loads((SAMPLES / "gloo-stuck" / f"trace_rank_{rank}").read_bytes())
@@ -84,7 +84,7 @@ def test_gloo_does_not_tell_members_so_who_calls_belongs() -> None:
     assert any("sends and receives" in text for text in of.not_seen)
 
 
-def test_a_dump_tells_its_own_rank() -> None:
+def test_a_dump_contains_its_own_rank() -> None:
     dumps = read(JOB)
     assert [own_rank(dump) for dump in dumps.values()] == list(range(8))  # by its sends
     no_pipeline = read(jobs.healthy(jobs.Layout(dp=2, tp=2), steps=1))
@@ -109,9 +109,7 @@ def test_wrapped_rings_align_by_their_positions() -> None:
     assert diagnosed(dumps).verdict == "clean"
 
 
-def test_batches_that_an_older_release_counted_are_unaligned_only_when_the_ring_came_round() -> (
-    None
-):
+def test_batches_of_older_releases_are_unaligned_only_after_the_ring_wrapped() -> None:
     def older(raw: dict[str, Any], keep: int) -> Dump:
         """As torch before 2.5 numbers: a send takes a number of the collectives' count."""
         taken: dict[str, int] = {}
@@ -149,7 +147,7 @@ def test_earlier_calls_of_a_group_completed_when_a_later_one_did() -> None:
     assert all(c.completed for c in of.ranks[0].collectives if c.op not in ("send", "recv"))
 
 
-def test_dumps_that_do_not_tell_completion() -> None:
+def test_dumps_without_completion() -> None:
     of = recorded(read(JOB, states=False))
     assert not of.tracked and any("which calls completed" in text for text in of.not_seen)
     assert all(c.completed for seen in of.ranks.values() for c in seen.collectives)
@@ -175,7 +173,7 @@ def test_a_rank_without_open_calls_in_a_dump_of_open_calls_only() -> None:
 
 @pytest.mark.parametrize("fault", ["none", *jobs.FAULTS])
 @pytest.mark.parametrize("ring", [2000, 60])
-def test_what_is_left_out_changes_no_answer(
+def test_omitted_calls_change_no_answer(
     monkeypatch: pytest.MonkeyPatch, fault: str, ring: int
 ) -> None:
     job = jobs.faulty(JOB, fault, 3) if fault != "none" else JOB

@@ -1,4 +1,4 @@
-"""The evidence of several nodes put together: the whole job's answer, whatever their clocks."""
+"""The combined evidence of several nodes: one answer for the job, whatever their clocks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
 from moediag.evidence.nodes import Part, job_of, merged
 from moediag.evidence.trial_folder import read_trial
 from moediag.pipeline import examine
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Diagnosis, Verdict
 from tests.unit import evidence_builder as build
 from tests.unit.evidence_builder import Job, Op
 
@@ -71,7 +70,7 @@ def test_a_rank_that_never_came(late: tuple[int, ...], skew: float) -> None:
 
 
 @SKEWS
-def test_reductions_that_do_not_fit(skew: float) -> None:
+def test_mismatching_reductions(skew: float) -> None:
     whole = build.fsdp2_job(set(), set(), {(1, 3)}, set(), steps=2, from_step=2)
     whole = replace(whole.run(), watched=True)
     found = diagnose(both(whole, skew))
@@ -107,7 +106,7 @@ def silent(evidence: Evidence, seconds: float = 23.0) -> Evidence:
     return merged([Part(of(evidence, HERE.ranks), (HERE, gone))])
 
 
-def test_a_silent_node_is_named_where_all_wait_for_its_ranks() -> None:
+def test_a_silent_node_is_named_if_all_wait_for_its_ranks() -> None:
     found = diagnose(silent(job(2, 3)))
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (2, 3), (0, 1))
     assert found.confidence == Confidence.MEDIUM
@@ -115,7 +114,7 @@ def test_a_silent_node_is_named_where_all_wait_for_its_ranks() -> None:
     assert any("node 1 (ranks 2, 3)" in text for text in found.not_seen)
 
 
-def test_a_silent_node_is_not_named_where_some_wait_for_nobody_there() -> None:
+def test_a_silent_node_is_not_named_if_some_wait_for_other_ranks() -> None:
     """Rank 0 waits in a group of ranks 0 and 1 that both have come to."""
     ops = [Op("0"), Op("pair")]
     programs = [[*ops, Op("pair")], [*ops, Op("pair")], [Op("0")], [Op("0")]]
@@ -131,10 +130,10 @@ def test_a_silent_node_is_not_named_where_some_wait_for_nobody_there() -> None:
     stall = Stall(5.0, 3.0, (0, 1), (2, 3))
     found = diagnose(silent(replace(whole, ranks=ranks, stall=stall, watched=True)))
     assert (found.verdict, found.culprits) == (Verdict.HANG, ())
-    assert "names nobody" in found.cause
+    assert "so no rank is named" in found.cause
 
 
-def test_a_disagreement_that_was_seen_is_told_before_a_silent_node() -> None:
+def test_an_observed_mismatch_takes_precedence_over_a_silent_node() -> None:
     programs = [[Op("0"), Op("0", "broadcast")], [Op("0"), Op("0")], [Op("0")], [Op("0")]]
     whole = Job({"0": (WORLD, None)}, programs).run()
     found = diagnose(silent(replace(whole, watched=True, stall=Stall(5.0, 3.0, (0, 1), (2, 3)))))
@@ -152,7 +151,7 @@ def test_ranks_that_lost_a_peer_point_to_the_silent_node() -> None:
     assert "Connection closed by peer" in found.cause
 
 
-def test_ranks_that_nobody_watched_are_not_blamed() -> None:
+def test_unwatched_ranks_are_not_blamed() -> None:
     whole = replace(job(2, 3), stall=Stall(5.0, 3.0, (0, 1)))
     rest = Node("", "", (2, 3), seen=False)
     found = diagnose(merged([Part(of(whole, (0, 1)), (HERE, rest))]))
@@ -169,7 +168,7 @@ def left(folder: Path, evidence: Evidence, token: str, nodes: Sequence[Node]) ->
     mine = {r: s for r, s in evidence.ranks.items() if r in own}
     build.write(replace(evidence, ranks=mine), folder)
     protocol.Trial(
-        "t", "train.py", "watched", purpose="watch", world_size=evidence.world_size
+        "t", "train.py", "watched", task=protocol.WatchTask(), world_size=evidence.world_size
     ).write(folder)
     for rank in own:
         protocol.write_json(folder / protocol.job_file(rank), {"job": token, "node": 0})

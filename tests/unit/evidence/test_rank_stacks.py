@@ -133,7 +133,7 @@ def test_faulthandler_keeps_the_latest_dump_of_each_thread() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", "null", "Error: permission denied\n", "\x00\xff"]
 )
-def test_what_is_no_stack_gives_none(parse: object, text: str) -> None:
+def test_text_without_a_stack_gives_none(parse: object, text: str) -> None:
     assert parse(text) == ()  # type: ignore[operator]
 
 

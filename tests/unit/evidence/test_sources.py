@@ -1,11 +1,10 @@
-"""Files are recognised by their content, alone and together; what is not, is said."""
+"""Files are recognised by their content, alone and together; others are noted."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
-import threading
 from pathlib import Path
 
 import pytest
@@ -59,13 +58,13 @@ def test_names_of_logs(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.log", "train.log.1", "events-20240101.txt"])
-def test_a_log_of_nobody_is_said(tmp_path: Path, name: str) -> None:
+def test_a_log_of_an_unknown_rank_is_noted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(TRACEBACK)
     found = read([tmp_path])
-    assert not found.files and name in found.refused[0] and "of which rank" in found.refused[0]
+    assert not found.files and name in found.refused[0] and "tells its rank" in found.refused[0]
 
 
-def test_each_kind_alone(tmp_path: Path) -> None:
+def test_each_kind_of_file_alone(tmp_path: Path) -> None:
     cases = {
         "rank_1.json": (SPY_JSON, "stacks"), "a_rank_1": (SPY, "stacks"),
         "rank_1.txt": (PYSTACK, "stacks"), "rank-1.stacks": (FAULT, "stacks"),
@@ -112,11 +111,11 @@ def test_prefixes_are_taken_off_and_the_programs_own_rank_counts() -> None:
     assert by_rank(text) == {2: "a", 10: "b", None: "plain", 1: "c"}
 
 
-def test_what_torchrun_does_not_say() -> None:
+def test_missing_fields_in_torchruns_files() -> None:
     assert torchrun_summary("exitcode: 1") == ({}, ())
 
 
-def test_what_the_watchdog_gave_up_on() -> None:
+def test_a_timed_out_collective_of_the_watchdog() -> None:
     (one,) = timeouts(WATCHDOG)
     assert (one.group, one.desc, one.call.op, one.call.position) == (
         "5",
@@ -141,7 +140,7 @@ def test_what_the_watchdog_gave_up_on() -> None:
         ("dataset download timed out", False),
     ],
 )
-def test_a_bound_on_waiting_is_no_failure(text: str, waited: bool) -> None:
+def test_which_errors_report_a_timeout(text: str, waited: bool) -> None:
     from moediag.evidence.model import RankError
 
     assert gave_up_waiting(RankError("RuntimeError", text)) is waited
@@ -158,7 +157,7 @@ def test_an_endless_log_is_read_at_both_ends(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ refused
 
 
-def test_what_is_refused_is_said_with_its_name(tmp_path: Path) -> None:
+def test_a_refused_file_is_named(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> object:
             return os.system, ("true",)
@@ -173,12 +172,12 @@ def test_what_is_refused_is_said_with_its_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     found = read([tmp_path])
     said = {Path(text.partition(" (")[0]).name: text.partition(" (")[2] for text in found.refused}
-    assert said["rank_0"].startswith("it wants posix.system")
-    assert "empty" in said["rank_1"] and "breaks off" in said["rank_2"]
-    assert "neither text" in said["rank_3"] and "breaks off" in said["rank_4.json"]
-    assert said["rank_5.json"] and "not known" in said["rank_6.json"]
-    assert "not known" in said["README"] and "format 9.0" in said["rank_7"]
-    assert "neither entries" in said["rank_8"] and "no regular file" in said["pipe"]
+    assert said["rank_0"].startswith("asks for posix.system")
+    assert "empty" in said["rank_1"] and "truncated" in said["rank_2"]
+    assert "neither text" in said["rank_3"] and "truncated" in said["rank_4.json"]
+    assert said["rank_5.json"] and "unrecognised" in said["rank_6.json"]
+    assert "unrecognised" in said["README"] and "format 9.0" in said["rank_7"]
+    assert "neither entries" in said["rank_8"] and "not a regular file" in said["pipe"]
     assert found.files == 0
 
 
@@ -199,14 +198,14 @@ def test_a_name_that_the_content_contradicts(tmp_path: Path) -> None:
     assert sorted(found.dumps) == [2, 3] and "says rank 3" in found.refused[0]
 
 
-def test_many_files_of_nobody_are_counted(tmp_path: Path) -> None:
+def test_many_files_of_unknown_ranks_are_counted(tmp_path: Path) -> None:
     for letter in "abcdefghijkl":
         (tmp_path / f"{letter}.txt").write_text(TRACEBACK)
     found = read([tmp_path])
     assert len(found.refused) == 9 and "4 more files" in found.refused[-1]
 
 
-def test_not_more_files_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_FILES", 2)
     put(tmp_path, rank_0=TRACEBACK, rank_1=TRACEBACK, rank_2=TRACEBACK)
     assert sorted(read([tmp_path]).outputs) == [0, 1]
@@ -217,7 +216,6 @@ def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     put(folder, rank_9DOTlog=TRACEBACK, rank_8=b"\x80\x04]")
     alone = read([folder])
     monkeypatch.setattr(file_loading, "_MUCH", 1)
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
     together = read([folder])
     assert _facts(alone) == _facts(together)
     assert together.files == 5 and len(together.refused) == 1

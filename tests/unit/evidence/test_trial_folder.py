@@ -1,4 +1,4 @@
-"""Folders in, evidence out: what was written is read back, and what is cut off is counted."""
+"""Trial folders are read back as evidence, and truncated lines are counted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from moediag import protocol
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
 from moediag.evidence.model import Evidence, ExitStatus, Group, HeldWeights, RankError
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import ExpertRows
-from moediag.result.verdicts import Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import (
     aborted_on_gloo,
     died,
@@ -76,7 +76,7 @@ def test_what_was_written_is_read_back(
     assert found == diagnose(evidence)
 
 
-def test_what_ranks_hold_is_read_back(tmp_path: Path) -> None:
+def test_held_experts_are_read_back(tmp_path: Path) -> None:
     evidence = held(measured(fsdp2_job(set(), set()).run()))
     read = read_trial(write(evidence, tmp_path))
     for rank, seen in evidence.ranks.items():
@@ -104,7 +104,7 @@ def held(evidence: Evidence) -> Evidence:
     return replace(evidence, ranks=ranks)
 
 
-def test_names_of_what_is_held_are_without_the_wrappers(tmp_path: Path) -> None:
+def test_names_of_held_experts_are_without_the_wrappers(tmp_path: Path) -> None:
     folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
     path = folder / protocol.events_file(0)
     name = "_fsdp_wrapped_module.layers.0._checkpoint_wrapped_module.experts.up"
@@ -139,7 +139,7 @@ ROW: dict[str, object] = {"fqn": "w", "held": [0, 1], "declared": [0, 1], "rows"
     ],
     ids=str,
 )
-def test_what_cannot_be_held_is_garbage(tmp_path: Path, event: dict[str, object]) -> None:
+def test_invalid_held_experts_are_garbage(tmp_path: Path, event: dict[str, object]) -> None:
     folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
     path = folder / protocol.events_file(1)
     path.write_text(path.read_text() + json.dumps(event) + "\n")
@@ -149,7 +149,7 @@ def test_what_cannot_be_held_is_garbage(tmp_path: Path, event: dict[str, object]
     assert diagnose(read).verdict == Verdict.CLEAN
 
 
-def test_a_log_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_up_to_the_cut(tmp_path: Path) -> None:
     folder = write(fsdp2_job(set(), STARVED).run(), tmp_path)
     path = folder / protocol.events_file(1)
     whole = path.read_bytes()
@@ -161,7 +161,7 @@ def test_a_log_cut_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
         assert seen.collectives == read_trial(folder).ranks[1].collectives
         diagnose(read_trial(folder))
     path.write_bytes(whole[:-20])
-    assert "rank 1: its last event (the recorder log ends in mid-line)" in (
+    assert "rank 1: its last event (the recorder log is truncated)" in (
         read_trial(folder).ranks[1].not_seen
     )
 
@@ -210,7 +210,7 @@ def test_missing_ranks_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["launch.json", "trial.json", "rank-0.outcome.json"])
 @pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "null"])
-def test_broken_files_are_said_and_survived(tmp_path: Path, name: str, content: str) -> None:
+def test_broken_files_are_noted_and_skipped(tmp_path: Path, name: str, content: str) -> None:
     folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
     (folder / name).write_text(content)
     read = read_trial(folder)
@@ -245,7 +245,7 @@ def test_the_older_segment_of_the_ring_comes_first(tmp_path: Path) -> None:
     assert diagnose(measured(seen)).notes == ()
 
 
-def test_wrapped_names_are_made_plain(tmp_path: Path) -> None:
+def test_wrapper_prefixes_are_removed_from_names(tmp_path: Path) -> None:
     folder = write(fsdp2_job(set(), set()).run(), tmp_path)
     path = folder / protocol.events_file(0)
     lines = path.read_text().replace(

@@ -1,4 +1,4 @@
-"""Expectations, and what all trials together say."""
+"""Expectations, and the conclusion of all trials."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from moediag.judgement.conclusion import conclusion, met
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.judgement.conclusion import conclude, met
+from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
+from tests.unit.trial_results import trial_result
 
 
 @dataclass
@@ -20,8 +19,8 @@ class Expected:
     pattern: str | None = None
 
 
-def diagnosis(verdict: str, *culprits: int, backend: str = "gloo") -> Diagnosis:
-    return Diagnosis(Verdict(verdict), "s", Confidence.HIGH, culprits=culprits, backend=backend)
+def diagnosis(verdict: str, *culprits: int) -> Diagnosis:
+    return Diagnosis(Verdict(verdict), "s", Confidence.HIGH, culprits=culprits)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +44,18 @@ def diagnosis(verdict: str, *culprits: int, backend: str = "gloo") -> Diagnosis:
     ],
 )
 def test_met(expected: Expected | None, found: Diagnosis, result: bool) -> None:
-    assert met(expected, found) is result
+    assert met(expected, found, "gloo") is result
 
 
 def test_another_signature_with_the_same_verdict_does_not_count() -> None:
     found = replace(diagnosis("hang", 1), signature="hang:one-kind reduce:dp_shard:one-rank")
-    assert met(Expected("hang", pattern="one-kind reduce"), found)
-    assert not met(Expected("hang", pattern="reduce"), found), "a whole part, not some letters"
-    assert not met(Expected("hang", pattern="other"), found)
-    assert not met(Expected("hang", [0], pattern="dp_shard"), found)
-    assert met(Expected(["clean", "hang"], pattern="dp_shard"), diagnosis("clean"))
+    assert met(Expected("hang", pattern="one-kind reduce"), found, "gloo")
+    assert not met(Expected("hang", pattern="reduce"), found, "gloo"), (
+        "a whole part, not some letters"
+    )
+    assert not met(Expected("hang", pattern="other"), found, "gloo")
+    assert not met(Expected("hang", [0], pattern="dp_shard"), found, "gloo")
+    assert met(Expected(["clean", "hang"], pattern="dp_shard"), diagnosis("clean"), "gloo")
 
 
 def test_met_on_a_given_backend() -> None:
@@ -71,8 +72,8 @@ def trial(
     ratio: float | None = None,
     spread: tuple[float, float] | None = None,
 ) -> TrialResult:
-    return TrialResult(
-        variant, role, {}, "fork", "gloo", 2, verdict, verdict if met else "x", met, "s", "high",
+    return trial_result(
+        variant, role, verdict=verdict, expected=verdict if met else "x", met=met, signature="s",
         step_time_ratio=ratio, step_time_spread=spread,
     )  # fmt: skip
 
@@ -105,29 +106,29 @@ CONTROL = trial("identical", "control", "clean")
     ],
 )
 def test_reproduced(trials: list[TrialResult], reproduced: bool | None) -> None:
-    assert conclusion(trials).reproduced is reproduced
+    assert conclude(trials).reproduced is reproduced
 
 
-def test_every_way_the_failure_shows_has_to_reproduce() -> None:
+def test_every_symptom_must_be_reproduced() -> None:
     other = trial("unfixed-too", "unfixed", "crash")
-    assert conclusion([UNFIXED, other, CONTROL]).reproduced is True
+    assert conclude([UNFIXED, other, CONTROL]).reproduced is True
     missed = trial("unfixed-too", "unfixed", "clean", met=False)
-    assert conclusion([UNFIXED, missed, CONTROL]).reproduced is None
-    assert conclusion([missed, CONTROL]).reproduced is False
+    assert conclude([UNFIXED, missed, CONTROL]).reproduced is None
+    assert conclude([missed, CONTROL]).reproduced is False
 
 
 @pytest.mark.parametrize(
     ("verdicts", "reproduced"),
     [(["wrong-gradients", "nonfinite"], True), (["wrong-gradients", "wrong-gradients"], False)],
 )
-def test_a_failure_that_must_show_shows_in_one_repeat_at_least(
+def test_an_intermittent_failure_must_show_in_one_repeat(
     verdicts: list[str], reproduced: bool
 ) -> None:
     trials = [
         replace(trial("unfixed", "unfixed", verdict), repeat=i, must_show="nonfinite")
         for i, verdict in enumerate(verdicts)
     ]
-    assert conclusion([*trials, CONTROL]).reproduced is reproduced
+    assert conclude([*trials, CONTROL]).reproduced is reproduced
 
 
 def test_only_a_clean_fix_is_correct() -> None:
@@ -139,7 +140,7 @@ def test_only_a_clean_fix_is_correct() -> None:
         trial("flaky", "fix", "clean", ratio=1.0),
         trial("flaky", "fix", "hang"),
     ]
-    end = conclusion(trials)
+    end = conclude(trials)
     assert [(f.variant, f.correct) for f in end.fixes] == [
         ("flag", True),
         ("wrong", False),
@@ -151,7 +152,7 @@ def test_only_a_clean_fix_is_correct() -> None:
 
 def test_no_fix_is_judged_beside_a_failing_control() -> None:
     broken = trial("identical", "control", "hang", met=False)
-    end = conclusion([UNFIXED, broken, trial("flag", "fix", "clean", ratio=1.0)])
+    end = conclude([UNFIXED, broken, trial("flag", "fix", "clean", ratio=1.0)])
     assert (end.fixes, end.cheapest_correct_fix) == ((), None)
 
 
@@ -165,9 +166,9 @@ def test_no_fix_is_judged_beside_a_failing_control() -> None:
         # No spread: only equal numbers are equal.
         ([("a", 1.03, None), ("b", 1.02, None)], "b"),
         ([("a", 1.02, None), ("b", 1.02, None)], "a"),
-        # What was not timed cannot be the cheapest, unless it is the only one.
+        # A fix that was not timed cannot be the cheapest, not even the only correct one.
         ([("a", None, None), ("b", 1.5, None)], "b"),
-        ([("a", None, None)], "a"),
+        ([("a", None, None)], None),
         ([("a", None, None), ("b", None, None)], None),
         ([], None),
     ],
@@ -176,12 +177,23 @@ def test_the_cheapest_correct_fix(
     fixes: list[tuple[str, float | None, tuple[float, float] | None]], cheapest: str | None
 ) -> None:
     trials = [trial(v, "fix", "clean", ratio=r, spread=s) for v, r, s in fixes]
-    assert conclusion([UNFIXED, *trials]).cheapest_correct_fix == cheapest
+    assert conclude([UNFIXED, *trials]).cheapest_correct_fix == cheapest
 
 
-def test_a_workaround_that_trains_on_another_batch_is_no_fix_to_choose() -> None:
-    workaround = replace(trial("same data", "fix", "clean"), other_batch=True)
-    assert conclusion([UNFIXED, workaround]).cheapest_correct_fix is None
-    assert conclusion([UNFIXED, workaround]).fixes[0].correct
-    both = [UNFIXED, workaround, trial("flag", "fix", "clean")]
-    assert conclusion(both).cheapest_correct_fix == "flag"
+def test_a_workaround_with_another_batch_is_never_the_cheapest_fix() -> None:
+    workaround = replace(trial("same data", "fix", "clean", ratio=1.0), other_batch=True)
+    assert conclude([UNFIXED, workaround]).cheapest_correct_fix is None
+    assert conclude([UNFIXED, workaround]).fixes[0].correct
+    both = [UNFIXED, workaround, trial("flag", "fix", "clean", ratio=1.2)]
+    assert conclude(both).cheapest_correct_fix == "flag"
+
+
+def test_one_undecided_trial_of_the_failure_leaves_it_open() -> None:
+    hang = trial_result("unfixed", verdict="hang")
+    assert conclude([hang, replace(hang, variant="other")]).reproduced is True
+    open_ = trial_result("other", verdict="inconclusive")
+    assert conclude([hang, open_]).reproduced is None
+    assert conclude([open_]).reproduced is None
+    none = trial_result("other", verdict="not-applicable")
+    assert conclude([hang, none]).reproduced is True
+    assert conclude([none]).reproduced is None

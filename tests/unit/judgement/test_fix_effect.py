@@ -1,4 +1,4 @@
-"""What a fix does to a failure, and which claims reproduced; no error's text decides."""
+"""The effect of a fix on a failure, and reproduced claims; error messages never decide."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from moediag.judgement.conclusion import conclusion
-from moediag.judgement.fix_effect import claim, effect, extent, stage
-from moediag.result.run_result import TrialResult
+from moediag.judgement.conclusion import conclude
+from moediag.judgement.fix_effect import claim, detector, effect, extent, stage
+from moediag.result import TrialResult
+from moediag.result.verdicts import OF_UPDATE
+from tests.unit.trial_results import changed, trial_result
 
 CHECKPOINT = "crash:CheckpointError:checkpoint.py check_recomputed_tensors_match:several-ranks"
 COUNT = "Ranks 0, 1 raised CheckpointError: A different number of tensors was saved."
@@ -17,10 +19,7 @@ METADATA = "Ranks 0, 1 raised CheckpointError: Recomputed values have different 
 
 
 def trial(variant: str, role: str, verdict: str, **more: Any) -> TrialResult:
-    values = {"signature": verdict, **more}
-    return TrialResult(
-        variant, role, {}, "fork", "gloo", 2, verdict, verdict, True, confidence="high", **values
-    )
+    return trial_result(variant, role, verdict=verdict, **more)
 
 
 def crash(variant: str, role: str, signature: str = CHECKPOINT, cause: str = COUNT) -> TrialResult:
@@ -73,7 +72,7 @@ def test_effect(fix: TrialResult, unfixed: TrialResult, expected: str) -> None:
     assert effect([fix], [unfixed])[0] == expected
 
 
-def test_only_a_changed_text_is_said_to_be_one() -> None:
+def test_only_a_changed_error_text_is_reported_as_such() -> None:
     assert effect([crash("f", "fix", cause=METADATA)], [LOUD])[1] == (
         "fails at the same place: only the error's text changed"
     )
@@ -87,7 +86,7 @@ def test_the_place_is_the_verdict_and_the_signature_without_ranks_and_exception(
     assert stage(crash("f", "fix", "crash:SIGABRT:one-rank")) == ("crash", "SIGABRT")
 
 
-def test_worse_is_worse_than_every_way_the_failure_shows() -> None:
+def test_worse_means_worse_than_every_symptom() -> None:
     silent = wrong("f", "fix", 0.1, "c")
     assert effect([silent], [LOUD, QUIET])[0] == "wrong"
     assert effect([silent], [LOUD])[0] == "makes it worse"
@@ -101,14 +100,75 @@ def test_repeats_that_differ_are_wrong_unless_one_makes_it_worse() -> None:
     assert effect([clean, wrong("f", "fix", 0.1, "a")], [LOUD])[0] == "makes it worse"
 
 
-def test_how_wrong_a_fix_is_and_what_saw_it() -> None:
+def test_the_size_of_a_fixs_error_and_its_detector() -> None:
     assert extent(QUIET) == (
         "2 of 20 gradients, largest error 5.0e-01, seen by gradients against the reference"
     )
+    assert extent(LOUD) == (
+        "seen by the exception, CheckpointError in checkpoint.py check_recomputed_tensors_match"
+    )
+    assert extent(trial("f", "fix", "crash")) == "seen by the exception"
+    weights = trial("f", "fix", "wrong-weights", signature="wrong-weights:lost:one-rank")
+    assert extent(weights) == "seen by weights against the checkpoint"
+    for name in OF_UPDATE:
+        left = changed(weights, signature=f"wrong-weights:{name}:one-rank")
+        assert extent(left) == "seen by what the optimizer left against the reference"
     of_inputs = wrong("f", "fix", 0.0)
     assert extent(of_inputs) == "seen by gradients of the blocks' inputs against the reference"
     norm = trial("f", "fix", "wrong-gradients", signature="wrong-gradients:clipping norm:no-rank")
-    assert "clipping norm" in extent(norm)
+    assert extent(norm) == "seen by the clipping norm against the reference"
+
+
+def test_nothing_saw_a_clean_trial() -> None:
+    assert detector(trial("f", "fix", "clean")) == ""
+
+
+def test_why_a_fix_is_worse_names_the_failure_and_what_saw_it() -> None:
+    silent = wrong("f", "fix", 0.25, "a")
+    assert effect([silent], [LOUD])[1] == (
+        "silently wrong where the verdict without it is crash: 1 of 20 gradients, largest error "
+        "2.5e-01, seen by gradients against the reference"
+    )
+    assert effect([trial("f", "fix", "hang")], [LOUD])[1] == (
+        "hangs where the verdict without it is crash: "
+        "seen by ranks that wait in a collective without progress"
+    )
+    assert effect([trial("f", "fix", "crash")], [trial("myth", "unfixed", "clean")])[1] == (
+        "fails where the verdict without it is clean: seen by the exception"
+    )
+    regresses = replace(trial("f", "fix", "crash"), clean_without="control")
+    assert effect([regresses], [LOUD])[1] == (
+        "seen by the exception; the same run without it is clean (control)"
+    )
+
+
+def test_another_class_of_error_at_the_same_place_is_said_to_be_one() -> None:
+    other = crash("f", "fix", CHECKPOINT.replace("CheckpointError", "ValueError"), METADATA)
+    assert effect([other], [LOUD]) == (
+        "no effect",
+        "fails at the same place: only the error, from CheckpointError to ValueError, changed",
+    )
+
+
+def test_nothing_is_said_of_no_trial_or_of_an_undecided_one() -> None:
+    assert effect([], [LOUD]) == ("", "")
+    undecided = trial("f", "fix", "inconclusive")
+    assert effect([trial("f", "fix", "clean"), undecided], [LOUD]) == ("", "")
+    assert effect([trial("f", "fix", "clean")], [LOUD]) == ("right", "")
+
+
+def test_a_silent_failure_is_as_large_where_no_size_is_known_of_either() -> None:
+    unsized = changed(QUIET, gradient_error=None)
+    fix = changed(unsized, signature=QUIET.signature)
+    assert effect([replace(fix, variant="f")], [unsized])[0] == "no effect"
+    assert effect([replace(fix, variant="f")], [QUIET])[0] == "wrong"
+    assert effect([wrong("f", "fix", 0.5, "a", "b")], [unsized])[0] == "wrong"
+
+
+@pytest.mark.parametrize(("error", "same"), [(0.5049, True), (0.506, False), (0.4951, True)])
+def test_two_errors_within_a_hundredth_are_alike(error: float, same: bool) -> None:
+    found = effect([wrong("f", "fix", error, "a", "b")], [QUIET])[0]
+    assert found == ("no effect" if same else "wrong")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +177,9 @@ def test_how_wrong_a_fix_is_and_what_saw_it() -> None:
         ([LOUD], True, "crash, seen by the exception"),
         ([LOUD, LOUD], True, "crash"),
         ([trial("m", "unfixed", "clean", parameters_compared=9, gradient_error=1e-8)], False,
-         "2 ranks ran to the end, 9 gradients as in the reference (largest error 1.0e-08)"),
+         "2 ranks ran to the end, 9 gradients match the reference (largest error 1.0e-08)"),
         ([replace(LOUD, met=False)], False, "another failure than the claimed one: crash"),
-        ([LOUD, replace(LOUD, verdict="clean", met=False)], None, "repeats disagree"),
+        ([LOUD, changed(LOUD, verdict="clean", met=False)], None, "repeats disagree"),
         ([trial("u", "unfixed", "inconclusive", cause="lost")], None, "lost"),
         ([replace(LOUD, must_show="hang")], False, "crash"),
     ],
@@ -130,12 +190,12 @@ def test_claim(trials: list[TrialResult], reproduced: bool | None, said: str) ->
     assert judged.what.startswith(said)
 
 
-def test_a_fix_is_held_against_the_failure_that_it_is_meant_for() -> None:
+def test_a_fix_is_compared_with_the_failure_that_it_repairs() -> None:
     silent = wrong("f", "fix", 0.5, "a", "b")
     trials = [LOUD, QUIET, silent, replace(silent, variant="g", repairs="unfixed")]
-    judged = {f.variant: f.effect for f in conclusion(trials).fixes}
+    judged = {f.variant: f.effect for f in conclude(trials).fixes}
     assert judged == {"f": "no effect", "g": "makes it worse"}
-    assert [(c.variant, c.reproduced) for c in conclusion(trials).claims] == [
+    assert [(c.variant, c.reproduced) for c in conclude(trials).claims] == [
         ("unfixed", True),
         ("permuted", True),
     ]

@@ -1,21 +1,24 @@
-"""A fix that breaks what worked is told from one that merely does not help."""
+"""A fix that breaks a working run is distinguished from one that does not help."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
 from moediag.judgement.regressions import with_regressions
-from moediag.result.run_result import TrialResult
+from moediag.protocol import ModelSpec, ProgramTask, SkewSpec, StepSpec, Trial, WrapperSpec
+from moediag.result import TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario.load import load
-from moediag.scenario.plan import plan
+from moediag.scenario.plan import Plan, PlannedTrial, plan
+from tests.unit.trial_results import trial_result
 
 VARIANTS = ("unfixed", "unused-params-flag", "unused-params-flag-starved-everywhere")
 
 
 def result(variant: str, role: str, verdict: str) -> TrialResult:
-    stack: dict[str, str | None] = {}
-    return TrialResult(
-        variant, role, stack, "fork", "gloo", 2, verdict, verdict, True, verdict, "high"
-    )
+    return trial_result(variant, role, verdict=verdict)
 
 
 def noted(control: str) -> dict[str, tuple[str, ...]]:
@@ -34,7 +37,7 @@ def noted(control: str) -> dict[str, tuple[str, ...]]:
     return {r.variant: r.notes for r in with_notes}
 
 
-def test_a_fix_that_fails_where_the_same_run_without_it_is_clean_regresses() -> None:
+def test_a_fix_that_fails_beside_a_clean_run_without_it_regresses() -> None:
     notes = noted("clean")
     assert notes["unused-params-flag-starved-everywhere"] == (
         "regresses: the same run without this fix is clean (starved-everywhere)",
@@ -44,5 +47,48 @@ def test_a_fix_that_fails_where_the_same_run_without_it_is_clean_regresses() -> 
     assert notes["zero-fill"] == ()
 
 
-def test_without_a_clean_run_beside_it_nothing_is_said() -> None:
+def test_without_a_clean_run_beside_it_no_regression_is_reported() -> None:
     assert not any(noted("crash").values())
+
+
+FIXED = PlannedTrial(Trial("touch", "s", "touch", role="fix", fix="touch"), {"torch": "2.7.0"})
+WITHOUT = PlannedTrial(Trial("plain", "s", "plain", role="control"), {"torch": "2.7.0"})
+
+
+def said(without: PlannedTrial) -> bool:
+    """Whether the failing fix is noted to break the clean run ``without`` it."""
+    results = [result("plain", "control", "clean"), result("touch", "fix", "crash")]
+    scenario = load(catalogue.find("expert-starvation"))
+    noted = with_regressions(Plan(scenario, (without, FIXED)), results)
+    assert noted[0].notes == ()
+    return bool(noted[1].notes)
+
+
+def test_the_same_run_without_the_fix_is_compared() -> None:
+    assert said(WITHOUT)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": ModelSpec(experts=64)},
+        {"wrapper": WrapperSpec(kind="ddp")},
+        {"step": StepSpec(steps=7)},
+        {"skew": SkewSpec(batches="identical")},
+        {"task": ProgramTask("metrics", {})},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_run_says_nothing_about_the_fix(changes: dict[str, object]) -> None:
+    trial = dataclasses.replace(WITHOUT.trial, **changes)  # type: ignore[arg-type]
+    assert not said(dataclasses.replace(WITHOUT, trial=trial))
+
+
+def test_a_run_on_another_stack_or_against_another_reference_says_nothing_about_the_fix() -> None:
+    assert not said(dataclasses.replace(WITHOUT, stack={"torch": "2.8.0"}))
+    assert not said(dataclasses.replace(WITHOUT, reference_key="another"))
+
+
+def test_a_clean_trial_with_a_fix_is_no_run_without_one() -> None:
+    fixed = dataclasses.replace(WITHOUT.trial, fix="zero-fill")
+    assert not said(dataclasses.replace(WITHOUT, trial=fixed))

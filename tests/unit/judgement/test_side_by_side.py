@@ -1,4 +1,4 @@
-"""Tables of several variants side by side, and the rates of what shows at times."""
+"""Tables that compare variants, and the rates of intermittent failures."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import pytest
 
 from moediag.judgement import repeats
 from moediag.judgement.side_by_side import together
-from moediag.result.run_result import Table, TrialResult
+from moediag.result import Table, TrialResult
+from tests.unit.trial_results import trial_result
 
 NUMBERS = Table("Numbers", ("rank", "value"), (("rank 0", 1.0), ("rank 1", 2.0)), note="of x")
 HELD = Table("Experts held by each rank, matched", ("rank", "after loading"), (("rank 0", "0-3"),))
 
 
 def trial(variant: str, verdict: str = "clean", *tables: Table, repeat: int = 0) -> TrialResult:
-    return TrialResult(
-        variant, "fix", {}, "fork", "gloo", 2, verdict, verdict, True, "s", "high",
-        tables=tables, repeat=repeat,
-    )  # fmt: skip
+    return trial_result(variant, "fix", verdict=verdict, tables=tables, repeat=repeat)
 
 
 def test_a_table_of_one_variant_stays_with_it() -> None:
@@ -50,7 +48,7 @@ def test_tables_with_other_columns_are_kept_apart() -> None:
     assert [t.tables for t in trials] == [(NUMBERS,), (other,)]
 
 
-def test_who_holds_which_experts_is_said_where_it_matters() -> None:
+def test_the_holders_of_experts_are_shown_if_they_matter() -> None:
     fine = [trial("a", "clean", HELD), trial("b", "wrong-gradients", HELD)]
     trials, tables = together(fine)
     assert tables == ()
@@ -65,6 +63,8 @@ def test_rates_say_how_often_of_how_many() -> None:
     ]
     table = repeats.table([*found, trial("once")])
     assert table is not None
+    assert table.title == "Verdicts over repeats"
+    assert table.columns == ("variant", "verdict", "times", "95 % interval of its rate")
     assert table.rows == (
         ("a", "clean", "3 of 4", "30% to 95%"),
         ("a", "nonfinite", "1 of 4", "5% to 70%"),
@@ -79,3 +79,11 @@ def test_the_interval_holds_the_rate_and_stays_a_rate(of: int) -> None:
         assert 0 <= low <= times / of + 1e-12
         assert times / of - 1e-12 <= high <= 1
         assert high - low > 0
+
+
+@pytest.mark.parametrize(
+    ("times", "of", "low", "high"),
+    [(1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (0, 20, 0.0, 0.1611), (7, 7, 0.6457, 1.0)],
+)
+def test_the_interval_is_wilsons(times: int, of: int, low: float, high: float) -> None:
+    assert repeats.interval(times, of) == pytest.approx((low, high), abs=1e-4)

@@ -1,4 +1,4 @@
-"""Loss and gradient norm of a training run, variants side by side."""
+"""Loss and gradient norm of a training run, compared between variants."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 from moediag.judgement import training_table
 from moediag.judgement.training_table import Curve, curve, side_by_side
-from moediag.protocol import Outcome, Trial, WrapperSpec
-from moediag.result.run_result import Seconds, TrialResult
+from moediag.protocol import Outcome
+from moediag.result import TrialResult
 from moediag.scenario.catalogue import find
 from moediag.scenario.load import load
 from moediag.scenario.plan import Plan, plan
+from tests.unit.trial_results import trial_result
 
 NAN = float("nan")
 
@@ -25,12 +26,7 @@ def run(name: str, losses: tuple[float, ...], **changes: Any) -> Curve:
 
 
 def result(variant: str, **changes: Any) -> TrialResult:
-    values: dict[str, Any] = dict(
-        variant=variant, role="unfixed", stack={}, launcher="fork", backend="gloo", world_size=2,
-        verdict="clean", expected="clean", met=True, signature="", confidence="high",
-        seconds=Seconds(), evidence=variant,
-    )  # fmt: skip
-    return TrialResult(**{**values, **changes})
+    return trial_result(variant, evidence=variant, **changes)
 
 
 class TestSideBySide:
@@ -40,6 +36,8 @@ class TestSideBySide:
         assert losses.rows == ((1, 1.0, 4.0, 1.0), (2, 0.5, 3.0, 0.5))
         assert norms.rows == ((1, 2.0, 8.0, 2.0), (2, 1.0, 6.0, 1.0))
         assert losses.note == norms.note == ""
+        assert losses.title == "Loss of each step, mean over ranks"
+        assert norms.title == "Gradient norm of each step, before clipping"
 
     def test_rounding_makes_no_other_reference(self) -> None:
         near = run("native", (1.0, 0.5), reference_losses=(1.0 + 1e-7, 0.5))
@@ -47,18 +45,37 @@ class TestSideBySide:
         assert losses.columns.count("one process") == 1
         assert len(losses.columns) == 4
 
+    @pytest.mark.parametrize(("share", "alike"), [(0.0009, True), (0.0011, False)])
+    def test_references_within_a_thousandth_are_the_same(self, share: float, alike: bool) -> None:
+        near = run("native", (1.0, 0.5), reference_norms=(2.0, 1.0 + share))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
+        assert len(losses.columns) == (4 if alike else 5)
+        # A share, not a difference: of the norm 2.0 it is twice as much.
+        near = run("native", (1.0, 0.5), reference_norms=(2.0 + 2 * share, 1.0))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
+        assert len(losses.columns) == (4 if alike else 5)
+        longer = run("native", (1.0, 0.5), reference_norms=(2.0, 1.0, 1.0))
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), longer])
+        assert len(losses.columns) == 5
+
+    def test_a_third_run_joins_the_group_of_its_own_reference(self) -> None:
+        other = run("no-ep", (7.0, 6.0), reference_losses=(7.0, 6.0))
+        third = dataclasses.replace(other, name="no-ep-native")
+        losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), other, third])
+        assert losses.columns[3:] == ("one process (no-ep)", "no-ep", "no-ep-native")
+
     def test_another_batch_has_its_own_reference_before_it(self) -> None:
         other = run("no-ep", (7.0, 6.0), reference_losses=(7.0, 6.0))
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), other])
         assert losses.columns == ("step", "one process", "unfixed", "one process (no-ep)", "no-ep")
         assert losses.rows[0] == (1, 1.0, 4.0, 7.0, 7.0)
 
-    def test_who_did_no_step_is_named_and_has_no_column(self) -> None:
+    def test_a_trial_without_steps_is_named_and_has_no_column(self) -> None:
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), Curve("as-released", "crash")])
         assert losses.columns == ("step", "one process", "unfixed")
         assert losses.note == "No step of as-released (crash)."
 
-    def test_what_is_no_number_is_a_word_and_what_was_not_told_is_empty(self) -> None:
+    def test_non_numbers_are_words_and_missing_values_are_empty(self) -> None:
         losses, norms = side_by_side([run("unfixed", (4.0, NAN), norms=(None, float("inf")))])
         assert [row[2] for row in losses.rows] == [4.0, "nan"]
         assert [row[2] for row in norms.rows] == [None, "inf"]
@@ -91,7 +108,9 @@ class TestCurve:
 
     @pytest.mark.parametrize("left", [{}, {0: Outcome(0, losses=[1.0])},
                                       {0: Outcome(0, losses=[1.0]), 1: Outcome(1)}])  # fmt: skip
-    def test_a_rank_without_numbers_leaves_the_run_without(self, left: dict[int, Outcome]) -> None:
+    def test_a_rank_without_numbers_leaves_the_run_without_a_table(
+        self, left: dict[int, Outcome]
+    ) -> None:
         assert curve(result("unfixed", verdict="crash"), left) == Curve("unfixed", "crash")
 
 
@@ -110,16 +129,28 @@ class TestTables:
         assert losses.rows == ((1, 1.0, 2.0), (2, 2.0, 4.0))
         assert "as-released (crash)" in losses.note
 
+    def test_only_the_first_repeat_of_a_variant_has_a_column(
+        self, planned: Plan, tmp_path: Path
+    ) -> None:
+        for number, folder in enumerate(("unfixed", "unfixed.2")):
+            (tmp_path / folder).mkdir()
+            for outcome in outcomes(1.0 + number, 3.0).values():
+                outcome.write(tmp_path / folder)
+        again = trial_result("unfixed", evidence="unfixed.2", repeat=1)
+        losses, _ = training_table.tables(planned, [result("unfixed"), again], tmp_path)
+        assert losses.columns == ("step", "one process", "unfixed")
+        assert losses.rows[0] == (1, 1.0, 2.0)
+
+    def test_a_trial_that_left_no_folder_has_no_numbers(
+        self, planned: Plan, tmp_path: Path
+    ) -> None:
+        for outcome in outcomes(1.0, 3.0).values():
+            outcome.write(tmp_path)
+        assert training_table.tables(planned, [trial_result("unfixed")], tmp_path) == ()
+
     def test_a_scenario_without_a_trainer_has_none(self, tmp_path: Path) -> None:
         other = plan(load(find("expert-starvation-silent")), None, "cpu")
         (tmp_path / "unfixed").mkdir()
         for outcome in outcomes(1.0, 3.0).values():
             outcome.write(tmp_path / "unfixed")
         assert training_table.tables(other, [result(other.trials[0].trial.variant)], tmp_path) == ()
-
-    def test_the_kinds_are_those_that_the_worker_runs(self) -> None:
-        pytest.importorskip("torch")
-        from moediag.worker.tasks import trainer
-
-        assert trainer.KINDS == training_table.KINDS
-        assert Trial("t", "s", "v", wrapper=WrapperSpec()).wrapper.kind not in training_table.KINDS

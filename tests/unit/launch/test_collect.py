@@ -15,6 +15,7 @@ import pytest
 from moediag import protocol
 from moediag.launch.capture import collect as module
 from moediag.launch.capture.collect import capture, in_collective, reason
+from moediag.launch.processes import Process
 
 VICTIM = """
 import faulthandler, signal, sys
@@ -41,11 +42,11 @@ def victim(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.close()
 
 
-def test_what_it_cannot_see_is_said_and_the_rest_is_kept(
+def test_missing_captures_are_noted_and_the_rest_is_kept(
     victim: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "rank-0.log").write_text("".join(f"line {n}\n" for n in range(80)))
-    done = capture(tmp_path, {0: victim.pid}, 30.0)
+    done = capture(tmp_path, {0: Process.of(victim.pid)}, 30.0)
     assert done.seconds > 0
     folder = tmp_path / "capture"
     assert "State:" in (folder / "rank-0.proc.txt").read_text()
@@ -58,11 +59,11 @@ def test_what_it_cannot_see_is_said_and_the_rest_is_kept(
         assert "stuck_here" in (folder / "rank-0.pyspy.json").read_text()
 
 
-def test_without_tools_faulthandler_is_asked(
+def test_without_tools_faulthandler_is_used(
     victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)
-    done = capture(tmp_path, {0: victim.pid}, 30.0)
+    done = capture(tmp_path, {0: Process.of(victim.pid)}, 30.0)
     assert "rank 0: Python frames by py-spy (py-spy missing)" in done.not_seen
     assert "rank 0: native frames by pystack (pystack missing)" in done.not_seen
     assert not any("faulthandler" in line for line in done.not_seen)
@@ -72,12 +73,12 @@ def test_without_tools_faulthandler_is_asked(
     assert victim.poll() is None
 
 
-def test_a_process_that_would_die_of_the_signal_does_not_get_it(
+def test_a_process_that_the_signal_would_kill_does_not_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)
     with subprocess.Popen(["sleep", "1000"]) as process:
-        done = capture(tmp_path, {0: process.pid}, 5.0)
+        done = capture(tmp_path, {0: Process.of(process.pid)}, 5.0)
         assert process.poll() is None
         process.kill()
     assert any("faulthandler cannot be asked" in line for line in done.not_seen)
@@ -94,28 +95,28 @@ def test_a_tool_that_refuses_or_hangs_is_named(
         tool.chmod(0o755)
     tools = {"py-spy": str(refuses), "pystack": str(hangs)}
     monkeypatch.setattr(module, "find_tool", tools.get)
-    done = capture(tmp_path, {0: victim.pid}, 0.5)
+    done = capture(tmp_path, {0: Process.of(victim.pid)}, 0.5)
     assert "rank 0: Python frames by py-spy (py-spy: ptrace refused)" in done.not_seen
     assert "rank 0: native frames by pystack (pystack took too long)" in done.not_seen
 
 
-def test_a_process_that_is_gone(tmp_path: Path) -> None:
+def test_a_process_that_has_ended(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    done = capture(tmp_path, {3: process.pid}, 5.0)
+    done = capture(tmp_path, {3: Process.of(process.pid)}, 5.0)
     assert any(line.startswith("rank 3: whatever was not read") for line in done.not_seen)
 
 
-def test_the_flight_recorder_is_asked_where_there_is_a_recorder(
+def test_the_flight_recorder_is_requested_if_there_is_a_recorder(
     victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)
     (tmp_path / protocol.heartbeat_file(0)).write_bytes(b"")
-    silent = capture(tmp_path, {0: victim.pid}, 0.2)
+    silent = capture(tmp_path, {0: Process.of(victim.pid)}, 0.2)
     assert "rank 0: Flight Recorder (the rank did not answer)" in silent.not_seen
     assert (tmp_path / protocol.dump_request_file(0)).exists()
     (tmp_path / protocol.flight_file(0)).write_text("{}")
-    answered = capture(tmp_path, {0: victim.pid}, 0.2)
+    answered = capture(tmp_path, {0: Process.of(victim.pid)}, 0.2)
     assert not any("Flight Recorder" in line for line in answered.not_seen)
 
 

@@ -50,7 +50,7 @@ def use(hosts: Hosts, key: str, options: LaunchOptions, kind: str = "fork") -> A
     return found
 
 
-def test_a_host_that_was_begun_serves_the_probes_that_follow(hosts: Hosts) -> None:
+def test_a_started_host_serves_later_probes(hosts: Hosts) -> None:
     hosts.begin(stack("a"))
     hosts.begin(stack("a"))
     other = LaunchOptions(quiescence=9.0)
@@ -60,7 +60,7 @@ def test_a_host_that_was_begun_serves_the_probes_that_follow(hosts: Hosts) -> No
     assert len(MADE) == 1
 
 
-def test_the_last_used_are_kept_and_none_in_the_end(hosts: Hosts) -> None:
+def test_the_last_used_hosts_are_kept_until_the_end(hosts: Hosts) -> None:
     for key in "abcdef":
         use(hosts, key, LaunchOptions())
     assert [made.key for made in MADE if made.open] == list("abcdef")[-KEPT:]
@@ -78,6 +78,6 @@ def test_two_probes_of_one_release_at_once_leave_one_host(hosts: Hosts) -> None:
     assert [made.open for made in MADE] == [True, False]
 
 
-def test_torchrun_has_nothing_to_keep(hosts: Hosts) -> None:
+def test_torchrun_keeps_no_hosts(hosts: Hosts) -> None:
     assert use(hosts, "a", LaunchOptions(), "torchrun").open is False
     assert use(hosts, "a", LaunchOptions(), "torchrun") is not MADE[0]

@@ -27,7 +27,7 @@ def no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moediag.launch.launcher.socket.socket", Unconnected)
 
 
-def test_with_a_loopback_all_is_well() -> None:
+def test_with_a_loopback_launches_work() -> None:
     require_loopback()
     assert next(c for c in doctor.checks(network=False) if c.name == "loopback").status == "ok"
 

@@ -16,6 +16,7 @@ import pytest
 from moediag import protocol
 from moediag.launch.capture import dumps, machine
 from moediag.launch.capture.collect import _Looker
+from moediag.launch.processes import Process
 from moediag.protocol import write_json
 
 SMI = """#!/bin/sh
@@ -87,14 +88,14 @@ def started(monkeypatch: pytest.MonkeyPatch, **env: str) -> subprocess.Popen[byt
     )
 
 
-def test_both_are_kept_beside_the_stacks(
+def test_both_answers_are_kept_beside_the_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve
 ) -> None:
     put_smi(tmp_path / "bin", SMI, monkeypatch)
     asked: list[str] = []
     address = serve(ras(asked))
     with started(monkeypatch, NCCL_RAS_ADDR=address) as rank:
-        missing = machine.look(tmp_path, {0: rank.pid}, 20.0, "nccl")
+        missing = machine.look(tmp_path, {0: Process.of(rank.pid)}, 20.0, "nccl")
         assert rank.stdin is not None
         rank.stdin.close()
     assert missing == ()
@@ -105,7 +106,7 @@ def test_both_are_kept_beside_the_stacks(
     assert asked[1].startswith("TIMEOUT ")
 
 
-def test_where_there_is_neither_that_is_said_on_nccl_only(
+def test_missing_answers_are_noted_on_nccl_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -149,13 +150,13 @@ def test_an_nvidia_smi_that_fails(
 def test_ras_that_was_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_smi(tmp_path / "bin", SMI, monkeypatch)
     with started(monkeypatch, NCCL_RAS_ENABLE="0") as rank:
-        (said,) = machine.look(tmp_path, {0: rank.pid}, 20.0, "nccl")
+        (said,) = machine.look(tmp_path, {0: Process.of(rank.pid)}, 20.0, "nccl")
         assert rank.stdin is not None
         rank.stdin.close()
     assert said == "NCCL's own view (RAS is switched off: NCCL_RAS_ENABLE=0)"
 
 
-def test_a_server_that_is_no_ras_or_never_answers(serve: Serve) -> None:
+def test_a_server_that_is_not_ras_or_never_answers(serve: Serve) -> None:
     other = serve(lambda wire: (wire.recv(100), wire.sendall(b"HTTP/1.1 400 Bad Request\r\n"))[1])
     with pytest.raises(ValueError, match="which is not NCCL's protocol"):
         machine.ask_ras(other, 5.0)
@@ -165,12 +166,12 @@ def test_a_server_that_is_no_ras_or_never_answers(serve: Serve) -> None:
         machine.ask_ras("localhost", 1.0)
 
 
-def test_an_answer_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_limited(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "MOST", 1000)
     assert len(machine.ask_ras(serve(ras([], "x" * 200_000)), 20.0)) < 1000 + 65536
 
 
-def test_a_watched_job_tells_by_its_groups_whether_it_uses_nccl(tmp_path: Path) -> None:
+def test_the_groups_of_a_watched_job_show_whether_it_uses_nccl(tmp_path: Path) -> None:
     log = tmp_path / protocol.events_file(0)
     log.write_text('{"e":"group","group":"0","backend":"gloo"}\n')
     assert not machine.uses_nccl(tmp_path)
@@ -181,7 +182,7 @@ def test_a_watched_job_tells_by_its_groups_whether_it_uses_nccl(tmp_path: Path) 
 # ------------------------------------------------------------------------ torch's own dumps
 
 
-def test_a_rank_whose_python_does_not_run_is_asked_through_torchs_pipe(tmp_path: Path) -> None:
+def test_a_rank_whose_python_is_blocked_is_asked_through_torchs_pipe(tmp_path: Path) -> None:
     """torch's monitor of NCCL, a thread without Python, is played by one here."""
     pipe = tmp_path / f"{protocol.WATCHDOG_PIPES}0.pipe"
     os.mkfifo(pipe)
@@ -207,7 +208,7 @@ def _readable(wire: int) -> bytes:
         return b""
 
 
-def test_a_pipe_that_nobody_reads_blocks_nobody(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_blocks_nothing(tmp_path: Path) -> None:
     looker = _Looker(0, os.getpid(), tmp_path, 0.0)
     assert not looker._by_pipe()
     os.mkfifo(tmp_path / f"{protocol.WATCHDOG_PIPES}0.pipe")
@@ -216,7 +217,7 @@ def test_a_pipe_that_nobody_reads_blocks_nobody(tmp_path: Path) -> None:
     assert not _Looker(1, os.getpid(), tmp_path, 0.0)._by_pipe()
 
 
-def test_dumps_that_torch_wrote_elsewhere_come_into_the_run_directory(tmp_path: Path) -> None:
+def test_dumps_that_torch_wrote_elsewhere_are_copied(tmp_path: Path) -> None:
     there, folder = tmp_path / "there", tmp_path / "run"
     there.mkdir()
     folder.mkdir()

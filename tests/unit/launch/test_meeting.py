@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore
 
 from moediag import protocol
-from moediag.ranks.inject import job_token
+from moediag.ranks import job_token
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_all_that_ask_one_store_get_one_name() -> None:
+def test_all_clients_of_a_store_get_the_same_name() -> None:
     store = HashStore()
     found = job_token.job(store)
     assert found is not None
@@ -41,5 +41,5 @@ def test_each_rendezvous_of_agents_has_a_name(monkeypatch: pytest.MonkeyPatch) -
     assert (found["job"], found["node"]) == (second, 3)
 
 
-def test_without_a_store_nobody_tells() -> None:
+def test_without_a_store_there_is_no_name() -> None:
     assert job_token.job(None) is None

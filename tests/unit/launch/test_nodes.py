@@ -14,13 +14,14 @@ import pytest
 from moediag import protocol
 from moediag.evidence.model import Stall
 from moediag.launch.follow.patience import Patience
-from moediag.launch.follow.watchdog import RankSample, Watchdog
+from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.nodes import other_nodes, shared_folder
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.other_nodes import Together
 from moediag.launch.nodes.peers import LATE_NODES, Peers
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse, Stood, of_json
+from moediag.launch.rank_sample import RankSample
 
 US, THEM = "a" * 16, "b" * 16
 JOB = "c" * 32
@@ -39,7 +40,7 @@ def peers(silence: float = 20.0, joins: bool = True) -> Peers:
 # ------------------------------------------------------------------------ pulses
 
 
-def test_a_pulse_says_the_same_when_it_is_read() -> None:
+def test_a_status_is_read_back_unchanged() -> None:
     said = pulse(
         3, replace(IDLE, work="imports", cpu=1.5), heard={US: 4}, deaths=(1,),
         stood=Stood({0: 7, 1: 6}, (0,), (1,)), published=2, over=True,
@@ -54,7 +55,7 @@ def test_a_pulse_says_the_same_when_it_is_read() -> None:
         {"seq": "many"}, {"stood": {"progress": 1}}, {"heard": []}, {"ranks": 1, "deaths": 5},
     ],
 )  # fmt: skip
-def test_what_is_no_pulse_is_refused(change: Mapping[str, Any]) -> None:
+def test_an_invalid_status_is_refused(change: Mapping[str, Any]) -> None:
     raw = {**json.loads(json.dumps(pulse(1).to_json())), **change}
     with pytest.raises(ValueError):
         of_json(raw)
@@ -63,13 +64,13 @@ def test_what_is_no_pulse_is_refused(change: Mapping[str, Any]) -> None:
 # ------------------------------------------------------------------------ who is there
 
 
-def test_a_node_that_speaks_is_as_it_says() -> None:
+def test_a_node_that_sends_has_its_sent_state() -> None:
     known = peers()
     known.hear(1.0, [pulse(1)])
     assert known.samples(1.2, [0], 2) == [IDLE]
 
 
-def test_a_look_that_is_old_decides_nothing() -> None:
+def test_an_old_sample_decides_nothing() -> None:
     """Its watcher speaks, but is busy with a stack; or its words come late."""
     known = peers()
     for second in range(1, 9):
@@ -78,7 +79,7 @@ def test_a_look_that_is_old_decides_nothing() -> None:
     assert (sample.known, sample.silent) == (False, False)
 
 
-def test_a_node_without_a_word_is_silent_by_our_clock() -> None:
+def test_a_node_without_a_heartbeat_is_silent_by_our_clock() -> None:
     known = peers(silence=20.0)
     for second in range(1, 22):
         known.hear(second, [pulse(1)])
@@ -88,7 +89,7 @@ def test_a_node_without_a_word_is_silent_by_our_clock() -> None:
     assert (sample.silent, sample.known, sample.state) == (True, True, "silent")
 
 
-def test_a_node_that_said_goodbye_is_not_silent() -> None:
+def test_a_node_that_announced_its_end_is_not_silent() -> None:
     known = peers()
     gone = replace(IDLE, alive=False)
     for second in range(90):
@@ -96,7 +97,7 @@ def test_a_node_that_said_goodbye_is_not_silent() -> None:
     assert known.samples(90.0, [0], 2) == [gone]
 
 
-def test_who_did_not_listen_calls_nobody_silent() -> None:
+def test_a_node_that_did_not_listen_calls_no_node_silent() -> None:
     """The shared disk did not answer for an hour, then does; or we ourselves were stopped."""
     known = peers()
     known.hear(1.0, [pulse(1)])
@@ -106,7 +107,7 @@ def test_who_did_not_listen_calls_nobody_silent() -> None:
     assert not known.samples(3600.5, [0], 2)[0].silent
 
 
-def test_a_node_that_never_spoke_is_waited_for_and_then_done_without() -> None:
+def test_a_node_that_never_sent_is_waited_for_and_then_left_out() -> None:
     known = peers()
     known.hear(LATE_NODES + 1, [])
     assert not known.samples(LATE_NODES - 1, [0], 2)[0].known
@@ -115,7 +116,7 @@ def test_a_node_that_never_spoke_is_waited_for_and_then_done_without() -> None:
     assert peers(joins=False).samples(0.0, [0], 2)[0].unseen
 
 
-def test_a_start_before_this_one_is_not_this_one() -> None:
+def test_an_earlier_start_is_not_this_start() -> None:
     """Its ranks are somebody else's now."""
     known = peers()
     known.hear(1.0, [pulse(9, replace(IDLE, alive=False), over=True, deaths=(1,))])
@@ -126,7 +127,7 @@ def test_a_start_before_this_one_is_not_this_one() -> None:
     assert known.deaths == ()
 
 
-def test_a_stall_of_another_node_is_ours_where_our_ranks_stand_as_it_says() -> None:
+def test_another_nodes_stall_is_ours_if_our_ranks_agree() -> None:
     known = peers()
     stood = Stood({0: 7, 1: 6}, (0,), (1,))
     known.hear(1.0, [pulse(1, stood=stood)])
@@ -159,9 +160,7 @@ def test_a_rank_elsewhere_has_its_own_clock() -> None:
     assert 40.0 <= at < 45.0
 
 
-def test_a_rank_of_a_silent_node_gets_the_patience_and_one_that_nobody_sees_four_times_that() -> (
-    None
-):
+def test_ranks_of_a_silent_node_get_the_patience_and_unwatched_ones_four_times_that() -> None:
     silent = called(lambda _: replace(IDLE, silent=True, state="silent"))
     assert silent is not None
     assert 10.0 <= silent < 11.0
@@ -184,7 +183,7 @@ def test_a_node_that_can_no_longer_be_heard_has_no_clock(ahead: float) -> None:
     assert 40.0 <= at < 43.0
 
 
-def test_what_its_own_watcher_reads_off_its_stack_counts() -> None:
+def test_the_stack_read_by_its_own_watcher_counts() -> None:
     assert called(lambda t: replace(IDLE, at=t, work="compiles"), 390) is None
     at = called(lambda t: replace(IDLE, at=t, looked=False))
     assert at is not None
@@ -205,7 +204,7 @@ def evidence(folder: Path, rank: int) -> Path:
     return folder
 
 
-def test_what_a_node_gives_is_known_files_and_nothing_else(tmp_path: Path) -> None:
+def test_a_node_shares_only_known_files(tmp_path: Path) -> None:
     source = evidence(tmp_path / "attempt", 1)
     (source / "secrets.txt").write_text("mine")
     (source / "rank-2.log").symlink_to("/etc/passwd")
@@ -216,7 +215,7 @@ def test_what_a_node_gives_is_known_files_and_nothing_else(tmp_path: Path) -> No
     assert found == {"rank-1.events.jsonl", "capture", "capture/rank-1.proc.txt"}
 
 
-def test_what_is_too_much_is_left_out_and_said(
+def test_evidence_beyond_the_limit_is_left_out_and_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_folder, "MOST_BYTES", 6)
@@ -224,7 +223,7 @@ def test_what_is_too_much_is_left_out_and_said(
     assert shared_folder.copied(source, tmp_path / "here") == ["rank-1.events.jsonl"]
 
 
-def test_a_short_log_goes_with_its_older_half(
+def test_a_short_log_is_shared_with_its_older_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = evidence(tmp_path / "attempt", 1)
@@ -236,7 +235,7 @@ def test_a_short_log_goes_with_its_older_half(
     assert not (tmp_path / "one" / protocol.older_events_file(1)).exists()
 
 
-def test_nobody_is_waited_for_who_cannot_be_heard() -> None:
+def test_unreachable_nodes_are_not_waited_for() -> None:
     known = peers()
     known.hear(1.0, [pulse(1)])
     known.samples(30.0, [0], 2)
@@ -247,19 +246,19 @@ def test_nobody_is_waited_for_who_cannot_be_heard() -> None:
     assert known.owing(1, {}) == known.lacking(1) == []
 
 
-def test_two_jobs_that_share_a_folder_do_not_meet(tmp_path: Path) -> None:
+def test_two_jobs_in_one_folder_are_separate(tmp_path: Path) -> None:
     Mailbox(tmp_path, JOB, THEM).put(pulse(1))
     assert Mailbox(tmp_path, "d" * 32, US).pulses() == []
     assert [p.key for p in Mailbox(tmp_path, JOB, US).pulses()] == [THEM]
 
 
-def test_rubbish_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     for name, text in (("e" * 16, "{"), ("f" * 16, "[]"), ("no key", "{}")):
         (tmp_path / JOB / name).mkdir(parents=True)
-        (tmp_path / JOB / name / shared_folder.PULSE_FILE).write_text(text)
+        (tmp_path / JOB / name / protocol.PULSE_FILE).write_text(text)
     impostor = tmp_path / JOB / ("d" * 16)
     impostor.mkdir()
-    (impostor / shared_folder.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
+    (impostor / protocol.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
     assert Mailbox(tmp_path, JOB, US).pulses() == []
 
 
@@ -302,7 +301,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
     return nodes
 
 
-def test_a_stall_is_one_when_the_others_have_looked_again(two: tuple[Node, Node]) -> None:
+def test_a_stall_is_confirmed_when_the_others_have_looked_again(two: tuple[Node, Node]) -> None:
     here, there = two
     assert here.agreed() is None
     for _ in range(3):
@@ -314,7 +313,7 @@ def test_a_stall_is_one_when_the_others_have_looked_again(two: tuple[Node, Node]
     assert here.agreed() is not None
 
 
-def test_ranks_that_moved_meanwhile_make_it_none(two: tuple[Node, Node]) -> None:
+def test_progress_meanwhile_cancels_the_stall(two: tuple[Node, Node]) -> None:
     here, there = two
     assert here.agreed() is None
     there.sample = replace(there.sample, progress=6)
@@ -324,7 +323,7 @@ def test_ranks_that_moved_meanwhile_make_it_none(two: tuple[Node, Node]) -> None
         assert here.agreed() is None
 
 
-def test_both_then_see_the_same_and_have_all_of_it(two: tuple[Node, Node]) -> None:
+def test_both_nodes_have_all_evidence(two: tuple[Node, Node]) -> None:
     here, there = two
     while (stall := here.agreed()) is None:
         here.turn()
@@ -354,7 +353,7 @@ def test_both_then_see_the_same_and_have_all_of_it(two: tuple[Node, Node]) -> No
         ]  # fmt: skip
 
 
-def test_nobody_waits_for_a_node_that_fell_silent(
+def test_no_node_waits_for_a_silent_node(
     two: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, _ = two
@@ -374,7 +373,7 @@ def test_nobody_waits_for_a_node_that_fell_silent(
     assert raw["nodes"][1]["seen"] is False
 
 
-def test_a_disk_that_cannot_be_written_is_said(two: tuple[Node, Node]) -> None:
+def test_an_unwritable_disk_is_noted(two: tuple[Node, Node]) -> None:
     here, _ = two
     exchange = here.nodes.exchange
     assert exchange is not None
@@ -385,7 +384,7 @@ def test_a_disk_that_cannot_be_written_is_said(two: tuple[Node, Node]) -> None:
     assert said.startswith("other nodes (/proc/nowhere")
 
 
-def test_one_node_alone_asks_nobody(tmp_path: Path) -> None:
+def test_a_single_node_asks_no_other(tmp_path: Path) -> None:
     nodes = Together(tmp_path, tmp_path / "shared", 2.0)
     nodes.world = 1
     nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
@@ -395,7 +394,7 @@ def test_one_node_alone_asks_nobody(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_folder_ranks_elsewhere_are_neither_here_nor_there(tmp_path: Path) -> None:
+def test_without_a_shared_folder_ranks_elsewhere_are_unknown(tmp_path: Path) -> None:
     nodes = Together(tmp_path, None, 2.0)
     nodes.world = 2
     nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
@@ -405,7 +404,7 @@ def test_without_a_folder_ranks_elsewhere_are_neither_here_nor_there(tmp_path: P
     assert stall.elsewhere == ()
 
 
-def test_fields_of_a_sample_that_cross_are_those_that_are_read() -> None:
+def test_the_sent_fields_of_a_sample_are_those_that_are_read() -> None:
     mine = {"rank", "known", "time", "silent", "unseen"}
     fields = {f.name for f in dataclasses.fields(RankSample)} - mine
     (told,) = pulse(1).to_json()["samples"].values()

@@ -12,7 +12,16 @@ from collections.abc import Iterator
 import pytest
 
 from moediag.launch import shutdown
-from moediag.launch.processes import ENV_LAUNCH, Family, catches, is_marked, read_stat
+from moediag.launch.processes import (
+    ENV_LAUNCH,
+    NEVER,
+    Family,
+    Process,
+    catches,
+    is_marked,
+    read_stat,
+)
+from moediag.protocol import start_time
 
 WAIT = "import signal, sys; print('ready', flush=True); signal.pause()"
 IGNORE = (
@@ -78,6 +87,21 @@ def test_catches_tells_handled_signals(spawn: Spawner) -> None:
     assert not catches(2**22 + 1, signal.SIGUSR1)
 
 
+def test_a_process_is_its_pid_and_its_start_time(spawn: Spawner) -> None:
+    child, _ = spawn(WAIT)
+    process = Process.of(child.pid)
+    assert process.alive and process.started == start_time(child.pid)
+    before = Process(child.pid, process.started - 1)  # it ended, and its pid was used again
+    before.send(signal.SIGKILL)
+    assert not before.alive and before.stat() is None
+    assert child.poll() is None and process.alive
+    process.send(signal.SIGKILL)
+    assert child.wait(10) == -signal.SIGKILL
+    assert not process.alive
+    assert Process.of(child.pid) == Process(child.pid, NEVER)
+    process.send(signal.SIGKILL)  # nobody has the pid
+
+
 def test_the_marker_is_an_exact_match(spawn: Spawner) -> None:
     process, _ = spawn(WAIT)
     assert is_marked(process.pid, spawn.token)
@@ -85,22 +109,22 @@ def test_the_marker_is_an_exact_match(spawn: Spawner) -> None:
     assert not is_marked(os.getpid(), spawn.token)
 
 
-def test_an_orphan_in_another_session_is_found_and_ended(spawn: Spawner) -> None:
+def test_an_orphan_in_another_session_is_found_and_stopped(spawn: Spawner) -> None:
     parent, line = spawn(ORPHAN, IGNORE)
     orphan = int(line)
     family = Family(parent.pid, spawn.token)
     parent.communicate(b"leave\n")
     assert set(family.alive()) == {orphan}
     gone, stuck = shutdown.end(family, (0.05, 0.05, 5.0))
-    assert gone == {orphan: "SIGKILL"}
+    assert {process.pid: step for process, step in gone.items()} == {orphan: "SIGKILL"}
     assert stuck == []
     assert family.alive() == {}
 
 
-def test_a_willing_process_goes_at_the_first_step(spawn: Spawner) -> None:
+def test_a_process_that_handles_the_first_signal_ends_with_it(spawn: Spawner) -> None:
     process, _ = spawn(WAIT)
     gone, stuck = shutdown.end(Family(process.pid, spawn.token), (5.0, 5.0, 5.0))
-    assert gone == {process.pid: "SIGINT"}
+    assert {ended.pid: step for ended, step in gone.items()} == {process.pid: "SIGINT"}
     assert stuck == []
 
 
@@ -110,7 +134,7 @@ def test_kept_and_unrelated_processes_are_left_alone(spawn: Spawner) -> None:
     stranger, _ = Spawner.__call__(other := Spawner(), WAIT)
     try:
         gone, _ = shutdown.end(Family(ended.pid, spawn.token, keep=[kept.pid]), (5.0, 5.0, 5.0))
-        assert set(gone) == {ended.pid}
+        assert {process.pid for process in gone} == {ended.pid}
         assert kept.poll() is None
         assert stranger.poll() is None
     finally:

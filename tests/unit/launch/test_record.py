@@ -8,10 +8,12 @@ import pytest
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence.model import ExitStatus, Stall
-from moediag.launch.launcher import json_lines, last_lines, launcher
-from moediag.launch.record import LAUNCH_FILE, Death, LaunchRecord
+from moediag.launch.base import json_lines, last_lines
+from moediag.launch.launcher import launcher
+from moediag.launch.record import Death, LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.launch.torchrun import rendezvous
+from moediag.protocol import LAUNCH_FILE
 
 FULL = LaunchRecord(
     started=1.5,

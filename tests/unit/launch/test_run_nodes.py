@@ -15,10 +15,10 @@ import pytest
 from moediag import protocol
 from moediag.errors import NodeLost, UsageError
 from moediag.evidence.model import ExitStatus, Stall
+from moediag.launch.base import Running
 from moediag.launch.follow.several_nodes import NodesSupervisor
-from moediag.launch.follow.watchdog import RankSample
-from moediag.launch.launcher import Running
 from moediag.launch.nodes.rendezvous import Meeting
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 
@@ -42,7 +42,7 @@ def both(*calls: Callable[[], object]) -> list[object]:
         return [one.exception() or one.result() for one in found]
 
 
-def test_nodes_meet_and_tell_each_other_why_one_cannot_go_on(tmp_path: Path) -> None:
+def test_nodes_meet_and_exchange_why_one_cannot_continue(tmp_path: Path) -> None:
     zero, one = meetings(tmp_path / "shared", "plan", "plan")
     assert both(zero.__enter__, one.__enter__) == [zero, one]
     with closing(zero.leave), closing(one.leave):
@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_come_leaves_or_falls_silent_ends_the_wait(tmp_path: Path) -> None:
     alone = Meeting(tmp_path / "a", 0, 2, "p", 2.0, first=0.2)
-    with pytest.raises(NodeLost, match="node 1 has not come"):
+    with pytest.raises(NodeLost, match="node 1 did not start"):
         alone.__enter__()
     zero, one = meetings(tmp_path / "b", "p", "p")
     both(zero.__enter__, one.__enter__)
@@ -89,7 +89,7 @@ def test_a_node_that_does_not_come_leaves_or_falls_silent_ends_the_wait(tmp_path
     one.leave()
     place = tmp_path / "c" / "node-1.json"  # as of a node whose power was cut
     place.write_text(json.dumps({**json.loads(place.read_text()), "over": False}))
-    with closing(zero.leave), pytest.raises(NodeLost, match="has said nothing for"):
+    with closing(zero.leave), pytest.raises(NodeLost, match="has sent nothing for"):
         zero.meet()
 
 
@@ -140,7 +140,7 @@ def stalls(
 WAITS = RankSample(0, state="in-collective", progress=7)
 
 
-def test_a_rank_that_waits_for_one_that_computes_elsewhere_is_no_hang(
+def test_waiting_for_a_computing_rank_elsewhere_is_not_a_hang(
     supervisors: list[NodesSupervisor],
 ) -> None:
     """What each node called a hang when it saw its own rank only."""
@@ -164,7 +164,7 @@ def test_ranks_that_all_wait_hang_on_both_nodes(supervisors: list[NodesSuperviso
     assert [stall and (stall.waiting, stall.elsewhere) for stall in found] == [((0, 1), ())] * 2
 
 
-def test_a_node_that_never_speaks_is_not_judged_without(
+def test_no_judgement_without_a_node_that_never_sent_anything(
     supervisors: list[NodesSupervisor],
 ) -> None:
     zero, one = supervisors
@@ -173,7 +173,7 @@ def test_a_node_that_never_speaks_is_not_judged_without(
     assert zero.nodes.unheard()
 
 
-def test_a_trial_that_another_node_broke_off_shows_nothing(
+def test_a_trial_interrupted_by_another_node_is_inconclusive(
     supervisors: list[NodesSupervisor], tmp_path: Path
 ) -> None:
     zero = supervisors[0]
@@ -186,7 +186,7 @@ def test_a_trial_that_another_node_broke_off_shows_nothing(
     assert "interrupted" in zero.seen.launch_error
 
 
-def test_ranks_that_lose_peers_which_another_node_ended_did_not_die(
+def test_losing_peers_that_another_node_stopped_is_not_a_death(
     supervisors: list[NodesSupervisor],
 ) -> None:
     """After a stall each node ends its ranks when it has what it needs."""

@@ -12,8 +12,9 @@ import pytest
 from moediag.cli import app
 from moediag.errors import ExitCode
 from moediag.launch import signals
+from moediag.launch.base import Running
 from moediag.launch.follow import supervise
-from moediag.launch.launcher import Running
+from moediag.launch.launcher import follow
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import Trial
 
@@ -37,7 +38,7 @@ def test_nohup_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sig", signals.ENDING)
-def test_held_back_and_told(sig: signal.Signals) -> None:
+def test_deferred_signals_are_reported(sig: signal.Signals) -> None:
     before = signal.getsignal(sig)
     with signals.as_interrupts():
         inside = signal.getsignal(sig)
@@ -48,6 +49,29 @@ def test_held_back_and_told(sig: signal.Signals) -> None:
     assert signal.getsignal(sig) == before
 
 
+@pytest.mark.parametrize("sig", signals.ENDING)
+def test_a_signal_that_was_inherited_as_ignored_stays_ignored(sig: signal.Signals) -> None:
+    """As under ``nohup``, or in a background job of a script; the others still interrupt."""
+    others = [other for other in signals.ENDING if other != sig]
+    program = IGNORANT.format(sig=int(sig), others=list(map(int, others)))
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: signal.signal(sig, signal.SIG_IGN),
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("goes on\ninterrupted\ninterrupted\n", "")
+
+
+IGNORANT = """
+import os
+from moediag.launch import signals
+for sig in ({sig}, *{others}):
+    try:
+        with signals.as_interrupts(), signals.held() as came:
+            os.kill(os.getpid(), sig)
+        print("interrupted" if came else "goes on")
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
 IMPATIENT = """
 import os, signal, sys
 from moediag.errors import Interrupted
@@ -82,7 +106,7 @@ def test_nothing_interrupts_the_end_of_an_interrupted_command(error: str, code: 
     assert ExitCode.INTERRUPTED == 130
 
 
-def test_ctrl_c_while_a_finished_launch_is_tidied_up_is_not_lost(
+def test_ctrl_c_during_the_cleanup_of_a_launch_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def impatient(self: supervise.Supervisor) -> None:
@@ -90,7 +114,7 @@ def test_ctrl_c_while_a_finished_launch_is_tidied_up_is_not_lost(
 
     monkeypatch.setattr(supervise.Supervisor, "_follow", lambda self: None)
     monkeypatch.setattr(supervise.Supervisor, "_end", impatient)
-    record = supervise.supervise(
+    record = follow(
         NoTrial(), Trial("t", "s", "unfixed"), tmp_path, 1, LaunchOptions(), "fork", None
     )
     assert record.interrupted

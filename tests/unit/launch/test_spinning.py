@@ -12,6 +12,7 @@ import pytest
 
 from moediag.evidence.rank_stacks import on_the_device, parse_pystack
 from moediag.launch.capture.collect import find_tool, on_device, python_frames
+from moediag.launch.processes import Process
 from tests.unit.cuda_stand_in import build
 
 VICTIM = """
@@ -40,16 +41,16 @@ def rank(library: Path, request: pytest.FixtureRequest) -> Iterator[tuple[int, b
         process.kill()
 
 
-def test_py_spy_tells_whether_a_rank_waits_for_its_device(rank: tuple[int, bool]) -> None:
+def test_py_spy_shows_whether_a_rank_waits_for_its_device(rank: tuple[int, bool]) -> None:
     pid, waits = rank
-    found = python_frames({0: pid}, 60.0, native=True)
+    found = python_frames({0: Process.of(pid)}, 60.0, native=True)
     if not found:
         pytest.skip("py-spy cannot read this process (ptrace)")
     assert b"step" in found[0]
     assert on_device(found[0]) == waits
 
 
-def test_pystack_tells_it_too(rank: tuple[int, bool]) -> None:
+def test_pystack_shows_it_too(rank: tuple[int, bool]) -> None:
     pid, waits = rank
     tool = find_tool("pystack")
     if tool is None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from moediag.evidence.model import Stall
-from moediag.launch.follow.watchdog import RankSample, Watchdog, states
+from moediag.launch.follow.watchdog import Watchdog
+from moediag.launch.rank_sample import RankSample, states
 
 WINDOW = 3.0
 STEP = 0.03
@@ -27,7 +28,7 @@ def watch(script: Script, seconds: float = 10.0, dog: Watchdog | None = None) ->
     return None
 
 
-def test_a_hang_tells_who_waits_and_since_when() -> None:
+def test_a_hang_has_the_waiting_ranks_and_its_start() -> None:
     stall = watch(lambda _: [WAITS, ELSEWHERE])
     assert stall == Stall(at=1.5, window=WINDOW, waiting=(0,), elsewhere=(1,))
 
@@ -56,11 +57,11 @@ def test_the_recorders_own_thread_is_not_work() -> None:
         ),
     ],
 )
-def test_what_is_no_hang(script: Script) -> None:
+def test_cases_that_are_not_a_hang(script: Script) -> None:
     assert watch(script) is None
 
 
-def test_the_window_begins_anew_with_the_last_movement() -> None:
+def test_the_window_restarts_with_each_progress() -> None:
     def script(t: float) -> Sequence[RankSample]:
         return [WAITS, replace(ELSEWHERE, progress=int(t > WINDOW - 0.5))]
 
@@ -73,7 +74,7 @@ def test_a_watchdog_that_slept_does_not_judge() -> None:
     assert [dog.observe(t, [WAITS, ELSEWHERE]) for t in (0.0, 60.0, 120.0)] == [None] * 3
 
 
-def test_stacks_are_asked_once_a_window_and_believed() -> None:
+def test_stacks_are_read_once_per_window() -> None:
     asked: list[list[int]] = []
 
     def blocked(ranks: Sequence[int]) -> Sequence[int]:
@@ -136,7 +137,7 @@ def test_ranks_that_sleep_on_their_gpus_hang() -> None:
     assert found is not None
 
 
-def test_a_rank_that_computes_on_the_host_is_no_hang() -> None:
+def test_a_rank_that_computes_on_the_host_is_not_a_hang() -> None:
     found, looked = on_gpus({0: True, 1: False}, 31.0)
     assert found is None
     assert 2 <= len(looked) <= 4, "looked at rarely: each look stops the ranks"
@@ -146,5 +147,5 @@ def test_ranks_without_a_recorder_are_left_alone() -> None:
     assert on_gpus({0: True, 1: True}, 60.0, recorded=False) == (None, [])
 
 
-def test_ranks_that_record_something_are_not_looked_at() -> None:
+def test_ranks_that_record_something_are_not_examined() -> None:
     assert on_gpus({0: True, 1: True}, 30.0, moves=True) == (None, [])

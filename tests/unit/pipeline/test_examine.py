@@ -13,45 +13,45 @@ from moediag.cli import app
 from moediag.errors import EvidenceError, ExitCode
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.pipeline import examine
-from moediag.protocol import Trial
+from moediag.protocol import CostTask, ReferenceTask, StepTask, Task, Trial
 from moediag.report.page import exit_code
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Verdict
 
 
-def make(folder: Path, purpose: str = "step") -> Path:
+def make(folder: Path, task: Task | None = None) -> Path:
     folder.mkdir(parents=True)
     Trial(name=folder.name, scenario="s", variant=folder.name, role="control",
-          purpose=purpose).write(folder)  # fmt: skip
+          task=task or StepTask()).write(folder)  # fmt: skip
     return folder
 
 
 def test_a_run_is_its_trials_without_references_and_costs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     unfixed, control = make(run / "unfixed"), make(run / "control")
-    make(run / "reference-1", "reference")
-    make(run / "cost", "cost")
+    make(run / "reference-1", ReferenceTask())
+    make(run / "cost", CostTask())
     assert examine.trial_folders(run) == [control, unfixed]
     assert examine.trial_folders(unfixed) == [unfixed]
 
 
 @pytest.mark.parametrize("what", ["empty", "file", "nowhere", "only-reference", "runs", "hostile"])
-def test_other_paths_are_refused_with_what_to_give(tmp_path: Path, what: str) -> None:
+def test_other_paths_are_refused_with_advice(tmp_path: Path, what: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "hostile").write_bytes(b"\x80\x02cos\nsystem\n.")
-    make(tmp_path / "only-reference" / "reference-1", "reference")
+    make(tmp_path / "only-reference" / "reference-1", ReferenceTask())
     make(tmp_path / "runs" / "one" / "unfixed")
     with pytest.raises(EvidenceError, match=what) as caught:
         examine.examine([tmp_path / what])
     assert "moediag run" in caught.value.help_text and "Flight Recorder" in caught.value.help_text
-    assert what != "hostile" or "wants os.system" in caught.value.message
+    assert what != "hostile" or "asks for os.system" in caught.value.message
 
 
 @pytest.mark.parametrize(
     ("fault", "code"),
     [("none", ExitCode.OK), ("stuck", ExitCode.FAILURE_FOUND), ("log", ExitCode.INCONCLUSIVE)],
 )
-def test_what_other_tools_left_is_one_job(
+def test_files_of_other_tools_are_one_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, code: int
 ) -> None:
     job = jobs.healthy(jobs.Layout(dp=2, tp=2), 3)
@@ -80,7 +80,7 @@ def test_a_run_and_dumps_beside_it_are_two_results(tmp_path: Path) -> None:
     assert [t.variant for t in result.trials] == ["unfixed", "as found"]
 
 
-def test_nothing_of_torch_is_imported(tmp_path: Path) -> None:
+def test_torch_is_not_imported(tmp_path: Path) -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 2), "skip", 1)
     jobs.write(job, tmp_path / "d")
     code = (
@@ -108,7 +108,7 @@ def test_a_broken_trial_file_is_named(tmp_path: Path, text: str) -> None:
 def test_exit_code_says_whether_a_failure_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:
-    from moediag.result.diagnosis import Diagnosis
+    from moediag.result import Diagnosis
 
     found = Diagnosis(Verdict(verdict), verdict, Confidence.HIGH, culprits=(1,))
     evidence = Evidence(2, {1: RankEvidence(1, versions={"torch": "2.13.0"})})

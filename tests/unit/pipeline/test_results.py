@@ -1,14 +1,9 @@
-"""What a diagnosis found arrives in the row of result.json."""
-
-from pathlib import Path
+"""A diagnosis is complete in the row of result.json."""
 
 from moediag.pipeline import rows
-from moediag.result.diagnosis import Diagnosis
-from moediag.result.run_result import Seconds, Table
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.result import Confidence, Diagnosis, Table, Verdict
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import plan
-from moediag.stacks.environment import Stack
 
 
 def test_tables_of_a_detector_are_carried_over() -> None:
@@ -16,6 +11,6 @@ def test_tables_of_a_detector_are_carried_over() -> None:
     planned = plan(scenario, 2, "cpu", ["unfixed"]).trials[0]
     table = Table("norm per rank", ("rank", "norm"), ((0, 3.4007), (1, 3.3808)))
     found = Diagnosis(Verdict.REPLICA_DIVERGENCE, "s", Confidence.HIGH, tables=(table,))
-    stack = Stack(Path("python"), {}, "key", 0.0, [])
-    row = rows.launched(planned, stack, found, Seconds(), "unfixed", other_batch=False)
-    assert row.tables == (table,)
+    row = rows.planned_row(planned, found, {})
+    assert row.diagnosis is found
+    assert row.to_json()["tables"][0]["title"] == "norm per rank"

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import signal
+import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from moediag import protocol
 from moediag.cli import app
-from moediag.diagnosis.blame.whereabouts import whereabouts
+from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
 from moediag.launch.capture.token_counts import last_loads
-from moediag.launch.follow.watchdog import RankSample
 from moediag.launch.follow.watched_job import JobSupervisor, Then
-from moediag.launch.processes import Family, oom_kills
+from moediag.launch.processes import NEVER, Family, Process, oom_kills
+from moediag.launch.rank_sample import RankSample
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
 from moediag.report import watch_display
-from moediag.result.run_result import TrialResult
-from moediag.result.verdicts import Verdict
+from moediag.result import TrialResult, Verdict
+from tests.unit.trial_results import changed, trial_result
 
 
 def trial(verdict: str, size: int = 2) -> TrialResult:
-    return TrialResult(
-        variant="watched", role="unfixed", stack={}, launcher="", backend="gloo", world_size=size,
-        verdict=verdict, expected="", met=True, signature="", confidence="high",
-    )  # fmt: skip
+    return trial_result("watched", verdict=verdict, launcher="", world_size=size, expected="")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def trial(verdict: str, size: int = 2) -> TrialResult:
         ("torchrun", "torchrun"),
     ],
 )
-def test_what_a_job_is_called(command: str, name: str) -> None:
+def test_the_name_of_a_job(command: str, name: str) -> None:
     assert watch.title(command.split()) == name
 
 
@@ -84,7 +83,7 @@ class Ended:
         self.job = JobSupervisor(
             running, folder, 0, LaunchOptions(), None, lambda _: Then.LEAVE
         )  # fmt: skip
-        self.job.seen.pids[0] = self.process.pid
+        self.job.seen.processes[0] = Process(self.process.pid, NEVER)
 
     def status(self, state: str = "running", progress: int = 5) -> ExitStatus | None:
         self.job._note_ends([RankSample(0, alive=False, state=state, progress=progress)])
@@ -94,6 +93,61 @@ class Ended:
 @pytest.fixture
 def ended(tmp_path: Path) -> Ended:
     return Ended(tmp_path)
+
+
+@pytest.fixture
+def other(ended: Ended) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has the pid which the ended rank wrote down."""
+    process = subprocess.Popen(["sleep", "60"])
+    me = {"pid": process.pid, "started": Process.of(process.pid).started - 1}
+    me |= {"host": socket.gethostname(), "time": time.time()}
+    protocol.write_json(ended.folder / protocol.pid_file(0), me)
+    ended.job.seen.processes.clear()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_another_process_with_a_ranks_pid_is_left_alone(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    ended.job.ranks = [0]
+    (sample,) = ended.job._look()
+    assert sample.known and not sample.alive and sample.cpu == 0.0
+    assert ended.job.seen.processes[0].pid == other.pid
+    ended.job._clear()
+    assert ended.job._blocked([0]) == [] and not ended.job._stacks([0], False)
+    assert other.poll() is None and Process.of(other.pid).alive
+
+
+def test_a_rank_that_its_launcher_left_behind_is_ended(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    ended.job.seen.processes[0] = Process.of(other.pid)
+    ended.job._clear()
+    assert other.wait(10) == -signal.SIGTERM
+
+
+def test_a_pid_without_a_start_time_identifies_no_process(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    me = {"pid": other.pid, "host": socket.gethostname(), "time": time.time()}
+    protocol.write_json(ended.folder / protocol.pid_file(0), me)
+    ended.job.ranks = [0]
+    (sample,) = ended.job._look()
+    assert not sample.alive
+    ended.job._clear()
+    assert other.poll() is None
+
+
+def test_a_signal_is_passed_on_to_the_job_only(other: subprocess.Popen[bytes]) -> None:
+    job = Process.of(other.pid)
+    with watch.passed_on(Process(job.pid, job.started - 1)):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert other.poll() is None
+    with watch.passed_on(job):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert other.wait(10) == -signal.SIGUSR1
 
 
 def test_an_exception_is_the_end_of_a_rank(ended: Ended) -> None:
@@ -112,12 +166,12 @@ def test_an_exception_is_the_end_of_a_rank(ended: Ended) -> None:
         ),
     ],
 )
-def test_its_last_stacks_tell_the_signal(ended: Ended, text: str, status: ExitStatus) -> None:
+def test_the_last_stacks_show_the_signal(ended: Ended, text: str, status: ExitStatus) -> None:
     (ended.folder / protocol.stacks_file(0)).write_text(text)
     assert ended.status() == status
 
 
-def test_an_end_without_a_trace_may_be_a_peaceful_one(ended: Ended) -> None:
+def test_an_end_without_a_trace_may_be_normal(ended: Ended) -> None:
     assert ended.status() is None
     ended.job._root_code = 1  # until the job ends badly
     assert ended.status() == ExitStatus(signal=UNTOLD)
@@ -128,12 +182,12 @@ def test_a_rank_that_reached_its_end_did_not_die(ended: Ended) -> None:
     assert ended.status(state="finished") is None
 
 
-def test_a_program_before_the_training_is_no_rank(ended: Ended) -> None:
+def test_a_program_before_the_training_is_not_a_rank(ended: Ended) -> None:
     ended.job._root_code = 1
     assert ended.status(state="starting", progress=-1) is None
 
 
-def test_an_elastic_agent_tells_better(ended: Ended) -> None:
+def test_an_elastic_agents_report_is_preferred(ended: Ended) -> None:
     ended.job._root_code, ended.job.agent = 1, 1
     (ended.folder / protocol.error_file(0)).touch()
     assert ended.status() is None
@@ -153,12 +207,12 @@ LOADER = Frame("/v/site-packages/torch/utils/data/dataloader.py", 3, "__next__")
                                    "other thread of it can run."),
         ("S", (LOADER, USER), False, False, "Rank 1 waits for data at train.py:12 train."),
         ("R", (USER,), True, False, "Rank 1 computes at train.py:12 train."),
-        ("S", (USER,), False, False, "Rank 1 stands at train.py:12 train."),
+        ("S", (USER,), False, False, "Rank 1 is at train.py:12 train."),
         ("S", (LOADER.__class__("/v/site-packages/x.py", 1, "f"),), False, False, ""),
         ("S", (), False, False, ""),
     ],
 )  # fmt: skip
-def test_where_a_rank_stands(
+def test_the_position_of_a_rank(
     state: str, frames: tuple[Frame, ...], gil: bool, mute: bool, text: str
 ) -> None:
     stacks = (Stack("MainThread", "py-spy", frames, gil),) if frames else ()
@@ -168,7 +222,7 @@ def test_where_a_rank_stands(
     assert whereabouts(evidence, [1, 5]) == text
 
 
-def test_speeds_and_who_is_behind() -> None:
+def test_step_rates_and_the_slowest_rank() -> None:
     pulse = watch_display.Pulse()
     for second in range(5):
         progress = Progress(
@@ -205,7 +259,7 @@ def test_the_kernel_counts_what_it_kills() -> None:
 
 
 def test_the_last_line_says_what_a_launcher_scrolled_away() -> None:
-    hung = dataclasses.replace(trial("hang"), culprits=(1,))
+    hung = changed(trial("hang"), culprits=(1,))
     of = watch.of_job
     assert (
         watch_display.closing(of("train.py", [trial("clean")]), "run") == "moediag: evidence in run"

@@ -1,9 +1,11 @@
-"""The observer in the elastic agent: reports ends, holds until released, then ends the rest."""
+"""The observer in the elastic agent: reports the end of ranks, waits for the release, then stops
+the rest."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,7 +41,7 @@ def spawn(processes: list[subprocess.Popen[bytes]], code: str) -> int:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / agent.EVENTS_FILE).read_text().splitlines()
+    lines = (folder / protocol.AGENT_EVENTS).read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "t"} for line in lines]
 
 
@@ -59,7 +61,7 @@ def test_an_end_is_reported_once_and_not_reaped(
     assert processes[0].wait() == 3
 
 
-def test_all_well_is_no_reason_to_hold(
+def test_a_successful_end_does_not_hold_the_agent(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     pid = spawn(processes, "")
@@ -70,7 +72,7 @@ def test_all_well_is_no_reason_to_hold(
     assert len(events(tmp_path)) == 1
 
 
-def test_the_rest_is_ended_after_the_release_only(
+def test_other_ranks_are_stopped_only_after_the_release(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "GRACES", tuple((sig, 0.3) for sig, _ in agent.GRACES))
@@ -80,10 +82,24 @@ def test_the_rest_is_ended_after_the_release_only(
     observer = agent.Observer(tmp_path)
     assert observer.look(pids)
     assert [e["rank"] for e in events(tmp_path)] == [0]
-    (tmp_path / agent.RELEASE_FILE).touch()
+    (tmp_path / protocol.RELEASE_FILE).touch()
     observer.hold(pids)
     told = {e["rank"]: (e["signal"], e["by_us"]) for e in events(tmp_path)}
     assert told == {0: ("SIGABRT", False), 1: ("SIGTERM", True), 2: ("SIGKILL", True)}
+
+
+def test_a_pid_that_is_no_longer_a_child_gets_no_signal(tmp_path: Path) -> None:
+    """The agent reaped its rank, and another process got the pid."""
+    command = "sleep 60 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        other = int(parent.stdout.readline())
+        observer = agent.Observer(tmp_path)
+        observer._send({0: other}, signal.SIGKILL)
+        assert Path(f"/proc/{other}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        observer._send({0: parent.pid}, signal.SIGKILL)
+        assert parent.wait(10) == -signal.SIGKILL
+        os.kill(other, signal.SIGKILL)
 
 
 def test_an_error_file_has_torch_elastics_shape() -> None:
@@ -95,14 +111,3 @@ def test_an_error_file_has_torch_elastics_shape() -> None:
     extra = content["message"]["extraInfo"]
     assert "raise ValueError" in extra["py_callstack"]
     assert int(extra["timestamp"]) == int(extra["time"])
-
-
-def test_the_files_both_sides_name_are_the_same() -> None:
-    from moediag.launch import launcher
-    from moediag.launch.follow import supervise
-    from moediag.ranks import host
-
-    assert supervise.EVENTS_FILE == agent.EVENTS_FILE
-    assert supervise.RELEASE_FILE == agent.RELEASE_FILE
-    assert launcher.LAUNCHER_LOG == host.LAUNCHER_LOG
-    assert protocol.pid_file(3) == "rank-3.pid"

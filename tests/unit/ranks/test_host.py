@@ -1,4 +1,4 @@
-"""The gate that keeps forked ranks back until the last one is forked."""
+"""The gate that holds forked ranks until the last one is forked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_nobody_passes_before_all_are_forked() -> None:
+def test_no_rank_starts_before_all_are_forked() -> None:
     gate = Gate(3)
     children = [passing(gate) for _ in range(3)]
     opened = time.monotonic_ns()
@@ -34,7 +34,7 @@ def test_nobody_passes_before_all_are_forked() -> None:
     assert [code(pid) for pid, _ in children] == [0, 0, 0]
 
 
-def test_a_rank_ends_when_the_one_that_forked_it_is_gone() -> None:
+def test_a_rank_ends_with_the_process_that_forked_it() -> None:
     gate = Gate(1)
     pid, out = passing(gate)
     os.close(gate._in)

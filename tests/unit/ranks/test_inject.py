@@ -1,4 +1,4 @@
-"""The way into somebody else's ranks: started by the interpreter, harmless, and out of sight."""
+"""The injection into ranks of other jobs: started by the interpreter, harmless and invisible."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from moediag import protocol
 from moediag.launch import watched
+from moediag.ranks import inject
 
 C10D = """
 def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1):
@@ -60,27 +61,27 @@ class Job:
         return self.run / protocol.attempt_folder(attempt) / name
 
 
-def test_nothing_of_it_is_in_a_process_without_torch(job: Job) -> None:
+def test_a_process_without_torch_is_not_affected(job: Job) -> None:
     done = job.python("import sys; print([p for p in sys.path if 'inject' in p], 'moediag' in "
                       "sys.modules, 'json' in sys.modules)")  # fmt: skip
     assert done.stdout.strip() == "[] False False"
     assert list(job.run.iterdir()) == []
 
 
-def test_the_sitecustomize_that_it_hides_runs(job: Job) -> None:
+def test_a_hidden_sitecustomize_still_runs(job: Job) -> None:
     (job.lib / "sitecustomize.py").write_text("print('theirs')\nvalue = 3\n")
     done = job.python("import sitecustomize; print(sitecustomize.value, sitecustomize.__file__)")
     assert done.stdout.split() == ["theirs", "3", str(job.lib / "sitecustomize.py")]
 
 
-def test_a_sitecustomize_that_fails_fails_as_it_would_alone(job: Job) -> None:
+def test_a_failing_sitecustomize_fails_as_without_moediag(job: Job) -> None:
     (job.lib / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
     done = job.python("print('on')")
     assert done.stdout.strip() == "on"
     assert "ValueError: theirs" in done.stderr
 
 
-def test_a_rank_says_who_it_is_and_how_it_failed(job: Job) -> None:
+def test_a_rank_reports_its_identity_and_failure(job: Job) -> None:
     done = job.python(
         "import torch.distributed\ndef f():\n    raise ValueError('no batch')\nf()",
         RANK="1", WORLD_SIZE="4", LOCAL_WORLD_SIZE="2",
@@ -93,7 +94,7 @@ def test_a_rank_says_who_it_is_and_how_it_failed(job: Job) -> None:
     assert error["message"] == "ValueError: no batch"
 
 
-def test_a_hook_that_replaces_ours_hides_no_exception(job: Job) -> None:
+def test_an_exception_hook_that_replaces_ours_hides_no_exception(job: Job) -> None:
     code = (
         "import sys, torch.distributed\nsys.excepthook = lambda *a: print('theirs')\n"
         "raise ValueError('seen')"
@@ -102,7 +103,7 @@ def test_a_hook_that_replaces_ours_hides_no_exception(job: Job) -> None:
     assert "ValueError: seen" in job.file(protocol.error_file(0)).read_text()
 
 
-def test_a_child_of_a_rank_is_no_rank(job: Job) -> None:
+def test_a_child_of_a_rank_is_not_a_rank(job: Job) -> None:
     code = (
         "import subprocess, sys, torch.distributed\n"
         "subprocess.run([sys.executable, '-c', 'import torch.distributed; 1 / 0'])"
@@ -112,7 +113,7 @@ def test_a_child_of_a_rank_is_no_rank(job: Job) -> None:
     assert not job.file(protocol.error_file(0)).exists()
 
 
-def test_a_process_without_a_rank_is_none(job: Job) -> None:
+def test_a_process_without_a_rank_number_is_not_a_rank(job: Job) -> None:
     job.python("import torch.distributed; 1 / 0")
     assert not job.file("").exists()
 
@@ -133,7 +134,7 @@ def test_each_start_of_the_ranks_has_its_folder(job: Job) -> None:
         ("", {"RANK": "1", "WORLD_SIZE": "2"}),
     ],
 )
-def test_a_recorder_that_cannot_start_is_noted_and_the_job_goes_on(
+def test_a_recorder_that_cannot_start_is_noted_and_the_job_continues(
     job: Job, call: str, variables: dict[str, str]
 ) -> None:
     code = f"import torch.distributed as d; print(d.init_process_group({call}))"
@@ -144,25 +145,25 @@ def test_a_recorder_that_cannot_start_is_noted_and_the_job_goes_on(
     assert "torch" in job.notes()
 
 
-def test_a_rank_that_only_the_backend_knows(job: Job) -> None:
+def test_a_rank_known_only_to_the_backend(job: Job) -> None:
     done = job.python("import torch.distributed as d; print(d.init_process_group('mpi'))")
     assert done.stdout.strip() == "joined"
     assert job.file(protocol.pid_file(0)).exists()
 
 
-def test_a_folder_that_cannot_be_written_leaves_the_job_alone(job: Job) -> None:
+def test_a_read_only_folder_does_not_affect_the_job(job: Job) -> None:
     code = "import torch.distributed as d; print(d.init_process_group(rank=0, world_size=1))"
     done = job.python(code, MOEDIAG_WATCH="/proc/none", RANK="0")
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "joined", "")
 
 
-def test_an_isolated_python_is_as_it_always_is(job: Job) -> None:
+def test_an_isolated_python_is_not_affected(job: Job) -> None:
     done = job.python("import sys; print(sys.meta_path[0])", "-I")
     assert "_Finder" not in done.stdout
     assert "_Finder" in job.python("import sys; print(sys.meta_path[0])").stdout
 
 
-def test_the_environment_keeps_what_was_there_and_adds_ours() -> None:
+def test_the_environment_keeps_its_values_and_adds_ours() -> None:
     options = watched.JobOptions(guard=True)
     base = {"PYTHONPATH": "/a", "X": "1", "MOEDIAG_ATTEMPT": "3"}
     env = watched.environment(Path("/run"), "t", options, base)
@@ -172,3 +173,10 @@ def test_the_environment_keeps_what_was_there_and_adds_ours() -> None:
     alone = watched.environment(Path("/run"), "t", watched.JobOptions(), {})
     assert alone["PYTHONPATH"] == str(watched.INJECTED)
     assert "MOEDIAG_GUARD" not in alone
+
+
+def test_the_sitecustomize_spells_names_as_the_protocol_does() -> None:
+    """It imports nothing of moediag, so it has its own copies."""
+    text = (Path(inject.__file__).parent / "path" / "sitecustomize.py").read_text()
+    for name in (protocol.ENV_WATCH, protocol.ENV_PACKAGE, protocol.NOT_RECORDED_FILE):
+        assert f'"{name}"' in text

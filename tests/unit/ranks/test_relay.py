@@ -1,4 +1,4 @@
-"""What goes through a job's store: two couriers on one store, without ranks."""
+"""Messages through a job's store: two relays on one store, without ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
+from moediag import protocol
 from moediag.launch.nodes import relay as control
 from moediag.launch.nodes.relay import Carried
 from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse
 from moediag.ranks import relay
-from moediag.ranks.relay import Courier, pack, unpack
+from moediag.ranks.relay import Names, Relay, pack, unpack
 
+NAMES = Names(protocol.PULSE_FILE, protocol.WANT_FILE, protocol.LINK_FILE)
 US, THEM, JOB = "a" * 16, "b" * 16, "c" * 32
 
 
@@ -25,14 +27,14 @@ class Side:
         self.mailbox = Mailbox(folder, job, key)
         self.key = key
         self.mailbox.put(Pulse(key, "h"))
-        self.courier = Courier(store, job, key, folder / job)
+        self.relay = Relay(store, job, key, folder / job, NAMES)
 
     def says(self, seq: int, published: int = 0) -> None:
         self.mailbox.put(Pulse(self.key, "h", seq=seq, published=published))
-        self.courier.turn()
+        self.relay.turn()
 
     def hears(self) -> list[tuple[str, int, int]]:
-        self.courier.turn()
+        self.relay.turn()
         return [(p.key, p.seq, p.published) for p in self.mailbox.pulses()]
 
 
@@ -42,7 +44,7 @@ def sides(tmp_path: Path) -> tuple[Side, Side]:
     return Side(tmp_path / "n0", US, store), Side(tmp_path / "n1", THEM, store)
 
 
-def test_what_one_says_the_other_hears(sides: tuple[Side, Side]) -> None:
+def test_a_message_of_one_node_reaches_the_other(sides: tuple[Side, Side]) -> None:
     here, there = sides
     there.says(3)
     assert here.hears() == [(THEM, 3, 0)]
@@ -50,7 +52,9 @@ def test_what_one_says_the_other_hears(sides: tuple[Side, Side]) -> None:
     assert here.hears() == [(THEM, 4, 0)]
 
 
-def test_evidence_comes_to_who_wants_it(sides: tuple[Side, Side], tmp_path: Path) -> None:
+def test_evidence_reaches_the_nodes_that_ask_for_it(
+    sides: tuple[Side, Side], tmp_path: Path
+) -> None:
     here, there = sides
     source = tmp_path / "attempt"
     (source / "capture").mkdir(parents=True)
@@ -59,21 +63,21 @@ def test_evidence_comes_to_who_wants_it(sides: tuple[Side, Side], tmp_path: Path
     there.mailbox.publish(source, 1)
     there.says(3, published=1)
     assert here.hears() == [(THEM, 3, 0)]  # not wanted, so not here
-    (here.mailbox.own / relay.WANT_FILE).touch()
+    (here.mailbox.own / protocol.WANT_FILE).touch()
     assert here.hears() == [(THEM, 3, 1)]
     here.mailbox.fetch(THEM, 1, tmp_path / "here")
     assert (tmp_path / "here/rank-1.events.jsonl").read_text() == "log " * 400_000
     assert (tmp_path / "here/capture/rank-1.proc.txt").read_bytes() == b"\xffState"
 
 
-def test_another_job_at_the_same_store_is_another_job(tmp_path: Path) -> None:
+def test_another_job_at_the_same_store_is_separate(tmp_path: Path) -> None:
     store = HashStore()
     here, other = Side(tmp_path / "n0", US, store), Side(tmp_path / "n1", THEM, store, "d" * 32)
     other.says(1)
     assert here.hears() == []
 
 
-def test_what_is_too_much_for_a_store_is_left_out(
+def test_evidence_too_large_for_the_store_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rank-0.pid").write_text("1")
@@ -83,7 +87,7 @@ def test_what_is_too_much_for_a_store_is_left_out(
 
 
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "capture/../../out", ".hidden", "a/b"])
-def test_names_that_lead_elsewhere_are_left_out(name: str, tmp_path: Path) -> None:
+def test_paths_outside_the_folder_are_left_out(name: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "x").write_text("x")
     (chunk,) = pack(tmp_path / "source")
@@ -92,7 +96,9 @@ def test_names_that_lead_elsewhere_are_left_out(name: str, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compression_bomb_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "x").write_bytes(bytes(10_000))
     chunks = pack(tmp_path / "source")
@@ -101,20 +107,15 @@ def test_a_bomb_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list((tmp_path / "into").iterdir())
 
 
-def test_both_sides_mean_the_same_files() -> None:
-    assert (relay.LINK_FILE, relay.WANT_FILE) == (control.LINK_FILE, control.WANT_FILE)
-
-
-def test_a_store_that_does_not_answer_is_an_error_and_no_silence(
+def test_a_store_that_does_not_answer_is_an_error_not_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A courier that turned once and then ended, as it does when the store is gone."""
-    script = tmp_path / "courier.py"
+    """A relay that turned once and then ended, as it does when the store is gone."""
+    script = tmp_path / "relay.py"
     script.write_text(
-        "import sys, pathlib\n"
-        f"pathlib.Path(sys.argv[5], {relay.LINK_FILE!r}).write_text('{{\"turns\": 1}}')\n"
+        "import sys, pathlib\npathlib.Path(sys.argv[5], sys.argv[9]).write_text('{\"turns\": 1}')\n"
     )
-    monkeypatch.setattr(control, "COURIER", script)
+    monkeypatch.setattr(control, "RELAY", script)
     box = Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), sys.executable)
     deadline = time.monotonic() + 30
     with pytest.raises(OSError, match="does not answer") as caught:
@@ -124,6 +125,6 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_silence(
     box.close()
 
 
-def test_a_python_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_python_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), "/in/a/container/python")

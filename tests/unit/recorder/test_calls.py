@@ -1,4 +1,4 @@
-"""Both call conventions of c10d are read alike: sizes, dtype, splits, peers, reduction."""
+"""Both call conventions of c10d give the same sizes, dtype, splits, peers and reduction."""
 
 from __future__ import annotations
 

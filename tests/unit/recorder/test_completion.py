@@ -41,7 +41,7 @@ def made(**works: Any) -> tuple[Completion, Log]:
     return completion, log
 
 
-def test_what_ends_a_moment_later_is_noted_at_the_end() -> None:
+def test_a_late_completion_is_noted_at_the_end() -> None:
     completion, log = made(n3=Work(4), n5=Work(1))
     completion.poll()
     assert log.noted == [5]
@@ -49,14 +49,14 @@ def test_what_ends_a_moment_later_is_noted_at_the_end() -> None:
     assert log.noted == [5, 3]
 
 
-def test_what_never_ends_stays_open_and_keeps_nobody() -> None:
+def test_a_call_that_never_ends_stays_open_and_blocks_nothing() -> None:
     completion, log = made(n3=Work(10**9), n4=Work(1), n7=None)
     completion.settle(0.01)
     assert log.noted == [4]
     assert sorted(completion._native) == [3, 7]
 
 
-def test_nothing_known_is_not_waited_for() -> None:
+def test_without_operations_nothing_is_waited_for() -> None:
     work = made(n7=None)[0]
     work.settle(1e9)  # returns at once
 
@@ -102,7 +102,7 @@ def behind(device: Device, *numbers: int) -> tuple[Completion, Log, Captures]:
     return completion, log, captures
 
 
-def test_a_rank_that_stopped_is_asked_by_the_other_thread() -> None:
+def test_the_recorders_thread_queries_a_stopped_rank() -> None:
     device = Device(reached=2)
     completion, log, _ = behind(device, 0, 1, 2, 3)
     thread = threading.Thread(target=completion.look)
@@ -114,7 +114,7 @@ def test_a_rank_that_stopped_is_asked_by_the_other_thread() -> None:
     assert log.noted == [0, 1, 2, 3]
 
 
-def test_nothing_is_asked_while_a_graph_is_captured() -> None:
+def test_no_query_while_a_graph_is_captured() -> None:
     device = Device(reached=9)
     completion, log, captures = behind(device, 0)
     captures._running = 1
@@ -125,7 +125,7 @@ def test_nothing_is_asked_while_a_graph_is_captured() -> None:
     assert log.noted == [0]
 
 
-def test_nobody_waits_for_a_question_that_hangs() -> None:
+def test_a_hanging_query_blocks_nothing() -> None:
     completion, log, captures = behind(Device(reached=9), 0)
     with captures.asking:  # the other thread's question does not return
         completion.poll()
@@ -133,7 +133,7 @@ def test_nobody_waits_for_a_question_that_hangs() -> None:
     assert log.noted == []
 
 
-def test_works_that_nobody_waited_for_yet_are_asked_by_the_other_thread_only() -> None:
+def test_works_without_a_wait_are_queried_by_the_recorders_thread_only() -> None:
     log = Log()
     completion = Completion(log)  # type: ignore[arg-type]
     works = [DeviceWork(done=True), DeviceWork(), DeviceWork(failed=True), DeviceWork(done=True)]
@@ -147,7 +147,7 @@ def test_works_that_nobody_waited_for_yet_are_asked_by_the_other_thread_only() -
     assert log.noted == [0], "noted once"
 
 
-def test_a_rank_without_accelerator_operations_asks_nothing(
+def test_a_rank_without_accelerator_operations_queries_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def never(*_: Any) -> Any:
@@ -177,7 +177,7 @@ class Graph:
         self.seen.append((self.captures.running, self.captures.asking.locked()))
 
 
-def test_captures_are_counted_and_begin_between_two_questions(
+def test_captures_are_counted_and_begin_between_two_queries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)

@@ -1,4 +1,4 @@
-"""What the recorder knows by an object's identity, branches that a rank tells, and pauses."""
+"""Objects that the recorder knows by identity, recorded decisions, and pauses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_job_says_which_branch_it_takes(recorder: Recorder, tmp_path: Path) ->
     ]
 
 
-def test_what_is_computed_in_a_pause_is_not_the_jobs(recorder: Recorder, tmp_path: Path) -> None:
+def test_computation_in_a_pause_is_not_the_jobs(recorder: Recorder, tmp_path: Path) -> None:
     with recorder.paused():
         decision("micro-batches", 9)
         beside = nn.Linear(2, 2)
@@ -90,7 +90,7 @@ def test_what_is_computed_in_a_pause_is_not_the_jobs(recorder: Recorder, tmp_pat
         ("/home/me/comm/torch.py", "torch.py:2 layer"),
     ],
 )
-def test_deepspeeds_layer_over_torch_is_nobodys_line(
+def test_deepspeeds_layer_over_torch_is_never_the_named_line(
     recorder: Recorder, layer: str, named: str
 ) -> None:
     space: dict[str, object] = {"site": lambda: recorder._site()}

@@ -1,4 +1,4 @@
-"""Which functions ran: noted once each, by a rank that may die at any moment."""
+"""Functions that ran are recorded once each, by a rank that may die at any moment."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ probed.not_called()
 
 
 @pytest.mark.parametrize("end", ["finished", "killed"])
-def test_what_ran_is_noted_even_by_a_rank_that_is_killed(tmp_path: Path, end: str) -> None:
+def test_a_killed_rank_still_records_which_functions_ran(tmp_path: Path, end: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "probed.py").write_text(PACKAGE, encoding="utf-8")
     path = os.pathsep.join([str(ROOT), str(tmp_path / "site")])

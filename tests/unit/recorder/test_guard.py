@@ -1,4 +1,5 @@
-"""The guard's side channel between threads of one process, what it says, when it steps aside."""
+"""The guard's side channel between threads of one process: its errors, and when it disables
+itself."""
 
 from __future__ import annotations
 

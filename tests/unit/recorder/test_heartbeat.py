@@ -1,4 +1,4 @@
-"""The rank's pulse, beaten by two threads."""
+"""A rank's heartbeat, written by two threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moediag.recorder import heartbeat
 from moediag.recorder.heartbeat import HeartbeatWriter
 
 
-def test_the_recorders_thread_does_not_undo_that_the_rank_is_in_a_collective(
+def test_the_recorders_thread_keeps_the_state_in_collective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stopped in the middle of a beat; meanwhile the rank enters a collective."""

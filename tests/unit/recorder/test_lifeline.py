@@ -1,4 +1,4 @@
-"""A rank ends with its parent and leaves its stacks when it is told to stop."""
+"""A rank ends with its parent and writes its stacks on SIGTERM."""
 
 from __future__ import annotations
 

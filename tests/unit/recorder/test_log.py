@@ -1,4 +1,4 @@
-"""The log keeps whole lines, within its bound, whatever the disk does; the pulse is readable."""
+"""The log keeps whole lines within its limit, whatever the disk does; the heartbeat is readable."""
 
 from __future__ import annotations
 

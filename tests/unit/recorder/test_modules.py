@@ -61,13 +61,13 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [r for r in map(json.loads, text.splitlines()) if r["e"] == kind]
 
 
-def test_wrapper_prefixes_go() -> None:
+def test_wrapper_prefixes_are_removed() -> None:
     name = "_orig_mod.layers.0._checkpoint_wrapped_module.mlp._fsdp_wrapped_module.gate.weight"
     assert clean(name) == "layers.0.mlp.gate.weight"
     assert clean("model.module.weight") == "model.module.weight"
 
 
-def test_expert_counts_know_blocks_from_other_modules() -> None:
+def test_expert_counts_distinguish_blocks_from_other_modules() -> None:
     assert expert_counts(Moe()) == (4,)
     assert expert_counts(nn.Linear(2, 2)) == ()
     local = Moe()
@@ -75,7 +75,7 @@ def test_expert_counts_know_blocks_from_other_modules() -> None:
     assert expert_counts(local) == (4, 8)
 
 
-def test_tokens_are_the_last_choice_once_per_forward(recorder: Recorder, tmp_path: Path) -> None:
+def test_tokens_are_the_last_top_k_once_per_forward(recorder: Recorder, tmp_path: Path) -> None:
     model, x = Model(), torch.randn(6, 4)
     model(x)
     seen = events(tmp_path, "tokens")
@@ -97,7 +97,7 @@ def test_a_forward_that_raises_leaves_nothing_open(recorder: Recorder) -> None:
     assert recorder.current_phase() == "other"
 
 
-def test_what_happens_in_a_pause_is_no_part_of_the_job(recorder: Recorder, tmp_path: Path) -> None:
+def test_operations_in_a_pause_are_not_recorded(recorder: Recorder, tmp_path: Path) -> None:
     reference, model, x = Model(), Model(), torch.randn(5, 4)
     with recorder.paused():
         optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
@@ -135,7 +135,7 @@ def test_steps_are_counted_by_the_optimizer_and_missing_gradients_named(
         assert "layers.1.mlp.experts.2.weight" not in names[event["names"]]
 
 
-def test_models_with_hooks_copy_and_load_without_the_recorder(
+def test_recorded_models_copy_and_load_without_the_recorder(
     recorder: Recorder, tmp_path: Path
 ) -> None:
     layer = nn.Sequential(nn.Linear(2, 2))

@@ -1,4 +1,4 @@
-"""What is replaced comes back as the same object; what others put over it stays."""
+"""Replaced attributes are restored as the same object; replacements by others stay."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_attribute_replaced_after_us_is_left_alone() -> None:
         Base.greet = own  # type: ignore[method-assign]
 
 
-def test_an_absent_attribute_is_not_made() -> None:
+def test_a_missing_attribute_is_not_created() -> None:
     patches = Patches()
     assert patches.replace(Base, "missing", lambda original: original) is False
     assert not hasattr(Base, "missing")

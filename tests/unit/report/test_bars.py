@@ -1,4 +1,4 @@
-"""Bars beside numbers: what is longer is more, and what was not measured has none."""
+"""Bars beside numbers: a longer bar is a larger number, and a missing number has no bar."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ import pytest
 from moediag.report import html
 from moediag.report.bars import WIDTH, error_bar, time_bar
 from moediag.report.page import FixRow, page_of
-from moediag.result.run_result import TrialResult, read_result
+from moediag.result import read_result
+from tests.unit.trial_results import changed, trial_result
 
 EFFECTS = read_result(Path(__file__).parents[2] / "golden" / "results" / "hang.json")
 ROW = FixRow("a", "correct", "clean", "", False, "", ())
-TRIAL = TrialResult(
-    variant="a", role="fix", stack={}, launcher="fork", backend="gloo", world_size=2,
-    verdict="clean", expected="clean", met=True, signature="", confidence="high",
-    gradient_error=1e-6, parameters_compared=3,
-)  # fmt: skip
+TRIAL = trial_result("a", "fix", gradient_error=1e-6, parameters_compared=3)
 
 
 def length(svg: str) -> float:
@@ -36,16 +33,16 @@ def test_step_times_compare_and_the_unfixed_step_is_a_line() -> None:
 
 
 def test_gradient_errors_compare_on_a_logarithmic_scale() -> None:
-    bars = [error_bar(replace(TRIAL, gradient_error=e)) for e in (0.0, 1e-8, 1e-4, 1.0, 1e9)]
+    bars = [error_bar(changed(TRIAL, gradient_error=e)) for e in (0.0, 1e-8, 1e-4, 1.0, 1e9)]
     lengths = [length(bar) for bar in bars]
     assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == WIDTH
-    assert length(error_bar(replace(TRIAL, gradient_error=math.nan))) == WIDTH
-    assert 'class="bad"' in error_bar(replace(TRIAL, verdict="wrong-gradients"))
+    assert length(error_bar(changed(TRIAL, gradient_error=math.nan))) == WIDTH
+    assert 'class="bad"' in error_bar(changed(TRIAL, verdict="wrong-gradients"))
 
 
 @pytest.mark.parametrize("more", [{"gradient_error": None}, {"parameters_compared": 0}])
 def test_what_was_not_compared_has_no_bar(more: dict[str, object]) -> None:
-    assert error_bar(replace(TRIAL, **more)) == ""  # type: ignore[arg-type]
+    assert error_bar(changed(TRIAL, **more)) == ""  # type: ignore[arg-type]
 
 
 def test_the_page_has_them_beside_the_numbers() -> None:

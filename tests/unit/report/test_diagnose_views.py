@@ -12,11 +12,11 @@ import pytest
 
 from bench import jobs
 from moediag.cli import app
-from moediag.diagnosis.diagnose import diagnose
+from moediag.diagnosis import diagnose
 from moediag.errors import ExitCode
 from moediag.evidence.model import Evidence
 from moediag.report import html, json_view, trace
-from moediag.result.run_result import RESULT_FILE, RunResult, read_result
+from moediag.result import RESULT_FILE, RunResult, read_result
 from tests.unit.evidence_builder import expert_job, write
 
 LAYOUT = jobs.Layout(pp=2, dp=2, tp=2, ep=2)
@@ -112,16 +112,17 @@ def test_stdout_holds_one_view(run_folder: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.startswith("<!doctype html>")
     for both in (["--json", "--html", "-"], ["--html", "-", "--trace", "-"]):
         assert app.main(["diagnose", str(run_folder), *both]) == ExitCode.USAGE
-        assert "stdout holds one format" in capsys.readouterr().err
+        assert "stdout can hold only one format" in capsys.readouterr().err
 
 
 def test_a_result_keeps_schedules_and_states(tmp_path: Path) -> None:
-    """So that `moediag report` shows of a finished run what `diagnose` shows."""
+    """`moediag report` then shows the same of a finished run as `diagnose`."""
     result = of_evidence(expert_job(set(), {3}).run())
     (tmp_path / RESULT_FILE).write_text(json_view.render(result))
     again = read_result(tmp_path)
-    assert again.trials[0].schedules == result.trials[0].schedules is not None
-    assert again.trials[0].states == result.trials[0].states != ()
+    assert again.trials[0].diagnosis.schedules is not None
+    assert again.trials[0].diagnosis.states != ()
+    assert again == result
     assert html.render([again]) == html.render([result])
 
 
@@ -138,7 +139,7 @@ def test_what_came_from_the_job_is_escaped(tmp_path: Path) -> None:
 def of_evidence(evidence: Evidence) -> RunResult:
     from moediag.pipeline import examine
     from moediag.protocol import Trial
-    from moediag.result.run_result import Conclusion
+    from moediag.result import Conclusion
 
     world = evidence.world_size
     trial = Trial(name="t", scenario="s", variant="as found", world_size=world)

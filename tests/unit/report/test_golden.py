@@ -1,6 +1,6 @@
-"""Every view of the sample results in tests/golden/results, held against kept files.
+"""Every view of the sample results in tests/golden/results, compared with snapshot files.
 
-`make golden` writes them anew; read the difference before you commit it.
+`make golden` rewrites them; read the difference before you commit it.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 from moediag.report import html, json_view, junit, markdown
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
-from moediag.result.run_result import RunResult, read_result
+from moediag.result import RunResult, read_result
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 SAMPLES = sorted((GOLDEN / "results").glob("*.json"))

@@ -1,4 +1,4 @@
-"""Stacks are told together when they are alike, and apart when ranks wait for different things."""
+"""Similar stacks are grouped; ranks that wait for different things are separate."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ FORWARD = ("wait (c10d.py:10)", "all_gather (c10d.py:20)", "unshard (fsdp.py:30)
 
 
 def test_equal_stacks_are_one_variant() -> None:
-    (family,) = families({"0": FORWARD, "2": FORWARD})
+    (family,) = families({0: FORWARD, 2: FORWARD})
     assert family.ranks == (0, 2)
     assert [(v.ranks, v.frames, any(v.own)) for v in family.variants] == [((0, 2), FORWARD, False)]
 
 
 def test_another_line_of_the_same_function_is_alike_and_shown() -> None:
     other = (*FORWARD[:3], "main (a.py:9)")
-    (family,) = families({"0": FORWARD, "1": other, "2": FORWARD})
+    (family,) = families({0: FORWARD, 1: other, 2: FORWARD})
     assert [v.ranks for v in family.variants] == [(0, 2), (1,)]
     assert family.variants[1].own == (False, False, False, True)
 
 
 def test_ranks_that_wait_for_another_thing_stand_apart_and_the_fewest_come_first() -> None:
     other = ("read (io.py:3)", *FORWARD[1:])
-    found = families({"0": FORWARD, "1": FORWARD, "2": other})
+    found = families({0: FORWARD, 1: FORWARD, 2: other})
     assert [family.ranks for family in found] == [(2,), (0, 1)]
 
 
 def test_the_same_innermost_frame_by_a_wholly_different_way_stands_apart() -> None:
     other = (FORWARD[0], "barrier (c10d.py:50)", "save (ckpt.py:7)", "end (a.py:40)")
-    assert len(families({"0": FORWARD, "1": other})) == 2
+    assert len(families({0: FORWARD, 1: other})) == 2
 
 
 def test_nothing_and_empty_stacks() -> None:
     assert families({}) == ()
-    assert [family.ranks for family in families({"0": (), "1": FORWARD})] == [(0,), (1,)]
+    assert [family.ranks for family in families({0: (), 1: FORWARD})] == [(0,), (1,)]
 
 
 def test_thousands_of_different_stacks_take_no_time() -> None:

@@ -1,4 +1,5 @@
-"""Cells keep what matters, tables fit any terminal and paste into a pull request."""
+"""Cells keep the significant digits; tables fit any terminal and can be pasted into a pull
+request."""
 
 import json
 import re
@@ -15,7 +16,8 @@ from moediag.report import html, json_view, junit, markdown, tables, views
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
 from moediag.report.text_layout import plain
-from moediag.result.run_result import Cell, RunResult, Table, TrialResult, read_result
+from moediag.result import Cell, RunResult, Table, TrialResult, read_result
+from tests.unit.trial_results import changed
 
 RESULTS = Path(__file__).parent.parent.parent / "golden" / "results"
 OWNERS = Table(
@@ -33,7 +35,7 @@ def text(table: Table, width: int = 100) -> str:
 
 
 def with_tables(result: RunResult, variant: str, *shown: Table) -> RunResult:
-    trials = (replace(t, tables=shown) if t.variant == variant else t for t in result.trials)
+    trials = (changed(t, tables=shown) if t.variant == variant else t for t in result.trials)
     return replace(result, trials=tuple(trials))
 
 
@@ -268,7 +270,7 @@ def test_markdown_counts_the_tables_it_left_out(starvation: RunResult) -> None:
 
 def repeats(*tables_of_each: tuple[Table, ...]) -> list[TrialResult]:
     trial = read_result(RESULTS / "starvation.json").trials[0]
-    return [replace(trial, repeat=i, tables=each) for i, each in enumerate(tables_of_each)]
+    return [changed(trial, repeat=i, tables=each) for i, each in enumerate(tables_of_each)]
 
 
 def test_equal_tables_of_repeats_are_shown_once() -> None:

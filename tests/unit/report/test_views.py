@@ -11,7 +11,8 @@ import pytest
 from moediag.errors import EvidenceError, UsageError
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 from moediag.report import html, json_view, junit, markdown, trace, views
-from moediag.result.run_result import FirstDivergence, RankSide, RunResult, read_result
+from moediag.result import FirstDivergence, RankSide, RunResult, read_result
+from tests.unit.trial_results import changed
 
 RESULTS = Path(__file__).parent.parent.parent / "golden" / "results"
 NASTY = "<script>alert(1)</script> | `x` *y* \x00\x1b[31m & \"q\" 'p' </details> ```"
@@ -24,11 +25,11 @@ def starvation() -> RunResult:
 
 @pytest.fixture
 def nasty(starvation: RunResult) -> RunResult:
-    """Text of the user's own everywhere it can come in, on a trial that broke its expectation."""
-    trial = replace(
+    """User text everywhere it can appear, in a trial that did not meet its expectation."""
+    trial = changed(
         starvation.trials[0],
         variant=NASTY, cause=NASTY, not_seen=(NASTY,), notes=(NASTY,), met=False,
-        stacks={"0": [NASTY]}, worst_parameter=NASTY, wrong_parameters=(NASTY,),
+        stacks={0: (NASTY,)}, worst_parameter=NASTY, wrong_parameters=(NASTY,),
     )  # fmt: skip
     return replace(starvation, scenario=NASTY, trials=(trial, *starvation.trials[1:]))
 
@@ -99,13 +100,13 @@ def test_junit_counts_and_texts(nasty: RunResult) -> None:
 def test_junit_tells_a_broken_claim_from_one_not_judged(
     starvation: RunResult, verdict: str, tag: str
 ) -> None:
-    trial = replace(starvation.trials[0], verdict=verdict, met=False)
+    trial = changed(starvation.trials[0], verdict=verdict, met=False)
     root = ElementTree.fromstring(junit.render([replace(starvation, trials=(trial,))]))
     assert root[0][0][0].tag == tag
 
 
 def test_json_has_no_number_that_json_lacks(starvation: RunResult) -> None:
-    trial = replace(starvation.trials[0], gradient_error=float("nan"))
+    trial = changed(starvation.trials[0], gradient_error=float("nan"))
     raw = json.loads(
         json_view.render(replace(starvation, trials=(trial,))),
         parse_constant=lambda name: pytest.fail(name),
@@ -180,7 +181,7 @@ def test_what_is_no_result_is_said_in_words(tmp_path: Path, text: str, why: str)
 
 
 def test_stdout_takes_one_format(starvation: RunResult, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="stdout holds one format"):
+    with pytest.raises(UsageError, match="stdout can hold only one format"):
         views.write([starvation], {"html": Path("-"), "junit": Path("-")}, dict)
 
 

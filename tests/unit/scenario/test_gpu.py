@@ -1,4 +1,4 @@
-"""Launches on GPUs, as far as a machine without one can tell."""
+"""Launches on GPUs, as far as a machine without a GPU can test them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moediag.protocol import Trial
 from moediag.report import junit
 from moediag.report.page import page_of
 from moediag.report.terminal import as_text
-from moediag.result.run_result import read_result
+from moediag.result import read_result
 from moediag.scenario import catalogue, devices, load, plan
 from moediag.stacks import interpreter, releases
 from moediag.worker import gpu as rank_side
@@ -76,7 +76,7 @@ def test_torchs_watchdog_waits_longer_than_the_launch() -> None:
     assert int(trial.environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > trial.timeout == 90
 
 
-def test_what_a_rank_is_told_survives_the_file(tmp_path: Path) -> None:
+def test_a_ranks_environment_survives_the_file(tmp_path: Path) -> None:
     trial = planned(devices.SHARED_NCCL).trials[0].trial
     assert Trial.read(trial.write(tmp_path)) == trial
 
@@ -90,7 +90,7 @@ def test_what_a_rank_is_told_survives_the_file(tmp_path: Path) -> None:
         ("2.30.1", devices.SHARED_NCCL),
     ],
 )
-def test_nccl_shares_from_the_release_that_can(nccl: str | None, device: str) -> None:
+def test_nccl_shares_gpus_from_its_first_supporting_release(nccl: str | None, device: str) -> None:
     assert o.shared("gpu", True, nccl) == device
     assert o.shared("gpu", False, nccl) == "gpu"
 
@@ -98,20 +98,20 @@ def test_nccl_shares_from_the_release_that_can(nccl: str | None, device: str) ->
 # ------------------------------------------------------------------------ refused
 
 
-def test_fewer_gpus_than_ranks_are_refused_and_the_way_out_is_named(
+def test_fewer_gpus_than_ranks_are_refused_with_alternatives(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     have(monkeypatch, 1)
     assert app.main(["run", "expert-starvation", "--gpus", "4"]) == ExitCode.CANNOT_RUN_HERE
     said = capsys.readouterr().err
-    assert "4 GPUs are wanted here, 1 found" in said
+    assert "4 GPUs requested, 1 found" in said
     assert "--gpus 4 --share-gpu" in said and "--cpu 4" in said
     doctor.require_gpus(4, shared=True)
 
 
-def test_without_any_gpu_sharing_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_sharing_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, 0)
-    with pytest.raises(MachineError, match="1 GPU is wanted here, 0 found"):
+    with pytest.raises(MachineError, match="1 GPU requested, 0 found"):
         doctor.require_gpus(4, shared=True)
     with pytest.raises(MachineError) as caught:
         doctor.require_gpus(4)
@@ -149,9 +149,9 @@ def test_every_command_that_launches_shares_gpus(
     monkeypatch.setattr(releases, "releases", lambda *_, **__: LISTED)
     words = [command, *names, *more, "--share-gpu"]
     assert app.main([*words, "--cpu", "2"]) == ExitCode.USAGE
-    assert "--share-gpu is about GPUs" in capsys.readouterr().err
+    assert "--share-gpu needs --gpus" in capsys.readouterr().err
     assert app.main([*words, "--gpus", "2"]) == ExitCode.CANNOT_RUN_HERE
-    assert "1 GPU is wanted here, 0 found" in capsys.readouterr().err
+    assert "1 GPU requested, 0 found" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_every_command_that_launches_shares_gpus(
         (devices.SHARED_NCCL, ["--gpus", "2", "--share-gpu"]),
     ],
 )
-def test_a_device_as_it_is_typed(device: str, words: list[str]) -> None:
+def test_the_options_of_each_device(device: str, words: list[str]) -> None:
     assert devices.options(device, 2) == words
 
 
-def test_nights_on_a_shared_gpu_are_a_lane_of_their_own() -> None:
+def test_nights_on_a_shared_gpu_have_their_own_lane() -> None:
     assert Asked(world_size=2, device=devices.SHARED).lane == "shared-gpu-2"
 
 
@@ -183,7 +183,7 @@ def test_nights_on_a_shared_gpu_are_a_lane_of_their_own() -> None:
         (devices.SHARED_NCCL, 2, ["cuda:0", "cuda:1"] * 2),
     ],
 )
-def test_ranks_are_dealt_out(
+def test_ranks_are_distributed_over_gpus(
     monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, wanted: list[str]
 ) -> None:
     have(monkeypatch, gpus)
@@ -200,7 +200,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
 
 
-def test_the_values_that_hold_are_told_and_the_users_own_win(
+def test_the_values_in_use_are_noted_and_the_users_values_win(
     monkeypatch: pytest.MonkeyPatch, environ: None, tmp_path: Path
 ) -> None:
     os.environ["TORCH_FR_BUFFER_SIZE"] = "77"
@@ -212,7 +212,7 @@ def test_the_values_that_hold_are_told_and_the_users_own_win(
     assert Path(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]).parent == tmp_path
 
 
-def test_shared_gpus_are_told_and_accelerate_gets_one_that_exists(
+def test_shared_gpus_are_noted_and_accelerate_gets_an_existing_one(
     monkeypatch: pytest.MonkeyPatch, environ: None, tmp_path: Path
 ) -> None:
     have(monkeypatch, 1)
@@ -239,7 +239,7 @@ def test_a_shared_gpu_is_named_by_every_view() -> None:
     assert "shared GPU" not in as_text(page_of(GOLDEN))
 
 
-def test_nccl_is_asked_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nccl_version_comes_from_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"nvidia-nccl-cu12": "2.27.5"}
 
     def version(name: str) -> str:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moediag.errors import LayoutError, MoediagError, ScenarioError, UsageError
-from moediag.protocol import ResumeSpec, Starve, Trial
+from moediag.protocol import CostTask, ResumeTask, Starve, StepTask, Trial
+from moediag.scenario import devices
 from moediag.scenario.catalogue import find, names
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan, reference_key
@@ -40,7 +41,7 @@ def test_every_shipped_scenario_plans(name: str, device: str, ranks: int) -> Non
         assert math.prod(trial.layout.values()) == ranks
         assert trial.backend == ("gloo" if device == "cpu" else "nccl")
         assert trial.launcher == ("fork" if device == "cpu" else "torchrun")
-    assert {t.variant for t in found if t.purpose != "cost"} == set(scenario.variants)
+    assert {t.variant for t in found if t.task.kind != "cost"} == set(scenario.variants)
 
 
 def test_a_planned_trial_survives_its_file(starvation: Scenario, tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_a_planned_trial_survives_its_file(starvation: Scenario, tmp_path: Path)
 
 def test_the_variants_keep_their_order_and_role(starvation: Scenario) -> None:
     trials = plan(starvation, None, "cpu").trials
-    steps = [p for p in trials if p.trial.purpose == "step"]
+    steps = [p for p in trials if p.trial.task == StepTask()]
     assert [p.trial.variant for p in steps] == list(starvation.variants)
     assert steps[0].trial.role == "unfixed"
     assert steps[0].trial.world_size == starvation.world.default
@@ -60,13 +61,17 @@ def test_the_variants_keep_their_order_and_role(starvation: Scenario) -> None:
     assert steps[0].stack == {"transformers": "4.53.2"}
 
 
-def test_the_costs_come_last_with_the_fixes_of_the_own_stack(starvation: Scenario) -> None:
+def test_the_cost_trial_comes_last_with_the_fixes_of_the_same_stack(starvation: Scenario) -> None:
     last = plan(starvation, 2, "cpu").trials[-1]
-    assert (last.trial.purpose, last.trial.variant, last.trial.role) == ("cost", "cost", "control")
-    assert last.trial.cost is not None
+    assert (last.trial.task.kind, last.trial.variant, last.trial.role) == (
+        "cost",
+        "cost",
+        "control",
+    )
+    assert isinstance(last.trial.task, CostTask)
     own = [v.fix for v in starvation.variants.values() if v.fix]
-    assert last.trial.cost.fixes == own
-    assert last.trial.cost.model.hidden > starvation.model.hidden
+    assert last.trial.task.fixes == own
+    assert last.trial.task.model.hidden > starvation.model.hidden
     assert last.trial.skew.starve == []
     assert last.reference_key is None
     assert last.expected is None
@@ -78,11 +83,11 @@ def test_no_costs_without_a_fix_among_the_selected(starvation: Scenario) -> None
         assert {p.trial.variant for p in trials} == set(chosen)
     some = plan(starvation, 2, "cpu", variants=["touch", "unfixed"]).trials
     assert [p.trial.variant for p in some] == ["unfixed", "touch", "cost"]
-    assert some[-1].trial.cost is not None
-    assert some[-1].trial.cost.fixes == ["touch"]
+    assert isinstance(some[-1].trial.task, CostTask)
+    assert some[-1].trial.task.fixes == ["touch"]
 
 
-def test_trials_share_a_reference_where_the_right_gradients_are_the_same(
+def test_trials_with_the_same_correct_gradients_share_a_reference(
     starvation: Scenario,
 ) -> None:
     key = {p.trial.variant: p.reference_key for p in plan(starvation, 2, "cpu").trials}
@@ -118,26 +123,73 @@ def test_the_reference_does_not_depend_on_fix_sharding_or_checkpointing() -> Non
     assert reference_key(trial, {}) != reference_key(wider, {})
 
 
+def test_bf16_and_fp32_never_share_a_reference() -> None:
+    """The reference measures what rounding to bf16 does to each gradient, so a bf16 trial
+    compared with the reference of an fp32 trial would have no tolerance for its rounding."""
+    fp32 = Trial(name="t", scenario="s", variant="v")
+    assert fp32.computes_in == "float32"
+    mixed = dataclasses.replace(
+        fp32, wrapper=dataclasses.replace(fp32.wrapper, param_dtype="bfloat16")
+    )
+    whole = dataclasses.replace(fp32, model=dataclasses.replace(fp32.model, dtype="bfloat16"))
+    keys = {reference_key(trial, {}) for trial in (fp32, mixed, whole)}
+    assert len(keys) == 3
+
+
+def test_variants_with_different_compute_dtypes_have_separate_references() -> None:
+    scenario = load(
+        find("expert-starvation"),
+        ["variants.zero-fill.wrapper={param_dtype: bfloat16}"],
+    )
+    key = {p.trial.variant: p.reference_key for p in plan(scenario, 2, "cpu").trials}
+    assert key["zero-fill"] not in (None, key["unfixed"])
+    assert key["unfixed"] == key["dense-experts"]
+
+
+def test_batches_shared_within_a_replica_have_one_reference_per_layout() -> None:
+    """Which ranks share a batch follows from the layout, so the same world has other data."""
+    shared = dataclasses.replace(
+        Trial(name="t", scenario="s", variant="v", world_size=4),
+        skew=dataclasses.replace(
+            Trial(name="t", scenario="s", variant="v").skew, batches="per-replica"
+        ),
+    )
+    layouts = [{"dp_shard": 4}, {"dp_shard": 4, "ep": 2}, {"dp_shard": 2, "tp": 2}, {"tp": 4}]
+    keys = {reference_key(dataclasses.replace(shared, layout=of), {}) for of in layouts}
+    assert len(keys) == len(layouts)
+
+
+@pytest.mark.parametrize("batches", ["distinct", "identical", "one-token"])
+def test_other_batches_have_the_same_reference_under_every_layout(batches: str) -> None:
+    plain = Trial(name="t", scenario="s", variant="v", world_size=4)
+    trial = dataclasses.replace(plain, skew=dataclasses.replace(plain.skew, batches=batches))
+    keys = {
+        reference_key(dataclasses.replace(trial, layout=of), {})
+        for of in ({"dp_shard": 4}, {"dp_replicate": 2, "dp_shard": 2})
+    }
+    assert len(keys) == 1
+
+
 def test_a_pattern_of_ranks_reaches_every_rank() -> None:
     silent = load(find("expert-starvation-silent"))
     trial = plan(silent, 4, "cpu").trials[0].trial
     assert {(s.rank, s.expert) for s in trial.skew.starve} == {(0, 3), (2, 3), (1, 5), (3, 5)}
 
 
-def test_a_variant_changes_how_is_saved_field_by_field() -> None:
+def test_a_variant_overrides_resume_field_by_field() -> None:
     planned = {p.trial.variant: p for p in plan(load(find("ep-resume")), 2, "cpu").trials}
-    assert planned["unfixed"].trial.resume == ResumeSpec("dcp", 2)
-    assert planned["accelerate-full"].trial.resume == ResumeSpec("accelerate", 2, "full")
+    assert planned["unfixed"].trial.task == ResumeTask("dcp", 2)
+    assert planned["accelerate-full"].trial.task == ResumeTask("accelerate", 2, "full")
     # Saving changes nothing of what is right.
     same = (planned["unfixed"], planned["accelerate-full"], planned["save-pretrained"])
     assert len({p.reference_key for p in same}) == 1
 
 
 def test_without_the_section_nothing_is_saved(starvation: Scenario) -> None:
-    assert {p.trial.resume for p in plan(starvation, 2, "cpu").trials} == {None}
+    assert {p.trial.task.kind for p in plan(starvation, 2, "cpu").trials} == {"step", "cost"}
 
 
-def test_repeats_have_names_of_their_own(starvation: Scenario) -> None:
+def test_repeats_have_their_own_names(starvation: Scenario) -> None:
     trials = plan(starvation, 2, "cpu", variants=["unfixed"], repeat=3).trials
     assert [p.trial.name for p in trials] == ["unfixed", "unfixed.2", "unfixed.3"]
     assert [p.repeat for p in trials] == [0, 1, 2]
@@ -155,7 +207,7 @@ def test_stack_overrides_leave_a_variants_own_version(starvation: Scenario) -> N
     assert made.scenario.stack["transformers"] == "4.57.6"
 
 
-def test_the_plan_remembers_what_was_typed() -> None:
+def test_the_plan_keeps_the_overrides_as_typed() -> None:
     scenario = load(find("expert-starvation"), ["model.experts=16"])
     made = plan(scenario, 2, "cpu", stack_overrides={"transformers": "4.57.6"})
     assert made.overrides == ("--set model.experts=16", "--stack transformers=4.57.6")
@@ -184,7 +236,7 @@ def test_launcher_timeout_and_requirements() -> None:
         (2, {"repeat": 0}, UsageError, ["--repeat 0"]),
     ],
 )
-def test_what_cannot_be_planned_is_refused(
+def test_an_impossible_plan_is_refused(
     starvation: Scenario, ranks: int, options: dict[str, object], error: type[MoediagError],
     parts: list[str],
 ) -> None:  # fmt: skip
@@ -196,11 +248,33 @@ def test_what_cannot_be_planned_is_refused(
 
 def test_a_rank_that_does_not_exist_is_refused() -> None:
     scenario = load(find("expert-starvation"), ["skew.starve[0].rank=2"])
-    with pytest.raises(ScenarioError, match=r"skew\.starve\[0\]\.rank: there is no rank 2 among 2"):
+    with pytest.raises(
+        ScenarioError, match=r"skew\.starve\[0\]\.rank: there is no rank 2 among 2"
+    ) as caught:
         plan(scenario, 2, "cpu")
+    assert caught.value.help_text == (
+        "Use more ranks with --cpu or --gpus, or another rank with --set."
+    )
 
 
-def test_the_bounds_of_a_world() -> None:
+def test_an_unknown_device_is_refused_with_those_that_exist(starvation: Scenario) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(starvation, 2, "tpu")
+    assert caught.value.message.startswith("device 'tpu': one of cpu, gpu, ")
+
+
+def test_ranks_that_share_a_gpu_are_planned_as_typed(starvation: Scenario) -> None:
+    assert plan(starvation, 2, "shared-gpu").overrides == ("--share-gpu",)
+    assert plan(starvation, 2, "gpu").overrides == ()
+
+
+def test_ranks_on_gpus_get_their_environment(starvation: Scenario) -> None:
+    (one,) = plan(starvation, 2, "gpu", variants=["unfixed"], timeout=77.0).trials
+    expected = devices.environment(devices.DEVICES["gpu"], 77.0)
+    assert one.trial.environment == expected and expected
+
+
+def test_the_limits_of_the_number_of_ranks() -> None:
     scenario = load(
         find("expert-starvation"), ["world={default: 4, min: 2, max: 8, multiple_of: 2}"]
     )

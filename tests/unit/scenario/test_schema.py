@@ -14,10 +14,11 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import ScenarioError
-from moediag.result.verdicts import Role, Verdict
+from moediag.families import FAMILIES
+from moediag.result import Role, Verdict
 from moediag.scenario import sections
 from moediag.scenario.catalogue import entries, find, folder, names
-from moediag.scenario.checks import known_fixes
+from moediag.scenario.fixes import described, known_fixes
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
 from moediag.scenario.schema import Expectation, json_schema
@@ -30,11 +31,10 @@ PAIRS = [
     # The plan writes `every` out as one entry per rank.
     (sections.StarveSection, protocol.Starve, {"every"}),
     (sections.SkewSection, protocol.SkewSpec, set()),
-    (sections.CostSection, protocol.CostSpec, set()),
-    (sections.ProgramSection, protocol.ProgramSpec, set()),
-    (sections.ResumeSection, protocol.ResumeSpec, set()),
+    (sections.CostSection, protocol.CostTask, set()),
+    (sections.ProgramSection, protocol.ProgramTask, set()),
+    (sections.ResumeSection, protocol.ResumeTask, set()),
     (sections.RecorderSection, protocol.RecorderSpec, set()),
-    (sections.LoadCostSection, protocol.LoadCostSpec, set()),
 ]
 
 
@@ -57,22 +57,17 @@ def test_a_section_has_the_names_and_defaults_of_the_protocol(
     for name, field in section.model_fields.items():
         value = "required" if field.is_required() else field.get_default(call_default_factory=True)
         mine[name] = value.model_dump() if isinstance(value, sections.Section) else value
-    theirs = {field.name: default_of(field) for field in dataclasses.fields(spec)}
+    theirs = {field.name: default_of(field) for field in dataclasses.fields(spec) if field.init}
     assert {k: v for k, v in mine.items() if k not in extra} == theirs
     assert extra <= set(mine)
 
 
-def test_the_words_are_those_of_results() -> None:
-    assert set(typing.get_args(sections.VerdictName)) == {str(v) for v in Verdict}
+def test_the_words_match_the_results() -> None:
+    assert typing.get_args(sections.VerdictName) == tuple(str(v) for v in Verdict)
+    assert typing.get_args(sections.Family) == tuple(FAMILIES)
     assert set(json_schema()["definitions"]["Variant"]["properties"]["role"]["enum"]) == {
         str(r) for r in Role
     }
-
-
-def test_the_families_are_those_that_the_worker_builds() -> None:
-    from moediag.families import FAMILIES
-
-    assert set(typing.get_args(sections.Family)) == set(FAMILIES)
 
 
 def test_the_json_schema_in_the_repository_is_current() -> None:
@@ -123,7 +118,7 @@ def test_a_shipped_scenario_loads_and_is_named_after_its_file(name: str) -> None
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_scenario_written_out_loads_as_the_same(name: str, tmp_path: Path) -> None:
+def test_a_scenario_written_as_yaml_loads_as_equal(name: str, tmp_path: Path) -> None:
     scenario = load(find(name), ["step.lr=0.01"])
     path = tmp_path / "as-run.yaml"
     path.write_text(scenario.to_yaml(), encoding="utf-8")
@@ -133,23 +128,33 @@ def test_a_scenario_written_out_loads_as_the_same(name: str, tmp_path: Path) -> 
         assert again.merged(variant).model_dump() == scenario.merged(variant).model_dump()
 
 
-def test_the_listing_says_what_is_expected() -> None:
+def test_the_listing_has_the_expected_verdicts() -> None:
     by_name = {entry.name: entry for entry in entries()}
     assert list(by_name) == names()
     assert by_name["expert-starvation"].expected == "collective-mismatch (gloo), hang (nccl)"
     assert by_name["expert-starvation-silent"].expected == "wrong-gradients"
-    assert by_name["ep-load-cost"].expected == "clean"
-    measuring = {name for name in names() if load(find(name)).measures}
-    assert all(entry.variants >= 3 for name, entry in by_name.items() if name not in measuring)
+    assert all(entry.variants >= 3 for entry in by_name.values())
 
 
 def test_the_known_fixes_are_the_modules() -> None:
     from moediag.worker import fixes
 
     assert "zero-fill" in known_fixes()
-    for name in known_fixes():
+    for name, fix in known_fixes().items():
         module = fixes.load(name)
+        assert (fix.name, fix.summary, fix.source) == (name, module.SUMMARY, module.SOURCE)
+        assert fix.summary and fix.source
         assert hasattr(module, "before_wrap") or hasattr(module, "after_wrap")
+
+
+def test_a_fix_is_described_by_its_module_and_by_its_variant() -> None:
+    variants = load(find("expert-starvation")).variants
+    touch = known_fixes()["touch"]
+    assert described(variants["touch"]) == (touch.summary, touch.source)
+    summary, source = described(variants["iterate-all"])
+    assert summary == known_fixes()["iterate-all"].summary
+    assert source == "https://github.com/NovaSky-AI/SkyRL/pull/1370"
+    assert described(variants["upgrade"]) == (variants["upgrade"].title, "")  # it has no module
 
 
 def test_expected_verdicts_by_backend() -> None:
@@ -165,7 +170,7 @@ def test_expected_verdicts_by_backend() -> None:
     assert expect({"gloo": "hang"}).verdicts("nccl") == ()
 
 
-def test_a_variant_is_laid_over_field_by_field() -> None:
+def test_a_variant_overrides_field_by_field() -> None:
     scenario = load(find("expert-starvation"))
     merged = scenario.merged("identical-sampler")
     assert merged.skew.batches == "identical"

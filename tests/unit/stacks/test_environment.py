@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from moediag import stacks
 from moediag.errors import NoSuchRelease, StackError, UsageError
 from moediag.stacks import built as store
 from moediag.stacks import construct, environment, offline, overlay, uv
-from moediag.stacks.base import Part, current_base
+from moediag.stacks.base import Part, cache_root, current_base
+from moediag.stacks.indexes import IndexConfig
 from moediag.stacks.resolve import Target
 
 # name -> version -> (day of upload, requirements)
@@ -214,7 +214,7 @@ def test_no_version_is_the_newest_final_release(index: Index) -> None:
     assert environment.ensure({}).key == stack.key
 
 
-def test_the_second_time_starts_no_uv_and_asks_no_index(
+def test_a_second_run_starts_no_uv_and_asks_no_index(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = environment.ensure({"transformers": "1.0"})
@@ -287,10 +287,10 @@ def test_another_torch_in_the_base_makes_another_environment(index: Index, tmp_p
     assert after.key != before.key
 
 
-def test_remains_of_a_killed_build_are_not_used(index: Index) -> None:
+def test_leftovers_of_a_killed_build_are_not_used(index: Index) -> None:
     key = environment.ensure({"transformers": "1.0"}).key
-    stacks.clean(everything=True)
-    half = environment.cache_root() / "envs" / f".building-{key}"
+    store.clean(everything=True)
+    half = cache_root() / "envs" / f".building-{key}"
     (half / "lib" / "python3.99" / "site-packages").mkdir(parents=True)
     stack = environment.ensure({"transformers": "1.0"})
     assert stack.key == key and not half.exists()
@@ -306,7 +306,7 @@ def test_a_full_disk_leaves_nothing_behind(index: Index, monkeypatch: pytest.Mon
         with pytest.raises(StackError, match="disk is full") as caught:
             environment.ensure({"transformers": "1.0"})
     assert "moediag stacks clean" in caught.value.help_text
-    assert list((environment.cache_root() / "envs").iterdir()) == []
+    assert list((cache_root() / "envs").iterdir()) == []
     assert environment.ensure({"transformers": "1.0"}).versions["transformers"] == "1.0"
 
 
@@ -330,7 +330,7 @@ def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str) -> No
         ("error: something new", "uv failed"),
     ],
 )
-def test_what_uv_says_becomes_a_message(
+def test_errors_of_uv_become_messages(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, expected: str
 ) -> None:
     fake_uv(tmp_path, monkeypatch, message)
@@ -339,7 +339,7 @@ def test_what_uv_says_becomes_a_message(
     assert caught.value.help_text
 
 
-def test_when_nothing_fits_before_the_cutoff_today_counts_and_is_noted(index: Index) -> None:
+def test_without_a_solution_before_the_cutoff_today_is_used_and_noted(index: Index) -> None:
     # accelerate 1.5 is a year younger than the cut-off of transformers 1.1 would be; hub 2.5 too
     with pytest.raises(StackError, match="no set of releases fits"):
         environment.ensure({"transformers": "1.2"})  # needs hub 9, which nobody has
@@ -366,7 +366,7 @@ def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StackError, match="cannot ask for the releases of transformers"):
         environment.ensure({"transformers": "1.1"})
     # What was "newest" a while ago still serves, and says so.
-    for record in (environment.cache_root() / "requests").glob("*.json"):
+    for record in (cache_root() / "requests").glob("*.json"):
         raw = json.loads(record.read_text())
         raw["made"] = time.time() - 3 * 86400
         record.write_text(json.dumps(raw))
@@ -442,16 +442,16 @@ def test_list_and_clean(index: Index) -> None:
     stamp = one.python.parent.parent / construct.LAST_USED
     old = time.time() - 40 * 86400
     os.utime(stamp, (old, old))
-    listed = stacks.list_environments()
+    listed = store.list_environments()
     assert [info.key for info in listed] == [two.key, one.key]
     assert listed[0].versions["transformers"] == "1.1" and listed[0].size > 0
     with pytest.raises(UsageError, match="nothing to clean"):
-        stacks.clean()
+        store.clean()
     with pytest.raises(UsageError, match="no such environment: nope"):
-        stacks.clean(["nope"])
-    assert [r.key for r in stacks.clean(older_than_days=30)] == [one.key]
-    assert [r.key for r in stacks.clean([two.key])] == [two.key]
-    assert stacks.list_environments() == []
+        store.clean(["nope"])
+    assert [r.key for r in store.clean(older_than_days=30)] == [one.key]
+    assert [r.key for r in store.clean([two.key])] == [two.key]
+    assert store.list_environments() == []
 
 
 def test_an_environment_in_use_is_kept(index: Index) -> None:
@@ -461,16 +461,16 @@ def test_an_environment_in_use_is_kept(index: Index) -> None:
         [stack.python, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        (kept,) = stacks.clean(everything=True)
+        (kept,) = store.clean(everything=True)
         process.communicate("\n")
     assert kept.reason == "in use" and stack.python.exists()
-    (gone,) = stacks.clean(everything=True)
+    (gone,) = store.clean(everything=True)
     assert gone.reason == "" and not stack.python.exists()
 
 
-def test_cleaning_and_asking_again_gives_the_same_releases(index: Index) -> None:
+def test_after_cleaning_the_same_request_gives_the_same_releases(index: Index) -> None:
     first = environment.ensure({"transformers": "1.0"})
-    stacks.clean([first.key])
+    store.clean([first.key])
     INDEX["hub"]["0.6"] = ("2024-01-10", ())  # type: ignore[index]
     wheel(index.folder, "hub", "0.6")
     try:
@@ -494,7 +494,7 @@ def test_bundle_builds_without_any_index(
     version = ".".join(map(str, sys.version_info[:2]))
     out = tmp_path / "bundle"
     requests = [{"transformers": "1.0"}, {"transformers": "2.0"}]
-    bundle = stacks.build_offline(requests, version, out)
+    bundle = offline.make_bundle(requests, version, out)
     names = {name.rsplit("-py3", 1)[0] for name in bundle.wheels}
     assert {"transformers-1.0", "accelerate-0.9", "hub-0.5", "hub-2.5", "onlytorch-3.0"} <= names
     assert not any(name.startswith("torch") for name in names)
@@ -515,20 +515,36 @@ def test_bundle_builds_without_any_index(
         environment.ensure({"transformers": "1.1"})
 
 
-def test_bundle_refuses_what_belongs_to_the_other_machine(index: Index, tmp_path: Path) -> None:
+def test_bundle_refuses_torch_and_python_of_the_other_machine(index: Index, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="that machine's torch"):
-        stacks.build_offline([{"torch": "2.8.0", "transformers": "1.0"}], "3.12", tmp_path)
+        offline.make_bundle([{"torch": "2.8.0", "transformers": "1.0"}], "3.12", tmp_path)
     with pytest.raises(UsageError, match=r"write it like 3\.12"):
-        stacks.build_offline([{"transformers": "1.0"}], "312", tmp_path)
+        offline.make_bundle([{"transformers": "1.0"}], "312", tmp_path)
 
 
-def test_wheel_tags_of_another_python() -> None:
-    tags = [str(tag) for tag in offline.wheel_tags(Target("3.12", "x86_64-manylinux_2_28"))]
-    assert tags.index("cp312-cp312-manylinux_2_28_x86_64") < tags.index(
-        "cp312-cp312-manylinux2014_x86_64"
-    )
-    assert {"cp39-abi3-manylinux2014_x86_64", "py3-none-any"} <= set(tags)
-    assert not {"cp311-cp311-manylinux2014_x86_64", "cp312-cp312-manylinux_2_39_x86_64"} & set(tags)
+def test_platforms_of_another_machine() -> None:
+    found = offline.platforms("x86_64")
+    assert found[0] == "manylinux_2_28_x86_64" and found[-1] == "linux_x86_64"
+    assert found.index("manylinux_2_17_x86_64") < found.index("manylinux2014_x86_64")
+    assert "manylinux_2_39_x86_64" not in found
+
+
+def test_a_wheel_of_the_other_machine_is_chosen_and_what_has_none_is_refused(
+    index: Index, tmp_path: Path
+) -> None:
+    for tag in ("cp312-cp312-manylinux2014_x86_64", "cp311-cp311-manylinux2014_x86_64",
+                "cp312-cp312-manylinux_2_39_x86_64"):  # fmt: skip
+        made = wheel(tmp_path, "fast", "1.0")
+        made.rename(tmp_path / f"fast-1.0-{tag}.whl")
+    config = IndexConfig(indexes=(), find_links=(str(tmp_path),))
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    offline._download(["fast==1.0"], Target("3.12", "x86_64-manylinux_2_28"), wheels, config)
+    assert [path.name for path in wheels.iterdir()] == [
+        "fast-1.0-cp312-cp312-manylinux2014_x86_64.whl"
+    ]
+    with pytest.raises(StackError, match=r"(?s)cannot download.*fast==1\.0"):
+        offline._download(["fast==1.0"], Target("3.13", "x86_64-manylinux_2_28"), wheels, config)
 
 
 def test_a_repacked_wheel_installs(tmp_path: Path) -> None:
@@ -549,14 +565,6 @@ def test_requests_have_one_spelling() -> None:
         "hugging-face-hub": "1.0", "torch": "2.9.0+cpu",
     }  # fmt: skip
     assert construct.normalise({"torch": "2.9.0"}) == {"torch": "2.9.0", "transformers": ""}
-
-
-def test_parse_request() -> None:
-    assert stacks.parse_request("transformers=4.53.2, accelerate==1.8,trl") == {
-        "transformers": "4.53.2", "accelerate": "1.8", "trl": "",
-    }  # fmt: skip
-    with pytest.raises(UsageError, match="NAME=VERSION"):
-        stacks.parse_request("=4")
 
 
 def test_the_running_interpreter_is_the_default_base(

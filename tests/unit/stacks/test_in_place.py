@@ -1,4 +1,4 @@
-"""Running on what is installed: nothing is built, and what is not there is refused."""
+"""Running with the installed libraries: nothing is built, and missing releases are refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 
 from moediag.errors import StackError
 from moediag.stacks import environment, in_place
+from moediag.stacks.base import ENV_CACHE
 
 
 @pytest.fixture(autouse=True)
 def _only_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(environment.ENV_INSTALLED, "1")
-    monkeypatch.setenv(environment.ENV_CACHE, str(tmp_path))
+    monkeypatch.setenv(ENV_CACHE, str(tmp_path))
     monkeypatch.delenv("MOEDIAG_BASE_PYTHON", raising=False)
 
 
@@ -45,7 +46,7 @@ def test_another_release_is_refused_and_not_built() -> None:
     assert environment.ready({"transformers": "1.2.3"}) is None
 
 
-def test_first_builds_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_mode_builds_missing_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(environment.ENV_INSTALLED, "first")
     here = importlib.metadata.version("transformers")
     assert environment.ensure({"transformers": here}).kind == "installed"
@@ -71,7 +72,7 @@ def test_first_builds_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
         ({"torch": ""}, True),
     ],
 )
-def test_what_fits(wanted: dict[str, str], fits: bool) -> None:
+def test_matching_versions(wanted: dict[str, str], fits: bool) -> None:
     have = {"python": "3.12.3", "torch": "2.13.0+cu130"}
     if fits:
         in_place.check(wanted, have, "X")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -13,7 +14,7 @@ import pytest
 
 from moediag.errors import NoSuchRelease, StackError
 from moediag.stacks import releases
-from moediag.stacks.index_pages import parse_html, parse_json, read_links
+from moediag.stacks.index_pages import IndexFile, Unreachable, read_index, read_links
 from moediag.stacks.indexes import IndexConfig, read_config, redacted
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -63,11 +64,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def page(*entries: dict[str, object]) -> tuple[int, str, bytes]:
-    return 200, JSON, json.dumps({"meta": {"api-version": "1.1"}, "files": entries}).encode()
+    whole = {"meta": {"api-version": "1.1"}, "name": "demo", "versions": [], "files": entries}
+    return 200, JSON, json.dumps(whole).encode()
 
 
 def entry(name: str, **more: object) -> dict[str, object]:
     return {"filename": name, "url": f"../../files/{name}", "hashes": {}, **more}
+
+
+def only_files(server: Server) -> list[IndexFile]:
+    return read_index(server.url, "demo", IndexConfig(indexes=(server.url,), timeout=5))
 
 
 def test_json_index_gives_dates_yanks_and_prereleases(server: Server) -> None:
@@ -100,33 +106,72 @@ def test_a_release_is_yanked_only_when_all_its_files_are(server: Server) -> None
     assert not found.yanked
 
 
-def test_html_index_may_lack_dates() -> None:
-    text = """<!DOCTYPE html><body>
+def test_html_index_may_lack_dates(server: Server) -> None:
+    text = b"""<!DOCTYPE html><body>
     <a href="../../f/demo-1.0-py3-none-any.whl#sha256=ab" data-requires-python="&gt;=3.9"
        data-yanked>demo</a>
-    <a href="https://e.org/demo-1.1.tar.gz" data-upload-time="2025-01-02T03:04:05Z">demo</a>
+    <a href="https://e.org/demo-1.1.tar.gz" data-upload-time="2025-01-02T03:04:05.1234567Z">x</a>
+    <a href="https://e.org/demo-1.2.tar.gz" data-upload-time="yesterday">x</a>
     <a href="/simple/other/">other</a></body>"""
-    first, second = parse_html(text, "https://e.org/simple/demo/", "demo")
-    assert first.url == "https://e.org/f/demo-1.0-py3-none-any.whl"
-    assert (first.sha256, first.requires_python, first.yanked) == ("ab", ">=3.9", "")
-    assert first.uploaded is None
+    server.pages["/simple/demo/"] = (200, "text/html", text)
+    first, second, third = only_files(server)
+    assert (first.version, first.requires_python, first.yanked) == ("1.0", ">=3.9", "")
+    assert first.uploaded is None and third.uploaded is None
     assert second.uploaded == datetime(2025, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     assert second.yanked is None
 
 
-def test_json_dates_may_be_missing_or_odd() -> None:
-    text = json.dumps(
-        {
-            "files": [
-                entry("demo-1.tar.gz"),
-                entry("demo-2.tar.gz", **{"upload-time": "yesterday"}),
-                entry("demo-3.tar.gz", **{"upload-time": "2025-01-02T03:04:05.1234567Z"}),
-            ]
-        }
+def test_json_dates_may_be_missing(server: Server) -> None:
+    server.pages["/simple/demo/"] = page(
+        entry("demo-1.tar.gz"),
+        entry("demo-3.tar.gz", **{"upload-time": "2025-01-02T03:04:05.123456Z"}),
     )
-    one, two, three = parse_json(text, "https://e.org/simple/demo/", "demo")
-    assert one.uploaded is None and two.uploaded is None
+    one, three = only_files(server)
+    assert one.uploaded is None
     assert three.uploaded is not None and three.uploaded.year == 2025
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (JSON, b"<html>"),
+        (JSON, b"[]"),
+        (JSON, b'{"files": [{"filename": 3}]}'),
+        (JSON, b'{"meta": {"api-version": "9.0"}, "name": "demo", "versions": [], "files": []}'),
+        ("text/html", b'<meta name="pypi:repository-version" content="9.0">'),
+    ],
+)
+def test_a_page_that_cannot_be_read_is_no_absent_package(
+    server: Server, kind: str, body: bytes
+) -> None:
+    server.pages["/simple/demo/"] = (200, kind, body)
+    with pytest.raises(Unreachable, match="not a simple-API page"):
+        only_files(server)
+    with pytest.raises(StackError, match="not a simple-API page"):
+        releases.releases("demo", IndexConfig(indexes=(server.url,)))
+
+
+@pytest.mark.parametrize("reply", [b"", b"nonsense\r\n\r\n",
+                                   b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"])  # fmt: skip
+def test_a_server_that_breaks_http_is_a_stack_error(reply: bytes) -> None:
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/simple"
+        with pytest.raises(StackError, match=r"cannot ask for the releases of demo: http://127"):
+            releases.releases("demo", IndexConfig(indexes=(url,), timeout=5))
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
 
 
 def test_all_places_are_merged_and_the_dated_record_wins(server: Server, tmp_path: Path) -> None:
@@ -145,7 +190,11 @@ def test_file_index(tmp_path: Path) -> None:
     (folder / "index.html").write_text('<a href="../../files/demo-3.0.tar.gz">x</a>')
     config = IndexConfig(indexes=((tmp_path / "simple").as_uri(),))
     (found,) = releases.files("demo", config).files
-    assert found.url == (tmp_path / "files" / "demo-3.0.tar.gz").as_uri()
+    assert (found.name, found.version) == ("demo-3.0.tar.gz", "3.0")
+    (folder / "index.html").unlink()
+    (folder / "demo-4.0.tar.gz").touch()
+    assert [f.version for f in read_index(config.indexes[0], "demo", config)] == ["4.0"]
+    assert read_index(config.indexes[0], "absent", config) == []
 
 
 def test_find_links_page_and_missing_folder(tmp_path: Path) -> None:
@@ -168,7 +217,7 @@ def test_no_such_release_names_the_nearest(server: Server) -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"), [("0.1", ["1", "2", "3", "4"]), ("9", ["2", "3", "4", "5"])]
 )
-def test_nearest_at_both_ends(wanted: str, expected: list[str]) -> None:
+def test_nearest_release_at_both_ends(wanted: str, expected: list[str]) -> None:
     assert releases.nearest(wanted, ["5", "4", "3", "2", "1"]) == expected
 
 
@@ -201,7 +250,7 @@ def test_without_network_the_error_says_what_to_type() -> None:
     assert "moediag stacks build" in caught.value.help_text
 
 
-def test_half_a_network_never_claims_that_a_release_does_not_exist(tmp_path: Path) -> None:
+def test_a_partial_network_never_reports_a_release_as_missing(tmp_path: Path) -> None:
     (tmp_path / "demo-1.0.tar.gz").touch()
     dead = "http://someone:secret@127.0.0.1:9/simple"
     config = IndexConfig(indexes=(dead,), find_links=(str(tmp_path),), timeout=5)
@@ -230,6 +279,30 @@ def test_credentials_go_into_the_header(server: Server) -> None:
     assert releases.releases("demo", IndexConfig(indexes=(url,)))
     assert server.headers[0]["Authorization"] == "Basic dXNAZXI6cGFzcw=="
     assert "json" in server.headers[0]["Accept"]
+
+
+def test_credentials_come_from_netrc(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.pages["/simple/demo/"] = page(entry("demo-1.0.tar.gz"))
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login us@er password pass\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert only_files(server)
+    assert server.headers[0]["Authorization"] == "Basic dXNAZXI6cGFzcw=="
+
+
+def test_pips_proxy_wins_over_the_environment(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "http://index.example/simple"
+    server.pages[f"{address}/demo/"] = page(entry("demo-1.0.tar.gz"))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    proxy = server.url.removesuffix("/simple")
+    found = releases.releases("demo", IndexConfig(indexes=(address,), proxy=proxy))
+    assert [one.version for one in found] == ["1.0"]
+    assert server.asked == [f"{address}/demo/"]
 
 
 # --- where to look ---------------------------------------------------------------------
@@ -299,7 +372,7 @@ def test_no_index_and_the_folder_without_network(tmp_path: Path) -> None:
     assert {"--no-index", "--offline"} <= set(offline.uv_arguments())
 
 
-def test_uv_gets_the_certificate_and_no_second_opinion_on_indexes(tmp_path: Path) -> None:
+def test_uv_gets_the_certificate_and_only_our_indexes(tmp_path: Path) -> None:
     config = config_from(tmp_path, "[global]\ncert = /etc/ca.pem\nproxy = http://p:3128\n")
     child = config.uv_environment({"UV_INDEX_URL": "https://x", "VIRTUAL_ENV": "/v", "A": "b"})
     assert child["SSL_CERT_FILE"] == "/etc/ca.pem" and child["HTTPS_PROXY"] == "http://p:3128"

@@ -14,7 +14,7 @@ from moediag import doctor
 from moediag.cli import app
 from moediag.errors import ExitCode, UsageError
 from moediag.report.markdown import LIMIT
-from moediag.result.run_result import Conclusion, FixJudgement, RunResult, TrialResult
+from moediag.result import Conclusion, FixJudgement, RunResult, TrialResult
 from moediag.scenario import catalogue
 from moediag.scenario import load as loading
 from moediag.stacks.environment import Stack
@@ -22,16 +22,16 @@ from moediag.upstream import draft as drafting
 from moediag.upstream import draft_evidence
 from moediag.upstream.draft import Material, Program, draft, failing
 from moediag.upstream.templates import TEMPLATES, upstream
+from tests.unit.trial_results import changed, trial_result
 
-FAILED = TrialResult(
-    variant="unfixed", role="unfixed", launcher="fork", backend="gloo", world_size=2,
+FAILED = trial_result(
     stack={"python": "3.12.1", "torch": "2.13.0+cpu", "transformers": "4.53.2",
            "accelerate": "1.8.1"},
     verdict="collective-mismatch", expected="collective-mismatch", met=True, signature="s",
     confidence="high", culprits=(1,), victims=(0,),
     cause="On rank 1 expert 3 of layer 1 received 0 tokens.", evidence="unfixed",
 )  # fmt: skip
-FIX = replace(FAILED, variant="touch", role="fix", verdict="clean", culprits=(), cause="")
+FIX = changed(FAILED, variant="touch", role="fix", verdict="clean", culprits=(), cause="")
 CONTROL = replace(FIX, variant="identical", role="control")
 MACHINE = {"os": "Other OS 1", "kernel": "0.0", "arch": "m68k", "cores": 8, "gpus": ["H200"]}
 
@@ -60,7 +60,7 @@ def test_the_order_is_the_projects_own(project: str) -> None:
     text = draft(project, RESULT, FAILED, MATERIAL)
     assert re.findall(r"^### (.+)$", text, re.MULTILINE) == HEADINGS[project]
     for part in ("# Collective mismatch: It breaks (transformers 4.53.2, torch 2.13.0)",
-                 "Nobody has filed it", "- torch: 2.13.0", "received 0 tokens", "CULPRIT  rank 1",
+                 "not filed. Check it", "- torch: 2.13.0", "received 0 tokens", "CULPRIT  rank 1",
                  "https://e.org/1", "torchrun x.py", "print('shows it')", "`touch`", "`identical`",
                  TEMPLATES[project].repository):  # fmt: skip
         assert part in text, part
@@ -76,9 +76,9 @@ def test_a_project_without_a_template() -> None:
 
 @pytest.mark.parametrize("project", TEMPLATES)
 @pytest.mark.parametrize("size", [30_000, 64_000, 400_000])
-def test_it_stays_below_what_github_takes(project: str, size: int) -> None:
+def test_a_draft_stays_below_githubs_limit(project: str, size: int) -> None:
     long = replace(PROGRAM, text="x = 1\n" * (size // 6))
-    many = replace(FAILED, cause="c" * 3000, not_seen=tuple(f"thing {n}" for n in range(900)))
+    many = changed(FAILED, cause="c" * 3000, not_seen=tuple(f"thing {n}" for n in range(900)))
     text = draft(project, run_of(many), many, replace(MATERIAL, program=long))
     assert len(text) <= LIMIT < 65_536
     assert "torchrun x.py" in text and text.count("```") % 2 == 0
@@ -87,24 +87,24 @@ def test_it_stays_below_what_github_takes(project: str, size: int) -> None:
     assert [h for h in HEADINGS[project] if f"### {h}\n" in text] == HEADINGS[project]
 
 
-def test_a_text_that_is_too_long_in_itself_is_cut() -> None:
-    endless = replace(FAILED, cause="c" * 70_000)
+def test_a_text_that_is_too_long_is_cut() -> None:
+    endless = changed(FAILED, cause="c" * 70_000)
     text = draft("pytorch", run_of(endless), endless, MATERIAL)
     assert len(text) <= LIMIT and "cut at the size limit" in text
 
 
-def test_fences_in_what_is_quoted_end_nothing() -> None:
+def test_code_fences_in_quoted_text_are_escaped() -> None:
     odd = replace(PROGRAM, text='"""\n```\nnot the end\n```\n"""\n')
     text = draft("transformers", RESULT, FAILED, replace(MATERIAL, program=odd))
     assert '````python\n"""\n```\nnot the end' in text
 
 
 def test_the_unfixed_failure_is_what_a_report_is_about() -> None:
-    broken_fix = replace(FIX, verdict="hang")
+    broken_fix = changed(FIX, verdict="hang")
     assert failing(run_of(broken_fix, FAILED)) == FAILED
     assert failing(run_of(broken_fix, FAILED), "touch") == broken_fix
     assert failing(run_of(FIX, CONTROL)) is None
-    assert failing(run_of(replace(FAILED, verdict="inconclusive"))) is None
+    assert failing(run_of(changed(FAILED, verdict="inconclusive"))) is None
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,13 @@ def test_the_unfixed_failure_is_what_a_report_is_about() -> None:
         (["https://github.com/THUDM/slime/pull/1"], [], None),
     ],
 )  # fmt: skip
-def test_whose_bug_it_is(sources: list[str], stack: list[str], whose: str | None) -> None:
+def test_the_project_that_has_the_bug(
+    sources: list[str], stack: list[str], whose: str | None
+) -> None:
     assert upstream(sources, stack) == whose
 
 
-def test_every_scenario_of_the_catalogue_has_somebody_to_tell() -> None:
+def test_every_scenario_has_a_project_to_report_to() -> None:
     for name in catalogue.names():
         scenario = loading.load(catalogue.find(name))
         assert upstream(scenario.sources, scenario.stack) in TEMPLATES, name
@@ -151,15 +153,15 @@ def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
     assert 'pip install "torch==2.13.0" "transformers==4.53.2" "accelerate==1.8.1"' in code
 
 
-def test_the_system_is_the_one_where_it_ran(tmp_path: Path) -> None:
-    """Another machine made this result, so nothing of this one is told."""
+def test_the_system_information_is_that_of_the_run(tmp_path: Path) -> None:
+    """Another machine made this result, so nothing about this machine is shown."""
     lines = draft_evidence.system(RESULT, FAILED)
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
     assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"
     assert not any(str(doctor.machine()["kernel"]) in line for line in lines)
 
 
-def test_the_system_is_asked_of_the_stack_that_failed_where_it_is_still_here(
+def test_the_system_information_comes_from_the_failed_stack_if_it_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = replace(RESULT, machine=doctor.machine())
@@ -174,13 +176,13 @@ def test_the_system_is_asked_of_the_stack_that_failed_where_it_is_still_here(
     assert "- accelerate: 1.8.1" in draft_evidence.system(here, FAILED)
 
 
-def test_a_persons_folder_is_not_told(tmp_path: Path) -> None:
-    at_home = replace(FAILED, cause=f"raised in {Path.home()}/secret-project/train.py")
+def test_a_home_folder_is_not_in_the_draft(tmp_path: Path) -> None:
+    at_home = changed(FAILED, cause=f"raised in {Path.home()}/secret-project/train.py")
     found = draft_evidence.write(run_of(at_home), run_directory(tmp_path / "run"))
     assert found is not None and "raised in ~/secret-project/train.py" in found.text
 
 
-def test_a_file_that_does_not_fit_lies_beside_the_draft(
+def test_a_file_that_is_too_long_is_written_beside_the_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, page = run_directory(tmp_path / "run"), tmp_path / "issue.md"
@@ -190,7 +192,7 @@ def test_a_file_that_does_not_fit_lies_beside_the_draft(
     assert (tmp_path / "expert-starvation-unfixed.py").read_text().startswith("x = 1\n")
 
 
-def test_what_cannot_be_exported_is_told_with_the_command(tmp_path: Path) -> None:
+def test_a_draft_without_an_export_gives_the_command(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "run")
     text = loading.load(catalogue.find("ep-resume")).to_yaml()
     (folder / "scenario.yaml").write_text(text)
@@ -200,12 +202,12 @@ def test_what_cannot_be_exported_is_told_with_the_command(tmp_path: Path) -> Non
     )
     found = draft_evidence.write(result, folder)
     assert found is not None and found.program.text == ""
-    assert "No file without moediag shows it: " in found.text and "resume" in found.text
+    assert "There is no file without moediag: " in found.text and "resume" in found.text
     command = "moediag run ep-resume --variant unfixed --gpus 2 --share-gpu --set step.steps=3"
     assert command in found.text
 
 
-def test_a_watched_job_names_nobody_and_can_be_told_to_somebody(tmp_path: Path) -> None:
+def test_a_watched_job_has_a_draft_for_a_chosen_project(tmp_path: Path) -> None:
     watched = replace(FAILED, expected="", variant="watched")
     result = replace(
         run_of(watched, scenario="train.py"), overrides=("watch -- torchrun train.py",)
@@ -230,7 +232,7 @@ def test_the_report_command_writes_a_draft_by_itself(
     assert "### 🐛 Describe the bug" in capsys.readouterr().out
 
 
-def test_tables_stay_where_there_is_nothing_to_report(
+def test_a_run_without_a_failure_gives_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_directory(tmp_path / "run")
@@ -248,7 +250,7 @@ def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     folder = run_directory(tmp_path / "run")
     clean = run_directory(tmp_path / "clean", run_of(FIX, CONTROL))
     for words, says in (
-        ([str(folder), "--for", "pytorch"], "--for pytorch is about --markdown"),
+        ([str(folder), "--for", "pytorch"], "--for pytorch needs --markdown"),
         ([str(folder), "--markdown", "-", "--for", "slime"], "--for slime: one of transformers"),
         ([str(clean), "--markdown", "-", "--for", "pytorch"], "nothing failed in"),
         ([str(folder), str(clean), "--markdown", "-", "--for", "pytorch"], "about one run"),

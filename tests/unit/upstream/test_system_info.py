@@ -1,4 +1,4 @@
-"""`moediag env`: what a bug report needs, and nothing that a stranger should not read."""
+"""`moediag env`: what a bug report needs, and nothing private."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_versions_builds_and_machine_are_there() -> None:
     assert "- py-spy: " in "\n".join(system_info.here(tools=True).lines())
 
 
-def test_torch_tells_how_it_was_built_without_being_imported() -> None:
+def test_torchs_build_is_read_without_importing_it() -> None:
     code = (
         "import sys, json; from moediag.upstream import installed_packages\n"
         "a = installed_packages.answer()\n"
@@ -68,7 +68,7 @@ def test_a_version_file_that_is_broken(tmp_path: Path, monkeypatch: pytest.Monke
     assert build(tmp_path, monkeypatch, "cuda = (") == "- torch: 2.11.0+cu130"
 
 
-def test_variables_that_matter_are_told_and_secrets_are_not() -> None:
+def test_relevant_variables_are_shown_and_secrets_are_not() -> None:
     told = system_info.variables({
         "NCCL_DEBUG": "INFO", "TORCH_NCCL_DESYNC_DEBUG": "1", "CUDA_VISIBLE_DEVICES": "0,1",
         "OMP_NUM_THREADS": "4", "PATH": "/x", "EDITOR": "vi", "HF_TOKEN": "hf_x",
@@ -95,7 +95,7 @@ def test_the_report_can_be_pasted_in_public(monkeypatch: pytest.MonkeyPatch) -> 
     assert not [word for word in private if word in text]
 
 
-def test_what_breaks_does_not_break_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_part_does_not_break_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> int:
         raise RuntimeError("odd machine")
 
@@ -109,7 +109,7 @@ def test_another_python_is_asked_and_may_refuse(tmp_path: Path) -> None:
     assert "- environment: transformers-4.53.2-abc, built by moediag" in found.lines()
     refused = system_info.here(stack(tmp_path / "gone"))
     assert refused.python == "3.12.1" and refused.packages == {"transformers": "4.53.2"}
-    assert any(line.startswith("- not known: how torch was built") for line in refused.lines())
+    assert any(line.startswith("- unknown: how torch was built") for line in refused.lines())
 
 
 # ------------------------------------------------------------------------ the command

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from moediag.worker.models.rerouted import Rerouted, recomputing
-from moediag.worker.models.tiny import Anatomy, MoeBlock, NotApplicable
+from moediag.worker.models.tiny import Anatomy, MoeBlock
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import activation_checkpointing
 
 EXPERTS, TOKENS, WIDTH = 4, 12, 6
@@ -94,13 +95,13 @@ def selective(save: str, **how: Any) -> Any:
         ("count", "every-expert", "different metadata"),
     ],
 )
-def test_a_change_that_shows_in_what_was_saved_raises(change: str, block: str, said: str) -> None:
+def test_a_change_in_the_saved_tensors_raises(change: str, block: str, said: str) -> None:
     with Rerouted(change, EXPERTS).installed(), pytest.raises(CheckpointError, match=said):
         gradients(layer(block)[0])
 
 
 @pytest.mark.parametrize("block", ["released", "not-in-place", "every-expert"])
-def test_exchanged_tokens_raise_nothing_and_every_expert_is_wrong(block: str) -> None:
+def test_swapped_tokens_raise_nothing_and_every_expert_is_wrong(block: str) -> None:
     with Rerouted("permuted", EXPERTS).installed():
         found = wrong(gradients(layer(block)[0]))
     assert {f"mlp.experts.{i}.weight" for i in range(EXPERTS)} <= found
@@ -116,7 +117,7 @@ def test_without_checkpointing_nothing_changes(change: str, block: str) -> None:
         assert not wrong(gradients(layer(block)[0], region=False))
 
 
-def test_another_rank_recomputes_as_it_is() -> None:
+def test_another_rank_recomputes_unchanged() -> None:
     topk = torch.topk
     with Rerouted("count", EXPERTS).installed(active=False):
         assert torch.topk is topk
@@ -127,7 +128,7 @@ def test_another_rank_recomputes_as_it_is() -> None:
     assert not recomputing()
 
 
-def test_noise_is_the_same_again_where_the_random_state_is_kept() -> None:
+def test_noise_repeats_if_the_random_state_is_restored() -> None:
     torch.manual_seed(11)
     with Rerouted("noise", EXPERTS).installed():
         right = gradients(layer()[0], region=False)
@@ -139,7 +140,7 @@ def test_noise_is_the_same_again_where_the_random_state_is_kept() -> None:
 
 
 @pytest.mark.parametrize("change", ["count", "metadata", "permuted"])
-def test_a_router_outside_of_the_region_is_right(change: str) -> None:
+def test_a_router_outside_the_region_is_correct(change: str) -> None:
     built, anatomy = layer()
     activation_checkpointing.router_outside(anatomy)
     with Rerouted(change, EXPERTS).installed():
@@ -159,7 +160,7 @@ def test_its_regions_are_recomputed() -> None:
 
 
 @pytest.mark.parametrize("change", ["count", "permuted"])
-def test_saving_the_choice_is_right_where_nobody_writes_to_it(change: str) -> None:
+def test_saving_the_top_k_is_correct_if_it_is_not_modified(change: str) -> None:
     with Rerouted(change, EXPERTS).installed():
         found = gradients(layer("not-in-place")[0], context_fn=selective("top-k"))
         assert not wrong(found)
@@ -167,7 +168,7 @@ def test_saving_the_choice_is_right_where_nobody_writes_to_it(change: str) -> No
         assert not wrong(spared)
 
 
-def test_saving_a_choice_that_is_normalised_in_place() -> None:
+def test_saving_a_top_k_that_is_normalised_in_place() -> None:
     with pytest.raises(RuntimeError, match="has been mutated"):
         gradients(layer()[0], context_fn=selective("top-k"))
     allowed = selective("top-k", allow_cache_entry_mutation=True)
@@ -197,7 +198,7 @@ def test_a_tolerant_hook_fails_elsewhere_or_is_silently_wrong(change: str) -> No
 
 
 @pytest.mark.parametrize("substitute", ["scalar", "zeros"])
-def test_a_tolerant_hook_tolerates_nothing_where_nothing_changes(substitute: str) -> None:
+def test_a_tolerant_hook_does_nothing_if_nothing_changes(substitute: str) -> None:
     with activation_checkpointing.tolerant_unpack(substitute) as tolerance:
         assert not wrong(gradients(layer()[0]))
     assert tolerance.replaced == 0
@@ -210,7 +211,7 @@ def test_a_tolerant_hook_tolerates_nothing_where_nothing_changes(substitute: str
     assert tolerance.replaced == 0
 
 
-def test_a_block_that_it_is_not_written_for() -> None:
+def test_an_unsupported_block() -> None:
     built, anatomy = layer()
     built.mlp.gate = nn.Identity()  # type: ignore[assignment]
     with pytest.raises(NotApplicable, match="not written for Block"):

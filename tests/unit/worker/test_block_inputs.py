@@ -12,12 +12,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from moediag.protocol import ModelSpec, StepSpec, Trial  # noqa: E402
-from moediag.worker import data  # noqa: E402
+from moediag.worker import data, preparation, training  # noqa: E402
 from moediag.worker.measure import gradients, reference  # noqa: E402
 from moediag.worker.measure.block_inputs import InputGradients  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
-from moediag.worker.tasks import step as training  # noqa: E402
 
 MODEL = ModelSpec(experts=4, vocab=64)
 BLOCKS = {"model.layers.0.mlp", "model.layers.1.mlp"}
@@ -39,7 +38,7 @@ def kept_on(subject: Trial, rank: int, spoil: Any = None) -> tuple[Wrapped, dict
     """What one rank keeps of one step; ``spoil(block)`` before it runs."""
     model = tiny.build(MODEL, subject.step.seed)
     anatomy = tiny.anatomy(model, MODEL)
-    training.checkpoint(model, subject.step.checkpointing)
+    preparation.checkpoint_activations(model, subject.step.checkpointing)
     wrapped = Wrapped(model, anatomy, subject)
     if spoil is not None:
         spoil(anatomy.blocks[1].module)
@@ -88,7 +87,7 @@ def detached_router(block: Any) -> None:
     gate.forward = lambda hidden: plain(hidden.detach())
 
 
-def test_a_block_that_hands_a_wrong_gradient_down_is_found(tmp_path: Any) -> None:
+def test_a_block_that_passes_a_wrong_gradient_on_is_found(tmp_path: Any) -> None:
     subject = trial(tmp_path)
     reference.run(subject)
     stored = reference.load(str(subject.reference_path))
@@ -100,7 +99,7 @@ def test_a_block_that_hands_a_wrong_gradient_down_is_found(tmp_path: Any) -> Non
     assert gate is not None and gate.abs().max() > 0
 
 
-def test_what_needs_no_gradient_is_left_out(tmp_path: Any) -> None:
+def test_tensors_without_a_gradient_are_left_out(tmp_path: Any) -> None:
     model = tiny.build(MODEL, 0)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("layers.1" in name or "lm_head" in name)

@@ -16,12 +16,13 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.worker import preparation  # noqa: E402
 from moediag.worker.models import checkpoint, tiny  # noqa: E402
-from moediag.worker.models.tiny import Anatomy, NotApplicable  # noqa: E402
+from moediag.worker.models.tiny import Anatomy  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import expert_parallel, fsdp2_internals  # noqa: E402
-from moediag.worker.shard.wrap import _kind  # noqa: E402
+from moediag.worker.shard.kinds import kind_of  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped, ep_rank  # noqa: E402
-from moediag.worker.tasks import step as training  # noqa: E402
 from tests.unit.sharded import placed, rank_of  # noqa: E402
 
 # What DistributedConfig knows, by the release that brought it.
@@ -68,6 +69,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 EP, EP_OF_TWO, FSDP = {"ep": 4}, {"dp_shard": 2, "ep": 2}, {"dp_shard": 4}
+TP, TP_OF_TWO = {"tp": 2}, {"dp_shard": 2, "tp": 2}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,12 @@ EP, EP_OF_TWO, FSDP = {"ep": 4}, {"dp_shard": 2, "ep": 2}, {"dp_shard": 4}
         ("5.23", trial(EP, batches="distinct", **NATIVE), {"fsdp_size": 4, "ep_size": 4}),
         ("5.23", trial(FSDP, **NATIVE), {"fsdp_size": 4, "ep_size": 1}),
         ("5.23", trial(EP, "trl", batches="distinct"), {"tp_size": 4, "ep_size": 4}),
+        ("5.13", trial(TP), {"tp_size": 2}),
+        ("5.23", trial(TP, batches="distinct"), {"tp_size": 2}),
+        ("5.23", trial(TP_OF_TWO, **NATIVE), {"fsdp_size": 2, "tp_size": 2}),
+        # An argument of from_pretrained asks for it, not DistributedConfig.
+        ("5.12", trial(TP), None),
+        ("4.53", trial(TP), None),
         # Nothing is asked of it.
         ("4.53", trial(FSDP, "fsdp2"), None),
         ("5.23", trial(FSDP, "accelerate"), None),
@@ -95,7 +103,7 @@ EP, EP_OF_TWO, FSDP = {"ep": 4}, {"dp_shard": 2, "ep": 2}, {"dp_shard": 4}
         ("5.12", trial(EP_OF_TWO, distributed_config={"tp_size": 9}), {"tp_size": 9}),
     ],
 )  # fmt: skip
-def test_each_release_is_asked_in_its_own_words(
+def test_each_release_gets_its_own_arguments(
     release: Any, number: str, asked_for: Trial, spelt: dict[str, Any] | None
 ) -> None:
     release(number)
@@ -112,13 +120,16 @@ def test_each_release_is_asked_in_its_own_words(
         ("5.23", trial(EP_OF_TWO), "leaves 2 ranks for each expert.*needs an ep axis of 4"),
         ("5.12", trial(EP_OF_TWO, "accelerate"), "kind accelerate needs an ep axis of 4"),
         ("5.23", trial(FSDP), "leaves 4 ranks, and nothing shards or replicates"),
+        ("5.23", trial(TP_OF_TWO), "leaves 2 ranks for each piece.*native_fsdp, or tp to 4"),
+        ("5.12", trial(TP_OF_TWO, **NATIVE), "5.12.0 cannot shard by FSDP2"),
+        ("5.23", trial({"tp": 4}), "4 heads and 2 key/value heads cannot be divided over 4 ranks"),
         # Ranks that add up what they computed of different tokens.
         ("5.18", trial(EP, batches="distinct", **NATIVE), "share a batch.*is distinct: set it to"),
         ("5.12", trial(EP, "accelerate", "one-token"), "share a batch.*is one-token"),
         ("5.23", trial(EP, batches="distinct"), "5.23.0 lets the ranks of an ep axis share"),
     ],
 )
-def test_what_a_release_cannot_do_is_said(
+def test_limits_of_a_release_are_reported(
     release: Any, number: str, asked_for: Trial, why: str
 ) -> None:
     release(number)
@@ -126,7 +137,7 @@ def test_what_a_release_cannot_do_is_said(
         checkpoint.spelling(asked_for)
 
 
-def test_how_it_was_asked_is_a_note(release: Any) -> None:
+def test_the_arguments_are_noted(release: Any) -> None:
     release("5.23")
     asked = "from_pretrained was asked by DistributedConfig(tp_size=4, ep_size=4)"
     assert checkpoint.notes(trial(EP)) == [asked]
@@ -135,7 +146,7 @@ def test_how_it_was_asked_is_a_note(release: Any) -> None:
     assert checkpoint.notes(built) == []
 
 
-def test_words_that_a_release_does_not_know(release: Any) -> None:
+def test_arguments_that_a_release_does_not_support(release: Any) -> None:
     release("5.13")
     assert checkpoint._config({"tp_size": 4}).tp_size == 4
     with pytest.raises(NotApplicable, match=r"5\.13\.0 has no ep_size and no ep_plan"):
@@ -193,7 +204,7 @@ def test_any_other_error_stays_one(
     ("number", "word"),
     [("4.53", "torch_dtype"), ("4.56", "dtype"), ("5.0", "dtype"), ("10.1", "dtype")],
 )
-def test_what_the_dtype_is_called(release: Any, number: str, word: str) -> None:
+def test_the_name_of_the_dtype_argument(release: Any, number: str, word: str) -> None:
     release(number)
     assert checkpoint._dtype_argument() == word
 
@@ -220,7 +231,7 @@ def test_an_implementation_that_a_release_lacks(monkeypatch: pytest.MonkeyPatch)
     # Not only of what is loaded: a built model would ignore the word.
     built = Trial("t", "s", "v", model=ModelSpec(experts_implementation="grouped_mm"))
     with pytest.raises(NotApplicable, match="has no experts_implementation"):
-        training.prepare(built, torch.device("cpu"))
+        preparation.prepare(built, torch.device("cpu"))
 
 
 # ------------------------------------------------------------------------ a real checkpoint
@@ -251,25 +262,37 @@ def built(kind: Any, subject: Trial, model: nn.Module) -> Wrapped:
     return kind(model, Anatomy((), (), 4), subject)
 
 
-def test_a_wrapper_or_an_axis_that_nobody_shards_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapper_or_an_axis_without_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ddp", "fsdp1", "zero3"):
         with pytest.raises(NotApplicable, match=f"wrapper {name} has no mesh axis ep"):
-            _kind(trial(EP, name))
+            kind_of(trial(EP, name))
     for name in ("transformers", "accelerate", "fsdp2"):
-        assert issubclass(_kind(trial(EP, name)), Wrapped)
+        assert issubclass(kind_of(trial(EP, name)), Wrapped)
         with pytest.raises(NotApplicable, match="has no mesh axis tp"):
-            _kind(trial({"ep": 2, "tp": 2}, name))
+            kind_of(trial({"ep": 2, "tp": 2}, name))
+    for name in ("ddp", "fsdp1", "fsdp2", "accelerate", "zero3"):
+        with pytest.raises(NotApplicable, match=f"wrapper {name} has no mesh axis tp"):
+            kind_of(trial(TP, name))
+    assert kind_of(trial(TP)) is expert_parallel.Transformers
     spelt = trial({"ep": 2, "tp": 2}, distributed_config={"tp_size": 2})
-    assert _kind(spelt) is expert_parallel.Transformers
+    assert kind_of(spelt) is expert_parallel.Transformers
 
 
-def test_gloo_that_adds_where_fsdp2_wants_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("axis", ["pp", "cp", "etp"])
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp", "transformers", "zero3"])
+def test_an_axis_that_the_step_cannot_run_is_refused_before_loading(axis: str, kind: str) -> None:
+    why = f"cannot run mesh axis {axis}; it runs dp_replicate, dp_shard, ep and tp"
+    with pytest.raises(NotApplicable, match=why):
+        preparation.prepare(trial({axis: 2}, kind), torch.device("cpu"))
+
+
+def test_gloo_that_adds_although_fsdp2_needs_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsdp2_internals, "sums_for_means", lambda backend: backend == "gloo")
-    assert _kind(trial(EP)) is expert_parallel.Transformers, "no FSDP2 there"
+    assert kind_of(trial(EP)) is expert_parallel.Transformers, "no FSDP2 there"
     for asked in (trial(EP, **NATIVE), trial(EP, "fsdp2"), trial(FSDP, "accelerate")):
         with pytest.raises(NotApplicable, match=r"needs torch >= 2\.9"):
-            _kind(asked)
-        assert _kind(dataclasses.replace(asked, backend="nccl"))
+            kind_of(asked)
+        assert kind_of(dataclasses.replace(asked, backend="nccl"))
 
 
 def test_fully_shard_by_hand_leaves_no_room_for_sharded_weights() -> None:
@@ -318,3 +341,58 @@ def test_the_place_on_the_ep_axis(layout: dict[str, int], places: list[int | Non
     for rank, expected in enumerate(places):
         with rank_of(rank, 4):
             assert ep_rank(trial(layout)) == expected
+
+
+# ------------------------------------------------------------------------ tensor parallelism
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Any:
+    """A trial of two tp ranks whose checkpoint of a family is on disk."""
+
+    def save(family: str) -> Trial:
+        spec = ModelSpec(family=family, layers=1, experts=4, vocab=64, source="checkpoint")
+        subject = dataclasses.replace(
+            trial(TP), model=spec, reference_path=str(tmp_path / f"{family}.pt")
+        )
+        checkpoint.save(tiny.build(spec, 0), subject.checkpoint_path)
+        return subject
+
+    return save
+
+
+def test_older_releases_are_asked_by_an_argument(
+    saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = saved("mixtral")
+    there = lambda found: monkeypatch.setattr(  # noqa: E731
+        checkpoint.importlib.util, "find_spec", lambda name: found
+    )
+    there(object())
+    assert checkpoint.plan(subject, None) == {"tp_plan": "auto"}
+    assert checkpoint.plan(subject, {"tp_size": 2}) == {}
+    assert checkpoint.plan(dataclasses.replace(subject, layout={"dp_shard": 2}), None) == {}
+    there(None)
+    with pytest.raises(NotApplicable, match="needs accelerate"):
+        checkpoint.plan(subject, None)
+
+
+def test_a_family_without_a_plan_is_refused(saved: Any) -> None:
+    with pytest.raises(NotApplicable, match=r"olmoe of transformers .* has no tp_plan"):
+        checkpoint.plan(saved("olmoe"), {"tp_size": 2})
+
+
+def test_a_piece_that_nothing_declares_is_refused(saved: Any) -> None:
+    subject = saved("mixtral")
+    model: Any = tiny.build(subject.model, 0)
+    checkpoint._declares_pieces(model, subject)
+    attention = model.model.layers[0].self_attn
+    attention.q_proj.weight = nn.Parameter(attention.q_proj.weight.detach()[:16])
+    with pytest.raises(NotApplicable, match=r"q_proj\.weight as a plain tensor with a part"):
+        checkpoint._declares_pieces(model, subject)
+    with rank_of(0, 2) as mesh:
+        whole = tiny.build(subject.model, 0).model.layers[0].self_attn.q_proj.weight.detach()
+        from torch.distributed.tensor import Shard
+
+        attention.q_proj.weight = nn.Parameter(placed(whole, mesh, Shard(0)))
+        checkpoint._declares_pieces(model, subject)

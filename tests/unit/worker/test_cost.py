@@ -14,20 +14,22 @@ pytest.importorskip("transformers")
 
 from moediag.judgement import step_time as control  # noqa: E402
 from moediag.protocol import (  # noqa: E402
-    CostSpec,
+    CostTask,
     ModelSpec,
     Outcome,
     SkewSpec,
     Starve,
     StepSpec,
+    StepTask,
     Trial,
 )
-from moediag.worker import data  # noqa: E402
-from moediag.worker.measure import reference  # noqa: E402
+from moediag.worker import data, preparation, training  # noqa: E402
+from moediag.worker.collector import Collector  # noqa: E402
+from moediag.worker.measure import gradients, reference  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
 from moediag.worker.tasks import cost  # noqa: E402
-from moediag.worker.tasks import step as training  # noqa: E402
 
 TINY = ModelSpec(layers=1, experts=4, vocab=64)
 CPU = torch.device("cpu")
@@ -46,7 +48,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     def prepare(trial: Trial, device: Any) -> Wrapped:
         if trial.fix == "zero-fill":
-            raise tiny.NotApplicable("zero-fill acts on FSDP2")
+            raise NotApplicable("zero-fill acts on FSDP2")
         model = tiny.build(trial.model, trial.step.seed)
         wrapped = Wrapped(model, tiny.anatomy(model, trial.model), trial)
         wrapped.make_optimizer()
@@ -57,24 +59,30 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         return real(wrapped, rank, number, device)
 
     monkeypatch.setattr(cost, "synchronize", lambda: None)  # there are no other ranks
-    monkeypatch.setattr(training, "prepare", prepare)
+    monkeypatch.setattr(preparation, "prepare", prepare)
     monkeypatch.setattr(training, "forward_backward", forward_backward)
     return seen
 
 
 def trial(*fixes: str, rounds: int = 3) -> Trial:
     return Trial(
-        "cost", "s", "cost", purpose="cost", world_size=1, layout={"dp_shard": 1},
+        "cost", "s", "cost", world_size=1, layout={"dp_shard": 1},
         step=StepSpec(steps=4, accumulate=2, seq_len=8),
         skew=SkewSpec(starve=[Starve(expert=3)]),
-        cost=CostSpec(fixes=list(fixes), rounds=rounds, model=TINY, batch=2, seq_len=16),
+        task=CostTask(fixes=list(fixes), rounds=rounds, model=TINY, batch=2, seq_len=16),
     )  # fmt: skip
+
+
+def outcome_of(asked: Trial) -> Outcome:
+    collector = Collector(asked, 0, CPU)
+    cost.run(collector)
+    return collector.outcome()
 
 
 def test_every_fix_and_the_unfixed_step_twice_are_timed_each_round(
     ran: list[tuple[str, Any]],
 ) -> None:
-    outcome = cost.run(trial("touch", "iterate-all"), 0, None, CPU)
+    outcome = outcome_of(trial("touch", "iterate-all"))
     assert set(outcome.cost) == {"", "again", "touch", "iterate-all"}
     assert {len(seconds) for seconds in outcome.cost.values()} == {3}
     assert all(second > 0 for seconds in outcome.cost.values() for second in seconds)
@@ -90,7 +98,7 @@ def test_every_fix_and_the_unfixed_step_twice_are_timed_each_round(
 def test_the_step_that_is_timed_is_healthy_and_of_the_size_asked_for(
     ran: list[tuple[str, Any]],
 ) -> None:
-    cost.run(trial("touch", rounds=1), 0, None, CPU)
+    outcome_of(trial("touch", rounds=1))
     for _, timed in ran:
         assert timed.skew == SkewSpec(batches="identical")
         assert (timed.model, timed.step.batch, timed.step.seq_len) == (TINY, 2, 16)
@@ -101,20 +109,15 @@ def test_the_step_that_is_timed_is_healthy_and_of_the_size_asked_for(
 def test_a_fix_that_cannot_be_applied_is_a_note_and_the_others_are_timed(
     ran: list[tuple[str, Any]],
 ) -> None:
-    outcome = cost.run(trial("zero-fill", "touch", rounds=2), 0, None, CPU)
+    outcome = outcome_of(trial("zero-fill", "touch", rounds=2))
     assert set(outcome.cost) == {"", "again", "touch"}
     assert outcome.notes == ["cost of zero-fill: zero-fill acts on FSDP2"]
-
-
-def test_without_a_cost_section_there_is_nothing_to_time() -> None:
-    with pytest.raises(ValueError, match="cost section"):
-        cost.run(dataclasses.replace(trial(), cost=None), 0, None, CPU)
 
 
 def test_the_outcome_of_a_cost_trial_survives_its_file(
     ran: list[tuple[str, Any]], tmp_path: Path
 ) -> None:
-    outcome = cost.run(trial("touch", rounds=2), 0, None, CPU)
+    outcome = outcome_of(trial("touch", rounds=2))
     path = outcome.write(tmp_path)
     assert Outcome.read(path) == outcome
 
@@ -123,7 +126,7 @@ def test_a_step_equals_its_reference_and_another_batch_does_not(tmp_path: Path) 
     """The whole step in one process: losses, gradients of every step, norms."""
     path = str(tmp_path / "reference.pt")
     subject = dataclasses.replace(
-        trial(), purpose="step", model=TINY, cost=None, skew=SkewSpec(), reference_path=path
+        trial(), task=StepTask(), model=TINY, skew=SkewSpec(), reference_path=path
     )
     reference.run(subject)
     expected = reference.load(path)
@@ -139,7 +142,7 @@ def test_a_step_equals_its_reference_and_another_batch_does_not(tmp_path: Path) 
                 loss = wrapped.loss(tokens) / subject.step.accumulate
                 wrapped.backward(loss)
                 total += float(loss.detach())
-            errors = training.compare.compare(wrapped, expected["gradients"][number - 1])
+            errors = gradients.compare(wrapped, expected["gradients"][number - 1])
             assert any(e.wrong for e in errors.values()) is not right
             norm = training.finish(wrapped)
             close = norm == pytest.approx(expected["norms"][number - 1], rel=1e-4)

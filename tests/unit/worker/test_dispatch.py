@@ -15,7 +15,8 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 from torch import nn  # noqa: E402
 
-from moediag.worker.models.tiny import Anatomy, MoeBlock, NotApplicable  # noqa: E402
+from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import dispatch  # noqa: E402
 
 EXPERTS, WIDTH, TOKENS, TOP_K = 4, 3, 5, 2
@@ -115,7 +116,7 @@ class TestWhatCannotBeDivided:
         yield
         dist.destroy_process_group()
 
-    def test_a_number_of_experts_that_does_not_fit(self) -> None:
+    def test_a_number_of_experts_that_the_ranks_cannot_divide(self) -> None:
         with pytest.raises(NotApplicable, match="4 experts cannot be divided over 3 ranks"):
             dispatch.divide(anatomy(Block()), dist.group.WORLD)
 

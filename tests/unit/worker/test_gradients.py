@@ -67,7 +67,7 @@ def test_a_rank_with_no_element_is_right() -> None:
         assert (found.wrong, found.max_abs) == (False, 0.0)
 
 
-def test_a_sum_that_is_still_to_be_made_is_made_first() -> None:
+def test_a_pending_sum_is_computed_first() -> None:
     """The parameter is whole on each rank, its gradient a part on each: on one rank that is it."""
     with rank_of(0, 1) as mesh:
         from torch.distributed.tensor import DTensor
@@ -97,7 +97,7 @@ def test_a_plain_slice_is_the_one_of_its_place_on_the_ep_axis() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_lost_rows_are_compared_with_the_experts_they_are(rank: int) -> None:
+def test_lost_rows_are_compared_with_their_experts(rank: int) -> None:
     """The whole parameter has two rows instead of four: rank r holds expert 3r."""
     expert = 3 * rank
     with rank_of(rank, 2) as mesh:
@@ -135,7 +135,7 @@ def test_no_gradient_of_a_lost_parameter_is_missing() -> None:
 
 
 @pytest.mark.parametrize("k", [2.0, 0.5, 0.25, -1.0])
-def test_a_multiple_of_the_reference_is_told_with_what_is_left(k: float) -> None:
+def test_a_multiple_of_the_reference_is_reported_with_its_remainder(k: float) -> None:
     found = judged(with_gradient(wrapped(torch.zeros_like(FULL)), FULL * k), FULL)
     assert found.wrong
     assert found.times.factor == pytest.approx(k)
@@ -152,7 +152,7 @@ def test_another_direction_leaves_more_than_a_multiple() -> None:
 
 
 @pytest.mark.parametrize("gradient", [FULL * float("nan"), FULL * float("inf")])
-def test_what_is_not_finite_is_no_multiple(gradient: torch.Tensor) -> None:
+def test_a_nonfinite_gradient_is_not_a_multiple(gradient: torch.Tensor) -> None:
     assert judged(with_gradient(wrapped(torch.zeros_like(FULL)), gradient), FULL).times is None
 
 
@@ -249,7 +249,7 @@ MIXED = dataclasses.replace(TRIAL, wrapper=WrapperSpec(param_dtype="bfloat16"))
 
 
 @pytest.mark.parametrize(("error", "wrong"), [(0.039, False), (0.041, True)])
-def test_mixed_precision_is_held_against_what_rounding_did(error: float, wrong: bool) -> None:
+def test_mixed_precision_is_compared_with_the_effect_of_rounding(error: float, wrong: bool) -> None:
     made = with_gradient(wrapped(FULL, MIXED), FULL + error)
     found = compare.compare(made, {"w": FULL}, rounding={"w": 0.01})["w"]
     assert found.wrong is (error > compare.TIMES_ROUNDING * 2.0**-8 * 4)  # one rounding of a 4

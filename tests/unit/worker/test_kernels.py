@@ -79,7 +79,7 @@ def test_strides_do_not_matter() -> None:
     assert torch.allclose(y.double(), expected, atol=1e-5)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatching_sizes_are_refused() -> None:
     x, weight = torch.randn(4, 8), torch.randn(2, 8, 8)
     groups = grouped.groups_for(x, torch.tensor([1, 4]))
     for bad in (
@@ -117,7 +117,7 @@ def test_every_layout_of_experts(transposed: bool, biased: bool, gated: bool) ->
 COMPILE = Path(__file__).parent.parent / "compiled_kernels.py"
 
 
-def test_the_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
+def test_the_kernels_compile_for_a_missing_gpu(tmp_path: Path) -> None:
     """ptxas comes with triton, so what a GPU would run can be made and looked at without one."""
     variables = {k: v for k, v in os.environ.items() if k != kernels.ENV_INTERPRET}
     variables["TRITON_CACHE_DIR"] = str(tmp_path)

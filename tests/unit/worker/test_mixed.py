@@ -16,6 +16,7 @@ from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  
 from moediag.worker import kernels  # noqa: E402
 from moediag.worker.measure import reference  # noqa: E402
 from moediag.worker.models import skew, tiny  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import expert_parallel  # noqa: E402
 
 ROUTED = SkewSpec(routing="zero-token", batches="identical")
@@ -23,7 +24,7 @@ ROUTED = SkewSpec(routing="zero-token", batches="identical")
 
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (2, 2), (3, 2), (5, 3), (64, 8), (4, 1)])
 @pytest.mark.parametrize("routing", ["balanced", "zero-token", "one-hot"])
-def test_routing_is_what_it_says(routing: str, experts: int, top_k: int) -> None:
+def test_fixed_routing_is_as_declared(routing: str, experts: int, top_k: int) -> None:
     tokens = 4 * experts  # whole rounds: equal means equal
     index = skew.routed(routing, tokens, experts, top_k)
     assert index.shape == (tokens, top_k)
@@ -46,7 +47,7 @@ def test_a_token_meets_experts_of_both_halves_and_of_one() -> None:
         assert 0.2 < float(across) < 0.8
 
 
-def test_the_model_routes_as_told_and_keeps_its_own_scores() -> None:
+def test_the_model_uses_fixed_routing_and_its_own_scores() -> None:
     spec = ModelSpec()
     model = tiny.build(spec, seed=0)
     anatomy = tiny.anatomy(model, spec)
@@ -64,7 +65,7 @@ def test_the_model_routes_as_told_and_keeps_its_own_scores() -> None:
     assert bool(gate.any())
 
 
-def test_the_reference_measures_rounding_where_the_trial_rounds() -> None:
+def test_the_reference_measures_rounding_if_the_trial_rounds() -> None:
     wrapper = WrapperSpec(param_dtype="bfloat16")
     trial = Trial("t", "s", "v", wrapper=wrapper, skew=ROUTED, step=StepSpec(seq_len=16))
     found = reference.compute(trial)
@@ -103,7 +104,7 @@ def test_experts_that_are_left_out_are_cast_and_come_back() -> None:
 
 def test_without_triton_the_kernel_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(tiny.NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
+    with pytest.raises(NotApplicable, match=r"`--stack triton=3.6.0` adds it"):
         kernels.register()
 
 
@@ -111,7 +112,7 @@ def test_a_release_without_the_registry_is_not_applicable(monkeypatch: pytest.Mo
     """The development environment's transformers 4.53 has none."""
     monkeypatch.setattr(kernels, "load", lambda: None)
     monkeypatch.setitem(sys.modules, "moediag.worker.kernels.experts", ModuleType("experts"))
-    with pytest.raises(tiny.NotApplicable, match="no registry of experts functions"):
+    with pytest.raises(NotApplicable, match="no registry of experts functions"):
         kernels.register()
 
 

@@ -45,7 +45,7 @@ def test_the_fields_that_count_routed_experts() -> None:
     assert moe_configs.experts_named(Config(hidden_size=8)) == []
 
 
-def test_each_guard_knows_what_it_asks_for() -> None:
+def test_each_guard_checks_its_field() -> None:
     local, dense = Config(num_local_experts=8), Config(num_local_experts=0, num_experts=None)
     assert takes("num_local_experts", local) == [local]
     assert takes("num_experts", local) == []
@@ -69,7 +69,7 @@ def test_a_tiny_model_trains_its_router_by_the_loss(found: Found) -> None:
 
 
 @pytest.mark.parametrize("found", [QWEN, MIXTRAL], ids=lambda f: f.name)
-def test_a_guard_is_off_by_mistake_where_the_release_has_another_name(found: Found) -> None:
+def test_a_guard_fails_if_the_release_has_another_name(found: Found) -> None:
     seen = guards.Measured(found)
     named = moe_configs.experts_named(found.config())
     for guard in guards.THREE:
@@ -81,7 +81,7 @@ def test_a_guard_is_off_by_mistake_where_the_release_has_another_name(found: Fou
         assert not any(error.wrong for error in seen.errors(guard).values()), guard
 
 
-def test_the_tokens_loss_does_not_tell_whether_the_auxiliary_loss_is_on() -> None:
+def test_the_token_loss_does_not_show_the_auxiliary_loss() -> None:
     """A weaker detector: the logits, and so the loss of the tokens, are the same."""
     model = moe_configs.build(QWEN)
     ids = torch.arange(3, 19)[None]

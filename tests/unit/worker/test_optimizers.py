@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from moediag.protocol import StepSpec  # noqa: E402
-from moediag.worker import clipping, optimizers  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
+from moediag.worker.shard import clipping, optimizers  # noqa: E402
 from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
@@ -52,7 +52,7 @@ class TestGroups:
         with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor"):
             optimizer.step()
 
-    def test_several_meshes_are_told_but_not_as_what_raises(self, parameters):
+    def test_several_meshes_are_reported_but_not_as_the_error(self, parameters):
         some = [parameters["e0"], parameters["d0"]]
         (finding,) = found(some, foreach=True)
         assert not finding.raises
@@ -76,7 +76,7 @@ class TestGroups:
         assert [len(group) for group in groups] == [3, 2, 1]
         assert [id(p) for group in groups for p in group] == [id(p) for p in parameters.values()]
 
-    def test_what_is_no_torch_optimizer_is_left_alone(self):
+    def test_other_optimizers_are_not_checked(self):
         assert optimizers.findings(object()) == []
 
     def test_an_unknown_optimizer_is_not_applicable(self, parameters):

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard  # noqa: E402
 from moediag.protocol import ModelSpec, Trial, WrapperSpec  # noqa: E402
 from moediag.worker.measure import ownership  # noqa: E402
 from moediag.worker.models.tiny import Anatomy, MoeBlock  # noqa: E402
+from moediag.worker.shard.wrapped import expert_parameters  # noqa: E402
 from tests.unit.sharded import fully_sharded, placed, rank_of  # noqa: E402
 
 EXPERTS = 4
@@ -145,7 +146,7 @@ def test_bfloat16_is_compared_as_it_was_saved() -> None:
 def test_experts_that_are_modules_are_other_weights() -> None:
     """As in transformers 4.x: whole or absent, never cut."""
     model, anatomy, truth = made(listed=True)
-    assert ownership.expert_parameters(model, anatomy) == {}
+    assert expert_parameters(model, anatomy) == {}
     assert ownership.examine(model, anatomy, truth, None) == ([], [], 10)
     model.layers[0].mlp.experts[3].weight.data.zero_()
     _, unequal, _ = ownership.examine(model, anatomy, truth, None)
@@ -271,7 +272,7 @@ def watched(model: Model, anatomy: Anatomy) -> list[dict[str, int]]:
     return told
 
 
-def test_it_is_told_once_with_how_many_experts_a_block_computes() -> None:
+def test_the_number_of_computed_experts_is_recorded_once_per_block() -> None:
     model, anatomy, truth = made()
     assert watched(model, anatomy) == [{UP: EXPERTS, DOWN: EXPERTS}]
     model, anatomy, _ = made()
@@ -289,7 +290,7 @@ def test_experts_that_are_modules_are_counted_where_they_have_weights() -> None:
     assert watched(model, anatomy) == [{"layers.0.mlp.experts": EXPERTS - 1}]
 
 
-def test_an_event_says_what_was_asked_for() -> None:
+def test_an_event_has_the_requested_configuration() -> None:
     model, anatomy, truth = made()
     found = ownership.examine(model, anatomy, truth, None)
     trial = Trial(

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
 
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import placement  # noqa: E402
 from tests.unit.sharded import fully_sharded, numbered, placed, rank_of  # noqa: E402
 

@@ -8,6 +8,7 @@ import pytest
 
 from moediag import protocol
 from moediag.errors import ScenarioError
+from moediag.protocol import ProgramTask
 from moediag.scenario.load import load
 from moediag.scenario.plan import plan
 
@@ -35,11 +36,11 @@ def scenario(tmp_path: Path, text: str = TEXT):
     return load(path)
 
 
-def test_a_variants_options_are_laid_over_the_scenarios_and_defaults_under_both(
+def test_a_variants_options_override_the_scenarios_and_the_defaults(
     tmp_path: Path,
 ) -> None:
     trials = [p.trial for p in plan(scenario(tmp_path), 2, "cpu").trials]
-    options = [t.program.options for t in trials if t.program]
+    options = [t.task.options for t in trials if isinstance(t.task, ProgramTask)]
     assert options == [
         {"ranks": 3, "rate": 0.5, "on": True, "mode": "a"},
         {"ranks": 3, "rate": 0.5, "on": True, "mode": "b"},
@@ -71,7 +72,7 @@ def test_a_mistake_is_located(tmp_path: Path, old: str, new: str, said: str) -> 
     assert said in caught.value.message
 
 
-def test_a_whole_number_will_do_for_a_fraction() -> None:
+def test_an_integer_is_accepted_for_a_float() -> None:
     assert protocol.program_options("demo", {"rate": 1})["rate"] == 1
 
 

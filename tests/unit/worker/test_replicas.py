@@ -96,7 +96,7 @@ class TestSlices:
             == "2:4,:,:"
         )
 
-    def test_rows_that_no_placement_tells_are_counted_from_where_they_begin(self):
+    def test_rows_without_a_placement_are_counted_from_their_start(self):
         """Four of eight experts lie on this rank's mesh: all of its rows, or half of them."""
         from torch.distributed.tensor import Replicate, Shard
 
@@ -108,7 +108,7 @@ class TestSlices:
         ) == ("6:8,:")
         assert declared_slices.describe("other", whole, rows) == ":"
 
-    def test_an_uneven_or_empty_piece_is_told_as_it_is(self):
+    def test_an_uneven_or_empty_piece_is_described_exactly(self):
         from torch.distributed.tensor import Replicate, Shard
 
         assert declared_slices.describe("w", self.placed(Replicate(), Shard(0), shape=(5, 2)),
@@ -137,10 +137,6 @@ class TestSlices:
         assert declared_slices.holders(torch.zeros(3), 4) == 4
         assert declared_slices.holders(self.placed(Replicate(), Shard(0)), 4) == 2
         assert declared_slices.holders(self.placed(Shard(0), Shard(1)), 4) == 1
-
-    def test_groups_along_an_axis(self):
-        assert replicas._groups({"dp_shard": 2, "ep": 2}, "ep") == [[0, 1], [2, 3]]
-        assert replicas._groups({"ep": 2, "tp": 2}, "ep") == [[0, 2], [1, 3]]
 
 
 class TestObserver:

@@ -14,8 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from moediag.protocol import PROGRAMS, ModelSpec, ProgramSpec, StepSpec, Trial, program_options
-from moediag.worker.models.tiny import NotApplicable
+from moediag.protocol import PROGRAMS, ModelSpec, ProgramTask, StepSpec, Trial, program_options
+from moediag.worker.collector import Collector
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs import tp_router as program
 from moediag.worker.programs.router_block import look_alike, plans, titan_cpu
 from moediag.worker.programs.router_block.plans import Cell
@@ -30,7 +31,7 @@ def trial(**options: object) -> Trial:
         layout={"tp": 1},
         model=ModelSpec(hidden=8, intermediate=6, experts=4, top_k=2),
         step=StepSpec(steps=2, batch=2, seq_len=6, clip=None),
-        program=ProgramSpec("tp-router", program_options("tp-router", options)),
+        task=ProgramTask("tp-router", program_options("tp-router", options)),
     )
 
 
@@ -73,7 +74,9 @@ def test_the_block_is_a_sum_over_chosen_experts_and_the_shared_one(before: bool)
 
 
 def test_one_process_is_its_own_reference(alone: None) -> None:
-    found = program.run(trial(tensor_parallel=False), 0, None, torch.device("cpu"))
+    collector = Collector(trial(tensor_parallel=False), 0, torch.device("cpu"))
+    program.run(collector)
+    found = collector.outcome()
     assert found.steps_done == 2
     errors = [e for step in found.gradients.values() for e in step.values()]
     errors += [e for step in found.inputs.values() for e in step.values()]
@@ -87,7 +90,7 @@ def test_one_process_is_its_own_reference(alone: None) -> None:
 def test_sizes_that_ranks_cannot_share_are_not_applicable(alone: None) -> None:
     odd = dataclasses.replace(trial(), world_size=5)
     with pytest.raises(NotApplicable, match=r"step\.seq_len is 6, which 5 ranks cannot share"):
-        program.run(odd, 0, None, torch.device("cpu"))
+        program.run(Collector(odd, 0, torch.device("cpu")))
 
 
 def test_a_gradient_of_another_shape_is_dropped_and_named(alone: None) -> None:

@@ -18,8 +18,10 @@ from moediag.worker.measure import gradients as compare  # noqa: E402
 from moediag.worker.measure import reference  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
 from moediag.worker.models.skew import RouterSkew  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped, clean_fqn  # noqa: E402
 
+FOUR = {"world_size": 4, "layout": {"dp_shard": 4}}
 STARVED = SkewSpec(starve=[Starve(expert=3, layer=1)])
 
 
@@ -45,7 +47,7 @@ def one_backward(model, anatomy, skew: SkewSpec = STARVED) -> dict:
 class TestData:
     def test_a_batch_depends_on_rank_step_and_micro_batch_and_on_nothing_else(self):
         def at(rank, number, micro):
-            return data.batch(trial(), rank, number, micro)
+            return data.batch(trial(**FOUR), rank, number, micro)
 
         assert torch.equal(at(1, 2, 0), at(1, 2, 0))
         others = [at(0, 2, 0), at(1, 3, 0), at(1, 2, 1)]
@@ -53,13 +55,13 @@ class TestData:
 
     def test_identical_batches_are_the_same_on_all_ranks(self):
         skew = SkewSpec(batches="identical")
-        batches = [data.batch(trial(skew=skew), rank, 1, 0) for rank in range(3)]
+        batches = [data.batch(trial(skew=skew, **FOUR), rank, 1, 0) for rank in range(3)]
         assert torch.equal(batches[0], batches[1])
         assert torch.equal(batches[0], batches[2])
 
-    def test_one_token_batches_repeat_one_token_another_one_on_each_rank(self):
+    def test_one_token_batches_repeat_a_different_token_on_each_rank(self):
         skew = SkewSpec(batches="one-token")
-        tokens = [data.batch(trial(skew=skew), rank, 1, 0) for rank in range(4)]
+        tokens = [data.batch(trial(skew=skew, **FOUR), rank, 1, 0) for rank in range(4)]
         assert all(t.unique().numel() == 1 for t in tokens)
         assert len({int(t[0, 0]) for t in tokens}) == 4
 
@@ -70,7 +72,7 @@ class TestModels:
         spec = ModelSpec(family=family)
         try:
             model = tiny.build(spec, seed=0)
-        except tiny.NotApplicable as reason:
+        except NotApplicable as reason:
             assert family in str(reason)
             return
         anatomy = tiny.anatomy(model, spec)
@@ -134,7 +136,7 @@ class TestSkew:
         self.counts(STARVED)
         assert (torch.topk, torch.Tensor.topk) == before
 
-    def test_it_knows_whether_a_router_could_be_bent(self):
+    def test_it_detects_whether_a_router_can_be_skewed(self):
         """From step 2 on the expert starves: before that nothing was to be bent."""
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
@@ -196,7 +198,7 @@ class TestFixes:
 
     @pytest.mark.parametrize("fix", ["set-reduce-scatter-unused-params", "zero-fill"])
     def test_a_fix_of_fsdp2_says_that_it_needs_fsdp2(self, fix):
-        with pytest.raises(tiny.NotApplicable, match="FSDP2"):
+        with pytest.raises(NotApplicable, match="FSDP2"):
             self.gradients(fix)
 
     def test_iterate_all_leaves_the_order_of_experts_the_same_on_every_rank(self):
@@ -213,7 +215,9 @@ class TestFixes:
 class TestReferenceAndComparison:
     @pytest.fixture
     def expected(self, tmp_path):
-        subject = trial(reference_path=str(tmp_path / "reference.pt"), world_size=2)
+        subject = trial(
+            reference_path=str(tmp_path / "reference.pt"), world_size=2, layout={"dp_shard": 2}
+        )
         reference.run(subject)
         return subject, reference.load(str(tmp_path / "reference.pt"))
 
@@ -225,7 +229,7 @@ class TestReferenceAndComparison:
 
         monkeypatch.setattr(Wrapped, "loss", with_dropout)
         path = tmp_path / "reference.pt"
-        with pytest.raises(tiny.NotApplicable, match="qwen3_moe draws random numbers"):
+        with pytest.raises(NotApplicable, match="qwen3_moe draws random numbers"):
             reference.run(trial(reference_path=str(path)))
         assert not path.exists()
 
@@ -233,7 +237,7 @@ class TestReferenceAndComparison:
         # As a router that samples its experts: its top-k does not see the experts' scores.
         monkeypatch.setattr(RouterSkew, "_bent", lambda self, original: original)
         path = tmp_path / "reference.pt"
-        with pytest.raises(tiny.NotApplicable, match="does not choose experts by a top-k"):
+        with pytest.raises(NotApplicable, match="does not choose experts by a top-k"):
             reference.run(trial(reference_path=str(path), skew=STARVED))
         reference.run(trial(reference_path=str(path)))
         assert path.exists(), "a healthy routing needs no bending"
@@ -243,7 +247,7 @@ class TestReferenceAndComparison:
         model = tiny.build(ModelSpec(), 0)
         wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)
         for rank in range(2):
-            tokens = data.batch(trial(), rank, 1, 0)
+            tokens = data.batch(subject, rank, 1, 0)
             (wrapped.loss(tokens) / 2).backward()
         errors = compare.compare(wrapped, stored["gradients"][0])
         assert not any(e.wrong for e in errors.values())
@@ -258,7 +262,7 @@ class TestReferenceAndComparison:
         ],
         ids=["one percent", "nan", "none"],
     )
-    def test_a_spoilt_gradient_is_wrong_and_the_others_are_not(self, expected, spoil, missing):
+    def test_only_a_changed_gradient_is_wrong(self, expected, spoil, missing):
         subject, stored = expected
         model = tiny.build(ModelSpec(), 0)
         wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)

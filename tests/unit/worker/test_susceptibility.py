@@ -16,12 +16,12 @@ if not transformers.__version__.startswith("4.53."):
 
 from moediag.campaign.matrix.cells import of_susceptibility  # noqa: E402
 from moediag.protocol import (  # noqa: E402
-    SUSCEPTIBILITY,
     ModelSpec,
     SkewSpec,
     Starve,
     StepSpec,
     Susceptibility,
+    SusceptibilityTask,
     Trial,
 )
 from moediag.worker import rank  # noqa: E402
@@ -38,8 +38,8 @@ def one_thread() -> None:
 
 def trial(skew: SkewSpec = DIVERGENT, family: str = "qwen3_moe", **step: Any) -> Trial:
     spec = StepSpec(**{"steps": 1, **step})
-    return Trial("t", "s", "v", purpose=SUSCEPTIBILITY, model=ModelSpec(family=family), step=spec,
-                 skew=skew)  # fmt: skip
+    return Trial("t", "s", "v", task=SusceptibilityTask(), step=spec, skew=skew,
+                 model=ModelSpec(family=family))  # fmt: skip
 
 
 def shows(found: Susceptibility) -> bool | None:
@@ -74,7 +74,7 @@ def test_a_family_that_runs_every_expert_is_not_susceptible(family: str) -> None
     assert shows(susceptibility.run(trial(family=family))) is False
 
 
-def test_a_skew_that_begins_later_is_seen_in_its_step() -> None:
+def test_a_later_skew_shows_in_its_step() -> None:
     late = SkewSpec([dataclasses.replace(DIVERGENT.starve[0], from_step=2)])
     assert shows(susceptibility.run(trial(late))) is False
     found = susceptibility.run(trial(late, steps=2))

@@ -11,10 +11,11 @@ pytest.importorskip("transformers")
 
 from moediag.protocol import ModelSpec, SkewSpec, StepSpec, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import data  # noqa: E402
+from moediag.worker.collector import Collector  # noqa: E402
 from moediag.worker.measure import reference  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
 from moediag.worker.models.pretrain import pretrain  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard import accelerate_on_cpu  # noqa: E402
 from moediag.worker.tasks import trainer_arguments  # noqa: E402
 from moediag.worker.tasks.trainer import Watched  # noqa: E402
@@ -33,7 +34,7 @@ def trial(**changes) -> Trial:
 
 
 class TestRows:
-    def test_a_sequential_sampler_deals_every_rank_its_batches_in_order(self):
+    def test_a_sequential_sampler_gives_every_rank_its_batches_in_order(self):
         asked = trial(step=StepSpec(steps=2, batch=2, accumulate=2, seq_len=8))
         rows = trainer_arguments.rows(asked, shared=1)
         assert len(rows) == 2 * 2 * 2 * 2
@@ -43,7 +44,7 @@ class TestRows:
             expected = data.batch(asked, position % 2, number, micro)
             assert [row["input_ids"] for row in batch] == expected.tolist()
 
-    def test_the_first_token_is_nobodys_prediction(self):
+    def test_the_first_token_is_not_predicted(self):
         row = trainer_arguments.rows(trial(), shared=1)[0]
         assert row["labels"][0] == -100
         assert row["labels"][1:] == row["input_ids"][1:]
@@ -67,7 +68,7 @@ class TestArguments:
         )
         assert trainer_arguments.training(trial(), "L", "f")["max_grad_norm"] == 1.0
 
-    def test_fsdp_is_asked_for_where_accelerate_shards_and_nowhere_else(self):
+    def test_fsdp_is_requested_only_if_accelerate_shards(self):
         ram = dataclasses.replace(TRAINER, cpu_ram_efficient_loading=True)
         config = trainer_arguments.training(trial(wrapper=ram), "Layer", "f")["fsdp_config"]
         assert config["cpu_ram_efficient_loading"] is True
@@ -83,7 +84,7 @@ class TestArguments:
         [({"dp_replicate": 2, "dp_shard": 2}, True), ({"dp_shard": 2, "ep": 2}, True),
          ({"dp_shard": 4}, False), ({"dp_replicate": 4}, True)],
     )  # fmt: skip
-    def test_a_layout_that_would_not_be_what_runs_is_refused(self, layout, plugin):
+    def test_a_layout_that_would_not_run_as_declared_is_refused(self, layout, plugin):
         wrapper = dataclasses.replace(TRAINER, fsdp_plugin=plugin)
         with pytest.raises(NotApplicable, match="no other layout"):
             trainer_arguments.sharding(trial(world_size=4, layout=layout, wrapper=wrapper), "L")
@@ -97,7 +98,9 @@ class TestArguments:
 class TestWatched:
     @pytest.fixture
     def watched(self) -> Watched:
-        made = Watched(trial(step=StepSpec(accumulate=2, steps=2)), 1, None, torch.device("cpu"))
+        made = Watched(
+            Collector(trial(step=StepSpec(accumulate=2, steps=2)), 1, torch.device("cpu"))
+        )
         made.load()
         return made
 
@@ -106,25 +109,19 @@ class TestWatched:
             tokens = data.batch(watched.trial, 1, number, micro)
             watched.before(watched.model, tokens)
             watched.after(float(number))
-        assert watched.losses == [2.0, 4.0]
-        assert len(watched.seconds) == 2
+        assert watched.collector.measured.losses == [2.0, 4.0]
+        assert len(watched.collector.measured.step_seconds) == 2
 
     def test_another_batch_than_the_references_is_noticed(self, watched: Watched):
-        with pytest.raises(NotApplicable, match="in step 1 the Trainer dealt rank 1 another batch"):
+        with pytest.raises(NotApplicable, match="in step 1 the Trainer gave rank 1 another batch"):
             watched.before(watched.model, data.batch(watched.trial, 0, 1, 0))
-
-    def test_a_note_is_kept_once(self, watched: Watched):
-        before = len(watched.notes)
-        watched.note("told")
-        watched.note("told")
-        assert watched.notes[before:] == ["told"]
 
 
 class TestPretrain:
     ASKED = Trial("t", "s", "v", world_size=1, layout={"dp_shard": 1},
                   model=ModelSpec(source="checkpoint", pretrain=20))  # fmt: skip
 
-    def test_the_trials_batches_are_known_by_heart(self):
+    def test_the_model_is_pretrained_on_the_trials_batches(self):
         model = tiny.build(self.ASKED.model, 0)
         tokens = data.batch(self.ASKED, 0, 1, 0)
 
@@ -150,7 +147,7 @@ class TestPretrain:
 
 
 class TestOnCpu:
-    def test_what_was_patched_is_as_before_and_nothing_is_told_without_need(self):
+    def test_patches_are_undone_and_noted_only_if_used(self):
         state = pytest.importorskip("accelerate.state")
         made, told = state.AcceleratorState.__init__, []
         with accelerate_on_cpu.as_on_gpus(told.append):

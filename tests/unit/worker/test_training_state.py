@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from moediag.protocol import ResumeSpec, Trial, WrapperSpec  # noqa: E402
+from moediag.protocol import ResumeTask, Trial, WrapperSpec  # noqa: E402
 from moediag.worker import data  # noqa: E402
 from moediag.worker.measure import training_state  # noqa: E402
 from moediag.worker.models import tiny  # noqa: E402
-from moediag.worker.models.tiny import NotApplicable  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped  # noqa: E402
 from moediag.worker.tasks import save_and_load  # noqa: E402
 
@@ -78,16 +78,16 @@ def test_another_shape_is_a_difference_without_a_size() -> None:
 class TestWays:
     def test_save_state_needs_an_accelerator(self, trained: Wrapped) -> None:
         with pytest.raises(NotApplicable, match="of kind fsdp2"):
-            save_and_load.way_of(ResumeSpec(through="accelerate")).check(trained)
-        save_and_load.way_of(ResumeSpec(through="dcp")).check(trained)
+            save_and_load.way_of(ResumeTask(through="accelerate")).check(trained)
+        save_and_load.way_of(ResumeTask(through="dcp")).check(trained)
 
     def test_an_unknown_way_is_refused(self) -> None:
         with pytest.raises(NotApplicable, match="'floppy'"):
-            save_and_load.way_of(ResumeSpec(through="floppy"))
+            save_and_load.way_of(ResumeTask(through="floppy"))
 
     def test_a_saved_model_is_loaded_from_the_folder_of_the_save(self, tmp_path) -> None:
         trial = dataclasses.replace(TRIAL, wrapper=WrapperSpec(), reference_path="/elsewhere.pt")
-        source = save_and_load.way_of(ResumeSpec(through="save-pretrained")).source(trial, tmp_path)
+        source = save_and_load.way_of(ResumeTask(through="save-pretrained")).source(trial, tmp_path)
         assert source.model.source == "checkpoint"
         assert source.checkpoint_path.parent == tmp_path
-        assert save_and_load.way_of(ResumeSpec()).source(trial, tmp_path) == trial
+        assert save_and_load.way_of(ResumeTask()).source(trial, tmp_path) == trial

@@ -9,18 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from moediag.protocol import ProgramSpec, StepSpec, Trial, program_options  # noqa: E402
+from moediag.protocol import ProgramTask, StepSpec, Trial, program_options  # noqa: E402
 from moediag.worker.programs import matrices, metrics, skipped_step  # noqa: E402
 
 
 def trial(name: str, steps: int = 3, **options: Any) -> Trial:
-    program = ProgramSpec(name, program_options(name, options))
-    return Trial("t", "s", "v", world_size=2, step=StepSpec(steps=steps), program=program)
+    task = ProgramTask(name, program_options(name, options))
+    return Trial("t", "s", "v", world_size=2, step=StepSpec(steps=steps), task=task)
 
 
 def options_of(made: Trial) -> dict[str, Any]:
-    assert made.program is not None
-    return made.program.options
+    assert isinstance(made.task, ProgramTask)
+    return made.task.options
 
 
 class TestSkippedStep:
@@ -37,7 +37,7 @@ class TestSkippedStep:
     def test_one_row_overflows_and_nothing_else(self) -> None:
         made = trial("skipped-step", overflow="one-row", at=1)
         model = matrices.Matrices(0)
-        skipped_step._backward(model, made, 0, 1, torch.device("cpu"))
+        skipped_step._backward(model, made, options_of(made), 0, 1, torch.device("cpu"))
         finite = {n: torch.isfinite(p.grad).all(dim=1) for n, p in model.named_parameters()}
         assert finite["first.weight"].tolist() == [True] * (matrices.WIDTH - 1) + [False]
         assert finite["middle.weight"].all() and finite["last.weight"].all()

@@ -14,14 +14,16 @@ from pathlib import Path
 from moediag.campaign.bisect import state as states
 from moediag.campaign.bisect.commits.clone import ABBREVIATED, Clone, overlay_folder
 from moediag.campaign.bisect.commits.commits import tops_of
-from moediag.campaign.bisect.drive import resumable
 from moediag.campaign.bisect.follow import Follow
+from moediag.campaign.bisect.probe_lines import probe_line, target_lines
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict
 from moediag.campaign.bisect.prober import Prober, Setting
-from moediag.campaign.bisect.progress import Watcher
 from moediag.campaign.bisect.question import Question
 from moediag.campaign.bisect.signature_match import Target
-from moediag.campaign.bisect.state import STATE_FILE, State
+from moediag.campaign.bisect.state import State
+from moediag.campaign.bisect.timeline import probe_name
+from moediag.campaign.engine import Display, resumable
+from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import ExitCode, MoediagError, StackError, UsageError
 
 GOOD, BAD, SKIP, ABORT = 0, 1, 125, 128  # what git bisect run reads from an exit code
@@ -47,7 +49,7 @@ def judge_checkout(
     out: Path | None,
     command: Sequence[str],
     make: MakeProber,
-    watcher: Watcher,
+    display: Display,
 ) -> ProbeVerdict:
     """Of the working tree of ``clone``, laid over the environment of the bad release, or of the
     good one where that decides nothing. ``out``: where the state and the runs are kept.
@@ -60,15 +62,15 @@ def judge_checkout(
     requests = tuple(question.request(known[v]) for v in versions)
     with _opened(folder, question, command) as state:
         prober = make(question, folder)
-        with resumable(state, prober):
-            target = _target(question, state, prober, watcher)
+        with contextlib.closing(prober), resumable(state.journal, state.done):
+            target = _target(question, state, prober, display)
             tops = tops_of(question.package, requests[0])
             commit = clone.head
             # What is not committed is another thing every time.
             name = f"commit {commit[:ABBREVIATED]}" + (" as changed" if clone.changed else "")
-            follow = Follow(state, prober, watcher, target)
+            follow = Follow(state, prober, display, target)
             attempt = 1
-            while clone.changed and state.known(name, attempt):
+            while clone.changed and state.known(probe_name(name, attempt)):
                 attempt += 1
 
             @contextlib.contextmanager
@@ -88,7 +90,7 @@ def judge_checkout(
 def _opened(folder: Path, question: Question, command: Sequence[str]) -> State:
     header = question.header(command)
     try:
-        if (folder / STATE_FILE).exists():
+        if (folder / JOURNAL_FILE).exists():
             return states.resume(folder, header)
         return states.create(folder, header)
     except UsageError as error:
@@ -97,16 +99,16 @@ def _opened(folder: Path, question: Question, command: Sequence[str]) -> State:
         ) from error
 
 
-def _target(question: Question, state: State, prober: Prober, watcher: Watcher) -> Target:
+def _target(question: Question, state: State, prober: Prober, display: Display) -> Target:
     """The failure as the bad release shows it, installed as it was released; learned once."""
-    if state.stored.target is None:
-        watcher.probing(question.bad, 1)
+    if state.target is None:
+        display.begun(question.bad)
         found = prober.learn(question.bad)
-        watcher.finished(found.record)
+        display.finished(question.bad, probe_line(found.record))
         if found.target is None:
             raise NotShown(f"{question.package} {question.bad}: {found.problem}")
         state.learned(found.target)
-        watcher.learned(found.target)
-    target = state.stored.target
-    assert target is not None
-    return target
+        for text in target_lines(found.target):
+            display.say(text)
+    assert state.target is not None
+    return state.target

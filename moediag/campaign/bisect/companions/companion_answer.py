@@ -1,4 +1,4 @@
-"""Which of the packages that changed between two environments are to blame, in words and as JSON.
+"""Whether a package or its dependencies cause a failure, in words and as JSON.
 Pure."""
 
 from __future__ import annotations
@@ -8,43 +8,42 @@ from typing import Any
 
 from moediag.campaign.bisect.probe_verdict import describe
 from moediag.campaign.bisect.search.answer import Answer
-from moediag.campaign.bisect.search.corners import AxesAnswer, Blame, Change, GuiltyAnswer
+from moediag.campaign.bisect.search.corners import AxesAnswer, Blame, Change
 
 
 @dataclass(frozen=True, slots=True)
 class CompanionAnswer:
-    """Between the releases ``old`` and ``new`` of ``package``. ``others``: what else differs
-    between their environments; ``idle``: what differs too, but is no training library and no
-    function of it ran; ``corners``: None where there are no others; ``guilty``: which of
-    ``others`` are needed, alone or together with the package; ``companion``, ``releases`` and
-    ``boundary``: of the one guilty companion its releases between the two and where it turns,
-    with the package at ``held``. ``probes``: how many it took."""
+    """What is to blame between two releases of a package."""
 
     package: str
     old: str
     new: str
     turns: str
+    """What the new release is, "bad" or "good"."""
     others: tuple[Change, ...] = ()
+    """The companions: what else differs between the two environments."""
     idle: tuple[Change, ...] = ()
+    """What differs too, but is no training library, and no function of it ran."""
     corners: AxesAnswer | None = None
-    guilty: GuiltyAnswer | None = None
+    """None where there are no others."""
     releases: tuple[str, ...] = ()
+    """Where one companion is to blame: its releases between the two environments."""
     boundary: Answer | None = None
+    """Where it turns."""
     held: str = ""
+    """The package's release beside which that was tried."""
     probes: int = 0
     problem: str = ""
 
     @property
     def blamed(self) -> tuple[Change, ...]:
-        """The guilty ones of ``others``; all of them where they could not be told apart."""
-        if self.corners is None or self.corners.blame == Blame.PACKAGE:
-            return ()
-        if self.guilty is None or self.guilty.problem:
-            return self.others
-        return tuple(self.others[i] for i in self.guilty.guilty)
+        """The companions, where they are to blame, alone or together with the package."""
+        blames = (Blame.COMPANION, Blame.EITHER, Blame.TOGETHER)
+        return self.others if self.corners and self.corners.blame in blames else ()
 
     @property
     def companion(self) -> Change | None:
+        """The one that is to blame."""
         return self.blamed[0] if len(self.blamed) == 1 else None
 
     def sentences(self) -> list[str]:
@@ -56,16 +55,11 @@ class CompanionAnswer:
             if self.idle:
                 what = f"of {_changes(self.idle)}, which changed as well, no function ran"
             return [f"To blame: {self.package} alone; {what}."]
-        words = self.corners.words(self.package, _names(self.blamed or self.others))
-        if self.corners.blame == Blame.COMPANION and len(self.blamed) > 1:
-            words = f"{_names(self.blamed)}, only together"
+        words = self.corners.words(self.package, _names(self.others))
         beside = f"between the two environments {_changes(self.others)} changed as well"
         found = [f"To blame: {words}; {beside}."]
-        if self.guilty is not None and self.guilty.problem:
-            found.append(f"Which of them is not known: {self.guilty.problem}.")
-        elif self.guilty is not None and not self.guilty.minimal:
-            unsure = _names(tuple(self.others[i] for i in self.guilty.unsure))
-            found.append(f"Whether {unsure} can be left out could not be judged.")
+        if len(self.blamed) > 1:
+            found.append("The companions were tried together; which of them it takes is not known.")
         if self.boundary is not None:
             found.append(self._boundary(self.boundary))
         return found
@@ -102,7 +96,7 @@ class CompanionAnswer:
                 for corner, verdict in (corners.verdicts if corners else ())
             ],
             "guilty": [c.name for c in self.blamed],
-            "minimal": self.guilty.minimal if self.guilty else None,
+            "minimal": len(self.blamed) == 1 if self.blamed else None,
             "companion_boundary": None
             if boundary is None or boundary.good is None
             else {

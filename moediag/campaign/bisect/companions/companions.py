@@ -1,9 +1,8 @@
-"""Is it the package that was searched, or what came with it?
+"""Tells a failure of the package that was searched from one of its companions.
 
 Between two releases of a boundary their companions changed too: training libraries, and what else
-ran in the trials. The four corners of {old, new} x {package, companions} say which is enough; where
-it is not the package alone, the companions are reduced to those that are needed, and where that is
-a single one, its own releases are searched.
+ran in the trials. The four corners of {old, new} x {package, companions} show which is enough.
+Where it is not the package alone and only one companion changed, its own releases are searched.
 
 A corner is an environment with every package pinned. Where that cannot be had (the new release
 requires a newer dependency), the training libraries alone are pinned, and the dependencies follow.
@@ -20,17 +19,17 @@ from packaging.version import Version
 
 from moediag.campaign.bisect.companions.companion_answer import CompanionAnswer
 from moediag.campaign.bisect.follow import Follow, settle
-from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict
+from moediag.campaign.bisect.probe_verdict import ProbeVerdict
 from moediag.campaign.bisect.prober import Setting
 from moediag.campaign.bisect.search.corners import (
+    COMPANION_ONLY,
     NEW,
     OLD,
+    PACKAGE_ONLY,
     Blame,
     Change,
     Corner,
     Corners,
-    GuiltyAnswer,
-    Reduction,
     applied,
     changes,
 )
@@ -45,7 +44,7 @@ from moediag.stacks.environment import Stack
 LIBRARIES = (
     "accelerate", "transformers", "torch", "trl", "peft", "torchtitan", "deepspeed",
 )  # fmt: skip
-_MOST = 24  # probes of one reduction or search
+_MOST = 24  # probes of a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +104,13 @@ class _Blame:
         if not self.others:
             return found
         before = self.follow.made
-        everyone = range(len(self.others))
-        self.follow.prepare([self._setting(True, ()), self._setting(False, everyone)])
+        self.follow.prepare([self._setting(PACKAGE_ONLY), self._setting(COMPANION_ONLY)])
         corners = settle(Corners(), self._corner, 4)
         assert corners is not None
         found = dataclasses.replace(found, corners=corners)
         if corners.blame in (Blame.COMPANION, Blame.EITHER, Blame.TOGETHER):
             with_package = corners.blame == Blame.TOGETHER
-            found = dataclasses.replace(
-                found,
-                guilty=self._guilty(with_package),
-                held=s.new if with_package else s.old,
-            )
+            found = dataclasses.replace(found, held=s.new if with_package else s.old)
             found = self._own_boundary(found, with_package)
         return dataclasses.replace(found, probes=self.follow.made - before)
 
@@ -125,86 +119,47 @@ class _Blame:
     def _corner(self, corner: Corner) -> ProbeVerdict:
         if corner in (OLD, NEW):
             return self.sides.verdicts[corner == NEW]
-        return self._with(
-            corner.package_new, range(len(self.others)) if corner.companion_new else ()
-        )
+        return self._probe(self._setting(corner))
 
-    def _with(self, package_new: bool, chosen: Sequence[int]) -> ProbeVerdict:
-        """The old environment with the package and the chosen others as in the new one."""
-        others = [self.others[i] for i in sorted(chosen)]
-        if len(others) == len(self.others) and package_new:
-            return self.sides.verdicts[1]
-        if not others and not package_new:
-            return self.sides.verdicts[0]
-        return self._probe(self._setting(package_new, chosen))
-
-    def _setting(self, package_new: bool, chosen: Sequence[int]) -> Setting:
-        others = [self.others[i] for i in sorted(chosen)]
-        made = [self.own, *others] if package_new else others
+    def _setting(self, corner: Corner) -> Setting:
+        """Every package pinned; where that cannot be had, the libraries alone."""
+        s = self.sides
+        made = (*([self.own] * corner.package_new), *(self.others * corner.companion_new))
         pinned = self._request(applied(self.resolution, made))
-        loose = {n: v for n, v in pinned.items() if n in (*LIBRARIES, *self.sides.fixed)}
-        loose[self.sides.package] = pinned[self.sides.package]
-        corner = len(others) in (0, len(self.others))
-        return Setting(self._name(package_new, others), (pinned, loose) if corner else (pinned,))
+        loose = {n: v for n, v in pinned.items() if n in (*LIBRARIES, *s.fixed, s.package)}
+        version, day = (
+            s.new if new else s.old for new in (corner.package_new, corner.companion_new)
+        )
+        return Setting(f"{version} with the companions of {day}", (pinned, loose))
 
     def _request(self, pins: Sequence[str]) -> dict[str, str]:
         return {**dict(pin.split("==", 1) for pin in pins), **self.sides.fixed}
 
-    def _name(self, package_new: bool, others: Sequence[Change]) -> str:
-        s = self.sides
-        version = s.new if package_new else s.old
-        if not others:
-            return f"{version} with the companions of {s.old}"
-        if len(others) == len(self.others):
-            return f"{version} with the companions of {s.new}"
-        named = ", ".join(f"{c.name} {c.new or 'removed'}" for c in others)
-        return f"{version} with {named}, else the companions of {s.old}"
-
     def _probe(self, ready: Setting, attempt: int = 1) -> ProbeVerdict:
         return self.follow.probe(ready.name, lambda: contextlib.nullcontext(ready), attempt)
 
-    # -- the guilty among the others ---------------------------------------------------------
-
-    def _guilty(self, package_new: bool) -> GuiltyAnswer:
-        reduction = Reduction(len(self.others))
-
-        def probe(chosen: frozenset[int]) -> ProbeVerdict:
-            return self._turned(self._with(package_new, sorted(chosen)))
-
-        found = settle(reduction, probe, _MOST)
-        return found or GuiltyAnswer((), False, problem=f"it takes more than {_MOST} probes")
-
-    def _turned(self, verdict: ProbeVerdict) -> ProbeVerdict:
-        """In the words of a reduction, which looks for what makes it bad."""
-        if self.sides.turns == "bad" or not verdict.decided:
-            return verdict
-        swapped = GOOD if verdict.kind == Kind.BAD else BAD
-        return dataclasses.replace(swapped, trials=verdict.trials)
-
-    # -- where the one guilty companion turns -------------------------------------------------
+    # -- where the only companion turns ------------------------------------------------------
 
     def _own_boundary(self, found: CompanionAnswer, package_new: bool) -> CompanionAnswer:
         change = found.companion
-        if change is None or change.old is None or change.new is None or found.guilty is None:
+        if change is None or change.old is None or change.new is None:
             return found
-        place = self.others.index(change)
         versions = _between(change)
+        last = len(versions) - 1
+        ends = {0: Corner(package_new, False), last: Corner(package_new, True)}
         own = [self.own] if package_new else []
 
         def probe(question: Probe) -> ProbeVerdict:
-            if question.index == 0 and question.attempt == 1:
-                return self._with(package_new, ())
-            if question.index == len(versions) - 1 and question.attempt == 1:
-                return self._with(package_new, (place,))
+            if question.index in ends and question.attempt == 1:
+                return self._corner(ends[question.index])
             version = versions[question.index]
             pins = applied(self.resolution, [*own, dataclasses.replace(change, new=version)])
-            name = self._name(package_new, [dataclasses.replace(change, new=version)])
-            return self._probe(Setting(name, (self._request(pins),)), question.attempt)
+            held = f"{found.held} with {change.name} {version}, else the companions of"
+            setting = Setting(f"{held} {self.sides.old}", (self._request(pins),))
+            return self._probe(setting, question.attempt)
 
-        last = len(versions) - 1
-        ends = (last, 0) if self.sides.turns == "bad" else (0, last)
-        rate = self.follow.target.rate
-        search = Search(len(versions), Options(bad=ends[0], good=ends[1], rate=rate))
+        bad, good = (last, 0) if self.sides.turns == "bad" else (0, last)
+        search = Search(last + 1, Options(bad=bad, good=good, rate=self.follow.target.rate))
         answer = settle(search, probe, _MOST)
         return dataclasses.replace(found, releases=tuple(versions), boundary=answer)
 

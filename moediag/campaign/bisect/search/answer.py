@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict
-from moediag.result.verdicts import Confidence, StrEnum, Verdict
+from moediag.result import Confidence, Verdict
+from moediag.result.verdicts import StrEnum
 
 # Chances that the last good release is bad and was missed, above which an answer is worth less.
 LITTLE, MUCH = 0.01, 0.05

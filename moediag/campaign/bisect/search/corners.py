@@ -1,9 +1,7 @@
-"""Which of the things that changed is to blame? Two axes, and a set of packages. Pure.
+"""Whether the package or its companions are to blame, by the four corners. Pure.
 
-A good and a bad state differ in the package and in a companion (the accelerate of that day).
-Trying the two mixed corners says whether one of them alone is enough. Between two resolved
-environments more packages differ: delta debugging (Zeller's ddmin) reduces them to a set that is
-still enough and from which nothing can be left out.
+A good and a bad state differ in the package and in its companions (the accelerate of that day).
+The two mixed corners show whether one of the two is enough.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moediag.campaign.bisect.probe_verdict import DECIDED, Kind, ProbeVerdict
-from moediag.campaign.bisect.search.machine import Ask, Machine
+from moediag.campaign.bisect.search.search_machine import Ask, Machine
 from moediag.result.verdicts import StrEnum
 
 
@@ -102,7 +100,7 @@ class Corners(Machine[Corner, AxesAnswer]):
         return AxesAnswer(names[turned], new.kind, verdicts)
 
 
-# ------------------------------------------------------------------------ many packages
+# ------------------------------------------------------------------------ environments
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,86 +132,6 @@ def applied(old: Sequence[str], chosen: Sequence[Change]) -> tuple[str, ...]:
     for change in chosen:
         pins[change.name] = change.new
     return tuple(f"{name}=={version}" for name, version in sorted(pins.items()) if version)
-
-
-@dataclass(frozen=True, slots=True)
-class GuiltyAnswer:
-    """``guilty``: indexes of changes that together are enough. ``minimal``: leaving out any one
-    of them was tried and repairs it; ``unsure``: those whose leaving out decided nothing.
-    ``problem``: why there is no answer, "" where there is one."""
-
-    guilty: tuple[int, ...]
-    minimal: bool
-    unsure: tuple[int, ...] = ()
-    problem: str = ""
-
-
-class Reduction(Machine[frozenset[int], GuiltyAnswer]):
-    """ddmin over ``count`` changes. A question is the set of changes that are made (the rest stays
-    old): BAD keeps the search inside it. Sets that decide nothing (a resolution that cannot be
-    installed, another failure) move nothing. Put the likeliest changes first."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        if count < 0:
-            raise ValueError(f"{count} changes")
-        self.count = count
-
-    def _check(self, question: frozenset[int]) -> None:
-        if not all(0 <= index < self.count for index in question):
-            raise ValueError(f"{sorted(question)} of {self.count} changes")
-
-    def _decide(self, ask: Ask[frozenset[int]]) -> GuiltyAnswer:
-        everything = list(range(self.count))
-        none = ask(frozenset(), 0.05)
-        if none.kind != Kind.GOOD:
-            problem = f"with no change made: {_short(none)}, not good"
-            return GuiltyAnswer((), False, problem=problem)
-        every = ask(frozenset(everything), 0.95)
-        if every.kind != Kind.BAD:
-            return GuiltyAnswer(
-                (), False, problem=f"with every change made: {_short(every)}, not bad"
-            )
-        guilty = self._minimised(everything, ask)
-        if len(guilty) == 1:  # nothing left out of it is the unchanged environment, which is good
-            return GuiltyAnswer(tuple(guilty), True)
-        left_out = {i: ask(frozenset(guilty) - {i}, 0.1) for i in guilty}
-        unsure = tuple(i for i, v in left_out.items() if not v.decided)
-        return GuiltyAnswer(tuple(guilty), not unsure, unsure)
-
-    @staticmethod
-    def _minimised(everything: list[int], ask: Ask[frozenset[int]]) -> list[int]:
-        current, parts = everything, 2
-        while len(current) > 1:
-            pieces = _split(current, parts)
-            smaller = next(
-                (p for p in pieces if ask(frozenset(p), 1 / parts).kind == Kind.BAD), None
-            )
-            if smaller is not None:
-                current, parts = smaller, 2
-                continue
-            # With two pieces the complements are the pieces themselves.
-            for piece in pieces if parts > 2 else []:
-                rest = [i for i in current if i not in piece]
-                if ask(frozenset(rest), 0.3).kind == Kind.BAD:
-                    current, parts = rest, max(parts - 1, 2)
-                    break
-            else:
-                if parts >= len(current):
-                    break
-                parts = min(len(current), 2 * parts)
-        return current
-
-
-def _split(items: list[int], parts: int) -> list[list[int]]:
-    """Into ``parts`` pieces whose lengths differ by one at most; parts <= len(items)."""
-    size, larger = divmod(len(items), parts)
-    pieces, start = [], 0
-    for number in range(parts):
-        stop = start + size + (number < larger)
-        pieces.append(items[start:stop])
-        start = stop
-    return pieces
 
 
 def _pins(resolution: Sequence[str]) -> dict[str, str]:

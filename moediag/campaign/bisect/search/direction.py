@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, merged
 from moediag.campaign.bisect.search.answer import Boundary
-from moediag.campaign.bisect.search.machine import Ask
 from moediag.campaign.bisect.search.rates import Rate
+from moediag.campaign.bisect.search.search_machine import Ask
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,4 @@
-"""Which release broke it, and which one repaired it: the search alone, no processes, no files.
+"""Searches the release that broke a scenario and the one that fixed it; no processes, no files.
 
 From the bad end outwards: releases are first bad and from some one on good. ``before`` looks among
 older releases for where the failure began, ``after`` among newer ones for where it ended; both are
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, merged
 from moediag.campaign.bisect.search.answer import Answer, Boundary, Status
 from moediag.campaign.bisect.search.direction import Options, Probe, Seen, Side, schedule
-from moediag.campaign.bisect.search.machine import Ask, Machine
+from moediag.campaign.bisect.search.search_machine import Ask, Machine
 
 __all__ = ["Options", "Probe", "Search", "most_probes"]
 

@@ -21,8 +21,7 @@ from moediag.errors import MoediagError
 from moediag.evidence.executed import Executed, read_executed
 from moediag.evidence.model import RankEvidence, Stack
 from moediag.evidence.trial_folder import read_trial
-from moediag.result.run_result import TrialResult, read_result
-from moediag.result.verdicts import Verdict
+from moediag.result import TrialResult, Verdict, read_result
 from moediag.stacks import environment
 
 INNERMOST = 3  # frames of a stack that count: the outer ones are in every stack
@@ -140,14 +139,14 @@ def _trial(
 
 
 def _named(trial: TrialResult) -> tuple[str, ...]:
-    divergence = trial.first_divergence
+    divergence = trial.diagnosis.first_divergence
     missing = [
         name
         for side in (divergence.ranks.values() if divergence else ())
         for name in side.parameters_missing
     ]
     module = divergence.module if divergence else ""
-    return named(trial.worst_parameter, missing, trial.wrong_parameters, module)
+    return named(trial.diagnosis.worst_parameter, missing, trial.wrong_parameters, module)
 
 
 def _frames(trial: TrialResult, folder: Path, files: Container[str]) -> Iterator[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Which of many changed functions is most probably to blame? Pure.
+"""Ranks changed functions by how probably they cause the failure. Pure.
 
 A release changes hundreds of functions. What the failing trial never ran is no cause; of the rest
 those come first that stand in the failure's own stacks, then those of the model's classes around

@@ -16,8 +16,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from moediag.axes import TP
 from moediag.protocol import Trial
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.programs.router_block.plans import Cell, Plan
 
 NOTES = [
@@ -193,7 +194,7 @@ def parallelize(model: Any, cell: Cell, plan: Plan, device: torch.device) -> Non
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
     block = model.layers["0"].moe
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=(str(TP),))
     distribute_module(block.router.gate, mesh)
     for name, dim in (("w1", 1), ("w2", 2), ("w3", 1)):
         weight = getattr(block.experts, name).detach()

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moediag.axes import EP, TP
 from moediag.protocol import Trial
 from moediag.worker.programs.router_block import titan_cpu
 from moediag.worker.programs.router_block.look_alike import colwise, replicated
@@ -44,10 +45,10 @@ def parallelize(model: Any, cell: Cell, plan: Plan, device: torch.device) -> Non
 
     release = titan_cpu.load()
     ranks = (dist.get_world_size(),)
-    tp = init_device_mesh(device.type, ranks, mesh_dim_names=("tp",))
+    tp = init_device_mesh(device.type, ranks, mesh_dim_names=(str(TP),))
     ep = None
     if not cell.tensor_parallel:  # expert parallelism borrows the same ranks
-        ep = init_device_mesh(device.type, ranks, mesh_dim_names=("ep",))
+        ep = init_device_mesh(device.type, ranks, mesh_dim_names=(str(EP),))
     with _fixed(release.parallelize, plan):
         release.parallelize.apply_moe_ep_tp(model, tp, ep, None, None)
     block = model.layers["0"].moe
@@ -59,7 +60,7 @@ def parallelize(model: Any, cell: Cell, plan: Plan, device: torch.device) -> Non
 
 @contextlib.contextmanager
 def _fixed(module: Any, plan: Plan) -> Iterator[None]:
-    """While ``apply_moe_ep_tp`` runs, the styles that the plan changes stand in for its own."""
+    """Replaces the styles that the plan changes while ``apply_moe_ep_tp`` runs."""
     others = _styles(module, plan)
     own = {name: getattr(module, name) for name in others}
     for name, style in others.items():

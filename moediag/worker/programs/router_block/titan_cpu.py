@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from moediag.worker.models.tiny import NotApplicable
+from moediag.worker.not_applicable import NotApplicable
 
 NOTES = [
     "torchtitan's own MoE and parallelize plan; routed experts by its for-loop, because its "

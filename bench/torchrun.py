@@ -1,0 +1,50 @@
+"""Runs a module of this folder on ranks of a stack's own Python, and ends them whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from moediag.stacks import environment
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(stack: environment.Stack, ranks: int, module: str) -> list[str]:
+    """torchrun for ``module`` on this machine; the module's arguments are to be appended."""
+    return [str(stack.python), "-m", "torch.distributed.run", "--standalone",
+            "--nproc-per-node", str(ranks), "-m", module]  # fmt: skip
+
+
+def variables(stack: environment.Stack) -> dict[str, str]:
+    """The stack's environment, with this checkout importable from any folder."""
+    values = stack.environ()
+    paths = [str(ROOT), *(str(p) for p in stack.pythonpath)]
+    values["PYTHONPATH"] = os.pathsep.join(paths)
+    values.setdefault("OMP_NUM_THREADS", "1")
+    return values
+
+
+def launch(arguments: Sequence[str], values: Mapping[str, str], folder: str, timeout: float) -> str:
+    """Runs to the end; returns "" or what went wrong. Nothing outlives the call."""
+    log = Path(folder) / "log.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            arguments, cwd=folder, env=values, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return f"it took more than {timeout:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if code == 0:
+        return ""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line and "ChildFailed" not in line]
+    return f"exit code {code}: {(named or lines or ['no output'])[-1].strip()[:300]}"

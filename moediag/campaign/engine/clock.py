@@ -1,0 +1,44 @@
+"""A time limit: what runs when the time is up ends as by Ctrl-C, and can be told from it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+
+class Clock:
+    """``stop`` is set, and ``then`` called, after ``seconds``. Use as a context manager."""
+
+    def __init__(self, seconds: float, then: Callable[[], None] | None = None) -> None:
+        self.stop = threading.Event()
+        self._then = then
+        self._end = time.monotonic() + seconds
+        self._timer = threading.Timer(max(0.0, seconds), self._up)
+        self._timer.daemon = True
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def up(self) -> bool:
+        return self.stop.is_set()
+
+    def __enter__(self) -> Clock:
+        self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+
+    def _up(self) -> None:
+        self.stop.set()
+        if self._then is not None:
+            self._then()

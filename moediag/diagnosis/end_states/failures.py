@@ -1,0 +1,116 @@
+"""How ranks ended badly, and which of these ends are only consequences of another rank's.
+
+When one rank goes, its peers get errors from the communication library ("Connection reset by
+peer" on gloo); after a size mismatch gloo aborts one rank, and not necessarily the one that did
+wrong. Such an end says *that* ranks disagreed, never who is at fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moediag.evidence.model import Evidence, RankError, RankEvidence
+
+# What communication libraries say when a peer is gone or sent something else.
+_COMMUNICATION = re.compile(
+    r"connection (?:reset|closed|refused)|broken pipe|gloo|nccl|enforcenotmet|"
+    r"mismatch between collectives|socket timeout|recvvalue failed|"
+    r"(?:collective|operation|barrier|store).{0,80}timed? ?out|"
+    r"timed? ?out.{0,80}(?:collective|store)|"
+    r"process group watchdog|c10d",
+    re.IGNORECASE,
+)
+_COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+# "Operator c10d.allgather_.default does not have a sharding strategy": nobody was asked anything.
+# The guard's own error (moediag.recorder.guard): what it compared was never sent either.
+GUARD = "ReductionMismatch"
+_NEVER_SENT = frozenset({"NotImplementedError", GUARD})
+# "Cannot use ReduceOp.PREMUL_SUM with Gloo": nor here.
+_REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
+# gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper say so in these words.
+_MISMATCH = re.compile(
+    r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
+)
+_SUMMARY = 480  # characters: two or three sentences
+_ENDED_FROM_OUTSIDE = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one rank failed."""
+
+    rank: int
+    name: str
+    """Exception type, signal or "exit code N"."""
+    message: str = ""
+    where: str = ""
+    consequence: bool = False
+    """Another rank's failure or a disagreement explains it."""
+    mismatch: bool = False
+    """Its text says that collectives did not match."""
+    time: float = 0.0
+
+    @property
+    def summary(self) -> str:
+        """The message on one line, whole sentences where it is long; "" without one."""
+        text = " ".join(self.message.split())
+        if len(text) <= _SUMMARY:
+            return text
+        head = text[:_SUMMARY]
+        end = head.rfind(". ")
+        return head[: end + 1] if end > _SUMMARY // 3 else head.rstrip() + "…"
+
+
+def failures(evidence: Evidence) -> tuple[Failure, ...]:
+    """Of all ranks that ended badly by themselves, the first one first: own failures before
+    consequences, then by what the launcher saw, the exception's time, the rank."""
+    found = [f for seen in evidence.ranks.values() if (f := _failure(seen)) is not None]
+    seen_order = {rank: i for i, rank in enumerate(evidence.deaths)}
+    late = len(seen_order)
+
+    def first(f: Failure) -> tuple[bool, float, int, int]:
+        return f.consequence, f.time or float("inf"), seen_order.get(f.rank, late), f.rank
+
+    return tuple(sorted(found, key=first))
+
+
+def _failure(seen: RankEvidence) -> Failure | None:
+    end, error = seen.exit, seen.error
+    ended_badly = end is not None and not end.by_us and (end.signal is not None or bool(end.code))
+    if error is not None and error.type not in _ENDED_FROM_OUTSIDE:
+        if not ended_badly and seen.finished:
+            return None  # raised, handled, went on to the end
+        return Failure(
+            rank=seen.rank,
+            name=error.type,
+            message=error.message,
+            where=error.where,
+            consequence=is_communication(error),
+            mismatch=bool(_MISMATCH.search(error.message)),
+            time=error.time,
+        )
+    if not ended_badly or end is None:
+        return None
+    text = "\n".join(seen.last_lines)
+    name = end.signal or f"exit code {end.code}"
+    aborted = end.signal == "SIGABRT" and bool(_COMMUNICATION.search(text))
+    return Failure(
+        seen.rank, name, consequence=aborted, mismatch=aborted and bool(_MISMATCH.search(text))
+    )
+
+
+def is_communication(error: RankError) -> bool:
+    """The communication library's complaint, not the program's own."""
+    if error.type in _NEVER_SENT or _REFUSED.search(error.message):
+        return False
+    return error.type in _COMMUNICATION_TYPES or bool(
+        _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)
+    )
+
+
+def said(failed: Sequence[Failure]) -> str:
+    """What the first of them with a message says, else the first one's name."""
+    told = next((f for f in failed if f.summary), failed[0])
+    return f"{told.name}: {told.summary}" if told.summary else told.name

@@ -1,0 +1,61 @@
+"""A crash in the optimizer, or in clipping, that a parameter group's mixture explains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from moediag.diagnosis.end_states.failures import Failure
+from moediag.evidence.model import Evidence, Finding
+from moediag.result.wording import ranks
+
+GROUP = "optimizer-group"
+# torch/distributed/tensor/_dispatch.py and _ops say so; the operator tells who called it.
+_MIXED = re.compile(r"(\S+) got mixed torch\.Tensor and DTensor")
+_MESHES = re.compile(r"operands in (\S+) must have the same mesh", re.IGNORECASE)
+# What only clipping calls. foreach_mul_ is an optimizer's (decoupled weight decay) as well.
+_OF_CLIPPING = re.compile(r"foreach_norm|linalg_vector_norm|aten\.stack|clip_grad")
+
+
+def of_crash(evidence: Evidence, own: Iterable[Failure]) -> str:
+    """Why tensors of several kinds met in one call; "" where that is not what was raised."""
+    for failure in own:
+        mixed, meshes = _MIXED.search(failure.message), _MESHES.search(failure.message)
+        if mixed is None and meshes is None:
+            continue
+        operator = (mixed or meshes)[1]  # type: ignore[index]
+        if _OF_CLIPPING.search(operator):
+            return _clipping(mixed is not None)
+        if mixed is not None and (told := _groups(evidence)):
+            return told
+    return ""
+
+
+def _groups(evidence: Evidence) -> str:
+    """What the ranks' findings say, each text with its ranks."""
+    together: dict[str, list[int]] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        for finding in seen.findings:
+            if _raises(finding):
+                together.setdefault(finding.text, []).append(rank)
+    if not together:
+        return ""
+    everywhere = [text for text, who in together.items() if len(who) == len(evidence.ranks)]
+    texts = everywhere or [f"on {ranks(who)} {text}" for text, who in together.items()]
+    told = "; ".join(texts)
+    return (
+        f"{told[:1].upper()}{told[1:]}, and torch takes no plain tensor beside a DTensor. One "
+        "parameter group per mesh, or foreach=False without fused, keeps them apart."
+    )
+
+
+def _raises(finding: Finding) -> bool:
+    return finding.what == GROUP and bool(finding.details.get("raises"))
+
+
+def _clipping(plain: bool) -> str:
+    what = "plain tensors and DTensors" if plain else "DTensors of several meshes"
+    return (
+        f"The gradient norm is taken over {what} in one call (torch.nn.utils.clip_grad_norm_). "
+        "The norm of each mesh's gradients apart, combined afterwards, avoids it."
+    )

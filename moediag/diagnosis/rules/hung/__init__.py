@@ -1,0 +1,10 @@
+"""Detectors of ranks that stood still."""
+
+__all__ = [
+    "busy_ranks",
+    "diverged_schedules",
+    "idle_ranks",
+    "silent_node",
+    "stuck_operation",
+    "unexplained_wait",
+]

@@ -1,0 +1,30 @@
+"""Ranks wait in a collective, and the evidence does not show for whom: no rank is named."""
+
+from __future__ import annotations
+
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.rules.judgement import Judgement
+from moediag.result import Confidence, Verdict
+from moediag.result.wording import ranks
+
+VERDICT = Verdict.HANG
+
+
+def find(facts: Facts) -> tuple[int, ...] | None:
+    return facts.waiting or None
+
+
+def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
+    seen = any(facts.evidence.ranks[r].collectives for r in found if r in facts.evidence.ranks)
+    lost = facts.unrecorded
+    text = f"{ranks(found).capitalize()} waited in a collective. "
+    if seen and not lost:
+        text += (
+            "The recorded schedules agree, so no rank is at fault: the operation itself did not "
+            "complete (network, backend, or a call that the recorder cannot see)."
+        )
+    else:
+        whose = f" of {ranks(lost)}" if seen else ""
+        text += f"No schedule{whose} was recorded, so it is not known which rank is at fault."
+    confidence = Confidence.MEDIUM if seen and not lost else Confidence.LOW
+    return Judgement(confidence, text, victims=tuple(sorted(found)))

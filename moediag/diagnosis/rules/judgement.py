@@ -1,0 +1,79 @@
+"""What a detector says, and the helpers that detectors share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moediag.diagnosis.end_states.failures import Failure
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.schedules.align import was_recorded
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.evidence.model import Evidence
+from moediag.result import Confidence
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a detector says of the fact that it found."""
+
+    confidence: Confidence
+    cause: str
+    """The sentence that explains it."""
+    culprits: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    divergence: bool = False
+    """The first divergence explains it."""
+    failure: Failure | None = None
+    """The exception or signal that explains it."""
+    notes: tuple[str, ...] = ()
+    pattern: str = ""
+    """The word of the signature for what happened, where no divergence or failure explains it."""
+    until: int | None = None
+    """The step in which it shows: decisions taken later do not explain it. None: any may."""
+    gradients: bool = False
+    """It explains wrong gradients, so the parameters that have them are listed."""
+
+
+def undecided(text: str) -> Judgement:
+    """Inconclusive, because of ``text``."""
+    return Judgement(Confidence.LOW, text)
+
+
+def few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:
+    """The culprits, or nobody where all ranks are: after a reduction, a nan is on every rank."""
+    return culprits if len(culprits) < evidence.world_size else ()
+
+
+def apart(ranks: tuple[int, ...], culprits: tuple[int, ...]) -> tuple[int, ...]:
+    """``ranks`` without the culprits; nobody where no culprit is known."""
+    return tuple(sorted(set(ranks) - set(culprits))) if culprits else ()
+
+
+def victims(facts: Facts) -> tuple[int, ...]:
+    """All ranks that did not diverge: they wait for, or die with, those that did."""
+    return apart(tuple(facts.evidence.ranks), facts.blame.culprits)
+
+
+def how_sure(facts: Facts) -> Confidence:
+    """The confidence of a verdict that rests on the first divergence."""
+    found = facts.blame
+    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
+        return Confidence.MEDIUM
+    if found.basis == "gone" and facts.divergence is not None and len(facts.divergence.calls) == 2:
+        return Confidence.MEDIUM  # one against one: the other may have called once too often
+    if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
+        return Confidence.MEDIUM
+    complete = all(
+        was_recorded(seen) and not any("unreadable" in text for text in seen.not_seen)
+        for seen in facts.evidence.ranks.values()
+    )
+    return Confidence.HIGH if complete else Confidence.MEDIUM
+
+
+def _indirect(divergence: Divergence, evidence: Evidence) -> bool:
+    """Other tools' dumps tell neither what a device's streams wait for, nor, on gloo, whether a
+    rank is in a send or receive; and one cause seldom takes several ranks elsewhere."""
+    if not evidence.foreign:
+        return False
+    doubtful = evidence.backend == "gloo" or len(divergence.absent) > 1
+    return divergence.kind == "order" or (divergence.inferred and doubtful)

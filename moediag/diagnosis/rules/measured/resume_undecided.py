@@ -1,0 +1,18 @@
+"""Two uninterrupted runs already differ, so a resumed run that differs shows nothing."""
+
+from __future__ import annotations
+
+from moediag.diagnosis.numbers.resume import ResumeFacts
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.rules.judgement import Judgement
+from moediag.result import Verdict
+
+VERDICT = Verdict.INCONCLUSIVE
+
+
+def find(facts: Facts) -> ResumeFacts | None:
+    return facts.resume if facts.resume.verdict == VERDICT else None
+
+
+def judge(facts: Facts, found: ResumeFacts) -> Judgement:
+    return Judgement(found.confidence, found.text)

@@ -1,0 +1,119 @@
+"""The order in which detectors are asked: the first that finds something decides the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.rules.failed import (
+    crash,
+    guard_stop,
+    lost_connection,
+    lost_node,
+    reported_mismatch,
+    schedule_mismatch,
+)
+from moediag.diagnosis.rules.hung import (
+    busy_ranks,
+    diverged_schedules,
+    idle_ranks,
+    silent_node,
+    stuck_operation,
+    unexplained_wait,
+)
+from moediag.diagnosis.rules.incomplete import (
+    cut_short,
+    interrupted,
+    no_measurements,
+    not_applicable,
+    not_started,
+)
+from moediag.diagnosis.rules.judgement import Judgement
+from moediag.diagnosis.rules.measured import (
+    nonfinite_numbers,
+    nothing_compared,
+    only_timed,
+    resume_drift,
+    resume_exact,
+    resume_undecided,
+    right_numbers,
+    unequal_replicas,
+    wrong_gradients,
+    wrong_metrics,
+    wrong_norm,
+    wrong_ownership,
+    wrong_update,
+)
+from moediag.diagnosis.rules.recorded import healthy_job, no_records, open_calls, unknown_end
+from moediag.result import Verdict
+
+
+class Detector(Protocol):
+    """A module whose docstring says what it detects."""
+
+    VERDICT: Verdict
+    """The verdict it leads to."""
+
+    def find(self, facts: Facts, /) -> Any | None:
+        """The fact that decides, None without it. Unknown is None as well."""
+
+    def judge(self, facts: Facts, found: Any, /) -> Judgement:
+        """The sentence about it, culprits, confidence, and the word of the signature."""
+
+
+RULES: tuple[Detector, ...] = (
+    # The trial was stopped, or cannot run here.
+    interrupted,
+    not_applicable,
+    not_started,
+    # Ranks failed by themselves. An exception is the cause, and other ranks' wait the consequence.
+    guard_stop,
+    schedule_mismatch,
+    crash,
+    lost_node,
+    reported_mismatch,
+    lost_connection,
+    # Ranks stopped making progress.
+    idle_ranks,
+    diverged_schedules,
+    stuck_operation,
+    silent_node,
+    busy_ranks,
+    unexplained_wait,
+    # The trial was ended, and the evidence shows no failure. Slow is not hung.
+    cut_short,
+    # Nothing was measured: a watched job, or evidence of other tools.
+    no_records,
+    open_calls,
+    unknown_end,
+    healthy_job,
+    # Something was to be measured, and was not.
+    no_measurements,
+    # Wrong weights make everything else wrong.
+    wrong_ownership,
+    nonfinite_numbers,
+    # A save and a load were measured.
+    resume_drift,
+    resume_undecided,
+    resume_exact,
+    # Of updates, replicas, norms and gradients, whichever is wrong in the earliest step.
+    wrong_update,
+    unequal_replicas,
+    wrong_norm,
+    wrong_gradients,
+    wrong_metrics,
+    # Nothing is wrong.
+    right_numbers,
+    only_timed,
+    nothing_compared,
+)
+
+
+def judge(facts: Facts, rules: Iterable[Detector] = RULES) -> tuple[Verdict, Judgement]:
+    """The verdict of the first detector that finds something, and what it says."""
+    for rule in rules:
+        found = rule.find(facts)
+        if found is not None:
+            return rule.VERDICT, rule.judge(facts, found)
+    raise AssertionError("the last rule finds something in any evidence")

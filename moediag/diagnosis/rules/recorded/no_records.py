@@ -1,0 +1,28 @@
+"""No failure in a job that was only recorded, and too little evidence to rule one out."""
+
+from __future__ import annotations
+
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.rules.judgement import Judgement, undecided
+from moediag.diagnosis.schedules.align import was_recorded
+from moediag.diagnosis.words import foreign_jobs
+from moediag.result import Verdict
+
+VERDICT = Verdict.INCONCLUSIVE
+
+
+def find(facts: Facts) -> str | None:
+    """What is missing, as a sentence."""
+    evidence = facts.evidence
+    if evidence.foreign:
+        if any(seen.collectives for seen in evidence.ranks.values()):
+            return None
+        text = "The evidence shows no failure but is too thin to rule one out."
+        return text + foreign_jobs.to_collect(evidence)
+    if evidence.watched and not any(map(was_recorded, evidence.ranks.values())):
+        return "No rank was recorded, so nothing is known about this job."
+    return None
+
+
+def judge(facts: Facts, found: str) -> Judgement:
+    return undecided(found)

@@ -1,0 +1,18 @@
+"""Other tools recorded calls that had not completed, in a job that is not known to hang."""
+
+from __future__ import annotations
+
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.rules.judgement import Judgement, undecided
+from moediag.result import Verdict
+
+VERDICT = Verdict.INCONCLUSIVE
+
+
+def find(facts: Facts) -> bool | None:
+    calls = (call for seen in facts.evidence.ranks.values() for call in seen.collectives)
+    return (facts.evidence.foreign and any(not call.completed for call in calls)) or None
+
+
+def judge(facts: Facts, found: bool) -> Judgement:
+    return undecided("Some calls had not completed when this was recorded.")

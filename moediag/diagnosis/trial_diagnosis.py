@@ -1,0 +1,144 @@
+"""The diagnosis of one trial: its facts, the judgement of the first rule, words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moediag.diagnosis.blame import decisions
+from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.numbers import by_part, expert_holders, ownership
+from moediag.diagnosis.rules.facts import Facts
+from moediag.diagnosis.rules.judgement import Judgement
+from moediag.diagnosis.rules.order import RULES, Detector, judge
+from moediag.diagnosis.rules.signature import signature
+from moediag.diagnosis.schedules.step_offset import ahead
+from moediag.diagnosis.words import (
+    detector_table,
+    device_sentences,
+    divergence_view,
+    node_sentences,
+    program_tables,
+    schedule_view,
+)
+from moediag.evidence.model import Evidence
+from moediag.result import FAILURES, Diagnosis, Table, Verdict
+from moediag.result.wording import ranks
+
+
+def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis:
+    """What ``evidence`` shows, by the first of ``rules`` that finds something.
+
+    Pure and near linear in the number of recorded events."""
+    facts = Facts(evidence)
+    verdict, judged = judge(facts, rules)
+    numbers = facts.gradients
+    by_schedule = facts.divergence if judged.divergence else None
+    why, told = _why(facts, verdict, judged)
+    return Diagnosis(
+        verdict=verdict,
+        signature=signature(
+            verdict,
+            by_schedule,
+            facts.blame,
+            judged.failure,
+            judged.culprits,
+            judged.pattern,
+            why[0].what if why else "",
+        ),
+        confidence=judged.confidence,
+        culprits=judged.culprits,
+        victims=judged.victims,
+        cause=f"{judged.cause}{node_sentences.where(evidence, judged.culprits)} {told}".rstrip(),
+        first_divergence=(
+            divergence_view.first_divergence(by_schedule, facts.blame)
+            if by_schedule is not None
+            else None
+        ),
+        gradient_error=numbers.error,
+        worst_parameter=numbers.worst,
+        wrong_parameters=numbers.wrong if judged.gradients else (),
+        parameters_compared=numbers.compared,
+        not_seen=not_seen(evidence, facts.aligned.not_seen),
+        stacks=divergence_view.stacks(evidence),
+        notes=(
+            *judged.notes,
+            *_at_end(facts, verdict, judged),
+            *_worker_notes(evidence),
+            *node_sentences.note(evidence),
+        ),
+        tables=_tables(facts),
+        schedules=(
+            schedule_view.side_by_side(by_schedule, facts.aligned, judged.culprits, evidence)
+            if by_schedule is not None
+            else None
+        ),
+        states=schedule_view.states(evidence, facts.failed),
+        attached=evidence.attached,
+    )
+
+
+def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parted, ...], str]:
+    """The decisions that ranks took differently before it failed, and the sentence about them."""
+    if verdict not in FAILURES:
+        return (), ""
+    by_schedule = facts.divergence if judged.divergence else None
+    why = decisions.before(facts.decisions, facts.evidence, by_schedule, judged.until)
+    told = decisions.sentence(why, by_schedule is not None, judged.until)
+    mixed = ahead(facts.aligned, facts.evidence)
+    if mixed is not None:
+        told = f"{told} {mixed.sentence}"
+    if verdict == Verdict.HANG:
+        told = f"{told} {device_sentences.sentence(facts.fronts)}"
+    return why, told.strip()
+
+
+def _at_end(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[str, ...]:
+    """What else is wrong, one sentence each."""
+    told: tuple[str, ...] = ()
+    if facts.ownership.wrong and verdict != Verdict.WRONG_WEIGHTS:
+        told = (facts.ownership.text,)
+    if facts.resume.verdict is not None and judged.cause != facts.resume.text:
+        told = (*told, facts.resume.text)
+    return told
+
+
+def _tables(facts: Facts) -> tuple[Table, ...]:
+    evidence, numbers, step = facts.evidence, facts.gradients, facts.compared_step
+    of_detectors = detector_table.table(detector_table.seen(evidence, numbers, facts.replicas))
+    of_parts = None  # the detectors' table says the same in one row
+    if of_detectors is None and step is not None and facts.parts:
+        of_parts = by_part.table(facts.parts, step)
+    tables = (
+        *expert_holders.tables(evidence, facts.ownership.pattern in ownership.LOST),
+        of_detectors,
+        of_parts,
+        facts.factors.table,
+        *facts.resume.tables,
+        facts.metrics.table,
+        device_sentences.table(facts.fronts) if evidence.stall is not None else None,
+        decisions.table(facts.decisions),
+        *program_tables.tables(evidence),
+    )
+    return tuple(table for table in tables if table is not None)
+
+
+def not_seen(evidence: Evidence, of_alignment: tuple[str, ...]) -> tuple[str, ...]:
+    """What was not seen: by the launcher, by ranks and by the alignment, each text once. What all
+    ranks report appears without a rank."""
+    merged: dict[str, list[int]] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        for text in seen.not_seen:
+            merged.setdefault(text, []).append(rank)
+    of_ranks = [
+        text
+        if len(who) == len(evidence.ranks) or text.startswith("rank ")
+        else f"{ranks(who)}: {text}"
+        for text, who in merged.items()
+    ]
+    return tuple(dict.fromkeys((*evidence.not_seen, *of_ranks, *of_alignment)))
+
+
+def _worker_notes(evidence: Evidence) -> tuple[str, ...]:
+    early = (note for seen in evidence.ranks.values() for note in seen.notes)
+    late = (note for seen in evidence.ranks.values() if seen.outcome for note in seen.outcome.notes)
+    return tuple(dict.fromkeys((*early, *late)))

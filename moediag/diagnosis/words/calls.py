@@ -1,0 +1,63 @@
+"""Calls in words: what one is, and which ranks are in which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.schedules.matching import wire_numel
+from moediag.evidence.model import Collective
+from moediag.result.wording import compact, listed, plural, ranks
+
+T = TypeVar("T")
+
+FEW = 3  # parameter patterns, experts or ranks listed before "and N more"
+
+
+def describe(call: Collective) -> str:
+    """``all_gather of model.layers.0.mlp.experts.3.{gate,up}_proj.weight (1,536 elements)``."""
+    of = ""
+    if call.parameters and (not call.module or len(compact(call.parameters)) == 1):
+        of = f" of {listed(call.parameters)}"
+    elif call.module:
+        of = f" of {call.module}"
+    elif call.site:
+        of = f" at {call.site}"
+    details = [] if call.op == "barrier" else [plural(wire_numel(call), "element")]
+    details += [call.dtype] if call.dtype else []
+    details += [call.reduce] if call.reduce and call.op in ("all_reduce", "reduce") else []
+    return f"{call.op}{of}" + (f" ({', '.join(details)})" if details else "")
+
+
+def sides(calls: Mapping[int, Collective], with_group: Divergence | None = None) -> str:
+    """``rank 0 is in all_gather of …, ranks 1, 2 are in reduce_scatter of …``."""
+    sides: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        text = describe(call)
+        if with_group is not None:
+            text += f" on {_label(call.group, with_group)}"
+        sides.setdefault(text, []).append(rank)
+    pieces = [
+        f"{ranks(members)} {'is' if len(members) == 1 else 'are'} in {text}"
+        for text, members in sides.items()
+    ]
+    more = len(pieces) - FEW
+    rest = f"; and {plural(more, 'more side')}" if more > 0 else ""
+    return "; ".join(first_few(pieces)) + rest
+
+
+def _label(name: str, divergence: Divergence) -> str:
+    """Of one of several groups, which may have the same ranks and no description."""
+    labels = {group.name: group.label for group in divergence.groups}
+    label = labels.get(name, name)
+    alike = sum(other == label for other in labels.values()) > 1
+    return f"{label} (group {name!r})" if alike else label
+
+
+def first_few(items: Iterable[T]) -> list[T]:
+    return list(items)[:FEW]
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."

@@ -1,0 +1,88 @@
+"""Where Python stands and where the device is stuck, as a sentence and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moediag.diagnosis.schedules.device_position import Front
+from moediag.diagnosis.words.calls import describe
+from moediag.evidence.model import Collective
+from moediag.result import Cell, Table
+from moediag.result.wording import plural, ranks
+
+_MOST = 2  # places that the sentence tells; the table has all
+
+
+def sentence(found: Sequence[Front]) -> str:
+    """``The device of rank 0 is stuck in reduce_scatter of model.layers.1 …``; "" where no device
+    stands still."""
+    together: dict[tuple[object, ...], list[Front]] = {}
+    for front in found:
+        if front.stuck is not None:
+            key = front.label, front.stuck.position, front.begun, _python(front)
+            together.setdefault(key, []).append(front)
+    pieces = []
+    for those in list(together.values())[:_MOST]:
+        who = ranks(front.rank for front in those)
+        one = len(those) == 1
+        pieces.append(
+            f"The device{'' if one else 's'} of {who} {_state(those[0], one)} {_device(those)}. "
+            f"Python {_python(those[0])}."
+        )
+    return " ".join(pieces)
+
+
+def _state(front: Front, one: bool) -> str:
+    if front.begun:
+        return f"{'is' if one else 'are'} stuck in"
+    return f"{'has' if one else 'have'} not {'begun' if front.timed else 'completed'}"
+
+
+def _device(alike: Sequence[Front]) -> str:
+    """Sizes are left out where they are what ranks disagree about."""
+    first = alike[0]
+    calls = [front.stuck for front in alike if front.stuck is not None]
+    called = {describe(call) for call in calls}
+    what = called.pop() if len(called) == 1 else _short(calls[0])
+    return f"{what}, operation {calls[0].position} on {first.label}"
+
+
+def _short(call: Collective) -> str:
+    return f"{call.op} of {call.module}" if call.module else call.op
+
+
+def _python(front: Front) -> str:
+    call = front.stuck
+    assert call is not None
+    text = f"issued it{f' at {call.site}' if call.site else ''}"
+    if front.behind:
+        text += f", then queued {plural(front.behind, 'more operation')}"
+    if front.at:
+        text += f", and {'waits for the device' if front.waits else 'is'} at {front.at}"
+    return text
+
+
+def table(found: Sequence[Front]) -> Table | None:
+    """None where no device told anything, or all of them are through."""
+    if not any(front.stuck for front in found):
+        return None
+    rows: dict[tuple[Cell, ...], list[int]] = {}
+    for front in found:
+        rows.setdefault(_cells(front), []).append(front.rank)
+    return Table(
+        "Where Python and the device are",
+        ("ranks", "Python", "device", "state", "issued at", "issued after it"),
+        tuple((ranks(who), *cells) for cells, who in rows.items()),
+        "The device's side is what torch's Flight Recorder says: an operation is begun once the "
+        "event before its kernel completed. Where torch does not time events "
+        "(TORCH_NCCL_ENABLE_TIMING; it does in moediag's own trials), one that runs is issued.",
+    )
+
+
+def _cells(front: Front) -> tuple[Cell, ...]:
+    call = front.stuck
+    if call is None:
+        return front.at or None, "all completed", None, None, None
+    device = f"{describe(call)} on {front.label}"
+    state = "begun" if front.begun else "issued"
+    return front.at or None, device, state, call.site or None, front.behind

@@ -1,0 +1,44 @@
+"""Nodes in words: where a culprit runs, and nodes that fell silent."""
+
+from __future__ import annotations
+
+from moediag.evidence.model import Evidence, Node
+from moediag.result.wording import ranks
+
+
+def where(evidence: Evidence, culprits: tuple[int, ...]) -> str:
+    """``Rank 2 runs on node 1 (host b).``, where there are several nodes."""
+    on = [n for n in evidence.nodes if n.silent is None and n.name and set(n.ranks) & set(culprits)]
+    if len(evidence.nodes) < 2 or not on:
+        return ""
+    told = []
+    for node in on:
+        mine = [rank for rank in culprits if rank in node.ranks]
+        verb = "runs" if len(mine) == 1 else "run"
+        told.append(f"{ranks(mine)} {verb} on {_named(node)}")
+    text = ", ".join(told)
+    return f" {text[0].upper()}{text[1:]}."
+
+
+def note(evidence: Evidence) -> tuple[str, ...]:
+    """Who is where, for the page."""
+    if len(evidence.nodes) < 2:
+        return ()
+    of = [f"{_named(n) or 'not watched'}: {ranks(n.ranks)}" for n in evidence.nodes]
+    return (f"{len(evidence.nodes)} nodes; {'; '.join(of)}",)
+
+
+def _named(node: Node) -> str:
+    host = f" ({node.host})" if node.host and not node.name.startswith("host ") else ""
+    return f"{node.name}{host}"
+
+
+def silence(gone: tuple[Node, ...]) -> str:
+    told = []
+    for node in gone:
+        host = f"{node.host}, " if node.host and not node.name.startswith("host ") else ""
+        told.append(
+            f"{node.name} ({host}{ranks(node.ranks)}) has sent nothing for {node.silent:.0f} s"
+        )
+    text = "; ".join(told)
+    return f"{text[:1].upper()}{text[1:]}."

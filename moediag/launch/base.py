@@ -1,0 +1,177 @@
+"""What all launchers share: start a trial, let a follower watch it, write the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from moediag import protocol
+from moediag.errors import Interrupted, LaunchError, UsageError
+from moediag.launch.processes import ENV_LAUNCH, Family
+from moediag.launch.record import LaunchRecord
+from moediag.launch.settings import LaunchOptions, OnProgress
+from moediag.protocol import TRIAL_FILE, Trial
+
+_PYTHONPATH = "PYTHONPATH"
+
+
+class StackLike(Protocol):
+    """The part of a stacks.environment.Stack that a launch needs."""
+
+    @property
+    def python(self) -> Path: ...
+    @property
+    def pythonpath(self) -> list[Path]: ...
+    @property
+    def key(self) -> str: ...
+
+
+class Running(ABC):
+    """One launched trial; ``root`` is its root process (the elastic agent, or the single rank)."""
+
+    root: int
+    family: Family
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """The root's exit code (negative: the signal that ended it); None while it runs. Raises
+        LaunchError when this can no longer be known."""
+
+
+# (what runs, the trial, its folder, how many of its ranks run on this node, options, kind of the
+# launcher, whom to tell): follows a trial until nothing of it is left.
+Follow = Callable[
+    [Running, Trial, Path, int, LaunchOptions, str, "OnProgress | None"], LaunchRecord
+]
+
+
+class Launcher(ABC):
+    """Runs trials one after the other on one stack."""
+
+    kind = ""
+
+    def __init__(
+        self, stack: StackLike, run_folder: Path, options: LaunchOptions, follow: Follow
+    ) -> None:
+        self.follow = follow
+        self.stack = stack
+        self.run_folder = run_folder
+        self.options = options
+        self.token = uuid.uuid4().hex
+        self._one = threading.Lock()
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:  # noqa: B027 - not every launcher keeps something
+        """Ends what outlives single trials; safe to call twice."""
+
+    def local_ranks(self, trial: Trial) -> int:
+        """How many ranks of ``trial`` run on this node."""
+        if trial.alone:
+            return 1
+        if trial.world_size % self.options.nnodes:
+            raise UsageError(
+                f"{trial.world_size} ranks cannot be spread over {self.options.nnodes} nodes"
+            )
+        return trial.world_size // self.options.nnodes
+
+    def run(
+        self, trial: Trial, folder: Path, on_progress: OnProgress | None = None
+    ) -> LaunchRecord:
+        """Launches ``trial`` and returns its record when nothing of it is left. Its files are in
+        ``folder``, which is made if missing. Raises Interrupted after Ctrl-C, once the ranks were
+        ended and the record was written."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.options.nnodes == 1:  # nodes may share the folder
+            _clear(folder)
+        if not (folder / TRIAL_FILE).exists():
+            trial.write(folder)
+        with self._one:
+            begun = time.time()
+            try:
+                running = self._start(trial, folder.resolve())
+            except LaunchError as error:
+                record = LaunchRecord(
+                    begun, time.time(), launcher=self.kind, launch_error=error.message
+                )
+            except KeyboardInterrupt:
+                self.close()
+                record = LaunchRecord(begun, time.time(), launcher=self.kind, interrupted=True)
+            else:
+                ranks = self.local_ranks(trial)
+                record = self.follow(
+                    running, trial, folder, ranks, self.options, self.kind, on_progress
+                )
+            record.write(folder)
+        if record.interrupted:
+            raise Interrupted(f"interrupted during {trial.name}; evidence is in {folder}")
+        return record
+
+    @abstractmethod
+    def _start(self, trial: Trial, folder: Path) -> Running:
+        """Starts the trial. Raises LaunchError when it cannot be started."""
+
+    def environment(self) -> dict[str, str]:
+        """The environment of every process of this launcher."""
+        env = dict(os.environ)
+        # Without bytecode files, the imports of every later interpreter take 12 s longer.
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        # Not the user's PYTHONPATH: a transformers there would replace the one under test.
+        env.pop(_PYTHONPATH, None)
+        if self.stack.pythonpath:
+            env[_PYTHONPATH] = os.pathsep.join(str(p) for p in self.stack.pythonpath)
+        env.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+        if self.options.nnodes == 1 and Path("/sys/class/net/lo").exists():
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        env.update(self.options.environment)
+        env[ENV_LAUNCH] = self.token
+        env[protocol.ENV_PARENT] = str(os.getpid())
+        main = threading.current_thread() is threading.main_thread()
+        env[protocol.ENV_MAIN_THREAD] = "1" if main else "0"
+        return env
+
+
+def _clear(folder: Path) -> None:
+    """Removes the files of an earlier launch, so that none is taken for one of this launch."""
+    for pattern in ("rank-*", "launcher.*", "launch.json", "capture/rank-*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def last_lines(path: Path, count: int = 5) -> str:
+    """The end of a log, for an error message; empty when there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-count:])
+
+
+def json_lines(text: str) -> list[dict[str, object]]:
+    """The complete JSON objects of ``text``, one a line; other lines are skipped."""
+    found = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found

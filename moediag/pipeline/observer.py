@@ -1,0 +1,48 @@
+"""The interface through which running trials report, and a running trial in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from moediag.result import wording
+
+if TYPE_CHECKING:
+    from moediag.launch.settings import Progress
+
+
+class Observer(Protocol):
+    """Calls may come from several threads."""
+
+    def stack(self, key: str, text: str, fraction: float | None) -> None:
+        """A software stack is being built; ``fraction`` from 0 to 1, None when not known."""
+
+    def doing(self, name: str, text: str) -> None:
+        """What the trial ``name`` does now; often."""
+
+    def event(self, text: str) -> None:
+        """Something that belongs into a log."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def stack(self, key: str, text: str, fraction: float | None) -> None: ...
+
+    def doing(self, name: str, text: str) -> None: ...
+
+    def event(self, text: str) -> None: ...
+
+
+def glance(progress: Progress) -> str:
+    """Rank states in few words: ``running  rank 0 in-collective, rank 1 running  step 2``."""
+    by_state: dict[str, list[int]] = {}
+    for rank, state in progress.states.items():
+        by_state.setdefault(state, []).append(rank)
+    states = ", ".join(f"{wording.ranks(members)} {state}" for state, members in by_state.items())
+    return "  ".join(filter(None, (progress.doing, states, _step(progress.steps))))
+
+
+def _step(steps: Mapping[int, int]) -> str:
+    latest = max(steps.values(), default=0)
+    return f"step {latest}" if latest > 0 else ""

@@ -1,0 +1,50 @@
+"""The folder of a run, which holds its result and its evidence and is never overwritten."""
+
+from __future__ import annotations
+
+import errno
+from datetime import datetime
+from pathlib import Path
+
+from moediag.errors import UsageError
+
+
+def run_folder(out: Path | None, name: str) -> Path:
+    """Makes the run directory: ``out``, or a new one below ``moediag-runs`` named after the time
+    and the scenario. Raises UsageError when it exists and is not empty."""
+    try:
+        out = _new_folder(name) if out is None else out
+        out.mkdir(parents=True, exist_ok=True)
+        taken = any(out.iterdir())
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            problem = "is a file, or below one"
+        else:
+            problem = f"cannot be used: {error.strerror or error}"
+        raise UsageError(
+            f"--out {out or 'moediag-runs'}: {problem}", "Give a folder that can be created."
+        ) from error
+    if taken:
+        raise UsageError(
+            f"--out {out}: the folder is not empty",
+            "Evidence is never overwritten: give a new folder, or omit --out.",
+        )
+    return out.resolve()
+
+
+def _new_folder(name: str) -> Path:
+    """Creates a new folder; nodes on one disk may start in the same second. Raises OSError."""
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    base = Path("moediag-runs")
+    base.mkdir(exist_ok=True)
+    number = 1
+    while True:
+        out = base / (f"{stamp}-{name}" if number == 1 else f"{stamp}-{name}-{number}")
+        try:
+            out.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return out

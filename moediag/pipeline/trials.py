@@ -1,0 +1,334 @@
+"""The trials of a plan, one at a time: stack -> launch -> evidence -> diagnosis -> row.
+
+Nothing here knows a particular failure. An environment is built, a host started and a reference
+computed when the first trial needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import moediag
+from moediag.diagnosis import diagnose
+from moediag.errors import LaunchError, NodeLost, NoSuchRelease, StackError, UsageError
+from moediag.evidence.trial_folder import read_trial
+from moediag.launch.base import Launcher
+from moediag.launch.follow.several_nodes import BROKEN_OFF
+from moediag.launch.launcher import launcher
+from moediag.launch.nodes.rendezvous import Meeting
+from moediag.launch.settings import LaunchOptions, Progress
+from moediag.pipeline import rows
+from moediag.pipeline.observer import Observer, glance
+from moediag.protocol import CostTask, Outcome, ReferenceTask, ResumeTask, outcome_file, output_file
+from moediag.result import Seconds, TrialResult, Verdict, wording
+from moediag.scenario.plan import Plan, PlannedTrial
+from moediag.stacks import environment
+from moediag.stacks.environment import Stack
+
+# (kind, stack, run directory, options): to be used as a context manager
+GiveLauncher = Callable[
+    [str, Stack, Path, LaunchOptions], contextlib.AbstractContextManager[Launcher]
+]
+GiveStack = Callable[[Mapping[str, str], Callable[[str, float | None], None]], Stack]
+INTERRUPTED = "interrupted"  # folder of what trials left that did not end
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOptions:
+    """Options of all trials of a run."""
+
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    launcher: GiveLauncher | None = None
+    """Gives launchers that may outlive the run; default: its own."""
+    ensure: GiveStack | None = None
+    """Gives environments; default: stacks.environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A single-process run that trials are compared with."""
+
+    path: Path
+    verdict: Verdict | None = None
+    """None, or the verdict of every trial that needs this reference."""
+    reason: str = ""
+    """Why it has that verdict."""
+
+
+class References(Protocol):
+    """The computed references, by name."""
+
+    def get(self, name: str) -> Reference | None: ...
+
+    def add(self, name: str, value: Reference) -> None: ...
+
+
+def in_order(plan: Plan) -> list[PlannedTrial]:
+    """Returns the trials grouped by requested stack, in the plan's order. Timed trials come last,
+    when no other host is importing."""
+    groups: dict[tuple[bool, tuple[tuple[str, str], ...]], list[PlannedTrial]] = {}
+    for planned in plan.trials:
+        late = isinstance(planned.trial.task, CostTask)
+        groups.setdefault((late, _request(planned)), []).append(planned)
+    return [p for key in sorted(groups, key=lambda key: key[0]) for p in groups[key]]
+
+
+class Trials:
+    """Use as a context manager. ``references``: those that are there already, and new ones."""
+
+    def __init__(
+        self, plan: Plan, folder: Path, options: TrialOptions, observer: Observer,
+        references: References,
+    ) -> None:  # fmt: skip
+        self.plan = plan
+        self.observer = observer
+        self.folder = folder
+        families = {t.trial.model.family for t in plan.trials}
+        self.launcher = options.launcher or launcher
+        self.ensure = options.ensure or environment.ensure
+        self.launch_options = dataclasses.replace(options.launch, families=tuple(sorted(families)))
+        self.references = references
+        self.stacks: dict[tuple[tuple[str, str], ...], Stack | StackError] = {}
+        self.launch_errors: list[LaunchError] = []
+        self.meeting: Meeting | None = None
+        self._launchers: dict[tuple[str, str], Launcher] = {}
+        self._hosts = contextlib.ExitStack()
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                with contextlib.suppress(NodeLost):  # everything is done
+                    self._meet()
+        finally:
+            self._hosts.close()
+
+    def run(self, planned: PlannedTrial) -> TrialResult:
+        """Its result. Raises Interrupted and KeyboardInterrupt, StackError where no environment of
+        the plan can be had or one was mistyped, NodeLost."""
+        if self.meeting is None:
+            self._join()
+        stack = self._stack(planned.stack)
+        if isinstance(stack, StackError):
+            self._meet(stack.message)
+            return rows.not_built(planned, stack)
+        return self._one(planned, stack, self._launcher(planned, stack))
+
+    def warm(self, planned: PlannedTrial) -> bool:
+        """Begins to start the host of a trial that comes soon. False: its environment is not
+        built."""
+        key = _request(planned)
+        if isinstance(self.stacks.get(key), StackError):
+            return True
+        stack = self.stacks.get(key) or environment.ready(planned.stack)
+        if not isinstance(stack, Stack):
+            return False
+        self._launcher(planned, stack)
+        return True
+
+    # -- stacks and launchers ----------------------------------------------------------
+
+    def _launcher(self, planned: PlannedTrial, stack: Stack) -> Launcher:
+        key = (stack.key, planned.trial.launcher)
+        if key not in self._launchers:
+            self._launchers[key] = self._hosts.enter_context(
+                self.launcher(planned.trial.launcher, stack, self.folder, self.launch_options)
+            )
+        return self._launchers[key]
+
+    def _join(self) -> None:
+        """On several nodes: waits until each is there, with the same plan."""
+        options = self.launch_options
+        if options.nnodes == 1 or options.shared is None:
+            return
+        if any(isinstance(planned.trial.task, ResumeTask) for planned in self.plan.trials):
+            raise UsageError(
+                f"{self.plan.scenario.name} reads a checkpoint that all ranks have saved into one "
+                "folder: it runs on one node",
+                "Omit --nnodes.",
+            )
+        plan = [moediag.__version__, self.plan.scenario.to_yaml()]
+        plan += [f"{p.trial.name} {p.trial.world_size} {p.stack}" for p in self.plan.trials]
+        meeting = Meeting(
+            options.shared, options.node_rank or 0, options.nnodes, "\n".join(plan),
+            options.silence, stopped=lambda: options.stopped,
+        )  # fmt: skip
+        self.meeting = self._hosts.enter_context(meeting)
+        self.launch_options = dataclasses.replace(options, job=meeting.token)
+
+    def _meet(self, problem: str = "") -> str:
+        """Waits until all nodes begin the same trial. Returns why another node cannot run it."""
+        return self.meeting.meet(problem) if self.meeting is not None else ""
+
+    def _stack(self, request: Mapping[str, str]) -> Stack | StackError:
+        """Built or from the cache. One that cannot be built fails its own trials only, unless
+        none can be, or what was typed names no release."""
+        key = tuple(sorted(request.items()))
+        if key in self.stacks:
+            return self.stacks[key]
+        label = ", ".join(f"{k} {v}" for k, v in request.items()) or "transformers, newest release"
+
+        def progress(text: str, fraction: float | None) -> None:
+            self._go_on()
+            self.observer.stack(label, text, fraction)
+
+        stack: Stack | StackError
+        try:
+            stack = self.ensure(request, progress)
+        except StackError as error:
+            wanted = {_request(t) for t in self.plan.trials}
+            failed = {k: s for k, s in self.stacks.items() if isinstance(s, StackError)}
+            if self._mistyped(error, request):
+                raise
+            if wanted <= {key, *failed}:
+                raise next(iter(failed.values()), error) from None
+            stack = error
+        self.stacks[key] = stack
+        return stack
+
+    def _go_on(self) -> None:
+        """Raises KeyboardInterrupt where another thread asked to stop."""
+        if self.launch_options.stopped:
+            raise KeyboardInterrupt
+
+    def _mistyped(self, error: StackError, request: Mapping[str, str]) -> bool:
+        """Whether ``--stack`` asked for what does not exist: a question to correct, no result."""
+        typed = any(text.startswith("--stack ") for text in self.plan.overrides)
+        return isinstance(error, NoSuchRelease) and typed and request == self.plan.scenario.stack
+
+    # -- one trial ---------------------------------------------------------------------
+
+    def _one(self, planned: PlannedTrial, stack: Stack, start: Launcher) -> TrialResult:
+        trial = planned.trial
+        self._go_on()
+        versions = dict(stack.versions)
+        took = None
+        if planned.reference_key is not None:
+            reference, took = self._reference(planned, stack, start)
+            if reference.verdict is not None:
+                self._meet(reference.reason)
+                return rows.without_launch(planned, versions, reference.verdict, reference.reason)
+            trial = dataclasses.replace(trial, reference_path=str(reference.path))
+        if elsewhere := self._meet():
+            return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, elsewhere)
+        folder = self._fresh(trial.name)
+        began = time.monotonic()
+        try:
+            record = start.run(trial, folder, _telling(self.observer, trial.name))
+        except LaunchError as error:
+            self.launch_errors.append(error)
+            return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
+        if record.launch_error == BROKEN_OFF:  # what its ranks raised then shows nothing
+            return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF)
+        evidence = read_trial(folder)
+        found = diagnose(evidence)
+        found = dataclasses.replace(found, notes=(*found.notes, *stack.notes))
+        if evidence.nccl:
+            versions["nccl"] = evidence.nccl
+        seconds = Seconds(
+            environment=round(stack.seconds, 3),
+            launch=_since(record.started, record.first_progress),
+            stall_to_verdict=record.since_stall(),
+            total=round(time.monotonic() - began, 3),
+            reference=took,
+        )
+        # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
+        repeated = trial.skew.batches in ("identical", "one-token")
+        other_batch = repeated and trial.skew.batches != self.plan.scenario.skew.batches
+        done = rows.planned_row(planned, found, versions, folder.name)
+        return dataclasses.replace(done, seconds=seconds, other_batch=other_batch)
+
+    def _reference(
+        self, planned: PlannedTrial, stack: Stack, start: Launcher
+    ) -> tuple[Reference, float | None]:
+        """The single-process run that this trial is held against, done once per key and stack; and
+        its seconds, None where it was done before."""
+        name = f"reference-{planned.reference_key}-{stack.key}"
+        known = self.references.get(name)
+        if known is not None:
+            return known, None
+        path = self.folder / f"{name}.pt"
+        trial = dataclasses.replace(
+            planned.trial,
+            name=name,
+            task=ReferenceTask(),
+            fix=None,
+            record=False,
+            reference_path=str(path),
+        )
+        folder = self._fresh(name)
+        began = time.monotonic()
+        try:
+            start.run(trial, folder, None)
+            reason = Outcome.read(folder / outcome_file(0)).applicable
+            found = Reference(path, Verdict.NOT_APPLICABLE if reason else None, reason or "")
+        except LaunchError as error:
+            self.launch_errors.append(error)
+            found = Reference(path, Verdict.INCONCLUSIVE, error.message)
+        except (OSError, ValueError):
+            log = folder / output_file(0)
+            found = Reference(
+                path,
+                Verdict.INCONCLUSIVE,
+                f"the single-process reference failed, so nothing can be judged: "
+                f"{last_line(log) or 'it left no output'} (all of it in {name}/{log.name})",
+            )
+        self.references.add(name, found)
+        return found, round(time.monotonic() - began, 3)
+
+    def _fresh(self, name: str) -> Path:
+        """The folder of a trial. What an interrupted one left there is kept beside it."""
+        folder = self.folder / name
+        if folder.exists() and self.launch_options.nnodes == 1:
+            kept, number = self.folder / INTERRUPTED, 1
+            kept.mkdir(exist_ok=True)
+            while (target := kept / f"{name}-{number}").exists():
+                number += 1
+            folder.rename(target)
+        return folder
+
+
+def _telling(observer: Observer, name: str) -> Callable[[Progress], None]:
+    """Says what the trial ``name`` does; once, that it stopped."""
+    doing = ""
+
+    def tell(progress: Progress) -> None:
+        nonlocal doing
+        if progress.doing == "capturing" and doing != progress.doing:
+            stopped = wording.seconds(progress.seconds)
+            observer.event(f"{name}: stopped after {stopped}, collecting evidence")
+        doing = progress.doing
+        observer.doing(name, glance(progress))
+
+    return tell
+
+
+def _request(planned: PlannedTrial) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(planned.stack.items()))
+
+
+def _since(start: float, end: float | None) -> float | None:
+    return None if end is None else round(end - start, 3)
+
+
+def last_line(log: Path) -> str:
+    """The last line that says something; "" without any."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

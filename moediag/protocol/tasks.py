@@ -1,0 +1,102 @@
+"""What a trial does: one task, identified in trial.json by its ``kind``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Union
+
+from moediag.protocol.specs import ModelSpec
+
+# Values of wrapper.kind where a training library runs the steps, see TrainerTask.
+TRAINER_KINDS = ("trainer", "trl")
+
+
+@dataclass(frozen=True)
+class StepTask:
+    """The training step under test."""
+
+    kind: str = field(default="step", init=False)
+
+
+@dataclass(frozen=True)
+class TrainerTask:
+    """The same steps run by transformers' Trainer or TRL's SFTTrainer (``wrapper.kind``)."""
+
+    kind: str = field(default="trainer", init=False)
+
+
+@dataclass(frozen=True)
+class ResumeTask:
+    """Training in one go, compared with the same training after a save and a load into a new model
+    and a new optimizer."""
+
+    kind: str = field(default="resume", init=False)
+    # dcp: torch.distributed.checkpoint with get_state_dict and set_state_dict. accelerate: its
+    # save_state and load_state. save-pretrained: the model by the library's own save_pretrained
+    # and from_pretrained, the optimizer by torch.save on each rank.
+    through: str = "dcp"
+    after: int = 2  # steps before the save
+    state_dict: str = "sharded"  # accelerate's state dict type: sharded | full
+
+
+@dataclass(frozen=True)
+class ProgramTask:
+    """A program of moediag.worker.programs instead of the training step of a whole model."""
+
+    kind: str = field(default="program", init=False)
+    name: str = ""
+    options: Dict[str, Any] = field(default_factory=dict)  # every option, see PROGRAMS
+
+
+@dataclass(frozen=True)
+class CostTask:
+    """Times fixes side by side on a mid-size healthy step."""
+
+    kind: str = field(default="cost", init=False)
+    fixes: List[str] = field(default_factory=list)
+    rounds: int = 8
+    model: ModelSpec = field(default_factory=ModelSpec)
+    batch: int = 1
+    seq_len: int = 512
+
+
+@dataclass(frozen=True)
+class ReferenceTask:
+    """The same step in one process in fp32; writes the trial's ``reference_path``."""
+
+    kind: str = field(default="reference", init=False)
+
+
+@dataclass(frozen=True)
+class SusceptibilityTask:
+    """Predicts in one process whether ranks would disagree about which parameters have a
+    gradient."""
+
+    kind: str = field(default="susceptibility", init=False)
+
+
+@dataclass(frozen=True)
+class WatchTask:
+    """A job that moediag only watched: its own program decides what the ranks do."""
+
+    kind: str = field(default="watch", init=False)
+
+
+Task = Union[
+    StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
+    WatchTask,
+]  # fmt: skip
+
+
+def task_fields(trial: Mapping[str, Any]) -> Dict[str, Any]:
+    """The task in the content of a trial.json. Older files have a ``purpose`` and a section of that
+    name instead. Whatever else the file holds, the result has a ``kind``."""
+    if isinstance(trial.get("task"), dict):
+        return {"kind": "", **trial["task"]}
+    sections = {name: value for name, value in trial.items() if isinstance(value, dict)}
+    kind = str(trial.get("purpose", "step"))
+    if kind == "step":
+        trained = sections.get("wrapper", {}).get("kind") in TRAINER_KINDS
+        others = [name for name in ("program", "resume") if name in sections]
+        kind = others[0] if others else "trainer" if trained else "step"
+    return {**sections.get(kind, {}), "kind": kind}

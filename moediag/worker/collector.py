@@ -1,0 +1,108 @@
+"""One rank's part of a trial: the loop over its training steps, and what it measures of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional
+
+import torch
+
+from moediag.protocol import Outcome, ProgramTask, Trial
+from moediag.worker.measure import replicas
+from moediag.worker.models.skew import RouterSkew
+from moediag.worker.versions import versions
+
+
+class Unrecorded:
+    """Takes the place of the recorder in a trial that is not recorded."""
+
+    def step(self, number: int) -> None: ...
+
+    def phase(self, text: str) -> None: ...
+
+    def event(self, kind: str, keep: bool = False, **fields: Any) -> None: ...
+
+    def decision(self, what: str, value: Any) -> None: ...
+
+    def finding(self, what: str, text: str, **details: Any) -> None: ...
+
+    def error(self, exception: BaseException) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def paused(self) -> ContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class Collector:
+    """What a task gets to work with, and where it puts what it measures."""
+
+    def __init__(self, trial: Trial, rank: int, device: torch.device, recorder: Any = None) -> None:
+        self.trial = trial
+        self.rank = rank
+        self.device = device
+        self.recorder: Any = Unrecorded() if recorder is None else recorder
+        # Tasks fill its lists and dicts; `set` replaces its other fields.
+        self.measured = Outcome(rank=rank)
+
+    @property
+    def options(self) -> Dict[str, Any]:
+        """The options of the trial's program, every one of them."""
+        assert isinstance(self.trial.task, ProgramTask)
+        return self.trial.task.options
+
+    def set(self, **fields: Any) -> None:
+        """Replaces fields of ``measured``."""
+        self.measured = dataclasses.replace(self.measured, **fields)
+
+    def note(self, *texts: str) -> None:
+        """Adds facts about how the trial was run. They are recorded at once: only a rank that
+        reaches its end writes an Outcome."""
+        for text in texts:
+            if text in self.measured.notes:
+                continue
+            self.measured.notes.append(text)
+            self.recorder.event("note", keep=True, text=text)
+
+    def begin(self, number: int, skew: Optional[RouterSkew] = None) -> None:
+        """Tells the recorder and ``skew`` that training step ``number`` (from 1) begins."""
+        self.recorder.step(number)
+        if skew is not None:
+            skew.set_step(number)
+
+    def steps(
+        self,
+        observed: Optional[replicas.Observed] = None,
+        optimize: Optional[Callable[[int], Optional[bool]]] = None,
+        skew: Optional[RouterSkew] = None,
+        first: int = 1,
+        last: Optional[int] = None,
+    ) -> Iterator[int]:
+        """Yields the number of each training step, ``first`` to ``last`` (None: the trial's last).
+
+        The caller runs forward and backward. Then ``optimize(number)`` clips and steps the
+        optimizer; training ends early when it returns False. Replicas of ``observed`` are measured
+        before training, before clipping and after the optimizer.
+        """
+        observer = observed and replicas.Observer(observed, self.trial.world_size)
+        for number in range(first, (last or self.trial.step.steps) + 1):
+            self.begin(number, skew)
+            yield number
+            if observer:
+                observer.before_clip()
+            going_on = optimize is None or optimize(number) is not False
+            if observer:
+                observer.after_optimizer(number)
+                self.measured.replicas.update(observer.steps)
+            if not going_on:
+                return
+            self.set(steps_done=number)
+
+    def outcome(self, refusal: Optional[BaseException] = None) -> Outcome:
+        """What was measured, with the versions in use; with ``refusal`` only why it could not be
+        (see NotApplicable)."""
+        kept = self.measured
+        if refusal is not None:
+            kept = Outcome(rank=self.rank, applicable=str(refusal))
+        return dataclasses.replace(kept, versions=versions())

@@ -1,0 +1,204 @@
+"""Data parallelism of the model under test: one class for each way to shard, with one interface.
+
+Each class knows how to run backward, how to leave out synchronisation while accumulating, how to
+clip, and how to show its gradients beside the reference's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager, Dict, Iterator, Optional
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from moediag.axes import DP_REPLICATE, Layout
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import fsdp2_internals
+from moediag.worker.shard.wrapped import GradientView, Select, Wrapped, clean_fqn, mesh_of, whole
+
+
+class FSDP2(Wrapped):
+    def wrap(self, model: nn.Module) -> nn.Module:
+        try:
+            from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        except ImportError as error:  # torch < 2.6
+            raise NotApplicable("FSDP2 needs torch >= 2.6") from error
+        if self.device.type == "cpu":
+            self.notes += fsdp2_internals.prepare_cpu()
+        self._divide_by = self._missing_divisor()
+        spec = self.trial.wrapper
+        options: Dict[str, Any] = dict(
+            mesh=self.mesh(),
+            reshard_after_forward=spec.reshard_after_forward,
+            **self.left_out(model),
+        )
+        asked = {"param_dtype": spec.param_dtype, "reduce_dtype": spec.reduce_dtype}
+        dtypes = {name: getattr(torch, dtype) for name, dtype in asked.items() if dtype}
+        if dtypes:
+            options["mp_policy"] = MixedPrecisionPolicy(**dtypes)
+        if spec.granularity == "expert":
+            if self.anatomy.fused:
+                raise NotApplicable(
+                    "experts are one 3-D parameter here: they cannot be FSDP groups of their own"
+                )
+            for block in self.anatomy.blocks:
+                for _, expert in block.experts:
+                    fully_shard(expert, **options)
+        if spec.granularity in ("layer", "expert"):
+            for _, layer in self.anatomy.layers:
+                fully_shard(layer, **options)
+        fully_shard(model, **options)
+        return model
+
+    def mesh(self) -> DeviceMesh:
+        return mesh_of(self.trial)
+
+    def left_out(self, model: nn.Module) -> Dict[str, Any]:
+        """Arguments of fully_shard by which it leaves parameters alone."""
+        return {}
+
+    def _missing_divisor(self) -> int:
+        """What the loss must be divided by because this backend does not; usually 1."""
+        if not fsdp2_internals.sums_for_means(self.trial.backend):
+            return 1
+        layout = Layout.resolve(self.trial.layout, self.trial.world_size)
+        if DP_REPLICATE in layout.active:
+            raise NotApplicable(f"FSDP2 on {DP_REPLICATE} and gloo needs torch >= 2.9")
+        divisor = layout.divisor(self.trial.skew.batches)
+        self.notes.append(fsdp2_internals.OLD_GLOO.format(divisor))
+        return divisor
+
+    def backward(self, loss: torch.Tensor) -> None:
+        super().backward(loss / self._divide_by if self._divide_by > 1 else loss)
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        if not self.trial.step.accumulate_sync:
+            model: Any = self.model
+            model.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+
+class FSDP1(Wrapped):
+    tells_slices = False
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        import functools
+
+        from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+        from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
+
+        spec = self.trial.wrapper
+        units = (
+            {id(layer) for _, layer in self.anatomy.layers} if spec.granularity != "root" else set()
+        )
+        if spec.granularity == "expert":
+            units |= {id(e) for block in self.anatomy.blocks for _, e in block.experts}
+        policy = functools.partial(
+            lambda_auto_wrap_policy, lambda_fn=lambda module: id(module) in units
+        )
+        precision = None
+        if spec.reduce_dtype:
+            precision = MixedPrecision(reduce_dtype=getattr(torch, spec.reduce_dtype))
+        return FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=policy,
+            mixed_precision=precision,
+            use_orig_params=True,
+            device_id=self.device if self.device.type == "cuda" else torch.device("cpu"),
+        )
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        model: Any = self.model
+        if last or self.trial.step.accumulate_sync:
+            return contextlib.nullcontext()
+        return model.no_sync()
+
+    def clip(self, limit: float) -> Optional[float]:
+        model: Any = self.model
+        return float(model.clip_grad_norm_(limit))
+
+    def gathered(self) -> ContextManager[Any]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        context: ContextManager[Any] = FullyShardedDataParallel.summon_full_params(
+            self.model, with_grads=True, writeback=False
+        )
+        return context
+
+    def gradients(self) -> Iterator[GradientView]:
+        with self.gathered():
+            for name, parameter in self.model.named_parameters():
+                yield clean_fqn(name), parameter.grad, self.cut(clean_fqn(name))
+
+    def weights(self) -> Iterator[GradientView]:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        # Gradients are gone after the optimizer's step, so they cannot be gathered with them.
+        with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
+            for name, parameter in self.model.named_parameters():
+                yield clean_fqn(name), parameter.detach(), self.cut(clean_fqn(name))
+
+    def cut(self, fqn: str) -> Select:
+        """Which part of the full tensor a gathered parameter is: all of it."""
+        return whole
+
+
+class DDP(Wrapped):
+    def wrap(self, model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(
+            model, find_unused_parameters=self.trial.wrapper.find_unused_parameters
+        )
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        model: Any = self.model
+        if last or self.trial.step.accumulate_sync:
+            return contextlib.nullcontext()
+        return model.no_sync()
+
+
+class DeepSpeedZero(Wrapped):
+    """ZeRO-2 and ZeRO-3 through ``deepspeed.initialize``."""
+
+    tells_slices = False
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        from moediag.worker.shard.deepspeed import initialize
+
+        return initialize(model, self.trial)
+
+    def make_optimizer(self) -> None:
+        from moediag.worker.shard.deepspeed import NOTE
+
+        self.optimizer = self.model.optimizer
+        if self.trial.backend == "gloo":
+            self.notes.append(NOTE)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        engine: Any = self.model
+        # The engine divides by the accumulation steps itself.
+        engine.backward(loss * self.trial.step.accumulate)
+
+    def accumulating(self, last: bool) -> ContextManager[Any]:
+        engine: Any = self.model
+        engine.set_gradient_accumulation_boundary(last)
+        return contextlib.nullcontext()
+
+    def clip(self, limit: float) -> Optional[float]:
+        return None  # done inside engine.step(); its norm is known only there
+
+    def step(self) -> None:
+        engine: Any = self.model
+        engine.step()
+
+    def gathered(self) -> ContextManager[Any]:
+        from moediag.worker.shard.deepspeed import gathered
+
+        return gathered(self.model)
+
+    def gradients(self) -> Iterator[GradientView]:
+        from moediag.worker.shard.deepspeed import full_gradient
+
+        for name, parameter in self.model.named_parameters():
+            yield clean_fqn(name), full_gradient(parameter), whole

@@ -1,0 +1,34 @@
+"""Which class shards the model under test: the scenario's ``wrapper.kind`` and layout decide."""
+
+from __future__ import annotations
+
+from typing import Dict, Type
+
+from moediag.axes import Layout, supported
+from moediag.protocol import Trial
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import expert_parallel
+from moediag.worker.shard.data_parallel import DDP, FSDP1, FSDP2, DeepSpeedZero
+from moediag.worker.shard.wrapped import Wrapped
+
+_DATA_PARALLEL: Dict[str, Type[Wrapped]] = {
+    "fsdp2": FSDP2,
+    "fsdp1": FSDP1,
+    "ddp": DDP,
+    "zero2": DeepSpeedZero,
+    "zero3": DeepSpeedZero,
+    "none": Wrapped,
+}
+
+
+def kind_of(trial: Trial) -> Type[Wrapped]:
+    """The class that shards the trial's model. Raises NotApplicable."""
+    kind, active = trial.wrapper.kind, Layout(trial.layout).active
+    refused = [axis for axis in active if not axis.supported]
+    if refused and trial.wrapper.distributed_config is None:
+        raise NotApplicable(
+            f"the step under test cannot run mesh axis {', '.join(refused)}; it runs {supported()}"
+        )
+    if any(axis.by_loading for axis in active) or kind not in _DATA_PARALLEL:
+        return expert_parallel.kind(trial)
+    return _DATA_PARALLEL[kind]

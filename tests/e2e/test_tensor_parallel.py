@@ -1,0 +1,62 @@
+"""Tensor parallelism in the step under test: a released plan that leaves out a reduction, and two
+that are complete. Two gloo ranks on the CPU; four where FSDP2 shards besides."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.pipeline import Command, Ran, need
+from tests.e2e.test_scenarios import CLEAN, WRONG, holds
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack]
+
+OLD = {"transformers": "4.53.2", "accelerate": "1.8.1"}
+NEW = {"transformers": "5.23.0", "accelerate": "1.15.0"}
+NORMS = "model.layers.{0,1}.self_attn.{q,k}_norm.weight"
+
+
+@pytest.fixture(params=["2", pytest.param("4", marks=pytest.mark.wide)])
+def ran(command: Command, request: pytest.FixtureRequest) -> Ran:
+    need(OLD)
+    need(NEW)
+    return command.run("tp-head-norm", "--cpu", request.param)
+
+
+def test_only_the_plan_without_the_reduction_is_wrong(ran: Ran) -> None:
+    holds(ran)
+    assert ran.verdicts == {
+        "unfixed": WRONG, "omni": WRONG, "upgrade": CLEAN, "upgrade-and-shard": CLEAN,
+        "mixtral": CLEAN,
+    }  # fmt: skip
+    assert ran.fixes == {"upgrade": True, "upgrade-and-shard": True}
+
+
+def test_the_parameters_without_a_sum_are_named(ran: Ran) -> None:
+    trial = ran.trial("unfixed")
+    assert "4 of 69 parameters have wrong gradients" in trial["cause"]
+    assert f"differ between ranks that hold the same slice ({NORMS})" in trial["cause"]
+    assert trial["signature"] == "wrong-gradients:replicas differ:no-rank"
+    assert "The loss of that step is correct to five digits" in trial["cause"]
+
+
+def test_a_later_release_still_leaves_it_out_for_another_family(ran: Ran) -> None:
+    cause = ran.trial("omni")["cause"]
+    assert "4 of 81 parameters have wrong gradients" in cause
+    assert "(model.language_model.layers.{0,1}.self_attn.{q,k}_norm.weight)" in cause
+
+
+def test_pieces_of_matrices_are_compared(ran: Ran) -> None:
+    """A matrix that is cut along either dim, and one that each rank holds whole."""
+    (table,) = [t for t in ran.result["tables"] if t["title"].startswith("Gradients of step 1")]
+    rows = [row[1:] for row in table["rows"] if row[:2] == ["unfixed", "all others"]]
+    wrong = {placement.partition(" on ")[0]: count for _, placement, count, *_ in rows}
+    assert wrong == {"Replicate": 4, "Shard(0)": 0, "Shard(1)": 0}
+
+
+@pytest.mark.parametrize("axis", ["cp", "pp", "etp"])
+def test_an_axis_that_the_step_cannot_run_is_not_applicable(command: Command, axis: str) -> None:
+    need(OLD)
+    ran = command.run("tp-head-norm", "--variant", "mixtral", "--set", f"layout={{{axis}: world}}")
+    trial = ran.trial("mixtral")
+    assert trial["verdict"] == "not-applicable"
+    assert f"cannot run mesh axis {axis}; it runs dp_replicate, dp_shard, ep and tp" in str(trial)

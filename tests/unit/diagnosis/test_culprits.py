@@ -1,0 +1,252 @@
+"""Who is named where nothing but numbers or the step before can tell, and who is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.diagnosis.blame.culprits import Blame, blame
+from moediag.diagnosis.schedules.align import Schedule, align
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.schedules.starvation import Starved, Tokens
+from moediag.evidence.model import Collective, Evidence, Group, RankError
+from moediag.result import Confidence, Verdict
+from tests.unit.evidence_builder import Job, Op, died, expert
+
+
+def reductions(*sizes_of_ranks: tuple[int, ...]) -> Job:
+    """One group of all ranks; each rank all-reduces its sizes, one a step, without parameters."""
+    programs = [
+        [Op("0", "all_reduce", numel, step=step) for step, numel in enumerate(sizes, 1)]
+        for sizes in sizes_of_ranks
+    ]
+    return Job({"0": (tuple(range(len(programs))), "dp")}, programs)
+
+
+# ------------------------------------------------------------------------ by their number
+
+
+def test_two_ranks_against_two_name_nobody() -> None:
+    found = diagnose(reductions((16,), (16,), (20,), (20,)).run())
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (), ())
+    assert found.confidence == Confidence.MEDIUM
+    assert found.signature.endswith(":no-rank")
+
+
+def test_two_ranks_against_two_in_a_larger_group_name_nobody_either() -> None:
+    """Five ranks, three opinions: the first two are equally large, so no opinion is the right
+    one, whichever rank comes first."""
+    for sizes in ((16, 16, 20, 20, 24), (24, 20, 20, 16, 16)):
+        found = diagnose(reductions(*((numel,) for numel in sizes)).run())
+        assert (found.verdict, found.culprits) == (Verdict.HANG, ())
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+def test_one_rank_against_three_is_named(odd: int) -> None:
+    sizes = [(16,)] * 4
+    sizes[odd] = (20,)
+    found = diagnose(reductions(*sizes).run())
+    assert (found.verdict, found.culprits) == (Verdict.HANG, (odd,))
+    assert found.confidence == Confidence.HIGH
+
+
+def test_the_only_largest_group_outvotes_the_others_with_less_confidence() -> None:
+    found = diagnose(reductions((16,), (16,), (20,), (24,)).run())
+    assert (found.verdict, found.culprits) == (Verdict.HANG, (2, 3))
+    assert found.confidence == Confidence.MEDIUM
+
+
+def test_four_ranks_of_four_opinions_name_nobody() -> None:
+    found = diagnose(reductions((16,), (20,), (24,), (28,)).run())
+    assert (found.verdict, found.culprits) == (Verdict.HANG, ())
+
+
+# ------------------------------------------------------------------------ by the step before
+
+
+def test_the_rank_that_departs_from_the_step_before_is_named() -> None:
+    found = diagnose(reductions((16, 16), (16, 20)).run())
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
+    assert found.confidence == Confidence.MEDIUM
+
+
+def test_ranks_that_all_depart_from_the_step_before_name_nobody() -> None:
+    """What changed between the steps changed for everybody, so the step before acquits no rank
+    and accuses none."""
+    found = diagnose(reductions((16, 20), (16, 24)).run())
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (), ())
+    assert found.signature.endswith(":no-rank")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # The second step differs from the first before the place in question.
+        ([16, 24, 32], [20, 24], [20, 28]),
+        # The first step was over at that place: it says nothing about one call more.
+        ([16], [16, 24], [16, 28]),
+    ],
+)
+def test_a_step_before_that_went_another_way_acquits_nobody(steps: tuple[list[int], ...]) -> None:
+    before, *now = steps
+    programs = [
+        [Op("0", "all_reduce", n, step=1) for n in before]
+        + [Op("0", "all_reduce", n, step=2) for n in own]
+        for own in now
+    ]
+    found = diagnose(Job({"0": ((0, 1), "dp")}, programs).run())
+    assert (found.verdict, found.culprits) == (Verdict.HANG, ())
+
+
+def test_two_against_two_is_decided_by_the_step_before() -> None:
+    found = diagnose(reductions((16, 16), (16, 20), (16, 16), (16, 20)).run())
+    assert (found.verdict, found.culprits) == (Verdict.HANG, (1, 3))
+
+
+# ------------------------------------------------------------------------ exception or divergence
+
+
+def raised(time: float) -> Evidence:
+    """Rank 0 raises in its second step; at 4.0 and 5.0 ranks 1 and 2 bring different sizes to a
+    reduction that rank 0 never comes to."""
+    evidence = reductions((16,), (16, 16), (16, 20)).run()
+    first = min(c.time for rank in (1, 2) for c in evidence.ranks[rank].collectives[1:])
+    assert first == 4.0
+    return died(evidence, 0, RankError("IndexError", "index 9", "model.py:40 load", time=time))
+
+
+def test_an_exception_before_the_divergence_is_the_cause() -> None:
+    """What the others did after a rank was gone is no evidence of who went wrong first."""
+    found = diagnose(raised(3.5))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (0,), (1, 2))
+    assert found.signature == "crash:IndexError:model.py load:one-rank"
+
+
+@pytest.mark.parametrize("time", [4.5, 0.0])
+def test_an_exception_after_the_divergence_or_at_an_unknown_time_is_its_consequence(
+    time: float,
+) -> None:
+    found = diagnose(raised(time))
+    assert found.verdict == Verdict.COLLECTIVE_MISMATCH
+    assert found.first_divergence is not None
+    assert {rank for rank, side in found.first_divergence.ranks.items() if side.op != "none"} == {
+        "1",
+        "2",
+    }
+
+
+# ------------------------------------------------------------------------ on what it rests
+
+
+def blamed(*sides: Collective, kind: str = "size", schedule: Schedule | None = None, **more: Any):
+    calls = dict(enumerate(sides))
+    group = Group("0", tuple(calls))
+    return blame(Divergence(kind, group, 0, calls, **more), schedule, Tokens())
+
+
+def call(numel: int = 8, op: str = "all_reduce", **more: Any) -> Collective:
+    return Collective(0, "0", 0, op, numel, numel, "float32", **more)
+
+
+def test_a_blame_says_on_what_it_rests() -> None:
+    assert blamed(call(8), call(8), call(9)) == Blame((2,), "majority")
+    assert blamed(call(8), call(8), call(9), call(10)) == Blame((2, 3), "plurality")
+    assert blamed(call(8), call(8), call(9), call(9)) == Blame()
+    assert blamed(call(8), call(9)) == Blame()
+    assert Blame().basis == "none"
+
+
+def test_history_decides_where_numbers_do_not() -> None:
+    job = reductions((16, 16), (16, 20)).run()
+    aligned = align(job)
+    (schedule,) = aligned.schedules.values()
+    calls = {rank: job.ranks[rank].collectives[1] for rank in (0, 1)}
+    found = blame(Divergence("size", schedule.group, 1, calls), schedule, Tokens())
+    assert found == Blame((1,), "history")
+
+
+def test_a_point_to_point_call_names_nobody() -> None:
+    for op in ("send", "recv"):
+        assert blamed(call(8, op, peer=1), call(9, op, peer=0), call(9, op, peer=0)) == Blame()
+
+
+def test_a_rank_of_which_the_thing_is_not_known_agrees_with_everybody() -> None:
+    plain, other = call(reduce="sum"), call(reduce="avg")
+    assert blamed(plain, plain, other, call(), kind="reduce") == Blame((2,), "majority")
+    # Of those that are known neither side is larger.
+    assert blamed(plain, other, call(), call(), kind="reduce") == Blame()
+
+
+def test_parts_that_differ_of_an_equal_whole_are_counted_as_parts() -> None:
+    def part(numel: int) -> Collective:
+        return Collective(0, "0", 0, "all_gather", numel, 12, "float32")
+
+    assert blamed(part(4), part(4), part(5)) == Blame((2,), "majority")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "culprits"),
+    [
+        (((0, 1), (0, 2)), (0,)),
+        (((0, 2), (1, 2)), (2,)),
+        (((0, 1),), ()),  # either of the two
+        (((0, 1), (2, 3)), ()),  # no rank is in both
+    ],
+)
+def test_the_one_rank_in_every_bad_pair_is_named(
+    pairs: tuple[tuple[int, int], ...], culprits: tuple[int, ...]
+) -> None:
+    found = blamed(*[call(op="all_to_all")] * 4, kind="splits", pairs=pairs)
+    assert found == (Blame(culprits, "majority") if culprits else Blame())
+
+
+def test_parameters_that_a_rank_leaves_out_are_listed_in_the_order_of_its_group() -> None:
+    whole = call(30, parameters=("a", "b", "c"))
+    short = call(10, parameters=("b",), parameters_missing=("c", "a"))
+    found = blamed(whole, short, whole)
+    assert found == Blame((1,), "left-out", {1: ("c", "a")})
+    # A majority that leaves them out is named all the same, and the contradiction noted.
+    assert blamed(whole, short, short) == Blame(
+        (1, 2), "left-out", {1: ("c", "a"), 2: ("c", "a")}, contradicted=True
+    )
+    # Another FSDP group is a skipped call, not a shorter one; nor is another operation.
+    assert blamed(whole, call(10, parameters=("x",)), whole).basis == "majority"
+    other = call(10, "all_gather", parameters=("b",), parameters_missing=("a", "c"))
+    assert blamed(whole, other, whole, kind="op").basis == "majority"
+    # Where one side alone is known there is nothing to leave out.
+    assert blamed(short, call(30), call(30)).basis == "majority"
+
+
+def test_tokens_say_who_skipped_an_expert() -> None:
+    one = call(8, parameters=expert(0, 3), step=2)
+    other = call(8, "reduce_scatter", parameters=expert(0, 2), step=2)
+    counts = {0: [5, 5, 5, 5], 1: [5, 5, 5, 0]}
+    tokens = Tokens({(2, "model.layers.0.mlp"): counts}, {"model.layers.0.mlp"})
+    group = Group("0", (0, 1))
+    found = blame(Divergence("op", group, 0, {0: one, 1: other}), None, tokens)
+    starved = Starved(1, "model.layers.0.mlp", 3, ((0, 5),))
+    assert found == Blame((1,), "skipped", {1: expert(0, 3)}, (starved,))
+    # In another step, or with tokens on both, nothing is known of it.
+    late = Tokens({(3, "model.layers.0.mlp"): counts}, {"model.layers.0.mlp"})
+    assert blame(Divergence("op", group, 0, {0: one, 1: other}), None, late) == Blame()
+
+
+@pytest.mark.parametrize(
+    ("gone", "callers", "options", "culprits", "basis"),
+    [
+        ((1,), (0,), {}, (1,), "gone"),
+        ((1, 2), (0,), {"ended": (1, 2)}, (0,), "majority"),
+        ((1, 2), (0,), {"ended": (1,)}, (1, 2), "gone"),
+        ((1, 2), (0,), {"inferred": True}, (0,), "majority"),
+        ((2, 3), (0, 1), {"ended": (2, 3)}, (2, 3), "gone"),
+    ],
+)
+def test_a_missing_call_is_of_those_that_are_gone(
+    gone: tuple[int, ...], callers: tuple[int, ...], options: dict[str, Any],
+    culprits: tuple[int, ...], basis: str,
+) -> None:  # fmt: skip
+    calls = {**dict.fromkeys(gone), **dict.fromkeys(callers, call())}
+    divergence = Divergence("missing", Group("0", (0, 1)), 0, calls, absent=gone, **options)
+    assert blame(divergence, None, Tokens()) == Blame(culprits, basis)

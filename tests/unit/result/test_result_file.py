@@ -1,0 +1,77 @@
+"""result.json, schema_version 1: a trial's fields are flat, whatever the objects hold."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag.result import TrialResult, read_result
+from tests.unit.trial_results import changed, trial_result
+
+SAMPLES = sorted((Path(__file__).parent.parent.parent / "golden" / "results").glob("*.json"))
+# The fields of a trial when diagnosis and trial became two objects.
+FIELDS = {
+    "variant", "role", "stack", "launcher", "backend", "world_size", "verdict", "expected", "met",
+    "signature", "confidence", "culprits", "victims", "cause", "not_seen", "first_divergence",
+    "gradient_error", "worst_parameter", "step_time_ratio", "seconds", "evidence", "repeat",
+    "must_show", "stacks", "wrong_parameters", "parameters_compared", "step_time_spread", "notes",
+    "repairs", "clean_without", "other_batch", "tables", "schedules", "states", "shared_gpu",
+    "attached",
+}  # fmt: skip
+
+
+def test_a_trial_has_every_field_of_the_schema_at_its_top() -> None:
+    """Fields may be added, none may leave."""
+    flat = trial_result().to_json()
+    assert set(flat) >= FIELDS
+    assert "diagnosis" not in flat
+
+
+def written_again(kept: Any, again: Any) -> bool:
+    """Whether ``again`` says all that ``kept`` does; objects may have more fields."""
+    if isinstance(kept, dict):
+        return all(name in again and written_again(kept[name], again[name]) for name in kept)
+    if isinstance(kept, list):
+        return len(kept) == len(again) and all(map(written_again, kept, again))
+    return bool(kept == again)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_what_a_kept_result_says_is_written_again(sample: Path, tmp_path: Path) -> None:
+    kept = json.loads(sample.read_text())
+    read_result(sample).write(tmp_path)
+    again = json.loads((tmp_path / "result.json").read_text())
+    assert written_again(kept, again)
+    kept["trials"][0]["culprits"] = [99]
+    assert not written_again(kept, again)
+
+
+def test_ranks_are_numbers_here_and_text_in_the_file(tmp_path: Path) -> None:
+    one = changed(trial_result(verdict="hang"), stacks={3: ("a.py:1 wait",)}, culprits=(3,))
+    raw = one.to_json()
+    assert (raw["stacks"], raw["verdict"]) == ({"3": ["a.py:1 wait"]}, "hang")
+    assert type(raw["verdict"]) is type(raw["confidence"]) is str
+
+
+@pytest.mark.parametrize("field", ["verdict", "confidence"])
+def test_a_word_that_no_version_wrote_is_refused(field: str, tmp_path: Path) -> None:
+    raw = json.loads(SAMPLES[0].read_text())
+    raw["trials"][0][field] = "fine"
+    (tmp_path / "result.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match="fine"):
+        read_result(tmp_path)
+
+
+def test_fields_of_a_newer_version_are_ignored(tmp_path: Path) -> None:
+    raw = json.loads(SAMPLES[0].read_text())
+    raw["trials"][0]["colour"] = raw["colour"] = "red"
+    (tmp_path / "result.json").write_text(json.dumps(raw))
+    assert read_result(tmp_path) == read_result(SAMPLES[0])
+
+
+def test_a_trial_keeps_its_own_fields_when_its_diagnosis_changes() -> None:
+    one = trial_result("a", notes=("x",), evidence="a")
+    noted = one.diagnosed(notes=(*one.notes, "y"))
+    assert (noted.notes, noted.evidence, one.notes) == (("x", "y"), "a", ("x",))
+    assert isinstance(noted, TrialResult)

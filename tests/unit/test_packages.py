@@ -1,0 +1,79 @@
+"""A newcomer finds a module by its name: no base name means two things, and every package says
+what it is for and what it offers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "moediag").rglob("*.py"))
+PACKAGES = sorted(
+    ".".join(path.parent.relative_to(ROOT).parts) for path in MODULES if path.stem == "__init__"
+)
+
+# Base names that several packages use, and why they mean the same thing everywhere.
+SAME: dict[str, str] = {
+    # One command: its options, and what it does.
+    "run": "cli parses `moediag run`, campaign runs it",
+    "watch": "cli parses `moediag watch`, pipeline watches",
+    # One measurement or record: written on the rank side, read or judged on the control side.
+    "events": "protocol defines the recorder's events, evidence reads them",
+    "executed": "recorder writes which functions ran, evidence reads it",
+    "gradients": "worker measures them, diagnosis judges them",
+    "metrics": "a worker program reduces them, diagnosis judges them",
+    "not_applicable": "worker raises it, a detector recognizes it",
+    "ownership": "worker measures who holds which experts, diagnosis judges it",
+    "replicas": "worker measures them, diagnosis judges them",
+    "resume": "worker saves and loads, diagnosis judges what came back",
+    # One thing on both sides of a launch.
+    "torchrun": "the launcher: launch starts the process, ranks has its program",
+    "relay": "messages between nodes: launch reads and writes them, ranks carries them",
+    "rank": "what one rank executes, in a trial of ours and in a watched job",
+    # One subject in several stages.
+    "calls": "collective calls: recorder reads their arguments, words describes them",
+    "nodes": "a job on several nodes: evidence reads it, blame judges it",
+    "base": "what the other modules of the package build on",
+    # The same part of several campaigns.
+    "drive": "decides what a campaign does next",
+    "question": "what a campaign was asked, from the command line's options",
+    "session": "a campaign from its question to its files",
+    "summary": "a campaign's results on one page",
+}
+
+
+def repeated() -> dict[str, list[str]]:
+    """Base name -> the modules that have it, where there is more than one."""
+    found = defaultdict(list)
+    for path in MODULES:
+        if path.stem not in ("__init__", "__main__"):
+            found[path.stem].append(str(path.relative_to(ROOT)))
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_a_base_name_means_one_thing() -> None:
+    twice = {name: paths for name, paths in repeated().items() if name not in SAME}
+    assert twice == {}, "rename one of them, or add the name to SAME with the reason"
+
+
+def test_no_reason_is_kept_for_a_name_that_occurs_once() -> None:
+    assert set(SAME) <= set(repeated())
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_what_it_is_for_and_what_it_offers(package: str) -> None:
+    found = importlib.import_module(package)
+    first = (found.__doc__ or "").strip().split("\n\n")[0]
+    assert first.endswith("."), f"{package}: the docstring begins with a sentence"
+    offered = found.__all__
+    assert len(set(offered)) == len(offered)
+    missing = [
+        name
+        for name in offered
+        if not hasattr(found, name) and importlib.util.find_spec(f"{package}.{name}") is None
+    ]
+    assert missing == []

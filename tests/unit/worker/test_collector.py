@@ -1,0 +1,96 @@
+"""The loop over a rank's steps, and what it leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from moediag.protocol import SkewSpec, Starve, StepSpec, Trial  # noqa: E402
+from moediag.worker.collector import Collector, Unrecorded  # noqa: E402
+from moediag.worker.models.skew import RouterSkew  # noqa: E402
+from moediag.worker.programs.matrices import Held, Matrices  # noqa: E402
+from moediag.worker.shard.declared_slices import PlainShards  # noqa: E402
+
+CPU = torch.device("cpu")
+TRIAL = Trial("t", "s", "v", world_size=1, step=StepSpec(steps=3))
+
+
+class Recorder(Unrecorded):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def step(self, number: int) -> None:
+        self.seen.append(number)
+
+    def event(self, kind: str, keep: bool = False, **fields: Any) -> None:
+        self.seen.append((kind, keep, fields))
+
+
+def test_each_step_is_recorded_before_the_caller_and_optimized_after_it() -> None:
+    recorder = Recorder()
+    collector = Collector(TRIAL, 0, CPU, recorder)
+    skew = RouterSkew(SkewSpec(starve=[Starve(expert=3, from_step=2)]), experts=4)
+    banned = []
+    for number in collector.steps(optimize=lambda n: recorder.seen.append(f"o{n}"), skew=skew):
+        recorder.seen.append(f"c{number}")
+        skew._layers = [0]
+        banned.append(sorted(skew._banned()))
+    assert recorder.seen == [1, "c1", "o1", 2, "c2", "o2", 3, "c3", "o3"]
+    assert banned == [[], [3], [3]]
+    assert collector.outcome().steps_done == 3
+
+
+def test_a_range_of_the_steps() -> None:
+    assert list(Collector(TRIAL, 0, CPU).steps(first=2)) == [2, 3]
+    assert list(Collector(TRIAL, 0, CPU).steps(first=2, last=2)) == [2]
+
+
+def test_a_step_that_cannot_be_optimized_is_the_last_and_is_not_done() -> None:
+    model = Matrices(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    two = dataclasses.replace(TRIAL, world_size=2)  # what only one rank holds is not observed
+    collector = Collector(two, 0, CPU)
+    held = Held(model, optimizer, two, PlainShards())
+    taken = []
+    for number in collector.steps(held, lambda n: n < 2):
+        taken.append(number)
+        model(torch.ones(1, 12)).sum().backward()
+    outcome = collector.outcome()
+    assert (taken, outcome.steps_done) == ([1, 2], 1)
+    # What was observed of the step that was not optimized is kept: gradients are there.
+    assert sorted(outcome.replicas) == ["0", "1", "2"]
+    assert outcome.replicas["2"].parameters["first.weight"].gradient is not None
+    assert outcome.replicas["0"].parameters["first.weight"].gradient is None
+
+
+def test_nothing_is_observed_unless_asked() -> None:
+    collector = Collector(TRIAL, 0, CPU)
+    list(collector.steps())
+    assert collector.outcome().replicas == {}
+
+
+def test_a_note_is_recorded_at_once_and_kept_once() -> None:
+    recorder = Recorder()
+    collector = Collector(TRIAL, 0, CPU, recorder)
+    collector.note("a", "b", "a")
+    collector.note("b")
+    assert collector.outcome().notes == ["a", "b"]
+    assert recorder.seen == [("note", True, {"text": "a"}), ("note", True, {"text": "b"})]
+
+
+def test_the_outcome_has_versions_and_a_refusal_has_only_those() -> None:
+    collector = Collector(TRIAL, 2, CPU)
+    collector.measured.losses.append(1.5)
+    collector.set(cost={"": [1.0]})
+    collector.note("a")
+    outcome = collector.outcome()
+    assert (outcome.rank, outcome.losses, outcome.cost) == (2, [1.5], {"": [1.0]})
+    assert outcome.versions["torch"] and outcome.applicable is None
+    refused = collector.outcome(ValueError("no such release"))
+    assert (refused.rank, refused.applicable) == (2, "no such release")
+    assert refused.versions == outcome.versions
+    assert (refused.losses, refused.notes, refused.cost) == ([], [], {})

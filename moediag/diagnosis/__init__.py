@@ -1,4 +1,6 @@
-"""One trial: from its evidence to verdict, culprits and cause. Pure: no file, no process."""
+"""Diagnoses one trial: derives verdict, culprits and cause from its evidence.
+
+Pure: no file, no process."""
 
 from moediag.diagnosis.trial_diagnosis import diagnose
 

@@ -1,6 +1,4 @@
-"""Diagnoses one trial: derives verdict, culprits and cause from its evidence.
-
-Pure: no file, no process."""
+"""Derives verdict, culprits and cause of a trial from its evidence. Pure: no file, no process."""
 
 from moediag.diagnosis.trial_diagnosis import diagnose
 

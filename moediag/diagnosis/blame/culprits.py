@@ -8,8 +8,8 @@ The first rule that applies names these ranks:
 4. ranks outside a strict majority that agrees (for splits: the one rank in all bad pairs);
 5. ranks that depart from what all ranks did at the same place of the previous step;
 6. ranks outside the largest group of ranks that agree, if no other group is as large;
-7. in a job that moediag did not run: ranks that depart from what the whole job does after
-   the same calls (:mod:`usual_order`).
+7. in a user's own job: ranks that depart from what the whole job does after the same calls
+   (:mod:`usual_order`).
 
 Otherwise no rank is named. Rules 1-3 may name a majority, and the contradiction is noted: three
 ranks that starve an expert are not victims of the one that does not.
@@ -49,8 +49,7 @@ class Blame:
 
 
 def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> Blame:
-    """Returns which ranks diverged. ``schedule`` of the divergence's group shows what ranks did
-    before."""
+    """Returns which ranks diverged. ``schedule``: of the divergence's group, for earlier calls."""
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     if divergence.kind == "missing":
         return _missing_call(divergence, calls, tokens)

@@ -37,8 +37,8 @@ class Ahead:
 
 
 def ahead(aligned: Aligned, evidence: Evidence) -> Ahead | None:
-    """The earliest such place on any group; None where steps agree, or where ranks did not report
-    their steps: counts of optimizer steps do not grow on a rank that skips one."""
+    """The earliest such place on any group; None where steps agree or programs did not report
+    them: the recorder's count of optimizer steps does not grow on a rank that skips one."""
     if not all(seen.last_phase.startswith("step ") for seen in evidence.ranks.values()):
         return None
     found = [one for s in aligned.schedules.values() if (one := _first(s)) is not None]

@@ -40,7 +40,7 @@ class Frontier:
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
-    """The frontier; None if no call is stuck, or if only stacks exist and show ranks outside calls."""
+    """The frontier; None if no call is stuck, or only stacks exist and show ranks outside calls."""
     if not any(seen.collectives for seen in evidence.ranks.values()):
         apart = evidence.stall is not None and evidence.stall.elsewhere
         return None if apart else _by_stack(evidence)

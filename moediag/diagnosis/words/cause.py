@@ -70,7 +70,7 @@ def _left_out(calls: Mapping[int, Collective], blame: Blame) -> str:
 
 
 def _share(calls: Mapping[int, Collective], blame: Blame) -> str:
-    """``: 3 of 41 parameters, 1,536 elements``, if one rank opposes the others."""
+    """``: 3 of 41 parameters, 1,536 elements``, if one rank differs from the others."""
     if len(blame.culprits) != 1:
         return ""
     rank = blame.culprits[0]
@@ -208,8 +208,8 @@ def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
 
 def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: str) -> str:
     """The lines that made the culprits' calls, or all ranks' calls if none is named, in a user's
-    own job. Lines in ``told`` are left out. For a library's lines, also the program's
-    lines that called it."""
+    own job. Lines in ``told`` are left out. For a library's lines, also the program's lines that
+    called it."""
     if not evidence.watched:
         return ""
     calls = {r: c for r, c in divergence.calls.items() if c is not None}

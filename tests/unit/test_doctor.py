@@ -204,7 +204,7 @@ def test_index_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert check.status == "warn" and check.advice and "secret" not in check.found
 
 
-def test_machine_description_is_in_a_result() -> None:
+def test_machine_describes_cores_memory_and_gpus() -> None:
     facts = doctor.machine()
     assert facts["cores"] >= 1 and facts["memory_gb"] > 0 and isinstance(facts["gpus"], list)
 

@@ -55,7 +55,7 @@ def test_the_innermost_axis_holds_neighbours() -> None:
     assert layout.coordinates(3) == {"dp_shard": 1, "tp": 1}
 
 
-def test_layout_has_a_text_form() -> None:
+def test_layout_is_printed_as_text() -> None:
     layout = Layout({"dp_shard": 2, "ep": 2, "tp": 2})
     assert str(layout) == "dp_shard=2 x ep=2 x tp=2 = 8 ranks"
     assert layout.grid().splitlines() == [

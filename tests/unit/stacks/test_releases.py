@@ -197,7 +197,7 @@ def test_file_indexes_are_read(tmp_path: Path) -> None:
     assert read_index(config.indexes[0], "absent", config) == []
 
 
-def test_find_links_pages_are_read_and_missing_folders_reported(tmp_path: Path) -> None:
+def test_find_links_pages_are_read_and_missing_folders_ignored(tmp_path: Path) -> None:
     links = tmp_path / "links.html"
     links.write_text('<a href="demo-1.0.tar.gz">x</a><a href="other-1.0.tar.gz">x</a>')
     assert [f.version for f in read_links(str(links), "demo", IndexConfig())] == ["1.0"]

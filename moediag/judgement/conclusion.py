@@ -39,8 +39,8 @@ class Expectation(Protocol):
 
 
 def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str) -> bool:
-    """Whether the verdict, the signature's expected part and the expected culprits (if given)
-    match. Without an expectation the trial must be clean."""
+    """Whether the verdict is an expected one, the signature has the expected part and the culprits
+    are exactly the expected ones (if given). Without an expectation the trial must be clean."""
     if expectation is None:
         return diagnosis.verdict == Verdict.CLEAN
     if diagnosis.verdict not in expected_verdicts(expectation, backend):

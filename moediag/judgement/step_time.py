@@ -1,4 +1,4 @@
-"""Computes step-time ratios of the cost trial: each fix against the unfixed step, in rounds."""
+"""Step-time ratios of the cost trial: each fix against the healthy unfixed step, in rounds."""
 
 from __future__ import annotations
 

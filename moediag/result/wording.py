@@ -131,6 +131,5 @@ def html(text: str) -> str:
 
 def inline(text: str) -> str:
     """Text escaped for a cell of a markdown table: no cell border, no tag, no emphasis."""
-
     flat = html(" ".join(text.split()))
     return re.sub(r"([\\`*_~\[\]|])", r"\\\1", flat)

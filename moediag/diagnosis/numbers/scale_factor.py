@@ -260,7 +260,6 @@ def _of_kind(errors: Sequence[GradientError], constant: float | None) -> Cell:
 
 def _of_loss(outcomes: Sequence[Outcome]) -> Cell:
     """The mean over ranks, which have equally many tokens each."""
-
     last = min((min(len(o.losses), len(o.reference_losses)) for o in outcomes), default=0)
     if not last:
         return None

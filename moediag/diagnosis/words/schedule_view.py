@@ -22,7 +22,7 @@ def side_by_side(
     divergence: Divergence, aligned: Aligned, culprits: Sequence[int], evidence: Evidence
 ) -> SideBySide:
     """Schedules by position on the divergence's group. If ranks are in calls of different groups,
-    or in sends and receives, each rank's own calls around its last one."""
+    or in sends and receives, each rank's own calls around the one it reached."""
     key = divergence.group.name, divergence.group.ranks
     schedule = aligned.schedules.get(key)
     meets = divergence.kind != "order" and schedule is not None

@@ -25,8 +25,8 @@ def find(facts: Facts) -> Divergence | None:
     if missing:  # the others lost the connection to the rank that made no call
         return None if own or silent(facts.evidence) else d
     late = own and 0 < own[0].time < d.time
-    # A silent divergence does not end a rank. An exception of the program is another failure, and
-    # an abort by the library is a later consequence of it (the sizes then differ too).
+    # A silent divergence does not end a rank. An exception of the program is another failure;
+    # an abort by the library is a later consequence of the divergence (sizes then differ too).
     return d if not late and (facts.loud or not own) else None
 
 

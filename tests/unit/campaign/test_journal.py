@@ -159,12 +159,12 @@ def test_killed_twenty_times_and_the_same_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("scenario", "ep-overwrite", "its scenario is expert-starvation, not ep-overwrite"),
-        ("package", "accelerate", "its package is transformers, not accelerate"),
-        ("--match", "any", "its --match is exact, not any"),
-        ("good end", "4.50.0", "its good end is not given, not 4.50.0"),
-        ("window", False, "its window is True, not False"),
-        ("hold", {"accelerate": "1.8.1"}, "its hold is not given, not {'accelerate': '1.8.1'}"),
+        ("scenario", "ep-overwrite", "scenario: expert-starvation, not ep-overwrite"),
+        ("package", "accelerate", "package: transformers, not accelerate"),
+        ("--match", "any", "--match: exact, not any"),
+        ("good end", "4.50.0", "good end: not given, not 4.50.0"),
+        ("window", False, "window: True, not False"),
+        ("hold", {"accelerate": "1.8.1"}, "hold: not given, not {'accelerate': '1.8.1'}"),
     ],
 )
 def test_another_question_is_refused(tmp_path: Path, name: str, value: object, words: str) -> None:

@@ -263,10 +263,10 @@ def test_a_failed_launch_is_repeated_on_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "differs"),
     [
-        (lambda: planned(["unfixed"]), "its trials is"),
-        (lambda: planned(ranks=4), "its number of ranks is 2, not 4"),
-        (lambda: planned(transformers="4.50.0"), "its overrides is none, not --stack transform"),
-        (lambda: plan(load.load(catalogue.find("ep-clip-norm")), 2, "cpu"), "its scenario is"),
+        (lambda: planned(["unfixed"]), "trials: "),
+        (lambda: planned(ranks=4), "number of ranks: 2, not 4"),
+        (lambda: planned(transformers="4.50.0"), "overrides: none, not --stack transform"),
+        (lambda: plan(load.load(catalogue.find("ep-clip-norm")), 2, "cpu"), "scenario: "),
     ],
 )
 def test_another_question_is_refused_and_says_what_differs(

@@ -161,7 +161,7 @@ def test_another_sweep_is_not_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path:
     swept(monkeypatch, tmp_path, *[lambda: met(True)] * 3)
     options = SweepOptions(world_size=4)
     asked = session.header(plan_all(options, NAMES), options, COMMAND)
-    with pytest.raises(UsageError, match="its number of ranks is 2, not 4"):
+    with pytest.raises(UsageError, match="number of ranks: 2, not 4"):
         opened(asked, tmp_path, True, "all")
 
 

@@ -82,8 +82,8 @@ class Groups:
         )  # fmt: skip
 
     def _axis(self, name: str) -> Optional[str]:
-        """Returns the mesh axis of group ``name``. The first mesh that names it wins: a flattened or
-        reused group keeps its original axis."""
+        """Returns the mesh axis of group ``name``. The first mesh that names it wins: a flattened
+        or reused group keeps its original axis."""
         alive = []
         found: Optional[str] = None
         for reference in self._meshes:

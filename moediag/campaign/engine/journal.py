@@ -277,7 +277,7 @@ def _differences(there: Header, wanted: Header) -> Iterator[str]:
     for name in dict.fromkeys([*there.question, *asked]):
         old, new = there.question.get(name), asked.get(name)
         if old != new:
-            yield f"its {name} is {_word(old)}, not {_word(new)}"
+            yield f"{name}: {_word(old)}, not {_word(new)}"
     for name in sorted(there.digests.keys() & wanted.digests.keys()):
         if there.digests[name] != wanted.digests[name]:
             yield f"{name} was different then (its file or the options that change it)"

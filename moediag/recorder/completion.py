@@ -112,8 +112,8 @@ class Completion:
         self._device.append((number, event))
 
     def settle(self, seconds: float = SETTLE) -> None:
-        """Polls for up to ``seconds`` at the rank's end: operations that nobody waits for, such as
-        the flags of DDP's reducer, usually complete a moment later."""
+        """Polls for up to ``seconds`` at the rank's end: operations that it never waits for, such
+        as the flags of DDP's reducer, usually complete a moment later."""
         until = time.monotonic() + seconds
         while any(work is not None for work in self._native.values()):
             self.poll()

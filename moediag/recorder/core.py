@@ -1,4 +1,4 @@
-"""The recorder of one rank. Every watcher writes through it, and none of its errors reach the job.
+"""The recorder of one rank. Every watcher writes through it, and no recorder error reaches the job.
 
 Watchers (collectives, FSDP, modules, gradients) call :meth:`Recorder.before` and
 :meth:`Recorder.done` around an operation, or :meth:`Recorder.event`, inside ``try``: an error
@@ -74,7 +74,7 @@ class ByObject:
         return found[1] if found is not None and found[0]() is owner else None
 
     def set(self, owner: Any, value: Any) -> Any:
-        """Stores and returns ``value``. TypeError if ``owner`` cannot be weakly referenced."""
+        """Stores and returns ``value``. Raises TypeError if ``owner`` allows no weak reference."""
         if len(self._known) > 200_000:
             self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
         self._known[id(owner)] = weakref.ref(owner), value

@@ -43,7 +43,7 @@ def die_with_parent() -> bool:
         done = bool(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         done = False
-    # If the parent died before this point, the signal will never come.
+    # If the parent died between fork and here, the signal will never come.
     if os.getppid() != _parent or (_parent == 1 and not _launcher_is_init()):
         os._exit(1)
     return done

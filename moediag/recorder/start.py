@@ -32,8 +32,8 @@ def install(
     of_job: bool = False,
 ) -> Recorder:
     """Starts recording this process as ``rank`` into ``folder``. Call it once per process, before
-    the process group is created; meshes created earlier have no axis names. ``of_job`` marks a
-    watched job, which may never use FSDP.
+    the process group is created. A later call works, but earlier meshes get no axis names.
+    ``of_job`` marks a watched job, which may never use FSDP.
 
     Raises OSError if the log cannot be created; nothing is replaced then.
     """

@@ -1,4 +1,4 @@
-"""One trial: from its evidence to verdict, culprits and cause. Pure: no file, no process."""
+"""Derives verdict, culprits and cause of a trial from its evidence. Pure: no file, no process."""
 
 from moediag.diagnosis.trial_diagnosis import diagnose
 

@@ -1,4 +1,4 @@
-"""The diagnosis of one trial: its facts, the judgement of the first rule, words and tables."""
+"""Diagnoses one trial: computes facts, applies the first matching rule, writes words and tables."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
 
 
 def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parted, ...], str]:
-    """The decisions that ranks took differently before it failed, and the sentence about them."""
+    """The differing decisions of ranks before the failure, and the sentence about them."""
     if verdict not in FAILURES:
         return (), ""
     by_schedule = facts.divergence if judged.divergence else None
@@ -105,7 +105,7 @@ def _at_end(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[str, ...
 def _tables(facts: Facts) -> tuple[Table, ...]:
     evidence, numbers, step = facts.evidence, facts.gradients, facts.compared_step
     of_detectors = detector_table.table(detector_table.seen(evidence, numbers, facts.replicas))
-    of_parts = None  # the detectors' table says the same in one row
+    of_parts = None  # the detectors' table has the same in one row
     if of_detectors is None and step is not None and facts.parts:
         of_parts = by_part.table(facts.parts, step)
     tables = (
@@ -123,7 +123,7 @@ def _tables(facts: Facts) -> tuple[Table, ...]:
 
 
 def not_seen(evidence: Evidence, of_alignment: tuple[str, ...]) -> tuple[str, ...]:
-    """What was not seen: by the launcher, by ranks and by the alignment, each text once. What all
+    """What the launcher, the ranks and the alignment did not see, each text once. A text that all
     ranks report appears without a rank."""
     merged: dict[str, list[int]] = {}
     for rank, seen in sorted(evidence.ranks.items()):

@@ -1,4 +1,4 @@
-"""A whole run: expectations met, effect of fixes, regressions, step times, tables over all trials.
+"""Judges a whole run: expectations, effects of fixes, regressions, step times, tables.
 
 It reads results, the plan and the ranks' outcomes, not evidence."""
 

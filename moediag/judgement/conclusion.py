@@ -1,6 +1,6 @@
-"""The conclusion of a run: are expectations met, is the failure reproduced, which fix is correct?
+"""Draws the conclusion of a run: expectations met, failure reproduced, correct fixes.
 
-A different failure than the expected one never counts as it. A control that fails makes the whole
+A failure other than the expected one never counts as it. A control that fails makes the whole
 comparison inconclusive. Differences within the noise do not count.
 """
 
@@ -27,27 +27,26 @@ class Expectation(Protocol):
 
     @property
     def verdict(self) -> Any:
-        """One verdict, several of which any is enough, or a mapping from backend to either."""
+        """One verdict, several acceptable verdicts, or a mapping from backend to either."""
 
     @property
     def culprits(self) -> Sequence[int] | None:
-        """The ranks that must be named; None where any may be."""
+        """The ranks that must be named; None if any are accepted."""
 
     @property
     def pattern(self) -> str | None:
-        """A part that the signature must have; None where it may have any."""
+        """A part that the signature must have; None if any is accepted."""
 
 
 def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str) -> bool:
-    """Whether the verdict is (one of) the expected, with the expected part of the signature and
-    exactly the expected culprits where they are given. Without an expectation the trial must be
-    clean."""
+    """Whether the verdict is an expected one, the signature has the expected part and the culprits
+    are exactly the expected ones (if given). Without an expectation the trial must be clean."""
     if expectation is None:
         return diagnosis.verdict == Verdict.CLEAN
     if diagnosis.verdict not in expected_verdicts(expectation, backend):
         return False
     culprits, pattern = expectation.culprits, expectation.pattern
-    # They belong to failures: where a scenario allows clean as well, there is nothing to be named.
+    # These belong to failures: where a scenario also allows clean, nothing is named.
     if diagnosis.verdict not in FAILURES:
         return True
     if pattern is not None and pattern not in diagnosis.signature.split(":"):
@@ -58,8 +57,8 @@ def met(expectation: Expectation | None, diagnosis: Diagnosis, backend: str) -> 
 
 
 def expected_verdicts(expectation: Expectation, backend: str) -> tuple[str, ...]:
-    """The verdicts expected on ``backend``; none for a mapping without that backend and without
-    ``default``, which nothing can meet."""
+    """The verdicts expected on ``backend``. A mapping without that backend and ``default`` gives
+    none, which no trial can meet."""
     wanted = expectation.verdict
     if isinstance(wanted, Mapping):
         wanted = wanted.get(backend, wanted.get("default", ()))
@@ -129,9 +128,8 @@ def _ratio(own: Sequence[TrialResult]) -> float | None:
 
 def _cheapest(trials: Sequence[TrialResult], fixes: Sequence[FixJudgement]) -> str | None:
     """The correct fix with the smallest step-time ratio; None where none was timed. A fix whose
-    spread overlaps that of the smallest is equally cheap; of equals the first listed wins. A
-    workaround that trains on another batch is correct for that batch, but does not answer the
-    question."""
+    spread overlaps the smallest one's is equally cheap; the first listed wins. A workaround that
+    trains on another batch is correct for that batch, but does not answer the question."""
     other = {t.variant for t in trials if t.other_batch}
     timed = [
         (fix.variant, fix.step_time_ratio)

@@ -1,9 +1,9 @@
-"""The effect of a fix on the failure it is meant for: right, wrong, no effect, or worse.
+"""Judges the effect of a fix on the failure it is meant for: right, wrong, no effect, or worse.
 
-A fix that fails is not simply wrong. A fix that fails at the same place as the unfixed code has no
-effect, even if the error text differs. A fix that is silently wrong where the unfixed code raised
-makes it worse, because nobody notices the failure any more. Both are decided by comparing the
-results of the two trials, never by the text of an error.
+A fix that fails at the same place as the unfixed code has no effect, even if the error text
+differs. A fix that is silently wrong where the unfixed code raised makes it worse, because users no
+longer notice the failure. Both are decided by comparing the results of the two trials, never by the
+text of an error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from moediag.result import ClaimJudgement, Effect, TrialResult, Verdict
 from moediag.result.verdicts import OF_UPDATE
 from moediag.result.wording import error_size, plural
 
-# When a user notices it: at once, with a reason; by waiting; not at all.
+# When a user notices it: at once, with a reason; by waiting; never.
 LOUD, STUCK, SILENT = 1, 2, 3
 _SEVERITY = {
     Verdict.CLEAN: 0,
     Verdict.CRASH: LOUD,
-    Verdict.NONFINITE: LOUD,  # the loss or the norm in the log says so
+    Verdict.NONFINITE: LOUD,  # the loss or the norm in the log shows it
     Verdict.COLLECTIVE_MISMATCH: STUCK,  # gloo aborts; NCCL waits for its watchdog
     Verdict.HANG: STUCK,
     Verdict.WRONG_GRADIENTS: SILENT,
@@ -46,7 +46,7 @@ _DETECTORS = {
 
 
 def effect(fix: Sequence[TrialResult], unfixed: Sequence[TrialResult]) -> tuple[str, str]:
-    """The effect of a fix and the reason; both empty where a trial was not decided.
+    """The effect of a fix and the reason; both empty where a trial was undecided.
 
     ``fix`` has all repeats of one fix; ``unfixed`` the trials of the failure it is meant for, or
     all unfixed trials where the fix names none. One repeat that makes it worse decides; repeats
@@ -66,8 +66,8 @@ def effect(fix: Sequence[TrialResult], unfixed: Sequence[TrialResult]) -> tuple[
 
 def claim(unfixed: Sequence[TrialResult]) -> ClaimJudgement:
     """Whether all repeats of one unfixed variant (at least one) reproduce the failure, or none
-    does; None where repeats disagree or one was not decided. A variant that is expected to be
-    clean, because the claim is a myth, does not reproduce it by being clean."""
+    does; None where repeats disagree or one was undecided. A variant that is expected to be clean,
+    because the claim is a myth, does not reproduce it by being clean."""
     first = unfixed[0]
     if any(_severity(t) is None for t in unfixed):
         return ClaimJudgement(first.variant, None, first.cause)
@@ -108,8 +108,8 @@ def extent(t: TrialResult) -> str:
 
 
 def stage(t: TrialResult) -> tuple[str, ...]:
-    """Where it failed: the verdict and the signature's parts, without the pattern of ranks and,
-    where a place is known, without the exception's class."""
+    """Where it failed: the verdict and the signature's parts, without the pattern of ranks and, if
+    the place is known, without the exception's class."""
     parts = _parts(t)
     if t.verdict == Verdict.CRASH and len(parts) > 2 and _CLASS.match(parts[1]):
         del parts[1]
@@ -126,7 +126,7 @@ def _error(t: TrialResult) -> str:
 
 
 def _severity(t: TrialResult) -> int | None:
-    """None: it was not decided, or the question does not arise."""
+    """How noticeable the failure is; None if undecided or if the question does not arise."""
     return _SEVERITY.get(Verdict(t.verdict))
 
 
@@ -151,7 +151,8 @@ def _one(t: TrialResult, unfixed: Sequence[TrialResult]) -> tuple[str, str]:
 
 
 def _same(t: TrialResult, u: TrialResult) -> bool:
-    """The same stage of failure; a silent one also as large and in the same parameters."""
+    """Whether both failed at the same stage; silent failures also equally large and in the same
+    parameters."""
     if stage(t) != stage(u):
         return False
     if _SEVERITY[Verdict(t.verdict)] < SILENT:

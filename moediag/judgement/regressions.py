@@ -11,7 +11,7 @@ from moediag.scenario.plan import Plan, PlannedTrial
 
 def with_regressions(plan: Plan, results: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
     """``results`` with a note on each failing fix whose own run (same model, step, skew, wrapper
-    and stack) another trial of this plan did without a fix, and was clean."""
+    and stack) was clean in another trial of this plan without a fix."""
     planned = {(p.trial.variant, p.repeat): p for p in plan.trials}
     clean = {
         _question(planned[key]): result.variant

@@ -12,8 +12,8 @@ _Z = 1.96  # of a 95 % interval
 
 
 def table(trials: Sequence[TrialResult]) -> Table | None:
-    """Verdicts of each variant that was repeated, with the rate of each and its 95 % interval
-    (Wilson's: it holds for few trials and for rates near 0 and 1); None without repeats."""
+    """Verdicts of each repeated variant, with their rates and 95 % intervals (Wilson's: it holds
+    for few trials and for rates near 0 and 1); None without repeats."""
     by_variant: dict[str, list[TrialResult]] = {}
     for trial in trials:
         by_variant.setdefault(trial.variant, []).append(trial)
@@ -34,7 +34,7 @@ def table(trials: Sequence[TrialResult]) -> Table | None:
 
 
 def interval(times: int, of: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate that was seen ``times`` in ``of`` trials (at least one)."""
+    """Wilson's 95 % interval of a rate that occurred ``times`` in ``of`` trials (at least one)."""
     rate, square = times / of, _Z * _Z / of
     middle = (rate + square / 2) / (1 + square)
     half = _Z * math.sqrt(rate * (1 - rate) / of + square / (4 * of)) / (1 + square)

@@ -1,4 +1,4 @@
-"""Tables over a whole run: tables of one kind that several variants have, side by side."""
+"""Builds tables of a whole run: tables that several variants have, side by side."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Key = tuple[str, tuple[str, ...]]
 
 
 def together(trials: Sequence[TrialResult]) -> tuple[tuple[TrialResult, ...], tuple[Table, ...]]:
-    """The trials without the tables that several variants have, and the tables of the run: those,
-    with the variant as their first column, and the rates of what was repeated."""
+    """The trials without the tables that several variants have, and the tables of the run: those
+    tables with the variant as first column, and the rates of repeated trials."""
     trials = _to_the_point(trials)
     variants: dict[Key, dict[str, None]] = {}
     for trial in trials:

@@ -23,8 +23,9 @@ class Ratio:
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
-    """``seconds``: Outcome.cost of one rank. The unfixed step's own ratio is 1, with the spread of
-    its second timing: differences within it are noise. Empty without at least two rounds."""
+    """Ratios by step, from ``seconds`` (Outcome.cost of one rank). The unfixed step's ratio is 1,
+    with the spread of its second timing: smaller differences are noise. Empty without at least two
+    rounds."""
     unfixed = seconds.get(UNFIXED, [])
     found: dict[str, Ratio] = {}
     for name, rounds in seconds.items():
@@ -41,9 +42,9 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, Ratio]:
 def with_ratios(
     plan: Plan, results: Sequence[TrialResult], folder: Path
 ) -> tuple[TrialResult, ...]:
-    """``results`` less the cost trial's own row, with its ratios filled in where a trial ran the
-    same code on the same stack. A cost trial proves nothing about right and wrong: one that failed
-    is a note on the unfixed trial."""
+    """``results`` without the cost trial's own row, with its ratios where a trial ran the same code
+    on the same stack. A cost trial does not check correctness: if it failed, the unfixed trial gets
+    a note."""
     trial = next((p for p in plan.trials if isinstance(p.trial.task, CostTask)), None)
     if trial is None:
         return tuple(results)
@@ -76,7 +77,7 @@ def _filled(
     if result.role == Role.CONTROL or result.verdict == Verdict.NOT_APPLICABLE:
         return result
     if planned.trial.fix is None and result.role != Role.UNFIXED:
-        return result  # a fix of the data or the stack: not another step on this one
+        return result  # a fix of the data or the stack: not a different step on this stack
     ratio = measured.get(planned.trial.fix or UNFIXED)
     if ratio is None:
         return result

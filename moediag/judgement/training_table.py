@@ -1,4 +1,4 @@
-"""Loss and gradient norm of every step, variants side by side: the table of a bug report.
+"""Builds the table of a bug report: loss and gradient norm of every step, variants side by side.
 
 It proves nothing, because most of these bugs do not change the loss; verdicts come from gradients
 and weights.
@@ -66,8 +66,8 @@ def curve(trial: TrialResult, outcomes: Mapping[int, Outcome]) -> Curve:
 
 
 def side_by_side(curves: Sequence[Curve]) -> tuple[Table, ...]:
-    """One table of losses, one of norms: a row a step, a column a run; the reference's column is
-    followed by the runs that it is the reference of. Empty where no run has numbers."""
+    """One table of losses, one of norms: a row per step, a column per run. Each reference column is
+    followed by its runs. Empty where no run has numbers."""
     told = [c for c in curves if c.losses]
     if not told:
         return ()
@@ -103,7 +103,7 @@ def _cell(series: Sequence[float | None], step: int) -> Cell:
 
 
 def _by_reference(curves: Sequence[Curve]) -> list[list[Curve]]:
-    """Runs of other batches or another release have another reference, or the same."""
+    """Runs grouped by reference; those of other batches or releases may have another one."""
     groups: list[list[Curve]] = []
     for c in curves:
         alike = next((g for g in groups if _same(g[0], c)), None)

@@ -34,9 +34,9 @@ _OF_RUN = frozenset(f.name for f in dataclasses.fields(RunResult))
 
 
 def read_result(path: Path) -> RunResult:
-    """The result in ``path``: a result.json or the run directory that holds it.
+    """The result in ``path``: a result.json or the run directory that contains it.
 
-    Raises ValueError, KeyError, TypeError or AttributeError for what is no such file."""
+    Raises ValueError, KeyError, TypeError or AttributeError if it is no such file."""
     if path.is_dir():
         path = path / RESULT_FILE
     raw = json.loads(path.read_text(encoding="utf-8"))
@@ -109,7 +109,7 @@ def _schedules(raw: dict[str, Any] | None) -> SideBySide | None:
 
 
 def _tables(raw: dict[str, Any]) -> tuple[Table, ...]:
-    """The tables of a trial or of a run; none in a result that was written before tables were."""
+    """The tables of a trial or of a run; none in a result written before tables existed."""
     return tuple(
         Table(t["title"], tuple(t["columns"]), tuple(map(tuple, t["rows"])), t.get("note", ""))
         for t in raw.get("tables") or ()

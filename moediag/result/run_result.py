@@ -18,7 +18,7 @@ SCENARIO_FILE = "scenario.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Wall-clock seconds; null where the thing did not happen."""
+    """Wall-clock seconds; null for a phase that did not occur."""
 
     environment: float | None = None
     launch: float | None = None
@@ -26,14 +26,14 @@ class Seconds:
     total: float | None = None
     """The trial itself, without its reference."""
     reference: float | None = None
-    """The single-process reference, of the trial that it was computed for."""
+    """The single-process reference; only for the trial that it was computed for."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
     """One trial: what ran, what was expected of it, and what its diagnosis found.
 
-    In result.json the fields of the diagnosis stand beside those of the trial."""
+    In result.json the diagnosis's fields are beside the trial's."""
 
     variant: str
     role: str
@@ -57,13 +57,13 @@ class TrialResult:
     step_time_spread: tuple[float, float] | None = None
     """Quartiles of the per-round ratio."""
     repairs: str = ""
-    """Of a fix: the unfixed variant it is meant for; empty for all of them."""
+    """For a fix: the unfixed variant it is meant for; empty for all of them."""
     what: str = ""
-    """Of a fix: what it does."""
+    """For a fix: what it does."""
     source: str = ""
-    """Of a fix: who proposed it."""
+    """For a fix: who proposed it."""
     clean_without: str = ""
-    """Of a failing fix: the variant that is the same run without it, and clean."""
+    """For a failing fix: the variant that is the same run without it and clean."""
     other_batch: bool = False
     """It trains on other data than the unfixed trial, so it does not repair the code."""
     shared_gpu: bool = False
@@ -118,7 +118,7 @@ class TrialResult:
         return dataclasses.replace(self, diagnosis=dataclasses.replace(self.diagnosis, **changes))
 
     def to_json(self) -> dict[str, Any]:
-        """Flat: the fields of the diagnosis take its place."""
+        """The trial as JSON. The diagnosis's fields replace it, so the object is flat."""
         flat: dict[str, Any] = {}
         for name, value in dataclasses.asdict(self).items():
             flat |= value if name == "diagnosis" else {name: value}

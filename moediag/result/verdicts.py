@@ -1,4 +1,4 @@
-"""The words of a result: verdicts, roles, confidence. Shared by diagnosis, plan and report."""
+"""Words used in results: verdicts, roles, confidence. Shared by diagnosis, plan and report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Verdict(StrEnum):
 
 
 FAILURES = frozenset(Verdict) - {Verdict.CLEAN, Verdict.NOT_APPLICABLE, Verdict.INCONCLUSIVE}
-# Words of the signature of wrong weights that an optimizer's update left.
+# Signature words for wrong weights that an optimizer update produced.
 OF_UPDATE = WEIGHTS, RATE, UPDATES = "weights after the step", "learning rate", "updates"
 
 

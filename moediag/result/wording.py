@@ -1,4 +1,4 @@
-"""How things are written in a report: parameter names, ranks, numbers, software stacks."""
+"""Formats parameter names, ranks, numbers and software stacks for reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def compact(names: Iterable[str]) -> list[str]:
 
     ``…experts.3.gate_proj.weight``, ``…experts.3.up_proj.weight`` become
     ``…experts.3.{gate,up}_proj.weight``; three or more consecutive numbers become ``{3..5}``.
-    Expanding the braces gives exactly the names that came in.
+    Expanding the braces gives exactly the input names.
     """
     rows = [tuple(name.split(".")) for name in dict.fromkeys(names)]
     depth = max((len(row) for row in rows), default=0)
@@ -56,7 +56,7 @@ def braces(values: Sequence[str]) -> str:
 
 
 def spans(numbers: Iterable[int], joint: str = ",") -> str:
-    """Sorted, runs of three or more written as ``first..last``: ``0,2..5,8``."""
+    """The numbers, sorted; three or more consecutive ones become ``first..last``: ``0,2..5,8``."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -109,7 +109,7 @@ def ratio(value: float | None, spread: tuple[float, float] | None = None) -> str
 
 
 def stack(versions: Mapping[str, str | None]) -> list[str]:
-    """``["transformers 4.53.2", "torch 2.13.0"]``: what tells one stack from another first."""
+    """``["transformers 4.53.2", "torch 2.13.0"]``: the packages that identify a stack first."""
     return [
         f"{package} {version.split('+')[0]}"
         for package in ("transformers", "torchtitan", "torch", "deepspeed")
@@ -119,17 +119,17 @@ def stack(versions: Mapping[str, str | None]) -> list[str]:
 
 def backend(name: str, shared_gpu: bool, version: str | None = None) -> str:
     """``nccl 2.29.3``; ``gloo on a shared GPU`` where several ranks computed on one. ``version``:
-    NCCL's, where the ranks told it."""
+    NCCL's, if the ranks reported it."""
     told = f"{name} {version}" if version and name == "nccl" else name
     return f"{told} on a shared GPU" if shared_gpu else told
 
 
 def html(text: str) -> str:
-    """Text that stays text between tags of HTML or markdown."""
+    """Text escaped for HTML or markdown."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def inline(text: str) -> str:
-    """Text that stays text in a cell of a markdown table: no cell border, no tag, no emphasis."""
+    """Text escaped for a cell of a markdown table: no cell border, no tag, no emphasis."""
     flat = html(" ".join(text.split()))
     return re.sub(r"([\\`*_~\[\]|])", r"\\\1", flat)

@@ -119,7 +119,7 @@ def test_the_first_good_release_and_its_fused_experts_are_found(tmp_path: Path) 
     assert address in report
 
 
-def test_a_real_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> None:
+def test_a_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> None:
     """4.22.0 needs a tokenizers that has no wheel for Pythons from 3.11 on (and where it can be
     built, the release has no Qwen3-MoE). It is not good, although it does not show the failure."""
     need({"transformers": GOOD})

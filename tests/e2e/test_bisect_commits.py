@@ -72,7 +72,7 @@ def asked() -> Question:
         pytest.skip(f"no index can be asked: {error.message}")
 
 
-def test_the_commit_is_named_and_unimportable_commits_are_skipped(
+def test_the_bad_commit_is_found_and_unimportable_commits_are_skipped(
     clone: TinyClone, tmp_path: Path
 ) -> None:
     question, folder = asked(), tmp_path / "out"
@@ -98,7 +98,7 @@ def test_the_commit_is_named_and_unimportable_commits_are_skipped(
     assert len(clone.git("worktree", "list").splitlines()) == 1
 
 
-def test_a_real_git_bisect_run(clone: TinyClone, tmp_path: Path) -> None:
+def test_git_bisect_run_finds_the_commit(clone: TinyClone, tmp_path: Path) -> None:
     asked()
     out = tmp_path / "state"
     words = ["bisect", "expert-starvation", "--package", "accelerate", "--bad", "1.8.1"]

@@ -96,7 +96,9 @@ def run(world: int, how: str, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_per_mesh_gives_the_norm_of_one_process_on_every_rank(world: int, tmp_path: Path) -> None:
+def test_per_mesh_clipping_gives_the_single_process_norm_on_every_rank(
+    world: int, tmp_path: Path
+) -> None:
     gradients = [torch.nn.Parameter(torch.zeros_like(g)) for g in whole().values()]
     for parameter, gradient in zip(gradients, whole().values(), strict=True):
         parameter.grad = gradient

@@ -18,7 +18,7 @@ VICTIM = Path(__file__).parents[1] / "victims" / "leaves_dumps.py"
 
 
 @pytest.mark.e2e
-def test_dumps_of_a_real_job_with_stacks(
+def test_dumps_and_stacks_of_a_real_job_are_diagnosed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = dict(os.environ, OMP_NUM_THREADS="1")

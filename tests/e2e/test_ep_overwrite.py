@@ -74,7 +74,7 @@ class TestOverwrite:
             "native": True,
         }
 
-    def test_the_mechanism_is_named_and_no_rank_is_blamed(self, ran: Ran) -> None:
+    def test_the_mechanism_is_reported_without_a_culprit(self, ran: Ran) -> None:
         trial, other = ran.trial("unfixed"), ran.trial("unfixed-every-rank-loads")
         for found, pattern in ((trial, AGAIN), (other, PIECE)):
             assert found["signature"] == f"{WEIGHTS}:{pattern}:no-rank"
@@ -103,7 +103,7 @@ class TestOverwrite:
             ("rank 1", "nothing yet: rank 0 loads", "2-3 (Shard(0) on mesh[2])"),
         ]
 
-    def test_the_result_notes_shims_and_arguments(self, ran: Ran) -> None:
+    def test_the_result_contains_shims_and_arguments(self, ran: Ran) -> None:
         notes = ran.trial("unfixed")["notes"]
         assert (
             "from_pretrained was asked by DistributedConfig(enable_expert_parallel=True)" in notes
@@ -114,14 +114,14 @@ class TestOverwrite:
             in (ran.trial("native")["notes"])
         )
 
-    def test_the_evidence_leads_to_the_same_diagnosis(self, ran: Ran, command: Command) -> None:
+    def test_stored_evidence_gives_the_same_diagnosis(self, ran: Ran, command: Command) -> None:
         code, out, _ = command.call("diagnose", str(ran.folder / "unfixed"), "--json")
         assert code == 1
         (trial,) = json.loads(out)["trials"]
         for name in ("verdict", "signature", "cause", "culprits"):
             assert trial[name] == ran.trial("unfixed")[name], name
 
-    def test_block_inputs_are_wrong_if_the_experts_are(self, ran: Ran) -> None:
+    def test_wrong_experts_make_block_inputs_wrong(self, ran: Ran) -> None:
         for variant, wrong in (("unfixed", True), ("native", False)):
             for rank in (0, 1):
                 path = ran.folder / variant / f"rank-{rank}.outcome.json"
@@ -130,7 +130,7 @@ class TestOverwrite:
                 assert {block["wrong"] for block in blocks.values()} == {wrong}
 
 
-def test_four_ranks_keep_a_piece_of_a_quarter(command: Command) -> None:
+def test_four_ranks_keep_one_slice_of_a_quarter(command: Command) -> None:
     stack("5.12.1")
     ran = command.run("ep-overwrite", "--cpu", "4", *TWO, "--variant", "no-expert-parallelism")
     holds(ran)
@@ -142,7 +142,7 @@ def test_four_ranks_keep_a_piece_of_a_quarter(command: Command) -> None:
     assert "experts 2-7 are on no rank" in ran.trial("unfixed")["cause"]
 
 
-def test_four_ranks_of_two_axes_hold_every_expert(command: Command) -> None:
+def test_four_ranks_on_two_axes_hold_every_expert(command: Command) -> None:
     """FSDP besides the ep axis: strided shards, gradients over both."""
     stack("5.23.0")
     ran = command.run(
@@ -199,7 +199,7 @@ def wide(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("release", wide(RELEASES))
-def test_every_release_gets_an_honest_verdict(command: Command, release: str) -> None:
+def test_every_release_gets_the_expected_verdict(command: Command, release: str) -> None:
     stack(release)
     verdict, part, native, reproduced = RELEASES[release]
     ran = command.run(
@@ -251,7 +251,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", wide(FAMILIES))
-def test_other_families(command: Command, family: str) -> None:
+def test_other_families_are_judged(command: Command, family: str) -> None:
     stack("5.12.1")
     stack("5.23.0")
     verdict, part = FAMILIES[family]

@@ -24,7 +24,7 @@ class TestMixedOptimizer:
         need(PLAIN)
         return command.run("ep-mixed-optimizer")
 
-    def test_the_group_that_mixes_is_named_although_the_rank_died(self, ran: Ran) -> None:
+    def test_the_mixed_group_is_reported_although_the_rank_died(self, ran: Ran) -> None:
         holds(ran)
         assert ran.reproduced is True
         trial = ran.trial("unfixed")
@@ -36,7 +36,7 @@ class TestMixedOptimizer:
         )
         assert "AdamW fused=True" in ran.trial("unfixed-fused")["cause"]
 
-    def test_groups_per_mesh_are_right_with_either_implementation(self, ran: Ran) -> None:
+    def test_groups_per_mesh_are_correct_with_either_implementation(self, ran: Ran) -> None:
         assert ran.fixes == {
             "group-per-mesh": True,
             "fused-group-per-mesh": True,
@@ -70,7 +70,7 @@ class TestClipNorm:
             in (ran.trial("unfixed")["cause"])
         )
 
-    def test_what_each_ranks_norm_covers_is_found(self, ran: Ran) -> None:
+    def test_the_parameters_covered_by_each_norm_are_found(self, ran: Ran) -> None:
         own, plain = ran.trial("own-pieces"), ran.trial("accelerate-plain-experts")
         assert "each is the norm of what that rank holds" in own["cause"]
         assert "each rank sums only its own experts (experts 0-" in plain["cause"]

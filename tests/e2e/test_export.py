@@ -36,7 +36,7 @@ def ran(name: str, variant: str, folder: Path) -> subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
-def test_the_silent_failure_is_shown_without_moediag(tmp_path: Path) -> None:
+def test_the_silent_failure_is_reproduced_without_moediag(tmp_path: Path) -> None:
     done = ran("expert-starvation-silent", "unfixed", tmp_path)
     assert done.returncode == 1, done.stderr
     said = done.stdout.splitlines()

@@ -40,7 +40,9 @@ def test_the_wrong_kernel_is_found_and_our_kernel_is_correct(command: Command) -
 @pytest.mark.wide
 @pytest.mark.parametrize("ranks", ["2", "4"])
 @pytest.mark.parametrize("routing", ["zero-token", "one-hot", "balanced"])
-def test_every_kernel_with_every_routing(command: Command, routing: str, ranks: str) -> None:
+def test_every_kernel_is_correct_with_every_routing(
+    command: Command, routing: str, ranks: str
+) -> None:
     need(STACK)
     need(LATER)
     need({"transformers": "5.20.0", "accelerate": "1.15.0"})
@@ -86,7 +88,7 @@ def test_the_speed_benchmark_runs_on_a_cpu() -> None:
 
 
 @pytest.mark.wide
-def test_every_family_has_its_own_layout_and_the_same_gradients() -> None:
+def test_every_family_layout_has_the_same_gradients() -> None:
     """Transposed weights, biases and interleaved gates (gpt_oss) among them."""
     stack = environment.ensure(STACK)
     paths = os.pathsep.join(map(str, stack.pythonpath))

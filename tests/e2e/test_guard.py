@@ -60,7 +60,7 @@ def test_the_error_names_the_missing_parameters(ran: Ran) -> None:
     assert "The guard stopped ranks 0, 1 before that reduction" in trial["cause"]
 
 
-def test_the_guard_stops_a_mismatch_that_no_backend_can_see(ran: Ran) -> None:
+def test_the_guard_stops_a_mismatch_that_no_backend_detects(ran: Ran) -> None:
     trial = ran.trial("silent")
     assert trial["culprits"] == [0, 1]
     sizes = {side["numel"] for side in trial["first_divergence"]["ranks"].values()}
@@ -68,7 +68,7 @@ def test_the_guard_stops_a_mismatch_that_no_backend_can_see(ran: Ran) -> None:
     assert "without the guard nothing would report an error" in trial["cause"]
 
 
-def test_a_rank_that_waits_elsewhere_is_reported_as_absent(ran: Ran) -> None:
+def test_a_rank_that_waits_in_another_call_is_reported_as_absent(ran: Ran) -> None:
     """The rank that waited is no culprit for that: the other one went past an all-gather."""
     text = errors(ran, "absent")[0]
     assert "rank 0 did not come to the reduce_scatter of model.layers.0.mlp.experts" in text

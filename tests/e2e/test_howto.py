@@ -103,7 +103,7 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
             shutil.rmtree(link.parent)
 
 
-def test_your_own_scenario(
+def test_the_page_on_your_own_scenario_works(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package does not change, so the command is run as in the other tests."""
@@ -144,7 +144,7 @@ def test_your_own_scenario(
     ]  # fmt: skip
 
 
-def test_a_scenario_in_the_catalogue(checkout: Checkout) -> None:
+def test_the_page_on_a_catalogue_scenario_works(checkout: Checkout) -> None:
     page = Page.read("add-a-scenario.md")
     ((name, text),) = page.files().items()
     first = re.search(r"becomes `(# yaml-language-server.+?)`", page.text)
@@ -161,7 +161,7 @@ def test_a_scenario_in_the_catalogue(checkout: Checkout) -> None:
     assert "natural-routing clean" in " ".join(shown.split())
 
 
-def test_a_fix(checkout: Checkout) -> None:
+def test_the_page_on_a_fix_works(checkout: Checkout) -> None:
     page = Page.read("add-a-fix.md")
     assert len(page.files()) == 2
     checkout.follow(page)
@@ -188,7 +188,7 @@ def test_an_ineffective_fix_is_not_called_correct(checkout: Checkout) -> None:
     assert "touch-layer no effect" in " ".join(shown.split())
 
 
-def test_a_family(checkout: Checkout) -> None:
+def test_the_page_on_a_family_works(checkout: Checkout) -> None:
     page = Page.read("add-a-family.md")
     schema = checkout.folder / "schema" / "scenario.schema.json"
     before = schema.read_text()

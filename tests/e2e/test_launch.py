@@ -86,7 +86,7 @@ def left_over(launch: Launcher) -> list[int]:
     return [p for p in marked(mark) if host is None or p != host.pid]
 
 
-def test_success(both: Launcher, tmp_path: Path) -> None:
+def test_a_successful_launch_is_reported(both: Launcher, tmp_path: Path) -> None:
     def watch(progress: Progress) -> None:
         if progress.doing == "running" and set(progress.states) == {0, 1}:
             (tmp_path / "t" / "seen").touch()
@@ -108,7 +108,7 @@ def test_success(both: Launcher, tmp_path: Path) -> None:
     assert left_over(both) == []
 
 
-def test_an_exception_names_the_rank_that_failed_first(both: Launcher, tmp_path: Path) -> None:
+def test_the_rank_that_raised_first_is_reported(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("exception"), tmp_path / "t")
     assert record.exits[1] == ExitStatus(code=1)
     assert record.deaths[0].rank == 1
@@ -119,7 +119,7 @@ def test_an_exception_names_the_rank_that_failed_first(both: Launcher, tmp_path:
     assert "the router is gone" in (tmp_path / "t" / protocol.output_file(1)).read_text()
 
 
-def test_a_rank_that_raised_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+def test_a_rank_that_raised_leaves_no_temporary_files(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     chosen = options(uuid.uuid4().hex)
@@ -131,7 +131,7 @@ def test_a_rank_that_raised_leaves_nothing_in_the_temporary_folder(tmp_path: Pat
     assert list(tmp_path.glob("t/pytorch-errorfile*")) == []
 
 
-def test_a_killed_rank(both: Launcher, tmp_path: Path) -> None:
+def test_a_killed_rank_is_reported(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("killed"), tmp_path / "t")
     assert record.exits[1] == ExitStatus(signal="SIGKILL")
     assert record.deaths[0].rank == 1
@@ -151,7 +151,7 @@ def test_peers_of_a_dead_rank_are_captured_before_they_are_stopped(
     assert refused or "death_beside_waiter" in seen.read_text()
 
 
-def test_a_hang(both: Launcher, tmp_path: Path) -> None:
+def test_a_hang_is_reported(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("hang"), tmp_path / "t")
     assert record.stall is not None
     assert (record.stall.waiting, record.stall.elsewhere) == ((0,), (1,))
@@ -199,7 +199,7 @@ def test_ranks_that_ignore_signals_are_killed_with_their_children(
     assert left_over(both) == []
 
 
-def test_a_reference_is_one_rank(both: Launcher, tmp_path: Path) -> None:
+def test_a_reference_has_one_rank(both: Launcher, tmp_path: Path) -> None:
     record = both.run(trial("reference", task=ReferenceTask(), world_size=4), tmp_path / "t")
     assert record.exits == {0: OK}
     assert json.loads((tmp_path / "t" / "reference.json").read_text()) == "1"
@@ -211,7 +211,7 @@ def test_a_failing_reference_has_its_exit_and_error(forks: Launcher, tmp_path: P
     assert (tmp_path / "t" / protocol.error_file(0)).exists()
 
 
-def test_four_ranks(forks: Launcher, tmp_path: Path) -> None:
+def test_four_ranks_are_launched(forks: Launcher, tmp_path: Path) -> None:
     assert forks.run(trial("success", world_size=4), tmp_path / "t").succeeded
 
 
@@ -255,7 +255,7 @@ def pid_of(target: str, kind: str, folder: Path, parent: int) -> int:
     [("fork", t) for t in ("moediag", "host", "agent", "rank")]
     + [("torchrun", t) for t in ("moediag", "agent", "rank")],
 )
-def test_kill_9_of_any_process_leaves_nothing(kind: str, target: str, tmp_path: Path) -> None:
+def test_sigkill_of_any_process_leaves_no_process(kind: str, target: str, tmp_path: Path) -> None:
     parent, mark = start_parent(kind, "stubborn-childless", tmp_path)
     folder = tmp_path / "stubborn-childless"
     os.kill(pid_of(target, kind, folder, parent.pid), signal.SIGKILL)

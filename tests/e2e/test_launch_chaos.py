@@ -49,7 +49,7 @@ MOMENTS = [pytest.param(n, marks=() if n < 6 else pytest.mark.wide) for n in ran
 
 
 @pytest.mark.parametrize("case", MOMENTS)
-def test_kill_9_at_a_random_moment(case: int, tmp_path: Path) -> None:
+def test_sigkill_at_a_random_moment_leaves_no_process(case: int, tmp_path: Path) -> None:
     dice = random.Random(case)
     mark = uuid.uuid4().hex
     kind = ("fork", "torchrun")[case % 2]

@@ -62,9 +62,7 @@ def shown(command: Command, ran: Ran) -> str:
     return " ".join(out.split())
 
 
-def test_the_same_scenario_with_the_fault_and_healthy_controls_concludes(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_failure_with_healthy_controls_is_reproduced(command: Command, tmp_path: Path) -> None:
     path = scenario(tmp_path, unfixed("collective-mismatch", "[1]"), FLAG, HEALTHY)
     ran = command.run(path)
     assert problems(ran.result) == []
@@ -131,13 +129,15 @@ def test_another_failure_never_counts_as_the_expected_one(
     assert "not reproduced" in shown(command, ran)
 
 
-def test_the_right_failure_with_other_culprits_is_not_met(command: Command, tmp_path: Path) -> None:
+def test_the_expected_failure_with_other_culprits_is_not_met(
+    command: Command, tmp_path: Path
+) -> None:
     ran = command.run(scenario(tmp_path, unfixed("collective-mismatch", "[0]"), HEALTHY))
     assert ran.trial("unfixed")["culprits"] == [1]
     assert (ran.code, ran.reproduced) == (1, False)
 
 
-def test_controls_alone_are_clean_and_show_nothing_about_the_claim(command: Command) -> None:
+def test_clean_controls_alone_do_not_decide_the_claim(command: Command) -> None:
     controls = ("identical-batches", "starved-everywhere", "loops-over-all", "fused-family")
     ran = command.run(
         "expert-starvation", *(word for name in controls for word in ("--variant", name))
@@ -152,7 +152,7 @@ def test_controls_alone_are_clean_and_show_nothing_about_the_claim(command: Comm
     assert "not reproduced" not in shown(command, ran)
 
 
-def test_a_release_that_does_not_exist_is_an_error_of_the_command(command: Command) -> None:
+def test_a_missing_release_is_an_error(command: Command) -> None:
     code, out, err = command.call(
         "run", "expert-starvation", "--stack", "transformers=4.53.99", "--variant", "unfixed",
         "--out", str(command.folder / "no-such-release"),

@@ -24,7 +24,7 @@ def index() -> None:
         pytest.skip(f"no index can be asked: {error.message}")
 
 
-def test_an_affected_and_an_unaffected_family(
+def test_affected_and_unaffected_families_are_predicted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     need({"transformers": "4.53.2"})

@@ -50,7 +50,7 @@ def night_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((folder / "history").iterdir())]
 
 
-def test_a_failure_of_a_release_is_new_and_a_repaired_one_is_fixed(
+def test_a_failure_is_reported_as_new_and_then_as_fixed(
     nights: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shared:
@@ -84,9 +84,7 @@ def test_a_failure_of_a_release_is_new_and_a_repaired_one_is_fixed(
 
 
 @pytest.mark.wide
-def test_a_new_failure_is_bisected_and_then_still_fails_and_gets_fixed(
-    nights: Nights, tmp_path: Path
-) -> None:
+def test_a_new_failure_is_bisected_and_tracked_until_fixed(nights: Nights, tmp_path: Path) -> None:
     try:
         releases.releases("transformers")
     except StackError as error:

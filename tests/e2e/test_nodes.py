@@ -120,7 +120,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_both_watchers_name_the_rank_on_the_other_node(nodes: Nodes) -> None:
+def test_both_watchers_report_the_rank_on_the_other_node(nodes: Nodes) -> None:
     nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1")
     nodes.tasks("data_loader", world=2)
     for number in range(2):
@@ -132,7 +132,7 @@ def test_both_watchers_name_the_rank_on_the_other_node(nodes: Nodes) -> None:
 
 
 @pytest.mark.wide
-def test_a_rank_that_skips_a_collective(nodes: Nodes) -> None:
+def test_a_rank_that_skips_a_collective_is_the_culprit(nodes: Nodes) -> None:
     nodes.agents("skips", ranks=(1, 2))
     for number in range(2):
         code, trial = nodes.result(number)
@@ -146,7 +146,7 @@ def test_a_rank_that_skips_a_collective(nodes: Nodes) -> None:
 
 
 @pytest.mark.wide
-def test_a_node_that_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_killed_node_is_reported(nodes: Nodes, tmp_path: Path) -> None:
     nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(2, 1))
     wait_for(tmp_path / "trains")
     nodes.hit(1, signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_a_node_that_is_killed(nodes: Nodes, tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_a_disconnected_node(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_disconnected_node_is_reported(nodes: Nodes, tmp_path: Path) -> None:
     """Its connections stay open but carry nothing: watcher, agent and ranks are stopped."""
     nodes.agents("goes_on", str(tmp_path / "trains"), ranks=(1, 2))
     wait_for(tmp_path / "trains")
@@ -188,7 +188,7 @@ def test_starts_of_the_same_job_are_separate(nodes: Nodes) -> None:
 
 @pytest.mark.wide
 @pytest.mark.parametrize(("victim", "ranks"), [("clean", (1, 1)), ("slow", (2, 2))])
-def test_a_healthy_job(victim: str, ranks: tuple[int, ...], nodes: Nodes) -> None:
+def test_a_healthy_job_is_clean(victim: str, ranks: tuple[int, ...], nodes: Nodes) -> None:
     nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1")
     nodes.agents(victim, ranks=ranks)
     for number in range(2):
@@ -212,7 +212,7 @@ def test_without_a_shared_folder_watchers_meet_at_the_store(agents: bool, nodes:
 
 
 @pytest.mark.wide
-def test_a_store_lost_with_its_node_makes_no_rank_a_culprit(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_store_lost_with_its_node_leaves_no_culprit(nodes: Nodes, tmp_path: Path) -> None:
     """Node 1 receives nothing and cannot distinguish a lost node from a lost store."""
     nodes.shared = False
     nodes.options = ("--on-hang", "abort", "--quiescence", "1", "--patience", "1", "--silence", "3")

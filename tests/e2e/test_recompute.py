@@ -242,7 +242,7 @@ class TestGuards:
         assert nothing_raised(ran, "n-routed-experts")
 
     @pytest.mark.wide
-    def test_in_the_newest_release_qwen3_has_both_names(self, command: Command) -> None:
+    def test_qwen3_has_both_names_in_the_newest_release(self, command: Command) -> None:
         need(NEW)
         ran = run(
             command, "router-logits-guard", "num-local-experts-5-23", "any-5-23",

@@ -88,7 +88,7 @@ def layer(number: int, without: tuple[int, ...] = ()) -> list[str]:
     return names
 
 
-def test_the_job_computes_the_same_with_and_without(scene: Callable[[str], list[Rank]]) -> None:
+def test_recording_does_not_change_the_results(scene: Callable[[str], list[Rank]]) -> None:
     off = [rank.result for rank in scene("off")]
     assert all(off)
     for name in ("on", "disk-full", "broken"):
@@ -100,7 +100,7 @@ def test_the_job_computes_the_same_with_and_without(scene: Callable[[str], list[
     ]
 
 
-def test_the_schedule_of_a_healthy_step(scene: Callable[[str], list[Rank]]) -> None:
+def test_a_healthy_step_has_the_expected_schedule(scene: Callable[[str], list[Rank]]) -> None:
     root = ["embed.weight", "embed.bias"]
     expected = [
         ("all_gather", "forward", "", root, 36),
@@ -136,7 +136,7 @@ def test_the_schedule_of_a_healthy_step(scene: Callable[[str], list[Rank]]) -> N
             assert e["site"].startswith("recorded_job.py:"), e["site"]
 
 
-def test_the_first_and_last_lines_of_the_log(scene: Callable[[str], list[Rank]]) -> None:
+def test_the_log_has_first_and_last_events(scene: Callable[[str], list[Rank]]) -> None:
     for number, rank in enumerate(scene("on")):
         assert rank.events[0]["e"] == "start"
         assert rank.events[-1]["e"] == "end"
@@ -157,7 +157,9 @@ def test_tokens_are_counted_once_per_forward(scene: Callable[[str], list[Rank]])
             assert all(sum(e["counts"]) == 2 * 64 for e in rank.of("tokens"))
 
 
-def test_a_starved_expert_shows_in_the_sent_parameters(scene: Callable[[str], list[Rank]]) -> None:
+def test_a_starved_expert_is_missing_in_the_sent_parameters(
+    scene: Callable[[str], list[Rank]],
+) -> None:
     """The mismatch kills a rank with SIGABRT inside the reduce-scatter: the log has it."""
     healthy, starved = scene("divergent")
     assert -6 in (healthy.exit, starved.exit), "gloo aborts where sizes differ"
@@ -175,7 +177,9 @@ def test_a_starved_expert_shows_in_the_sent_parameters(scene: Callable[[str], li
         assert rank.of("error") if rank.exit == 1 else rank.heartbeat.state == "in-collective"
 
 
-def test_equal_sizes_of_different_parameters_show(scene: Callable[[str], list[Rank]]) -> None:
+def test_different_parameters_of_equal_size_are_recorded(
+    scene: Callable[[str], list[Rank]],
+) -> None:
     ranks = scene("silent")
     assert [rank.exit for rank in ranks] == [0, 0]
     wire = []
@@ -199,7 +203,7 @@ def test_no_missing_gradient_is_reported_if_all_arrived(scene: Callable[[str], l
         assert all(rank.of("no_gradient") == [] for rank in scene(name))
 
 
-def test_replicas_and_flat_parameters_carry_names_too(scene: Callable[[str], list[Rank]]) -> None:
+def test_replicated_and_flat_parameters_have_names(scene: Callable[[str], list[Rank]]) -> None:
     for rank in scene("hsdp"):
         (group,) = rank.of("group")
         assert group["axis"] == "dp_replicate"
@@ -215,7 +219,7 @@ def test_replicas_and_flat_parameters_carry_names_too(scene: Callable[[str], lis
         assert ops[:2] == [("all_gather", "forward", 24), ("reduce_scatter", "backward", 24)]
 
 
-def test_collectives_issued_by_ddp_in_cpp_are_seen(scene: Callable[[str], list[Rank]]) -> None:
+def test_collectives_issued_by_ddp_in_cpp_are_recorded(scene: Callable[[str], list[Rank]]) -> None:
     for rank in scene("ddp"):
         reduced = [e for e in rank.collectives if e["op"] == "all_reduce"]
         assert {e["phase"] for e in reduced} == {"backward"}
@@ -225,7 +229,7 @@ def test_collectives_issued_by_ddp_in_cpp_are_seen(scene: Callable[[str], list[R
         assert rank.open == []
 
 
-def test_every_kind_of_call(scene: Callable[[str], list[Rank]]) -> None:
+def test_every_kind_of_call_is_recorded(scene: Callable[[str], list[Rank]]) -> None:
     for number, rank in enumerate(scene("calls")):
         assert rank.exit == 0
         ops = [e["op"] for e in rank.collectives]
@@ -259,7 +263,7 @@ def test_a_killed_rank_leaves_its_record(scene: Callable[[str], list[Rank]]) -> 
     assert error["where"].startswith("recorded_job.py:")
 
 
-def test_a_failing_recorder_is_noted(scene: Callable[[str], list[Rank]]) -> None:
+def test_a_failing_recorder_is_reported(scene: Callable[[str], list[Rank]]) -> None:
     for rank in scene("broken"):
         (text,) = [e["text"] for e in rank.of("not_seen")]
         assert text.startswith("collectives: the recorder failed")
@@ -284,7 +288,7 @@ def test_the_flight_recorder_is_dumped_on_request(scene: Callable[[str], list[Ra
         assert any(entry["input_sizes"] == [[7]] for entry in records["entries"])
 
 
-def test_torchs_flight_recorder_and_ours_have_the_same_calls(
+def test_flight_recorder_and_our_log_have_the_same_calls(
     scene: Callable[[str], list[Rank]],
 ) -> None:
     """gloo's dumps tell of no device, so here they are given NCCL's name: that the two are held

@@ -61,7 +61,7 @@ def test_every_expectation_is_met(ran: Ran) -> None:
         ("accelerate-full", 0, "0-3", "4-7"),
     ],
 )
-def test_every_rank_loads_one_ranks_experts(
+def test_every_rank_loads_the_experts_of_one_rank(
     ran: Ran, variant: str, source: int, experts: str, gone: str
 ) -> None:
     trial = ran.trial(variant)

@@ -102,7 +102,7 @@ def test_a_hang_is_reported_on_both_nodes(nodes: Nodes) -> None:
         assert "Rank 1 runs on node 1" in trial["cause"]
 
 
-def test_a_node_that_is_killed_ends_the_run(nodes: Nodes) -> None:
+def test_a_killed_node_ends_the_run(nodes: Nodes) -> None:
     nodes.start("expert-starvation", "--variant", "zero-fill", "--repeat", "3")
     deadline = time.monotonic() + LIMIT
     while not list(nodes.run(1).glob("*zero-fill*/rank-1.heartbeat")):

@@ -150,7 +150,7 @@ class TestSilent:
         assert [status["code"] for _, status in sorted(launch["exits"].items())] == [0, 0]
         assert list((ran.folder / "unfixed").glob("*.error.json")) == []
 
-    def test_the_parameters_and_both_ranks_identities_are_named(self, ran: Ran) -> None:
+    def test_the_parameters_and_both_ranks_are_reported(self, ran: Ran) -> None:
         trial = ran.trial("unfixed")
         assert ran.sides("unfixed") == {
             "0": ("reduce_scatter", 14_160, expert(1, 3)),
@@ -166,7 +166,7 @@ class TestSilent:
                      "9 of 69 parameters"):  # fmt: skip
             assert text in trial["cause"].replace("On rank", "on rank")
 
-    def test_the_fixes_are_right_to_rounding(self, ran: Ran) -> None:
+    def test_the_fixes_are_correct_within_rounding(self, ran: Ran) -> None:
         assert ran.fixes == {"unused-params-flag": True, "iterate-all": True}
         for variant in (*ran.fixes, "natural-routing"):
             assert ran.trial(variant)["gradient_error"] < 1e-6
@@ -195,7 +195,7 @@ class TestHang:
         need({"transformers": "4.53.2"})
         return command.run("expert-starvation-hang")
 
-    def test_the_stacks_show_where_the_ranks_wait_for_each_other(self, ran: Ran) -> None:
+    def test_the_stacks_show_where_the_ranks_wait(self, ran: Ran) -> None:
         holds(ran)
         trial = ran.trial("unfixed")
         assert (trial["verdict"], trial["culprits"], trial["victims"]) == (HANG, [1], [0])
@@ -205,7 +205,7 @@ class TestHang:
         assert "all_gather" in waits["0"] and "pre_forward" in waits["0"]
         assert "reduce_scatter" in waits["1"] and "post_backward" in waits["1"]
 
-    def test_the_cause_is_the_divergence_not_the_place_of_the_stop(self, ran: Ran) -> None:
+    def test_the_cause_is_the_divergence_and_not_the_final_call(self, ran: Ran) -> None:
         trial = ran.trial("unfixed")
         divergence = trial["first_divergence"]
         assert (divergence["phase"], divergence["axis"]) == ("forward", "dp_shard")
@@ -223,7 +223,7 @@ class TestHang:
         assert ran.verdicts["natural-routing"] == CLEAN
 
 
-def test_two_healthy_steps_prove_nothing(command: Command) -> None:
+def test_two_healthy_steps_do_not_hide_the_failure(command: Command) -> None:
     need({"transformers": "4.53.2"})
     ran = command.run("expert-starvation-late")
     holds(ran)
@@ -271,7 +271,7 @@ def test_failing_and_working_wrappers(command: Command) -> None:
     assert ran.fixes == {"fsdp1": True, "ddp": True, "ddp-without-find-unused": False}
 
 
-def test_zero_2_fails_as_fsdp2_does_and_zero_3_does_not(command: Command) -> None:
+def test_zero_2_fails_like_fsdp2_and_zero_3_works(command: Command) -> None:
     need({"transformers": "4.53.2", "deepspeed": "0.19.8"})
     line = ("expert-starvation-wrappers", "--variant", "zero2", "--variant", "zero3")
     ran = command.run(*line)
@@ -314,7 +314,7 @@ class TestTheSameVerdicts:
                     "first_divergence", "wrong_parameters", "gradient_error"):  # fmt: skip
             assert mine[key] == other[key], key
 
-    def test_one_of_four_ranks_starves(self, command: Command) -> None:
+    def test_one_starving_rank_of_four_is_the_culprit(self, command: Command) -> None:
         need({"transformers": "4.53.2"})
         ran = command.run(
             "expert-starvation", "--cpu", "4", "--set", "cost=null", "--variant", "unfixed",
@@ -330,7 +330,7 @@ class TestTheSameVerdicts:
         assert [side[2] for side in ran.sides("unfixed").values()] == [[], expert(1, 3), [], []]
 
     @pytest.mark.wide
-    def test_four_ranks_silently_wrong(self, command: Command) -> None:
+    def test_four_ranks_are_silently_wrong(self, command: Command) -> None:
         need({"transformers": "4.53.2"})
         ran = command.run("expert-starvation-silent", "--cpu", "4")
         holds(ran)

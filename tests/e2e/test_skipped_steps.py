@@ -149,12 +149,12 @@ class TestMetrics:
             assert "micro-batches" in trial["signature"].split(":")
         assert ran.fixes["after-the-loop"] and ran.fixes["padded-fsdp2"]
 
-    def test_a_missing_metric_is_named(self, ran: Ran) -> None:
+    def test_a_missing_metric_is_reported(self, ran: Ran) -> None:
         trial = ran.trial("missing-key")
         assert trial["verdict"] in STOPPED
         assert trial["cause"].endswith("Before it, rank 1 has no metric `kl`.")
 
-    def test_another_order_only_swaps_metrics(self, ran: Ran) -> None:
+    def test_a_different_order_only_swaps_metrics(self, ran: Ran) -> None:
         trial = ran.trial("other-order")
         assert trial["verdict"] == "wrong-metrics"
         assert "What rank 0 calls `loss` is what rank 1 calls `kl`." in trial["cause"]
@@ -163,7 +163,7 @@ class TestMetrics:
         # Gradients and replicas accept it.
         assert weaker(ran, "other-order", lambda o: replace(o, metrics={})) == Verdict.CLEAN
 
-    def test_a_zero_for_a_missing_metric_shows_only_against_the_reference(self, ran: Ran) -> None:
+    def test_a_zero_for_a_missing_metric_is_found_only_by_the_reference(self, ran: Ran) -> None:
         trial = ran.trial("missing-key-zero")
         assert trial["signature"] == "wrong-metrics:metrics equal on all ranks:no-rank"
         # Ranks side by side accept it: they agree.
@@ -172,6 +172,6 @@ class TestMetrics:
         assert ran.fixes["missing-key-counted"] and not ran.fixes["missing-key-zero"]
 
 
-def test_the_rank_that_skips_is_named_among_four(command: Command) -> None:
+def test_the_rank_of_four_that_skips_is_the_culprit(command: Command) -> None:
     ran = run(command, "nonfinite-skip", "own-norm-adamw", cpu="4")
     assert ran.trial("own-norm-adamw")["culprits"] == [3]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.e2e
 VICTIM = Path(__file__).parents[1] / "victims" / "spins.py"
 
 
-def test_a_hang_on_devices_from_the_watchdog_to_the_page(
+def test_a_hang_on_devices_is_reported_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = cuda_stand_in.build(tmp_path)

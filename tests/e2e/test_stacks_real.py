@@ -62,7 +62,7 @@ def test_a_real_overlay_trains_on_the_torch_in_use() -> None:
     assert works == "True"
 
 
-def test_companions_do_not_drift() -> None:
+def test_companions_are_older_than_the_cutoff() -> None:
     old = environment.ensure({"transformers": "4.53.2"})
     if old.cutoff is None:
         pytest.skip("this index gives no upload dates")
@@ -70,7 +70,7 @@ def test_companions_do_not_drift() -> None:
     assert release.uploaded is not None and release.uploaded < old.cutoff
 
 
-def test_built_environments_are_warm(cache: Path) -> None:
+def test_built_environments_have_bytecode(cache: Path) -> None:
     stack = environment.ensure({"transformers": "4.53.2"})
     import_once(stack)
     package = stack.python.parent.parent / "lib"
@@ -80,7 +80,7 @@ def test_built_environments_are_warm(cache: Path) -> None:
     assert again.key == stack.key
 
 
-def test_a_bundle_installs_and_builds_with_the_network_off(
+def test_a_bundle_installs_and_builds_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
@@ -97,7 +97,7 @@ def test_a_bundle_installs_and_builds_with_the_network_off(
     assert output(stack)[2] == "True"
 
 
-def test_the_install_script_of_a_bundle(tmp_path: Path) -> None:
+def test_the_install_script_of_a_bundle_works(tmp_path: Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     bundle = offline.make_bundle([], version, tmp_path / "bundle")
     target = tmp_path / "venv"

@@ -73,7 +73,7 @@ def test_tasks_outside_the_process_tree_are_found_and_stopped(
 
 
 @pytest.mark.wide
-def test_healthy_tasks(like_slurm: list[str], tmp_path: Path) -> None:
+def test_healthy_tasks_are_clean(like_slurm: list[str], tmp_path: Path) -> None:
     code, trial = watch(tmp_path, "clean", like_slurm, 2)
     assert (code, trial["verdict"]) == (0, "clean"), trial["cause"]
 
@@ -81,7 +81,7 @@ def test_healthy_tasks(like_slurm: list[str], tmp_path: Path) -> None:
 @pytest.mark.wide
 @pytest.mark.skipif(shutil.which("sinfo") is None, reason="no Slurm here")
 @pytest.mark.parametrize("name", ["skips", "raises", "clean"])
-def test_with_a_real_slurm(name: str, tmp_path: Path) -> None:
+def test_slurm_tasks_are_watched(name: str, tmp_path: Path) -> None:
     if subprocess.run(["sinfo"], capture_output=True, timeout=30, check=False).returncode:
         pytest.skip("this Slurm has no controller")
     (victim,) = [v for v in VICTIMS if v.name == name]

@@ -31,7 +31,7 @@ def test_only_the_plan_without_the_reduction_is_wrong(ran: Ran) -> None:
     assert ran.fixes == {"upgrade": True, "upgrade-and-shard": True}
 
 
-def test_the_parameters_without_a_sum_are_named(ran: Ran) -> None:
+def test_the_parameters_without_a_sum_are_reported(ran: Ran) -> None:
     trial = ran.trial("unfixed")
     assert "4 of 69 parameters have wrong gradients" in trial["cause"]
     assert f"differ between ranks that hold the same slice ({NORMS})" in trial["cause"]
@@ -39,13 +39,13 @@ def test_the_parameters_without_a_sum_are_named(ran: Ran) -> None:
     assert "The loss of that step is correct to five digits" in trial["cause"]
 
 
-def test_a_later_release_still_leaves_it_out_for_another_family(ran: Ran) -> None:
+def test_a_later_release_lacks_the_reduction_for_another_family(ran: Ran) -> None:
     cause = ran.trial("omni")["cause"]
     assert "4 of 81 parameters have wrong gradients" in cause
     assert "(model.language_model.layers.{0,1}.self_attn.{q,k}_norm.weight)" in cause
 
 
-def test_pieces_of_matrices_are_compared(ran: Ran) -> None:
+def test_shards_of_matrices_are_compared(ran: Ran) -> None:
     """A matrix that is cut along either dim, and one that each rank holds whole."""
     (table,) = [t for t in ran.result["tables"] if t["title"].startswith("Gradients of step 1")]
     rows = [row[1:] for row in table["rows"] if row[:2] == ["unfixed", "all others"]]

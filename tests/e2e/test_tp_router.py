@@ -98,7 +98,7 @@ ASKED = [pytest.param(c, marks=() if c == "etp1-b2" else pytest.mark.wide) for c
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_the_imitation(command: Command, case: str) -> None:
+def test_the_look_alike_gives_the_expected_verdicts(command: Command, case: str) -> None:
     need(PLAIN)
     ran = command.run(CASES[case])
     holds(ran)
@@ -118,7 +118,7 @@ class TestTorchtitan:
         need(TITAN)
         return command.run("tp-router-torchtitan")
 
-    def test_the_release_and_every_fix_on_it(self, ran: Ran) -> None:
+    def test_the_release_and_every_fix_end_as_expected(self, ran: Ran) -> None:
         holds(ran)
         assert ran.reproduced is True
         found = rows(ran)
@@ -129,7 +129,7 @@ class TestTorchtitan:
         assert ran.trial("unfixed")["stack"]["torchtitan"] == "0.2.2"
         assert ran.trial("unfixed")["signature"] == "wrong-gradients:replicas differ:no-rank"
 
-    def test_the_wrong_part_is_named(self, ran: Ran) -> None:
+    def test_the_wrong_part_is_reported(self, ran: Ran) -> None:
         gate = "layers.0.moe.router.gate.weight"
         trial = ran.trial("unfixed")
         assert trial["wrong_parameters"] == [gate]
@@ -143,7 +143,7 @@ class TestTorchtitan:
             for note in broken["notes"]
         )
 
-    def test_the_size_of_each_error(self, ran: Ran) -> None:
+    def test_each_error_has_the_expected_size(self, ran: Ran) -> None:
         """Factors that follow from the number of ranks, 2, whatever the data."""
         found = rows(ran)
         assert found["gate-partial-before"]["router"] == pytest.approx(1, abs=0.01)  # twice

@@ -54,7 +54,7 @@ class TestSft:
             w > 1.5 * r for w, r in zip(losses["unfixed"], losses["one process"], strict=True)
         )
 
-    def test_the_result_notes_changes_to_the_library(self, ran: Ran) -> None:
+    def test_the_result_lists_changes_to_the_library(self, ran: Ran) -> None:
         silent, native = ran.trial("unfixed")["notes"], ran.trial("native")["notes"]
         assert any("forget its tp_size" in note for note in silent)
         assert any("never enters its FSDP path on the CPU" in note for note in silent)

@@ -76,7 +76,7 @@ class TestFsdp1:
             assert (seen["experts"], seen["router"], seen["others"]) == (2.0, 1.0, 1.0)
             assert (seen["experts moved"], seen["loss"]) == (pytest.approx(1.0, abs=2e-3), 1.0)
 
-    def test_the_result_notes_what_was_patched(self, ran: Ran) -> None:
+    def test_the_result_lists_patches(self, ran: Ran) -> None:
         notes = " ".join(ran.trial("assertions-removed")["notes"])
         assert "the two checks of FSDP1 against nesting were removed" in notes
         assert "expert parallelism by hand" in notes
@@ -134,7 +134,7 @@ class TestFsdp2:
         assert "Cannot use ReduceOp.PREMUL_SUM with Gloo" in trial["cause"]
         assert trial["culprits"] == [0, 1, 2, 3]
 
-    def test_a_norm_over_meshes_alone_misses_other_ranks_experts(self, ran: Ran) -> None:
+    def test_a_norm_over_meshes_misses_experts_of_other_ranks(self, ran: Ran) -> None:
         """Every gradient before clipping is right, and so are loss and weights under AdamW: the
         norms of the ranks beside each other tell."""
         trial, seen = ran.trial("clip-per-mesh"), multiples(ran, "clip-per-mesh")

@@ -61,7 +61,7 @@ def test_every_victim_is_diagnosed_correctly(victim: Victim, tmp_path: Path) -> 
     assert code == (0 if victim.healthy else 1)
 
 
-def test_the_command_of_on_hang_leaves_standard_output_alone(tmp_path: Path) -> None:
+def test_the_on_hang_command_does_not_write_to_stdout(tmp_path: Path) -> None:
     (victim,) = [v for v in VICTIMS if v.name == "skips"]
     command = "echo not JSON, $MOEDIAG_VERDICT; kill $MOEDIAG_JOB_PID"
     code, trial = under_torchrun(tmp_path, victim, "--on-hang", command)
@@ -98,7 +98,7 @@ def half_a_gigabyte(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.wide
-def test_a_rank_that_the_kernel_killed_for_memory(tmp_path: Path, half_a_gigabyte: None) -> None:
+def test_a_rank_killed_for_memory_is_reported(tmp_path: Path, half_a_gigabyte: None) -> None:
     victim = Victim("oom_kill", ("crash",), (1,))
     code, trial = under_torchrun(tmp_path, victim, "--on-hang", "abort")
     assert (code, trial["verdict"], trial["culprits"]) == (1, "crash", [1]), trial["cause"]
@@ -106,14 +106,14 @@ def test_a_rank_that_the_kernel_killed_for_memory(tmp_path: Path, half_a_gigabyt
 
 
 @pytest.mark.wide
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+def test_a_killed_rank_is_the_culprit(tmp_path: Path) -> None:
     (victim,) = [v for v in VICTIMS if v.name == "killed"]
     _, trial = under_torchrun(tmp_path, victim, "--on-hang", "abort")
     assert "killed from outside: the kernel's OOM killer did not strike" in str(trial["cause"])
 
 
 @pytest.mark.wide
-def test_a_job_that_recovers_from_its_stall(
+def test_a_job_that_recovers_from_a_stall_has_two_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ``--on-hang continue`` the page of the stall is followed by one of a clean job."""
@@ -151,7 +151,7 @@ def test_a_job_without_ranks_keeps_its_output_and_its_exit_code(tmp_path: Path) 
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "mine")
 
 
-def test_no_such_command(tmp_path: Path) -> None:
+def test_a_missing_command_is_an_error(tmp_path: Path) -> None:
     done = watch(tmp_path, (), "no-such-launcher")
     assert done.returncode == 2
     assert "there is no command 'no-such-launcher'" in done.stderr

@@ -57,7 +57,9 @@ def test_a_healthy_job_is_clean(stack: Stack, tmp_path: Path, stage: int) -> Non
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_rank_that_leaves_the_loop(stack: Stack, tmp_path: Path, stage: int) -> None:
+def test_a_rank_that_leaves_the_loop_is_the_culprit(
+    stack: Stack, tmp_path: Path, stage: int
+) -> None:
     trial = watched(stack, tmp_path, "skips", stage)
     assert (trial["verdict"], trial["culprits"]) == ("hang", [1]), trial["cause"]
     cause = str(trial["cause"])
@@ -67,7 +69,9 @@ def test_a_rank_that_leaves_the_loop(stack: Stack, tmp_path: Path, stage: int) -
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_rank_that_reduces_once_more(stack: Stack, tmp_path: Path, stage: int) -> None:
+def test_a_rank_with_an_extra_reduction_is_the_culprit(
+    stack: Stack, tmp_path: Path, stage: int
+) -> None:
     """ZeRO-2 has a group of its own, so ranks wait in a circle; ZeRO-3 has not, and sizes clash."""
     trial = watched(stack, tmp_path, "extra", stage)
     expected = "hang" if stage == 2 else "collective-mismatch"

@@ -24,21 +24,21 @@ def compiled() -> None:
 @pytest.mark.parametrize(
     "counts", [[0, 0, 0], [700, 0, 0], [0, 1, 699], [128, 256, 64], [5, 0, 17, 33, 0, 1]], ids=str
 )
-def test_against_a_loop(counts: list[int], dtype: torch.dtype, transposed: bool) -> None:
+def test_kernel_matches_a_loop(counts: list[int], dtype: torch.dtype, transposed: bool) -> None:
     checks.against_a_loop(counts, 19, 200, 264, dtype, transposed, "cuda")
 
 
-def test_sizes_that_fit_no_block() -> None:
+def test_kernel_accepts_sizes_that_fit_no_block() -> None:
     checks.against_a_loop([31, 0, 77], 5, 37, 41, torch.bfloat16, device="cuda")
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_experts_function(transposed: bool, biased: bool) -> None:
+def test_experts_function_matches_a_loop(transposed: bool, biased: bool) -> None:
     checks.experts_function(ROUTED, transposed, biased, device="cuda")
 
 
-def test_a_weight_too_large_for_32_bit_addresses() -> None:
+def test_a_weight_may_exceed_32_bit_addresses() -> None:
     """2^31 elements and more: the last expert must read and write its own."""
     experts, outer, inner = 129, 4096, 4096
     wanted = 3 * experts * outer * inner * 2

@@ -69,7 +69,7 @@ def job(folder: Path, scene: str) -> str:
     return done.stdout
 
 
-def test_the_device_is_behind_python_and_the_recorder_knows_it(tmp_path: Path, nccl: None) -> None:
+def test_the_recorder_knows_how_far_the_device_is(tmp_path: Path, nccl: None) -> None:
     job(tmp_path / "t", "stuck")
     seen = read_trial(tmp_path / "t").ranks[0]
     assert (tmp_path / "t" / protocol.flight_file(0)).exists()
@@ -80,5 +80,5 @@ def test_the_device_is_behind_python_and_the_recorder_knows_it(tmp_path: Path, n
     assert seen.versions["nccl"]
 
 
-def test_a_graph_is_captured_beside_the_recorder(tmp_path: Path, nccl: None) -> None:
+def test_a_graph_can_be_captured_while_recording(tmp_path: Path, nccl: None) -> None:
     assert "captured" in job(tmp_path / "t", "graph")

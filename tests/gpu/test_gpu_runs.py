@@ -27,7 +27,7 @@ def verdicts(result: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_a_gpu_and_the_result_says_so(tmp_path: Path, ranks: int) -> None:
+def test_ranks_share_a_gpu_and_the_result_notes_it(tmp_path: Path, ranks: int) -> None:
     need({"transformers": "5.17.0", "accelerate": "1.15.0"})
     result = ran("ep-router-gradient", tmp_path, "--gpus", str(ranks), "--share-gpu",
                  "--variant", "no-expert-parallelism")  # fmt: skip
@@ -38,7 +38,7 @@ def test_ranks_share_a_gpu_and_the_result_says_so(tmp_path: Path, ranks: int) ->
     assert "--share-gpu" in result["overrides"]
 
 
-def test_batched_mm_of_5_17_on_cuda(tmp_path: Path) -> None:
+def test_batched_mm_of_5_17_is_wrong_on_cuda(tmp_path: Path) -> None:
     need({"transformers": "5.17.0", "accelerate": "1.15.0"})
     result = ran("ep-router-gradient", tmp_path, "--gpus", "2", "--share-gpu",
                  "--variant", "unfixed", "--variant", "grouped-mm")  # fmt: skip
@@ -47,7 +47,7 @@ def test_batched_mm_of_5_17_on_cuda(tmp_path: Path) -> None:
     assert found["grouped-mm"] == "clean"
 
 
-def test_a_starved_expert_with_nccl(tmp_path: Path) -> None:
+def test_a_starved_expert_hangs_on_nccl(tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"{torch.cuda.device_count()} GPU, and NCCL wants one for each rank")
     need({"transformers": "4.53.2"})
@@ -61,7 +61,7 @@ def test_a_starved_expert_with_nccl(tmp_path: Path) -> None:
     assert "nvidia-smi" in hung["attached"] and hung["stack"]["nccl"]
 
 
-def test_every_local_rank_gets_a_gpu_that_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_local_rank_uses_an_existing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from moediag.protocol import Trial
 
     trial = Trial("t", "s", "v", shared_gpu=True)

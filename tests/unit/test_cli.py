@@ -100,7 +100,7 @@ def test_run_prints_the_page_on_stdout_and_progress_on_stderr(pipeline: Pipeline
     assert "2 trials" not in result.stdout
 
 
-def test_run_json_is_one_object_and_nothing_else(pipeline: Pipeline) -> None:
+def test_run_json_is_one_object_on_stdout(pipeline: Pipeline) -> None:
     result = invoke("run", "s", "--json")
     assert json.loads(result.stdout)["conclusion"]["reproduced"] is True
     assert (
@@ -155,7 +155,9 @@ def test_several_nodes_need_torchrun(pipeline: Pipeline) -> None:
     ("given", "size", "device"),
     [([], 3, "cpu"), (["--cpu", "4"], 4, "cpu"), (["--gpus", "2"], 2, "gpu")],
 )
-def test_world_size(pipeline: Pipeline, given: list[str], size: int, device: str) -> None:
+def test_world_size_is_set_by_the_options(
+    pipeline: Pipeline, given: list[str], size: int, device: str
+) -> None:
     invoke("run", "s", *given)
     assert (pipeline.planned["world_size"], pipeline.planned["device"]) == (size, device)
 
@@ -169,7 +171,7 @@ def test_world_size(pipeline: Pipeline, given: list[str], size: int, device: str
         ("control-failed", ExitCode.INCONCLUSIVE),
     ],
 )
-def test_run_exit_code_is_that_of_the_result(pipeline: Pipeline, sample: str, code: int) -> None:
+def test_run_exit_code_comes_from_the_result(pipeline: Pipeline, sample: str, code: int) -> None:
     pipeline.result = read_result(RESULTS / f"{sample}.json")
     assert invoke("run", "s").exit_code == code
     assert invoke("run", "s", "--json").exit_code == code
@@ -271,7 +273,7 @@ def test_show_describes_the_fixes_of_a_scenario_in_comments(tmp_path: Path) -> N
     assert invoke("show", str(tmp_path / "again.yaml")).stdout == shown
 
 
-def test_report_writes_every_format_and_says_so_on_stderr(tmp_path: Path) -> None:
+def test_report_writes_every_format_and_lists_it_on_stderr(tmp_path: Path) -> None:
     names = {"html": "a.html", "markdown": "a.md", "junit": "deep/a.xml"}
     arguments = [
         text for kind, name in names.items() for text in (f"--{kind}", str(tmp_path / name))
@@ -290,7 +292,7 @@ def test_report_without_a_format_prints_the_page() -> None:
     assert "VICTIMS  ranks 0, 2, 3" in result.stdout
 
 
-def test_report_to_stdout() -> None:
+def test_report_writes_to_stdout() -> None:
     result = invoke("report", str(RESULTS / "hang.json"), "--markdown", "-")
     assert result.stdout.startswith("## ")
 
@@ -307,7 +309,7 @@ def test_a_path_that_is_not_a_run_is_bad_input(
 
 
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", ExitCode.CANNOT_RUN_HERE)])
-def test_doctor_exit_code(module: Module, status: str, code: int) -> None:
+def test_doctor_exit_code_depends_on_the_checks(module: Module, status: str, code: int) -> None:
     from moediag.doctor import Check
 
     checks = [Check("python", "ok", "3.11"), Check("uv", status, "missing", "Type: install uv")]  # type: ignore[arg-type]
@@ -326,13 +328,13 @@ def test_pairs_accept_pip_spelling() -> None:
     }
 
 
-def test_no_command_prints_the_help_and_is_wrong_usage() -> None:
+def test_no_command_prints_the_help_with_a_usage_error() -> None:
     result = invoke()
     assert result.exit_code == ExitCode.USAGE
     assert "moediag run expert-starvation" in result.stdout
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     assert invoke("--version").stdout.strip() == moediag.__version__
 
 
@@ -373,7 +375,7 @@ def test_colour_is_off_on_request(pipeline: Pipeline, monkeypatch: pytest.Monkey
     assert "\x1b[1;31m" not in invoke("run", "s").stdout
 
 
-def test_repeats_are_kept_apart(pipeline: Pipeline) -> None:
+def test_repeats_are_separate(pipeline: Pipeline) -> None:
     assert isinstance(pipeline.result, RunResult)
     first = pipeline.result.trials[0]
     pipeline.result = replace(pipeline.result, trials=(first, replace(first, repeat=1)))

@@ -135,14 +135,14 @@ def test_a_wrong_import_breaks_the_contract_that_forbids_it(copy: Path, contract
         assert broken(copy) == {contract, *([ACYCLIC] if wrong.cycle else [])}
 
 
-def test_an_import_for_type_checkers_alone_counts_too(copy: Path) -> None:
+def test_an_import_only_for_type_checkers_counts(copy: Path) -> None:
     wrong = WRONG[CONTRACTS[0]["name"]]
     hidden = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {wrong.line}"
     with with_import(copy, Wrong(wrong.file, hidden)):
         assert broken(copy) == {CONTRACTS[0]["name"]}
 
 
-def test_every_package_has_its_place_in_a_layer() -> None:
+def test_every_package_is_in_a_layer() -> None:
     """A package that no layer names could import anything."""
     placed = {
         name.strip()

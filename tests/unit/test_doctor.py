@@ -37,7 +37,7 @@ def program(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_every_failed_check_says_what_to_type() -> None:
+def test_every_failed_check_gives_advice() -> None:
     found = doctor.checks(network=False)
     assert {"python", "torch", "uv", "ptrace", "gpus", "cores", "memory", "disk"} <= {
         check.name for check in found
@@ -58,14 +58,16 @@ def test_a_failing_check_does_not_affect_the_others(monkeypatch: pytest.MonkeyPa
     ("version", "status"),
     [("2.13.0+cpu", "ok"), ("2.6.0", "ok"), ("2.5.1", "fail"), (None, "fail")],
 )
-def test_torch(monkeypatch: pytest.MonkeyPatch, version: str | None, status: str) -> None:
+def test_torch_is_checked(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, status: str
+) -> None:
     monkeypatch.setattr(interpreter, "identity", lambda: {"torch": version})
     check = named("torch", network=False)
     assert check.status == status
     assert ("pip install torch" in check.advice) == (version is None)
 
 
-def test_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named("uv", network=False).status == "ok"
 
     def absent() -> Path:
@@ -100,7 +102,7 @@ def test_ptrace_is_tested_with_a_real_process(
         assert ("ptrace_scope=0" in check.advice) == told
 
 
-def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor.gpus() == [] and "--cpu" in named("gpus", network=False).found
     row = "NVIDIA H100 80GB HBM3, 81559, 550.54.15"
@@ -115,7 +117,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert doctor.gpus() == []
 
 
-def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "gpus", lambda: [doctor.Gpu("H", "1", "1")] * 2)
     monkeypatch.setattr(doctor, "driver_gpus", list)
@@ -138,7 +140,7 @@ def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("count", "free", "status"), [(1, 1, "warn"), (2, 3, "ok"), (64, 500, "ok")]
 )
-def test_cores_and_memory(
+def test_cores_and_memory_are_checked(
     monkeypatch: pytest.MonkeyPatch, count: int, free: int, status: str
 ) -> None:
     monkeypatch.setattr(doctor, "cores", lambda: count)
@@ -147,7 +149,7 @@ def test_cores_and_memory(
     assert named("memory", network=False).status == status
 
 
-def test_container_limits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_limits_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {
         "/sys/fs/cgroup/cpu.max": "150000 100000",
         "/sys/fs/cgroup/memory.max": str(3 * 10**9),
@@ -170,7 +172,7 @@ class Usage(NamedTuple):
 @pytest.mark.parametrize(
     ("free", "status"), [(100 * 10**9, "ok"), (10**9, "warn"), (10**8, "fail")]
 )
-def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
+def test_disk_space_is_checked(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, free))
     check = named("disk", network=False)
     assert check.status == status
@@ -178,12 +180,12 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "status"), [(10**9, "ok"), (64 * 2**20, "warn")])
-def test_shared_memory(monkeypatch: pytest.MonkeyPatch, size: int, status: str) -> None:
+def test_shared_memory_is_checked(monkeypatch: pytest.MonkeyPatch, size: int, status: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(size, 0, 10**12))
     assert named("shared memory", network=False).status == status
 
 
-def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert named("cache", network=False).status == "ok"
     (tmp_path / "file").touch()
     monkeypatch.setenv("MOEDIAG_CACHE", str(tmp_path / "file"))
@@ -191,7 +193,7 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert check.status == "fail" and "MOEDIAG_CACHE" in check.advice
 
 
-def test_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_index_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "simple" / "accelerate").mkdir(parents=True)
     (tmp_path / "simple" / "accelerate" / "accelerate-1.0.tar.gz").touch()
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "simple").as_uri())
@@ -202,7 +204,7 @@ def test_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert check.status == "warn" and check.advice and "secret" not in check.found
 
 
-def test_the_machine_of_a_result() -> None:
+def test_machine_describes_cores_memory_and_gpus() -> None:
     facts = doctor.machine()
     assert facts["cores"] >= 1 and facts["memory_gb"] > 0 and isinstance(facts["gpus"], list)
 

@@ -55,17 +55,17 @@ def repeated() -> dict[str, list[str]]:
     return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
-def test_a_base_name_means_one_thing() -> None:
+def test_a_base_name_has_one_meaning() -> None:
     twice = {name: paths for name, paths in repeated().items() if name not in SAME}
     assert twice == {}, "rename one of them, or add the name to SAME with the reason"
 
 
-def test_no_reason_is_kept_for_a_name_that_occurs_once() -> None:
+def test_every_exception_is_for_a_repeated_name() -> None:
     assert set(SAME) <= set(repeated())
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_says_what_it_is_for_and_what_it_offers(package: str) -> None:
+def test_a_package_documents_its_purpose_and_interface(package: str) -> None:
     found = importlib.import_module(package)
     first = (found.__doc__ or "").strip().split("\n\n")[0]
     assert first.endswith("."), f"{package}: the docstring begins with a sentence"

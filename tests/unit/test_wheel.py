@@ -111,7 +111,7 @@ def test_the_wheel_has_the_catalogue_unchanged(names: dict[str, bytes]) -> None:
         assert names[f"moediag/scenarios/{name}"] == path.read_bytes()
 
 
-def test_every_module_and_template_of_the_package_ships(names: dict[str, bytes]) -> None:
+def test_every_module_and_template_is_in_the_wheel(names: dict[str, bytes]) -> None:
     here = {
         str(path.relative_to(ROOT))
         for kind in ("*.py", "*.j2", "*.yaml", "*.sh", "*.typed")
@@ -121,7 +121,7 @@ def test_every_module_and_template_of_the_package_ships(names: dict[str, bytes])
     assert "moediag/report/page.html.j2" in names
 
 
-def test_the_licence_and_the_command_ship(names: dict[str, bytes]) -> None:
+def test_the_licence_and_the_command_are_in_the_wheel(names: dict[str, bytes]) -> None:
     info = f"moediag-{moediag.__version__}.dist-info"
     assert names[f"{info}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
     metadata = names[f"{info}/METADATA"].decode()
@@ -130,7 +130,7 @@ def test_the_licence_and_the_command_ship(names: dict[str, bytes]) -> None:
     assert b"moediag = moediag.cli:main" in names[f"{info}/entry_points.txt"]
 
 
-def test_nothing_else_ships(names: dict[str, bytes]) -> None:
+def test_nothing_else_is_in_the_wheel(names: dict[str, bytes]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert tops == {"moediag", f"moediag-{moediag.__version__}.dist-info"}
     assert not [name for name in names if name.endswith(".pyc") or "test" in name]

@@ -79,7 +79,7 @@ def test_each_job_calls_moediag_nightly_once_with_options_that_exist(kind: str) 
     assert all(part in uploaded[0].split() for part in (kept, words[words.index("--out") + 1]))
 
 
-def test_a_line_with_another_option_would_not_pass() -> None:
+def test_an_unknown_option_is_found() -> None:
     (line,) = moediag_lines('  x=1\n.venv/bin/moediag nightly --gpus "$gpus" \\\n  --no-such\n')
     assert line == "moediag nightly --gpus 2 --no-such"
     with pytest.raises(Exception, match=r"(?i)no such option"):

@@ -1,3 +1,3 @@
-"""Which ranks diverged, and which decisions and nodes explain it."""
+"""Finds which ranks diverged, and which decisions and nodes explain it."""
 
 __all__ = ["culprits", "decisions", "nodes"]

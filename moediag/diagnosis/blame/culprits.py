@@ -1,18 +1,18 @@
-"""Which ranks diverged: decided by what they did, then by a majority, otherwise undecided.
+"""Determines which ranks diverged: by what they did, else by a majority, else undecided.
 
-The first of these that applies decides:
+The first rule that applies names these ranks:
 
-1. they ended, raised or are elsewhere while others wait for their call;
-2. they left out parameters of the same FSDP group that others carry;
-3. an expert that got no token there owns what the others carry and they do not;
-4. they are outside a strict majority that agrees (for splits: the one rank in all bad pairs);
-5. they depart from what all ranks did at the same place of the step before;
-6. they are outside the only largest group of ranks that agree;
-7. in a job of somebody else: they depart from what the whole job does after
-   the same calls (:mod:`habit`).
+1. ranks that ended, raised or are elsewhere while others wait for their call;
+2. ranks that left out parameters of an FSDP group that others carry;
+3. ranks that sent no token to the expert whose parameters only the others carry;
+4. ranks outside a strict majority that agrees (for splits: the one rank in all bad pairs);
+5. ranks that depart from what all ranks did at the same place of the previous step;
+6. ranks outside the largest group of ranks that agree, if no other group is as large;
+7. in a user's own job: ranks that depart from what the whole job does after the same calls
+   (:mod:`usual_order`).
 
-Otherwise nobody is named. A majority that does wrong by 1-3 is named all the same, and the
-contradiction is noted: three ranks that starve an expert are not victims of the one that does not.
+Otherwise no rank is named. Rules 1-3 may name a majority, and the contradiction is noted: three
+ranks that starve an expert are not victims of the one that does not.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Parameters = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Which ranks diverged, and how that is known."""
+    """Which ranks diverged, and the rule that named them."""
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
     """gone, left-out, skipped, majority, history, plurality, habit or none."""
     missing: Mapping[int, Parameters] = field(default_factory=dict)
-    """By rank: the parameters that it lacks and others carry."""
+    """Rank -> the parameters that it lacks and others carry."""
     starved: tuple[Starved, ...] = ()
     contradicted: bool = False
     """The culprits are the majority."""
@@ -49,7 +49,7 @@ class Blame:
 
 
 def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> Blame:
-    """``schedule``: of the divergence's group, for what ranks did before."""
+    """Returns which ranks diverged. ``schedule``: of the divergence's group, for earlier calls."""
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     if divergence.kind == "missing":
         return _missing_call(divergence, calls, tokens)
@@ -76,7 +76,7 @@ def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> 
 
 
 def _left_out(calls: Mapping[int, Collective], tokens: Tokens) -> Blame | None:
-    """Ranks whose call carries fewer parameters of one and the same FSDP group."""
+    """Ranks whose call carries fewer parameters of the same FSDP group."""
     known = {rank: c for rank, c in calls.items() if c.parameters is not None}
     if len(known) < 2 or len({c.op for c in calls.values()}) > 1:
         return None
@@ -84,7 +84,7 @@ def _left_out(calls: Mapping[int, Collective], tokens: Tokens) -> Blame | None:
     whole = {rank: carried[rank] | set(c.parameters_missing) for rank, c in known.items()}
     some = next(iter(whole.values()))
     if any(not (some & other) for other in whole.values()):
-        return None  # different FSDP groups: that is a skipped call, not a shorter one
+        return None  # different FSDP groups: a skipped call, not a shorter one
     anywhere = dict.fromkeys(fqn for c in known.values() for fqn in c.parameters or ())
     missing = {
         rank: tuple(fqn for fqn in _in_order(c, anywhere) if fqn not in carried[rank])
@@ -102,7 +102,7 @@ def _left_out(calls: Mapping[int, Collective], tokens: Tokens) -> Blame | None:
 
 
 def _in_order(call: Collective, anywhere: Mapping[str, None]) -> list[str]:
-    """``anywhere`` in the order of the FSDP group as this rank knows it."""
+    """``anywhere`` in the order of this rank's FSDP group."""
     own = [fqn for fqn in call.parameters_missing if fqn in anywhere]
     listed = set(own)
     return own + [fqn for fqn in anywhere if fqn not in listed]
@@ -126,7 +126,7 @@ def _skipped(
     if not starved:
         return None
     if divergence.silent:
-        # It went on, so what other ranks starve in the same block went wrong in the same way.
+        # The job continued, so every expert starved in this block went wrong in the same way.
         step = min(call.step for call in calls.values())
         for layer in {s.layer for s in starved}:
             starved += [s for s in tokens.all_starved(step, layer, calls) if s not in starved]
@@ -135,7 +135,7 @@ def _skipped(
 
 
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
-    """The absent ranks, or the few that make one more call where most finished normally."""
+    """The absent ranks, or the few that make an extra call where most finished normally."""
     gone = divergence.absent
     peaceful = divergence.inferred or set(gone) == set(divergence.ended)
     if peaceful and len(gone) > len(calls):
@@ -154,12 +154,12 @@ def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], token
 
 
 def _majority(kind: str, calls: Mapping[int, Collective]) -> tuple[frozenset[int] | None, bool]:
-    """(the ranks that agree, whether they are more than half). Ranks about which the thing is
-    not known agree with everybody. (None, False) when two groups are equally large."""
+    """(the ranks that agree, whether they are more than half). A rank with an unknown value
+    agrees with every group. (None, False) when two groups are equally large."""
     look = matching.view(kind)
     values: dict[int, Any] = {rank: look(call) for rank, call in calls.items()}
     if len({v for v in values.values() if v is not None}) < 2:
-        # The whole agrees, the parts do not (an uneven share).
+        # The totals agree, the parts do not (an uneven share).
         values = {rank: matching.key(call) for rank, call in calls.items()}
     sizes = Counter(value for value in values.values() if value is not None).most_common(2)
     if len(sizes) > 1 and sizes[0][1] == sizes[1][1]:
@@ -186,8 +186,8 @@ def _by_number(
 def _departed(
     divergence: Divergence, calls: Mapping[int, Collective], schedule: Schedule
 ) -> tuple[int, ...]:
-    """Ranks that do something else than all did in the step before, when this step was equal to
-    it on this group up to here. Weak: a step may lawfully differ from the one before."""
+    """Ranks that depart from what all did in the previous step, where this step was equal to it
+    on this group so far. Weak evidence: a step may legitimately differ from the previous one."""
     rank, call = next(iter(calls.items()))
     here = divergence.position
     now = _back(schedule, rank, here, call.step)
@@ -214,14 +214,14 @@ def _back(schedule: Schedule, rank: int, end: int, step: int) -> list[tuple[Any,
 
 
 def _pairs(divergence: Divergence) -> Blame:
-    """The rank that is in every pair that does not match, when there is one such rank only."""
+    """The rank that is in every mismatched pair, if exactly one rank is."""
     in_all = [rank for rank in divergence.calls if all(rank in pair for pair in divergence.pairs)]
     return Blame((in_all[0],), "majority") if len(in_all) == 1 else Blame()
 
 
 def _order(divergence: Divergence) -> Blame:
-    """Only ranks that take part in all that the circle waits for chose an order; most of them
-    decide. A send concerns its two ends, not their whole group."""
+    """The minority in a circle of waits. Only ranks that take part in every event of the circle
+    vote. A send concerns its two ends, not their whole group."""
     voters = set(divergence.events)
     for ((_, ends), _), group in zip(
         sorted(set(divergence.events.values())), divergence.groups, strict=True

@@ -1,9 +1,9 @@
-"""Decisions that ranks took differently before their schedules diverged: why a call is missing.
+"""Finds decisions on which ranks differed before their schedules diverged.
 
-A schedule says that rank 1 came to another collective; that it skipped ``optimizer.step()`` because
-its gradient norm was not finite is known to the program alone, which says so through
-:func:`moediag.recorder.decision`. Only decisions that two ranks both told are compared: a rank that
-did not come so far decided nothing.
+A schedule shows that rank 1 reached another collective. Only the program knows that rank 1
+skipped ``optimizer.step()`` because its gradient norm was not finite; it reports that through
+:func:`moediag.recorder.decision`. Only decisions that at least two ranks reported are compared: a
+rank that stopped earlier decided nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FEW = 3  # sides of one decision that a sentence names
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """One decision that not all ranks took alike."""
+    """One decision on which ranks differed."""
 
     what: str
     step: int
@@ -33,7 +33,7 @@ class Parted:
 
 
 def parted(evidence: Evidence) -> tuple[Parted, ...]:
-    """All of the trial, step by step, in the order in which a rank took them."""
+    """All such decisions of the trial, by step, in the order in which a rank took them."""
     told: dict[tuple[int, str, int], dict[int, Value]] = {}
     for rank, seen in sorted(evidence.ranks.items()):
         count: dict[tuple[int, str], int] = {}
@@ -51,8 +51,8 @@ def _step(one: Parted) -> int:
 def before(
     every: Sequence[Parted], evidence: Evidence, divergence: Divergence | None, last: int | None
 ) -> tuple[Parted, ...]:
-    """Those that explain a failure: of the latest step that has any, before each rank's side of
-    ``divergence``; without one, of the steps up to ``last`` (None: all)."""
+    """The decisions that explain a failure: those of the latest step that has any, before each
+    rank's side of ``divergence``. Without one: of the steps up to ``last`` (None: all)."""
     if divergence is not None:
         limits = {r: call.time for r, call in divergence.calls.items() if call is not None}
         earlier = [p for p in every if not _after(p, evidence, limits)]
@@ -63,7 +63,7 @@ def before(
 
 
 def _after(one: Parted, evidence: Evidence, limits: Mapping[int, float]) -> bool:
-    """Whether some rank took it only when it had made its call (both clocks are the rank's)."""
+    """Whether some rank decided only after its call (both times are from the rank's clock)."""
     for rank, limit in limits.items():
         seen = evidence.ranks.get(rank)
         of_rank: Iterator[Decision] = (
@@ -78,8 +78,8 @@ def _after(one: Parted, evidence: Evidence, limits: Mapping[int, float]) -> bool
 
 
 def sentence(found: Sequence[Parted], of_divergence: bool, step: int | None) -> str:
-    """``Before it, rank 1 skipped optimizer.step() (…), rank 0 took optimizer.step().``; "" of
-    nothing. ``of_divergence``: they stand before a divergence; else ``step`` is what failed."""
+    """``Before it, rank 1 skipped optimizer.step() (…), rank 0 took optimizer.step().``; "" for
+    no decision. ``of_divergence``: they precede a divergence, else the failure in ``step``."""
     if not found:
         return ""
     lead = "In that step" if found[0].step == step else f"In step {found[0].step}"
@@ -91,7 +91,7 @@ def _piece(one: Parted) -> str:
     sides = list(_sides(one.values).items())
     if all(isinstance(value, tuple) for value, _ in sides):
         return _names(one, sides)
-    # What most did comes last: it is the exception that a person looks for.
+    # What most ranks did comes last: the reader looks for the exception.
     sides.sort(key=lambda side: (len(side[1]), -side[1][0]))
     texts = []
     for value, who in sides[:_FEW]:
@@ -134,7 +134,7 @@ def _sides(values: Mapping[int, Value]) -> dict[Value, list[int]]:
 
 
 def table(every: Sequence[Parted]) -> Table | None:
-    """One row per branch and who took it; None where all ranks took the same."""
+    """One row per branch with the ranks that took it; None where all ranks took the same."""
     steps: dict[tuple[str, str, str], list[int]] = {}
     for one in every:
         for value, who in _sides(one.values).items():

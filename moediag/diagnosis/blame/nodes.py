@@ -1,4 +1,4 @@
-"""Jobs on several nodes: nodes that stopped sending, and the ranks that wait for theirs.
+"""Jobs on several nodes: nodes that stopped sending data, and the ranks that wait for theirs.
 
 A silent node proves only that it is silent. Its ranks are named only where every waiting rank
 waits for one of them, directly or through others.
@@ -24,7 +24,7 @@ def open_call(evidence: Evidence, rank: int) -> Collective | None:
 
 
 def explained(evidence: Evidence, calls: dict[int, Collective], gone: set[int]) -> set[int]:
-    """Ranks whose call has a member that is gone, or a member that waits elsewhere for one."""
+    """Ranks whose call has a member that is gone, or a member that itself waits for one."""
     found: set[int] = set()
     grown = True
     while grown:

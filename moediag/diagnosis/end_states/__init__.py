@@ -1,3 +1,3 @@
-"""How each rank ended, and where it stood."""
+"""How each rank ended, and where it was."""
 
 __all__ = ["failures", "mixed_optimizer", "whereabouts"]

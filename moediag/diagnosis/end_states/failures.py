@@ -1,8 +1,8 @@
-"""How ranks ended badly, and which of these ends are only consequences of another rank's.
+"""Lists the ranks that failed, and which failures are only consequences of another rank's.
 
-When one rank goes, its peers get errors from the communication library ("Connection reset by
-peer" on gloo); after a size mismatch gloo aborts one rank, and not necessarily the one that did
-wrong. Such an end says *that* ranks disagreed, never who is at fault.
+When a rank dies, its peers get errors from the communication library ("Connection reset by peer"
+on gloo). After a size mismatch gloo aborts one rank, not necessarily the one at fault. Such an
+error shows *that* ranks disagreed, never which one is at fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from moediag.evidence.model import Evidence, RankError, RankEvidence
 
-# What communication libraries say when a peer is gone or sent something else.
+# Messages of communication libraries when a peer is gone or sent something else.
 _COMMUNICATION = re.compile(
     r"connection (?:reset|closed|refused)|broken pipe|gloo|nccl|enforcenotmet|"
     r"mismatch between collectives|socket timeout|recvvalue failed|"
@@ -23,13 +23,13 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
-# "Operator c10d.allgather_.default does not have a sharding strategy": nobody was asked anything.
-# The guard's own error (moediag.recorder.guard): what it compared was never sent either.
+# NotImplementedError, such as "Operator c10d.allgather_.default does not have a sharding strategy",
+# and the guard's own error (moediag.recorder.guard): no peer received anything.
 GUARD = "ReductionMismatch"
 _NEVER_SENT = frozenset({"NotImplementedError", GUARD})
-# "Cannot use ReduceOp.PREMUL_SUM with Gloo": nor here.
+# "Cannot use ReduceOp.PREMUL_SUM with Gloo": nothing was sent either.
 _REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
-# gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper say so in these words.
+# The messages of gloo (gloo/transport/tcp/pair.cc) and torch's ProcessGroupWrapper.
 _MISMATCH = re.compile(
     r"collective mismatch|mismatch between collectives|op\.preamble\.length", re.IGNORECASE
 )
@@ -47,14 +47,14 @@ class Failure:
     message: str = ""
     where: str = ""
     consequence: bool = False
-    """Another rank's failure or a disagreement explains it."""
+    """Another rank's failure, or a mismatch, explains it."""
     mismatch: bool = False
-    """Its text says that collectives did not match."""
+    """Its message reports that collectives did not match."""
     time: float = 0.0
 
     @property
     def summary(self) -> str:
-        """The message on one line, whole sentences where it is long; "" without one."""
+        """The message on one line, cut to whole sentences where it is long; "" without one."""
         text = " ".join(self.message.split())
         if len(text) <= _SUMMARY:
             return text
@@ -64,8 +64,8 @@ class Failure:
 
 
 def failures(evidence: Evidence) -> tuple[Failure, ...]:
-    """Of all ranks that ended badly by themselves, the first one first: own failures before
-    consequences, then by what the launcher saw, the exception's time, the rank."""
+    """All ranks that failed by themselves. Own failures come before consequences, then the order
+    is what the launcher saw, the exception's time, the rank."""
     found = [f for seen in evidence.ranks.values() if (f := _failure(seen)) is not None]
     seen_order = {rank: i for i, rank in enumerate(evidence.deaths)}
     late = len(seen_order)
@@ -81,7 +81,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
     ended_badly = end is not None and not end.by_us and (end.signal is not None or bool(end.code))
     if error is not None and error.type not in _ENDED_FROM_OUTSIDE:
         if not ended_badly and seen.finished:
-            return None  # raised, handled, went on to the end
+            return None  # handled the exception and ran to the end
         return Failure(
             rank=seen.rank,
             name=error.type,
@@ -102,7 +102,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
 
 
 def is_communication(error: RankError) -> bool:
-    """The communication library's complaint, not the program's own."""
+    """Whether the communication library raised it, not the program."""
     if error.type in _NEVER_SENT or _REFUSED.search(error.message):
         return False
     return error.type in _COMMUNICATION_TYPES or bool(
@@ -111,6 +111,6 @@ def is_communication(error: RankError) -> bool:
 
 
 def said(failed: Sequence[Failure]) -> str:
-    """What the first of them with a message says, else the first one's name."""
+    """The first message among the failures, else the first failure's name."""
     told = next((f for f in failed if f.summary), failed[0])
     return f"{told.name}: {told.summary}" if told.summary else told.name

@@ -1,4 +1,4 @@
-"""A crash in the optimizer, or in clipping, that a parameter group's mixture explains."""
+"""Explains a crash in the optimizer, or in clipping, by a parameter group that mixes tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from moediag.evidence.model import Evidence, Finding
 from moediag.result.wording import ranks
 
 GROUP = "optimizer-group"
-# torch/distributed/tensor/_dispatch.py and _ops say so; the operator tells who called it.
+# From torch/distributed/tensor/_dispatch.py and _ops; the operator shows the caller.
 _MIXED = re.compile(r"(\S+) got mixed torch\.Tensor and DTensor")
 _MESHES = re.compile(r"operands in (\S+) must have the same mesh", re.IGNORECASE)
-# What only clipping calls. foreach_mul_ is an optimizer's (decoupled weight decay) as well.
+# Operators that only clipping calls. An optimizer (decoupled weight decay) calls foreach_mul_ too.
 _OF_CLIPPING = re.compile(r"foreach_norm|linalg_vector_norm|aten\.stack|clip_grad")
 
 
 def of_crash(evidence: Evidence, own: Iterable[Failure]) -> str:
-    """Why tensors of several kinds met in one call; "" where that is not what was raised."""
+    """Why one call got several kinds of tensors; "" where another error was raised."""
     for failure in own:
         mixed, meshes = _MIXED.search(failure.message), _MESHES.search(failure.message)
         if mixed is None and meshes is None:
@@ -32,7 +32,7 @@ def of_crash(evidence: Evidence, own: Iterable[Failure]) -> str:
 
 
 def _groups(evidence: Evidence) -> str:
-    """What the ranks' findings say, each text with its ranks."""
+    """The findings of the ranks, each text with its ranks."""
     together: dict[str, list[int]] = {}
     for rank, seen in sorted(evidence.ranks.items()):
         for finding in seen.findings:

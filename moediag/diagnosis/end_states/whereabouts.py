@@ -1,4 +1,4 @@
-"""Where a rank is that others wait for: the line of the user's code, and what it does there."""
+"""Where an awaited rank is: the line of the user's code, and what it does there."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from moediag.evidence.rank_stacks import waits_for_device
 from moediag.protocol import in_libraries, innermost_user
 
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
-_MUTE = "the rank did not answer"  # what the capture says of a recorder thread that never ran
+_MUTE = "the rank did not answer"  # the capture's text for a recorder thread that never ran
 
 
 def whereabouts(evidence: Evidence, ranks: Iterable[int]) -> str:
-    """A sentence for each of ``ranks`` whose stack was seen; "" without any."""
+    """One sentence for each of ``ranks`` that has a stack; "" without any."""
     texts = [_one(evidence, evidence.ranks[rank]) for rank in ranks if rank in evidence.ranks]
     return " ".join(text for text in texts if text)
 
 
 def program_line(seen: RankEvidence) -> str:
-    """``train.py:12 function``, the innermost of the user's own code; "" where it was not seen."""
+    """``train.py:12 function``, the innermost frame of the user's code; "" without one."""
     stack = _main(seen)
     python = [frame for frame in stack.frames if not frame.native] if stack is not None else []
     own = innermost_user([frame.file for frame in python], seen.libraries)

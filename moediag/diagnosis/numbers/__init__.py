@@ -1,4 +1,4 @@
-"""What ranks measured, against the single-process reference and against each other."""
+"""Compares what ranks measured with the single-process reference and with each other."""
 
 __all__ = [
     "by_part",

@@ -1,5 +1,5 @@
-"""Wrong gradients by the part of the model they belong to: experts, router, the rest, and what each
-MoE block hands down to the layers below it."""
+"""Groups wrong gradients by part of the model: experts, router, the rest, and what each MoE block
+passes down to the layers below it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part:
 
     kind: str
     placement: str
-    """How the ranks lay them on the mesh."""
+    """How the ranks place them on the mesh."""
     compared: int
     wrong: int
     """Number of wrong tensors, on any rank."""
@@ -42,7 +42,7 @@ def kind(fqn: str) -> str:
 
 
 def parts(evidence: Evidence, step: int) -> tuple[Part, ...]:
-    """Of training step ``step`` (from 1); experts first, inputs last."""
+    """The parts in training step ``step`` (from 1); experts first, inputs last."""
     found: dict[tuple[str, str], dict[str, list[GradientError]]] = {}
     for what, name, error in errors(evidence, step):
         placed = found.setdefault((what, error.placement or "plain"), {})
@@ -57,7 +57,7 @@ def parts(evidence: Evidence, step: int) -> tuple[Part, ...]:
 
 
 def errors(evidence: Evidence, step: int) -> Iterator[tuple[str, str, GradientError]]:
-    """Of every rank: the part of the model, the FQN, how it compares with the reference."""
+    """Of every rank: the part of the model, the FQN and the comparison with the reference."""
     for seen in evidence.ranks.values():
         if seen.outcome is None:
             continue
@@ -81,7 +81,7 @@ def _part(what: str, placement: str, by_name: Mapping[str, list[GradientError]])
 
 
 def wrong_inputs(evidence: Evidence) -> int | None:
-    """The first step in which a MoE block passes a wrong gradient down; None when none does."""
+    """The first step in which a MoE block passes a wrong gradient down; None without one."""
     steps = [
         int(step)
         for seen in evidence.ranks.values()
@@ -93,7 +93,7 @@ def wrong_inputs(evidence: Evidence) -> int | None:
 
 
 def sentence(found: tuple[Part, ...]) -> str:
-    """What the parts say together; "" when they say nothing that the count does not."""
+    """What the parts show together; "" where they add nothing to the count."""
     wrong = {part.kind for part in found if part.wrong}
     there = {part.kind for part in found}
     pieces = []
@@ -121,5 +121,5 @@ def table(found: tuple[Part, ...], step: int) -> Table:
 
 
 def _short(value: float) -> str:
-    """Two digits: more would differ between machines and mean nothing."""
+    """The value with two digits: further digits differ between machines."""
     return f"{value:.1e}" if value else "0"

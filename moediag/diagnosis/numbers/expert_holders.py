@@ -11,13 +11,13 @@ from moediag.result import Table
 from moediag.result.wording import compact, plural
 
 HEADINGS = {"loaded": "after loading", "prepared": "after sharding", "resumed": "after resuming"}
-# Shown, not judged: the other ranks hold nothing yet, by design.
+# Shown, not judged: by design the other ranks hold nothing yet.
 BY_RANK_0 = "loaded by rank 0"
 AT_REST = ("loaded", "prepared", "resumed")
 
 
 def moments_of(evidence: Evidence) -> dict[str, dict[int, HeldWeights]]:
-    """Moment -> rank -> what it held then."""
+    """Moment -> rank -> what the rank held then."""
     found: dict[str, dict[int, HeldWeights]] = {}
     for rank, seen in sorted(evidence.ranks.items()):
         for held in seen.weights:
@@ -35,7 +35,7 @@ def by_parameter(now: Mapping[int, HeldWeights]) -> dict[str, dict[int, ExpertRo
 
 
 def numbers(experts: Sequence[int]) -> str:
-    """``0-3, 6``; ``none of the checkpoint's`` for rows that are no expert."""
+    """``0-3, 6``; ``none of the checkpoint's`` for rows that match no expert."""
     known = sorted({e for e in experts if e >= 0})
     if not known:
         return "none of the checkpoint's" if experts else "nothing"
@@ -51,7 +51,7 @@ def numbers(experts: Sequence[int]) -> str:
 
 
 def tables(evidence: Evidence, lost: bool) -> tuple[Table, ...]:
-    """Who held which experts at each moment, and where experts were lost also the values."""
+    """Tables of the experts on each rank at each moment; if experts were ``lost``, also values."""
     moments = moments_of(evidence)
     if not any(by_parameter(now) for now in moments.values()):
         return ()

@@ -1,4 +1,4 @@
-"""Gradients of all ranks against the reference: what no loss curve shows."""
+"""Compares gradients of all ranks with the reference, which no loss curve shows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from moediag.protocol import Outcome
 
 @dataclass(frozen=True, slots=True)
 class GradientFacts:
-    """Gradients of all ranks against the reference.
+    """Gradients of all ranks compared with the reference.
 
-    Of the first step with a wrong gradient: later steps start from weights that are wrong already.
+    In the first step with a wrong gradient: later steps start from weights that are already wrong.
     """
 
     error: float | None = None
@@ -26,7 +26,7 @@ class GradientFacts:
     wrong: tuple[str, ...] = ()
     """FQNs of the wrong gradients."""
     missing: tuple[str, ...] = ()
-    """Those of them that some rank has no gradient for."""
+    """Wrong gradients that some rank does not have at all."""
     step: int | None = None
     """The first step with a wrong gradient, from 1."""
     ranks: tuple[int, ...] = ()
@@ -37,14 +37,14 @@ class GradientFacts:
     measured: bool = False
     """Every rank reached its end and left its numbers."""
     loss_error: float | None = None
-    """|mean loss of the ranks - reference loss| of the first wrong step (of step 1 without one)
+    """|mean loss of the ranks - reference loss| of the first wrong step (of step 1 without one),
     relative to the reference; None where the losses were not compared."""
 
 
 def gradient_facts(evidence: Evidence) -> GradientFacts:
     outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
     largest: dict[int, tuple[float, str]] = {}  # step -> error, FQN
-    # The same of wrong gradients alone: rounding to bf16 may do more to a larger parameter.
+    # The same for wrong gradients only: bf16 rounding can change a larger parameter more.
     worst_of: dict[int, tuple[float, str]] = {}
     compared: set[str] = set()
     wrong: dict[int, dict[str, list[int]]] = {}  # step -> FQN -> ranks
@@ -99,7 +99,7 @@ def _largest(by_step: Mapping[int, tuple[float, str]]) -> tuple[float | None, st
 
 
 def _loss_error(outcomes: Sequence[Outcome], step: int) -> float | None:
-    """Each rank's loss is the mean over its own tokens, all ranks have equally many."""
+    """The relative loss error. A mean over ranks, because all ranks have equally many tokens."""
     losses = [number(o.losses[step - 1]) for o in outcomes if len(o.losses) >= step]
     expected = next(
         (o.reference_losses[step - 1] for o in outcomes if len(o.reference_losses) >= step), None
@@ -110,7 +110,7 @@ def _loss_error(outcomes: Sequence[Outcome], step: int) -> float | None:
 
 
 def number(value: float | str) -> float:
-    """JSON has no nan: workers write it as text. Text that is no number counts as nan."""
+    """``value`` as a float. JSON has no nan, so workers write it as text; other text is nan."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -118,5 +118,5 @@ def number(value: float | str) -> float:
 
 
 def _larger(a: float, b: float) -> bool:
-    """nan is the largest of all."""
+    """Whether ``a`` is larger, where nan is the largest."""
     return not math.isnan(b) and (math.isnan(a) or a > b)

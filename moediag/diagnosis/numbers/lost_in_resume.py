@@ -1,7 +1,7 @@
 """What loading did not restore, and for experts: which ones it restored instead.
 
-A checkpoint is held against the very tensors that were saved, bit by bit, so nothing here needs a
-tolerance or a control.
+Loaded tensors are compared bit by bit with those that were saved, so this needs no tolerance and
+no control.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _source(rows: Mapping[int, ExpertRows]) -> int | None:
 
 
 def _layers(fqns: Iterable[str]) -> str:
-    """``layers 0 and 1``; the parameters' names where they tell no layer."""
+    """``layers 0 and 1``; the parameters' names where they contain no layer."""
     names = list(fqns)
     found = [match[1] for name in names if (match := _LAYER.search(name))]
     if len(found) < len(names):
@@ -157,7 +157,7 @@ def listed(fqns: Iterable[str]) -> str:
 
 
 def most(differences: Iterable[float | None]) -> float:
-    """None (nothing to compare with) and nan count as infinite."""
+    """The largest difference. None (nothing to compare with) and nan count as infinite."""
     sizes = (math.inf if d is None or math.isnan(float(d)) else float(d) for d in differences)
     return max(sizes, default=0.0)
 

@@ -1,7 +1,7 @@
-"""Metrics that were reduced over ranks: equal everywhere, and what one process computes.
+"""Checks metrics reduced over ranks: equal on all ranks, and equal to a single process's.
 
-What trains may be right while what is reported is not: ranks that reduce in another order of names
-mix two metrics, and a rank that contributes a zero for what it does not have shrinks the mean.
+Training may be correct while its report is not. Ranks that reduce names in different orders mix two
+metrics, and a rank that contributes a zero for a metric it does not have shrinks the mean.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moediag.result import Cell, Table
 
 TABLE = "Metrics as each rank reports them, and in a single process"
 DIFFER, ALIKE = "metrics differ between ranks", "metrics equal on all ranks"
-_SAME = 1e-4  # relative: sums in another order
+_SAME = 1e-4  # relative: the order of summation differs
 _MOST_RANKS = 4
 
 
@@ -29,17 +29,17 @@ class MetricFacts:
     pattern: str = ""
     """DIFFER or ALIKE."""
     wrong: Mapping[str, Mapping[int, float]] | None = None
-    """Name -> rank -> what it reports."""
+    """Name -> rank -> the value that it reports."""
     right: Mapping[str, float] | None = None
     """Name -> the value of a single process."""
     swapped: tuple[tuple[int, str, int, str], ...] = ()
-    """(rank, its name, other rank, its name) that report the same number."""
+    """(rank, its name, other rank, its name) of metrics with the same value."""
     compared: int = 0
     table: Table | None = None
 
 
 def metric_facts(evidence: Evidence) -> MetricFacts:
-    """Compared with the truth where it is known, else only between ranks."""
+    """Compares metrics with the true values where they are known, else only between ranks."""
     outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
     steps = sorted({int(step) for o in outcomes.values() for step in o.metrics})
     compared: set[str] = set()
@@ -73,7 +73,7 @@ def _is_wrong(by_rank: Mapping[int, float], right: float | None) -> bool:
 
 
 def _equal(values: list[float]) -> bool:
-    """nan equals nothing but nan."""
+    """Whether all values are equal; nan equals only nan."""
     if any(map(math.isnan, values)):
         return all(map(math.isnan, values))
     low, high = min(values), max(values)
@@ -82,7 +82,7 @@ def _equal(values: list[float]) -> bool:
 
 
 def _swapped(wrong: Mapping[str, Mapping[int, float]]) -> tuple[tuple[int, str, int, str], ...]:
-    """Each pair of names once."""
+    """Swapped metrics, each pair of names once."""
     names = list(wrong)
     found: dict[frozenset[str], tuple[int, str, int, str]] = {}
     for i, one in enumerate(names):
@@ -95,7 +95,7 @@ def _swapped(wrong: Mapping[str, Mapping[int, float]]) -> tuple[tuple[int, str, 
 
 
 def sentence(facts: MetricFacts) -> str:
-    """ "" where every metric is right."""
+    """What is wrong; "" where every metric is right."""
     if facts.step is None or not facts.wrong:
         return ""
     right = facts.right or {}

@@ -1,4 +1,4 @@
-"""The norm that scales the gradients: what each rank's covers, and whether it is the true one."""
+"""The norm that scales the gradients: what each rank's norm covers, and whether it is correct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moediag.diagnosis.numbers.gradients import number
 from moediag.protocol import Outcome, Replica, Sketch, StepReplicas
 
-# A norm that is the same on all ranks against the reference's, relative.
+# Relative tolerance of a norm that is the same on all ranks, against the reference's.
 TRUE_NORM = {"float32": 1e-2, "bfloat16": 2e-1}
 _RANGE = re.compile(r"\d+:\d+")
 _SCOPE = 1e-4  # relative: "this is the norm of the rank's own pieces"
@@ -22,8 +22,8 @@ class NormScope:
     """What each rank's gradient norm covers."""
 
     kind: str = ""
-    """``own`` (its own pieces), ``own-rows`` (everything, but of some tensors only its own rows or
-    its mesh's) or "" (not known)."""
+    """``own`` (its own pieces), ``own-rows`` (everything, but only its own rows or its mesh's of
+    some tensors) or "" (not known)."""
     parameter: str = ""
     """The first of ``parameters``."""
     parameters: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class NormScope:
 
 @dataclass(frozen=True, slots=True)
 class WrongNorm:
-    """A norm that is equal on all ranks and not the reference's, of the first such step."""
+    """A norm that is equal on all ranks but not to the reference's, in the first such step."""
 
     step: int
     norm: float
@@ -44,7 +44,7 @@ class WrongNorm:
 
 
 def dtype(outcomes: Mapping[int, Outcome]) -> str:
-    """``float32``, or ``bfloat16`` for whatever is rounded more."""
+    """``float32``, or ``bfloat16`` for every dtype that rounds more."""
     found = {facts.dtype for o in outcomes.values() for facts in o.replicas.values()}
     return "float32" if found <= {"float32"} else "bfloat16"
 
@@ -59,7 +59,7 @@ def reference(outcomes: Mapping[int, Outcome], step: int) -> float | None:
 
 
 def wrong(outcomes: Mapping[int, Outcome], steps: int) -> WrongNorm | None:
-    """The norm that all ranks have; the caller knows that they agree."""
+    """The common norm of all ranks where it is wrong. The caller checked that the ranks agree."""
     for step in range(1, steps + 1):
         true = reference(outcomes, step)
         norms = [n for o in outcomes.values() if (n := of_step(o, step)) is not None]
@@ -71,7 +71,7 @@ def wrong(outcomes: Mapping[int, Outcome], steps: int) -> WrongNorm | None:
 
 
 def scope(outcomes: Mapping[int, Outcome], step: int, norms: Mapping[int, float]) -> NormScope:
-    """Found by arithmetic: which part of the gradient gives each rank's norm."""
+    """What the norms cover, calculated: which part of the gradient gives each rank's norm."""
     facts = {r: o.replicas.get(str(step)) for r, o in outcomes.items()}
     covered = _covered(facts)
     own: dict[int, float] = {}
@@ -82,7 +82,7 @@ def scope(outcomes: Mapping[int, Outcome], step: int, norms: Mapping[int, float]
     if covered and set(own) == set(norms):
         rest = [norms[r] ** 2 - own[r] for r in own]
         spread = max(rest) - min(rest)
-        # Without its own rows every rank would have the same norm: they explain the difference.
+        # Without its own rows every rank would have the same norm: the rows explain the difference.
         if spread <= _SCOPE * largest and spread < 0.1 * (largest - min(norms.values()) ** 2):
             fqn, covers = next(iter(covered.items()))
             rows = {r: cover.rows for r, cover in covers.items()}
@@ -100,17 +100,16 @@ def scope(outcomes: Mapping[int, Outcome], step: int, norms: Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class _Cover:
-    """Of one parameter what one rank's norm can cover: ``rows`` of dim 0, as text, and the square
-    of their gradient's norm."""
+    """What one rank's norm can cover of one parameter."""
 
-    rows: str
-    square: float
+    rows: str  # of dim 0, as text
+    square: float  # of the norm of their gradient
     plain: bool
 
 
 def _covered(facts: Mapping[int, StepReplicas | None]) -> dict[str, dict[int, _Cover]]:
-    """FQN -> rank -> what it covers, of parameters of which ranks cover different rows: plain
-    tensors in part, and DTensors that lie on several meshes, each with rows of its own."""
+    """FQN -> rank -> what it covers, for parameters of which ranks cover different rows: plain
+    tensors in part, and DTensors on several meshes that each have their own rows."""
     pieces: dict[str, dict[int, Replica]] = {}
     for rank, of_rank in facts.items():
         for fqn, replica in (of_rank.parameters if of_rank is not None else {}).items():
@@ -131,7 +130,7 @@ def _covered(facts: Mapping[int, StepReplicas | None]) -> dict[str, dict[int, _C
 
 
 def _joined(spans: Iterable[str]) -> str:
-    """``0:2`` and ``2:4`` are ``0:4``; what is not one range is listed."""
+    """``0:2`` and ``2:4`` give ``0:4``; rows that are not one range are listed."""
     listed = sorted(spans)
     if not all(map(_RANGE.fullmatch, listed)):
         return "+".join(listed)

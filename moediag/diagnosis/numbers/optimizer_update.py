@@ -1,5 +1,5 @@
-"""What the optimizer did, against a single process: weights that moved in a step that should
-change nothing, a learning rate or a count of updates that is off.
+"""Compares the optimizer's update with a single process: weights that moved in a step that should
+change nothing, a wrong learning rate, a wrong count of updates.
 
 Ranks agree, and the gradients of the step may be right: neither replicas nor gradients show it
 before the next step.
@@ -34,15 +34,15 @@ class AppliedFacts:
     worst: str = ""
     """The FQN that differs most."""
     error: float = 0.0
-    """Its difference."""
+    """How much it differs."""
     moved: float = 0.0
     """How far the reference moved it."""
     ranks: tuple[int, ...] = ()
-    """Where it is wrong."""
+    """Ranks where it is wrong."""
     actual: float = 0.0
-    """Of a number: the value."""
+    """The value of a wrong number."""
     right: float = 0.0
-    """Of a number: the value of a single process."""
+    """That number in a single process."""
 
 
 def applied_facts(evidence: Evidence) -> AppliedFacts:
@@ -97,7 +97,7 @@ def _off(actual: float | None, right: float | None) -> bool:
 
 
 def sentence(facts: AppliedFacts) -> str:
-    """ "" where nothing is off."""
+    """What is wrong; "" where nothing is."""
     if facts.step is None:
         return ""
     after = f"After step {facts.step}"

@@ -1,7 +1,7 @@
-"""Who holds whose experts: all ranks' rows put together and held against the checkpoint.
+"""Who holds which experts: compares the rows of all ranks together with the checkpoint.
 
-Together the ranks must hold every expert of every layer, each equally often, and each where
-sharding says it is. Which pieces are there instead tells the mechanism that lost the others.
+Together the ranks must hold every expert of every layer, each equally often and where sharding
+puts it. The rows that are there instead reveal how the others were lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moediag.evidence.model import Evidence, HeldWeights
 from moediag.protocol import ExpertRows
 from moediag.result.wording import listed, plural, ranks
 
-# moment -> how a sentence begins
+# Moment -> the first words of a sentence.
 WHEN = {"loaded": "After loading", "prepared": "After sharding", "resumed": "After resuming"}
 RESHARDED = "one-slice-sharded-again"
 DIAGONAL = "piece-of-own-slice"
@@ -44,13 +44,13 @@ class OwnershipFacts:
     parameters: tuple[str, ...] = ()
     """FQNs of the wrong parameters."""
     ranks: tuple[int, ...] = ()
-    """Where they are wrong."""
+    """Ranks where they are wrong."""
     held: Mapping[int, tuple[int, ...]] | None = None
-    """Of the first of them: rank -> experts of its rows."""
+    """For the first wrong parameter: rank -> experts of its rows."""
     seen: bool = False
     """Something was compared."""
     experts: int = 0
-    """Experts of a layer."""
+    """Experts per layer."""
     axis: int = 1
     """Requested size of the ep axis."""
 
@@ -60,7 +60,7 @@ class OwnershipFacts:
 
 
 def ownership_facts(evidence: Evidence) -> OwnershipFacts:
-    """Of the last moment that every rank told about."""
+    """The facts at the last moment that every rank reported."""
     moments = moments_of(evidence)
     when = _last_common(moments, evidence.world_size)
     if when is None:
@@ -85,7 +85,7 @@ def _last_common(moments: Mapping[str, Mapping[int, HeldWeights]], world: int) -
 
 
 def _right(by_rank: Mapping[int, ExpertRows], some: HeldWeights) -> bool:
-    """Every expert equally often, and every row the expert that sharding says it is."""
+    """Whether every expert is held equally often and every row is the expert that sharding says."""
     counts = dict.fromkeys(range(some.whole), 0)
     for rows in by_rank.values():
         if _strange(rows):
@@ -97,7 +97,7 @@ def _right(by_rank: Mapping[int, ExpertRows], some: HeldWeights) -> bool:
 
 
 def _strange(rows: ExpertRows) -> bool:
-    """Some row is no expert's, or another's than sharding says."""
+    """Whether some row is no expert, or not the expert that sharding says."""
     pairs = zip(rows.declared, rows.held, strict=True)
     return any(held < 0 or (declared >= 0 and declared != held) for declared, held in pairs)
 
@@ -125,7 +125,7 @@ def _lost(
     if total != {some.whole} and pattern in (RESHARDED, DIAGONAL):
         text += f" The whole parameter has {max(total)} rows now, for {some.whole} experts."
     where = set(held)
-    if pattern in (NOT_LOADED, MISPLACED):  # nothing that a library did to all ranks
+    if pattern in (NOT_LOADED, MISPLACED):  # otherwise a library did the same on all ranks
         strange = {r for rows in wrong.values() for r, own in rows.items() if _strange(own)}
         where = strange or where
     return OwnershipFacts(
@@ -148,8 +148,8 @@ def _slices(
     when: str,
     some: HeldWeights,
 ) -> dict[int, tuple[int, ...]]:
-    """rank -> the experts it had when the model came out of loading; by its place on the axis
-    where that was not so, or was not seen."""
+    """Rank -> the experts it had after loading; where that is unknown or incomplete, those of its
+    place on the axis."""
     loaded = moments.get("loaded", {}) if when != "loaded" else {}
     each = some.whole // max(some.asked, 1)
     slices = {}
@@ -165,8 +165,8 @@ def _slices(
 def _pattern(
     held: Mapping[int, tuple[int, ...]], slices: Mapping[int, tuple[int, ...]], whole: int
 ) -> tuple[str, int | None]:
-    """The pattern, and the rank whose experts are meant, where it is one's. A slice of all
-    ``whole`` experts explains no loss: what was taken for the whole parameter was it."""
+    """(the pattern, the rank whose experts it involves, if it is one rank's). A slice of all
+    ``whole`` experts explains no loss, because it is the whole parameter."""
     everything = sorted(e for rows in held.values() for e in rows)
     if all(expert < 0 for expert in everything):
         return NOT_LOADED, None
@@ -206,10 +206,10 @@ def _none_has(absent: Sequence[int]) -> str:
 
 
 def _off(evidence: Evidence, seen: OwnershipFacts) -> OwnershipFacts | None:
-    """Expert parallelism was asked for, and a rank computes with all experts of a layer."""
+    """A rank computes with all experts of a layer although expert parallelism was requested."""
     if seen.axis <= 1:
         return None
-    share = -(-seen.experts // seen.axis)  # of an uneven division the larger part
+    share = -(-seen.experts // seen.axis)  # the larger part of an uneven division
     used = {
         rank: most
         for rank, one in sorted(evidence.ranks.items())
@@ -237,7 +237,7 @@ def _off(evidence: Evidence, seen: OwnershipFacts) -> OwnershipFacts | None:
 def _not_left_out(
     moments: Mapping[str, Mapping[int, HeldWeights]], seen: OwnershipFacts
 ) -> OwnershipFacts | None:
-    """The experts were to be left alone, and lie in another way than they were loaded."""
+    """Experts that should stay untouched, but are placed differently than they were loaded."""
     before = moments.get("loaded") or moments.get(BY_RANK_0) or {}
     moved: dict[str, tuple[str, str]] = {}
     where = []
@@ -291,7 +291,7 @@ def _others(now: Mapping[int, HeldWeights], seen: OwnershipFacts) -> OwnershipFa
 
 
 def _together(held: Mapping[int, tuple[int, ...]]) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Ranks that hold the same, said once."""
+    """Groups ranks that hold the same experts."""
     same: dict[tuple[int, ...], list[int]] = {}
     for rank, rows in held.items():
         same.setdefault(rows, []).append(rank)

@@ -1,9 +1,8 @@
-"""What must be equal on several ranks and is not, from the sketches that they left.
+"""Finds values that must be equal on several ranks and are not, from the sketches of each rank.
 
-Ranks that declare the same slice of the same parameter hold replicas of it: its weights and the
-optimizer's tensors for it must be equal after every step, its gradients before clipping. The norm
-that scales the gradients, the optimizer's step count and its learning rates must be equal on all
-ranks.
+Ranks that declare the same slice of the same parameter hold replicas of it: its weights and its
+optimizer state must be equal after every step, its gradients before clipping. The norm that scales
+the gradients, the optimizer's step count and its learning rates must be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from moediag.diagnosis.numbers.norms import NormScope, WrongNorm
 from moediag.evidence.model import Evidence
 from moediag.protocol import Outcome, Replica, Sketch
 
-# How far replicas may lie apart. Deterministic kernels make them equal bit for bit; kernels that
-# add in any order give differences of a few ulp, hence by dtype.
+# Tolerances between replicas. Deterministic kernels give bit-identical replicas. Kernels that add
+# in any order differ by a few ulp, hence one tolerance per dtype.
 # Gradients: relative to the gradient's norm.
 GRADIENT = {"float32": 1e-4, "bfloat16": 2e-2}
 # Weights: relative to how far training has moved them, and to the weight's own norm (sketches are
 # rounded to nine digits, additions to the dtype).
 MOVED = {"float32": 1e-3, "bfloat16": 1e-1}
 WEIGHT = {"float32": 2e-7, "bfloat16": 1e-3}
-# The optimizer's moments: relative to their norm; where the gradient is next to nothing beside the
-# largest one, they hold rounding alone.
+# The optimizer's moments: relative to their norm. Where the gradient is negligible beside the
+# largest one, they contain only rounding errors.
 STATE, NOTHING = {"float32": 1e-3, "bfloat16": 5e-2}, 1e-4
-NORM = 1e-5  # relative; of what a library reduced it is the same number everywhere
+NORM = 1e-5  # relative; a number that a library reduced is the same on all ranks
 
 WEIGHTS, GRADIENTS = "weights", "gradients"
 OPTIMIZER_STATE = "optimizer state"
@@ -38,16 +37,16 @@ GRADIENT_NORM, STEPS, RATE = "gradient norm", "optimizer steps", "learning rate"
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """What ranks that must agree disagree about in one step."""
+    """One disagreement, in one step, between ranks that must agree."""
 
     what: str
     """One of the six names above."""
     step: int
     """From 1; 0 is before training."""
     ranks: tuple[int, ...]
-    """Ranks that hold the worst; all ranks for a number."""
+    """Ranks that hold the worst parameter; all ranks for a number."""
     culprits: tuple[int, ...] = ()
-    """The minority against a strict majority; empty without one."""
+    """The ranks outside a strict majority; empty without one."""
     parameters: tuple[str, ...] = ()
     """FQNs that differ."""
     worst: str = ""
@@ -55,10 +54,10 @@ class Disagreement:
     slice: str = ""
     """The slice of that parameter."""
     size: float | None = None
-    """Its distance: of gradients relative to their norm, of weights to the update; None where
-    one side has none."""
+    """The distance between replicas: for gradients relative to their norm, for weights to the
+    update; None where one side has none."""
     values: Mapping[int, float] | None = None
-    """By rank, of a number."""
+    """Rank -> the value of a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,11 @@ class ReplicaFacts:
     """What must be equal on several ranks, and is not."""
 
     found: tuple[Disagreement, ...] = ()
-    """Disagreements step by step, in the order in which a step makes them."""
+    """Disagreements by step, in the order in which a step produces them."""
     compared: int = 0
     """Slices that at least two ranks hold."""
     scope: NormScope = field(default_factory=NormScope)
-    """What the norms cover, of the first step in which they differ."""
+    """What the norms cover, in the first step in which they differ."""
     true_norm: float | None = None
     wrong_norm: WrongNorm | None = None
 
@@ -101,7 +100,7 @@ def replica_facts(evidence: Evidence) -> ReplicaFacts:
 
 
 def _blamed(found: list[Disagreement], scope: NormScope) -> Iterator[Disagreement]:
-    """Nobody is at fault where every rank's norm leaves out the others' pieces."""
+    """No rank is at fault where every rank's norm leaves out the others' pieces."""
     for one in found:
         alike = scope.kind and one.what == GRADIENT_NORM
         yield replace(one, culprits=()) if alike else one
@@ -113,7 +112,7 @@ def _blamed(found: list[Disagreement], scope: NormScope) -> Iterator[Disagreemen
 def _of_step(
     outcomes: Mapping[int, Outcome], step: int, compared: set[tuple[str, str]]
 ) -> Iterator[Disagreement]:
-    """In the order in which a step makes them."""
+    """The disagreements, in the order in which a step produces them."""
     held = _held(outcomes, step)
     dtype = norms.dtype(outcomes)
     compared.update(key for key, by_rank in held.items() if len(by_rank) > 1)
@@ -165,19 +164,18 @@ def _states(held: Held) -> Held:
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """``before``: the weights before training. ``largest``: norm of the largest gradient that any
-    rank holds, which says what is nothing."""
+    """Measures the distance between replicas of one kind in one step."""
 
     what: str
     dtype: str
-    before: Held
-    largest: float
+    before: Held  # the weights before training
+    largest: float  # norm of the largest gradient on any rank; far smaller ones are negligible
 
     def sides(
         self, key: tuple[str, str], by_rank: Mapping[int, Replica]
     ) -> tuple[list[list[int]], float]:
-        """Ranks that agree, together; and the largest relative distance between any two sides
-        (infinite where one has no gradient and another has)."""
+        """(groups of ranks that agree, the largest relative distance between any two groups). It
+        is infinite where one has a gradient and another has none."""
         sides: list[list[int]] = []
         apart = 0.0
         for rank in by_rank:
@@ -194,7 +192,7 @@ class _Measure:
     def _distance(
         self, key: tuple[str, str], by_rank: Mapping[int, Replica], a: int, b: int
     ) -> float | None:
-        """Relative, None when near enough to be the same or when nothing was sketched."""
+        """The relative distance; None when equal within tolerance or nothing was sketched."""
         one, other = by_rank[a], by_rank[b]
         if self.what == GRADIENTS:
             if one.has_gradient != other.has_gradient:
@@ -203,7 +201,7 @@ class _Measure:
         else:
             x, y = one.weight, other.weight
         if x is None or y is None or not x.projections or not y.projections:
-            return None  # not known, or not finite, which another verdict says
+            return None  # unknown, or not finite, which another verdict reports
         far, size = _apart(x, y), max(norms.size(x), norms.size(y))
         if self.what == GRADIENTS:
             allowed = GRADIENT[self.dtype] * size + 1e-7 * self.largest
@@ -223,7 +221,7 @@ class _Measure:
 
 
 def _tensors(what: str, step: int, held: Held, before: Held, dtype: str) -> Iterator[Disagreement]:
-    """At most one, over all parameters that differ; the worst first names its ranks."""
+    """At most one disagreement for all parameters that differ; the worst one names its ranks."""
     gradients = (r.gradient for by_rank in held.values() for r in by_rank.values())
     measure = _Measure(what, dtype, before, max(map(norms.size, gradients), default=0.0))
     held = _states(held) if what == OPTIMIZER_STATE else held
@@ -248,7 +246,7 @@ def _tensors(what: str, step: int, held: Held, before: Held, dtype: str) -> Iter
 
 
 def _apart(x: Sketch, y: Sketch) -> float:
-    """The estimated L2 distance of the two tensors."""
+    """The estimated L2 distance between the two tensors."""
     squares = [(a - b) ** 2 for a, b in zip(x.projections, y.projections, strict=False)]
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
@@ -256,14 +254,14 @@ def _apart(x: Sketch, y: Sketch) -> float:
 def _numbers(
     what: str, step: int, values: Mapping[int, float], tolerance: float
 ) -> Iterator[Disagreement]:
-    """``tolerance``: relative, between the smallest and the largest."""
+    """The disagreement where values differ by more than ``tolerance``, relative."""
     finite = {rank: number(v) for rank, v in sorted(values.items())}
     if len(finite) < 2 or not all(map(math.isfinite, finite.values())):
         return
     low, high = min(finite.values()), max(finite.values())
     if high - low <= tolerance * max(abs(low), abs(high)):
         return
-    # Ranks side together only where they have the same number: several near ones are no majority.
+    # Only ranks with equal numbers form one side: several close numbers are no majority.
     sides: dict[str, list[int]] = {}
     for rank, value in finite.items():
         sides.setdefault(f"{value:.6e}", []).append(rank)
@@ -271,7 +269,7 @@ def _numbers(
 
 
 def _minority(sides: list[list[int]]) -> tuple[int, ...]:
-    """All but a strict majority; nobody where there is none."""
+    """All ranks outside a strict majority; () without one."""
     total = sum(map(len, sides))
     most = max(sides, key=len)
     if 2 * len(most) <= total:

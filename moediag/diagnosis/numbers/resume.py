@@ -1,8 +1,8 @@
-"""Whether training continued after a save and a load as without them, and what was lost.
+"""Whether training after a save and a load equals uninterrupted training, and what was lost.
 
-Two things are compared: the state right after loading with that at the save, bit by bit, and the
-steps after the save with those of an uninterrupted run. The second says nothing where two
-uninterrupted runs already differ; the first needs no such control.
+Two comparisons: the state after loading with the saved state, bit by bit, and the steps after the
+save with those of an uninterrupted run. The second is inconclusive where two uninterrupted runs
+already differ; the first needs no such control.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ResumeFacts:
 
 
 def resume_facts(evidence: Evidence) -> ResumeFacts:
-    """Only where every rank reached its end: a rank without numbers may be the one that drifted."""
+    """The facts if every rank reached its end: a rank without numbers may have drifted."""
     found = {
         rank: seen.outcome.resume
         for rank, seen in sorted(evidence.ranks.items())
@@ -70,7 +70,7 @@ def resume_facts(evidence: Evidence) -> ResumeFacts:
 
 @dataclass(frozen=True, slots=True)
 class _Drift:
-    """Largest differences of the steps after the save on one rank, and of the state at the end."""
+    """Largest differences on one rank in the steps after the save, and of the final state."""
 
     loss: float
     norm: float
@@ -93,7 +93,7 @@ class _Drift:
 
 
 def _apart(one: Sequence[float | None], other: Sequence[float | None]) -> float:
-    """0 where all are equal; infinite where one has what the other lacks, or a nan."""
+    """The largest difference: 0 where all are equal; infinite for a nan or a missing value."""
     if len(one) != len(other):
         return math.inf
     return most(_gap(a, b) for a, b in zip(one, other, strict=True))
@@ -106,7 +106,7 @@ def _gap(a: float | None, b: float | None) -> float | None:
 
 
 def _noise(outcome: ResumeOutcome) -> float:
-    """What two straight runs differ by."""
+    """The difference between two uninterrupted runs."""
     straight, again = outcome.straight, outcome.again
     return max(
         _apart(straight.losses, again.losses),
@@ -159,7 +159,7 @@ def _clean(outcome: ResumeOutcome) -> str:
 
 
 def _steps(found: Mapping[int, ResumeOutcome]) -> Table:
-    """Only steps after the save: those before carry no information."""
+    """The steps after the save: those before carry no information."""
     rows: list[tuple[Cell, ...]] = []
     some = next(iter(found.values()))
     total = len(some.straight.losses)

@@ -1,8 +1,8 @@
-"""A gradient that is k times the reference: a sum that nobody divides, or that is divided twice.
+"""Finds gradients that are k times the reference: a sum not divided, or divided twice.
 
-The loss is right and so is every direction, so loss curves show nothing, and an optimizer that
-normalises its step (AdamW) moves the weights as it should: only k itself tells, and the mesh axis
-that has its size says who forgot to divide.
+The loss and the direction are right, so loss curves show nothing. An optimizer that normalises its
+step (AdamW) moves the weights correctly. Only k itself shows the error, and the mesh axis of size k
+shows which division is missing or doubled.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from moediag.result import Cell, Table
 from moediag.result.wording import error_size
 
 PATTERN = "constant-factor"  # its part of a signature
-# dtype -> how far tensors may be from k times the reference, and k of one from k of another
+# dtype -> allowed distance of tensors from k times the reference, and between two factors k
 NEAR = {"float32": 1e-3, "bfloat16": 5e-2}
-# Of how far the weights have moved: an optimizer's epsilon is not scaled.
+# Relative to how far the weights have moved: an optimizer's epsilon is not scaled.
 HIDDEN = 2e-2
 LEAST = 4  # elements of one tensor: fewer are a multiple of anything
 WORLD = "all ranks"
@@ -40,13 +40,13 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What on the mesh has the size k."""
+    """The axes of the mesh that have size k."""
 
     number: int
     axes: str
     """One axis, a product of axes, or WORLD."""
     inverse: bool = False
-    """It has the size 1/k."""
+    """The size is 1/k."""
     same: tuple[str, ...] = ()
     """Other axes or products of that size."""
 
@@ -59,12 +59,11 @@ class Factor:
     factor: float
     """The multiple, on every rank."""
     off: float
-    """Largest relative distance from it, of any tensor on any rank."""
+    """Largest relative distance of any tensor on any rank from that multiple."""
     size: Size | None = None
-    """None where nothing on the mesh has it."""
+    """None where nothing on the mesh has that size."""
     moved: float | None = None
-    """How many times as far as the reference's its weights have moved; None where that was not
-    measured."""
+    """How far its weights moved, relative to the reference; None where that was not measured."""
     after: int = 0
     """The step after which that was measured."""
 
@@ -80,8 +79,8 @@ class FactorFacts:
 
 
 def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
-    """Of the first step with a wrong gradient, None when there is none (then of step 1, for the
-    table that stands beside those of other variants)."""
+    """The factors in ``step``, the first with a wrong gradient. None (none is wrong) means step
+    1, for the table beside those of other variants."""
     by_kind = _by_kind(evidence, step or 1)
     outcomes = {r: seen.outcome for r, seen in evidence.ranks.items() if seen.outcome is not None}
     near = NEAR[norms.dtype(outcomes)]
@@ -110,13 +109,13 @@ def _by_kind(evidence: Evidence, step: int) -> Mapping[str, list[GradientError]]
 
 
 def _constant(kind: str, errors: Sequence[GradientError], near: float) -> Factor | None:
-    """None where some gradient is missing, nothing like the reference, or another multiple of it
-    than the others."""
+    """The common factor; None where a gradient is missing, not proportional to the reference, or
+    has a different factor."""
     times = [e.times for e in errors if e.times is not None]
     if len(times) < len(errors) or all(t.numel < LEAST for t in times):
         return None
     k = median(t.factor for t in times)
-    if abs(k) < near:  # zeros are no multiple, they are missing
+    if abs(k) < near:  # zeros are missing gradients, not multiples
         return None
     off = max(max(abs(t.factor / k - 1), t.residual) for t in times)
     return Factor(kind, k, off) if off <= near else None
@@ -132,9 +131,9 @@ def _placements(errors: Sequence[GradientError]) -> str:
 def size_of(
     factor: float, kind: str, layout: Mapping[str, int], placements: str, near: float = 1e-3
 ) -> Size | None:
-    """The axis, or product of axes, of size ``factor`` or 1/``factor``. Of several, the one with
-    fewer axes; then one that the parameters do not lie on, for its reduction is not their
-    wrapper's; then, for experts, the one that divides experts."""
+    """The axis, or product of axes, of size ``factor`` or 1/``factor``. Prefers fewer axes, then
+    one on which the parameters do not lie, because their wrapper does not reduce over it, then,
+    for experts, one that divides experts."""
     whole = {axis: n for axis, n in layout.items() if n > 1}
     inverse = abs(factor) < 1
     wanted = 1 / factor if inverse else factor
@@ -163,12 +162,12 @@ def _named(axes: tuple[str, ...], whole: Mapping[str, int]) -> str:
 
 
 def _after(outcomes: Mapping[int, Outcome]) -> int:
-    """The last step after which they were compared; 0 for none."""
+    """The last step after which weights were compared; 0 for none."""
     return max((int(step) for o in outcomes.values() for step in o.updates), default=0)
 
 
 def _moved(outcomes: Mapping[int, Outcome]) -> Mapping[str, float]:
-    """By part: the median over its parameters and ranks."""
+    """Part -> the median over its parameters and ranks."""
     found: dict[str, list[float]] = {}
     for outcome in outcomes.values():
         for fqn, times in outcome.updates.get(str(_after(outcomes)), {}).items():
@@ -180,7 +179,7 @@ def _moved(outcomes: Mapping[int, Outcome]) -> Mapping[str, float]:
 
 
 def sentences(facts: FactorFacts) -> str:
-    """ "" without one."""
+    """The factors in words; "" without one."""
     together: dict[tuple[str, Size | None], list[Factor]] = {}
     for one in facts.found:
         together.setdefault((_digits(one.factor), one.size), []).append(one)
@@ -237,7 +236,7 @@ def _table(
     found: Sequence[Factor],
     outcomes: Mapping[int, Outcome],
 ) -> Table:
-    """One row: it stands below those of other variants. Rounded to what fp32 repeats elsewhere."""
+    """One row, shown below those of other variants, rounded to what fp32 reproduces elsewhere."""
     constant = {one.kind: one.factor for one in found}
     row: list[Cell] = [_of_kind(by_kind.get(kind, ()), constant.get(kind)) for kind in _KINDS]
     moved = _moved(outcomes)
@@ -247,7 +246,7 @@ def _table(
 
 
 def _of_kind(errors: Sequence[GradientError], constant: float | None) -> Cell:
-    """The factor; where wrong ones have none in common, from the smallest to the largest."""
+    """The common factor; without one, the range from the smallest to the largest."""
     if constant is not None:
         return round(constant, 3)
     wrong = any(error.wrong for error in errors)
@@ -260,7 +259,7 @@ def _of_kind(errors: Sequence[GradientError], constant: float | None) -> Cell:
 
 
 def _of_loss(outcomes: Sequence[Outcome]) -> Cell:
-    """The mean over ranks that have equally many tokens each."""
+    """The mean over ranks, which have equally many tokens each."""
     last = min((min(len(o.losses), len(o.reference_losses)) for o in outcomes), default=0)
     if not last:
         return None

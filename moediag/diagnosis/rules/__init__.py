@@ -1,4 +1,4 @@
-"""Detectors and their order: from the facts of one trial to its verdict."""
+"""Detectors and their order: they turn the facts of one trial into its verdict."""
 
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement

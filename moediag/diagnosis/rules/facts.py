@@ -1,4 +1,4 @@
-"""What the detectors and the tables know of one trial."""
+"""The facts of one trial that detectors and tables use."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from moediag.evidence.model import Evidence
 
 
 class Facts:
-    """The facts that several detectors or tables ask for, each computed when first asked for.
+    """Facts that several detectors or tables use, each computed on first use.
 
-    A detector that needs a fact for itself alone computes it from ``evidence``."""
+    A detector that alone needs a fact computes it from ``evidence``."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
@@ -42,7 +42,7 @@ class Facts:
 
     @cached_property
     def failed(self) -> tuple[Failure, ...]:
-        """Ranks that ended badly by themselves, the first one first."""
+        """Ranks that failed by themselves, the first one first."""
         return failures(self.evidence)
 
     @property
@@ -57,7 +57,7 @@ class Facts:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Ranks that the watchdog saw wait in a collective, without those of silent nodes."""
+        """Ranks that the watchdog saw waiting in a collective, without those of silent nodes."""
         stall = self.evidence.stall
         return tuple(r for r in stall.waiting if r not in self.silent_ranks) if stall else ()
 
@@ -69,7 +69,7 @@ class Facts:
 
     @property
     def unrecorded(self) -> list[int]:
-        """Ranks whose schedule is not known: what they did may be what is wrong."""
+        """Ranks without a known schedule: their calls may be what is wrong."""
         seen = sorted(self.evidence.ranks.items())
         return [rank for rank, one in seen if not was_recorded(one)]
 
@@ -81,13 +81,13 @@ class Facts:
 
     @cached_property
     def divergence(self) -> Divergence | None:
-        """Where the ranks' schedules first part."""
+        """Where the ranks' schedules first diverge."""
         replayed = replay(self.aligned, self.evidence)
         return first_divergence(self.aligned, replayed, self.evidence, self.failed)
 
     @cached_property
     def blame(self) -> Blame:
-        """Who diverged there, and how that is known."""
+        """Which ranks diverged there, and the rule that named them."""
         d, evidence = self.divergence, self.evidence
         if d is None:
             return Blame()
@@ -97,25 +97,25 @@ class Facts:
 
     @property
     def loud(self) -> bool:
-        """The first divergence is one that a library can notice; a missing call is none."""
+        """Whether a library can notice the first divergence; it cannot notice a missing call."""
         d = self.divergence
         return d is not None and not d.silent and d.kind not in ("missing", "order")
 
     @cached_property
     def frontier(self) -> Frontier | None:
-        """The calls that do not complete in a job that stands still without a divergence."""
+        """The calls that do not complete in a job that hangs without a divergence."""
         if self.evidence.stall is None or self.divergence is not None:
             return None
         return frontier(self.aligned, self.evidence) if _by_devices(self.evidence) else None
 
     @cached_property
     def fronts(self) -> tuple[Front, ...]:
-        """Where each device stands, of ranks whose devices are known."""
+        """Where Python and the device are, for ranks whose devices are known."""
         return device_position.fronts(self.evidence)
 
     @cached_property
     def decisions(self) -> tuple[Parted, ...]:
-        """Decisions that not all ranks took alike."""
+        """Decisions on which ranks differed."""
         return decisions.parted(self.evidence)
 
     # -- numbers -----------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Facts:
 
     @cached_property
     def compared_step(self) -> int | None:
-        """The step whose gradients, or else whose blocks' inputs, are shown part by part."""
+        """The step whose gradients, or else whose block inputs, are shown part by part."""
         return self.gradients.step or by_part.wrong_inputs(self.evidence)
 
     @cached_property
@@ -167,8 +167,8 @@ class Facts:
 
 
 def _by_habit(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
-    """In a user's own job: who departed from its usual order, where nothing else names anybody;
-    and where those who wait in a circle did, which may be long before they stopped."""
+    """``found`` with departures from the usual order of a user's own job. They name culprits where
+    nothing else does. In a circle of waits they may lie long before the ranks stopped."""
     if not found.culprits:
         odd = departures(divergence.calls, evidence)
         return Blame(tuple(one.rank for one in odd), "habit", departures=odd) if odd else found
@@ -179,8 +179,7 @@ def _by_habit(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame
 
 
 def _by_devices(evidence: Evidence) -> bool:
-    """Whether completion shows where the job stands still: not where a rank is known to be
-    somewhere else."""
+    """Whether completion shows where the job hangs; not if a rank is known to be elsewhere."""
     if evidence.foreign:
         return True
     return evidence.devices_known and not (evidence.stall and evidence.stall.elsewhere)

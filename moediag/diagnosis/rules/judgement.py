@@ -1,4 +1,4 @@
-"""What a detector says, and the helpers that detectors share."""
+"""A detector's judgement, and the helpers that detectors share."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from moediag.result import Confidence
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a detector says of the fact that it found."""
+    """A detector's judgement of the fact that it found."""
 
     confidence: Confidence
     cause: str
-    """The sentence that explains it."""
+    """The sentence that explains the fact."""
     culprits: tuple[int, ...] = ()
     victims: tuple[int, ...] = ()
     divergence: bool = False
-    """The first divergence explains it."""
+    """The first divergence explains the fact."""
     failure: Failure | None = None
-    """The exception or signal that explains it."""
+    """The exception or signal that explains the fact."""
     notes: tuple[str, ...] = ()
     pattern: str = ""
-    """The word of the signature for what happened, where no divergence or failure explains it."""
+    """The signature's word for what happened, where no divergence or failure explains it."""
     until: int | None = None
-    """The step in which it shows: decisions taken later do not explain it. None: any may."""
+    """The step in which it shows; later decisions do not explain it. None: any decision may."""
     gradients: bool = False
-    """It explains wrong gradients, so the parameters that have them are listed."""
+    """Gradients are wrong because of it, so their parameters are listed."""
 
 
 def undecided(text: str) -> Judgement:
-    """Inconclusive, because of ``text``."""
+    """An inconclusive judgement because of ``text``."""
     return Judgement(Confidence.LOW, text)
 
 
 def few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:
-    """The culprits, or nobody where all ranks are: after a reduction, a nan is on every rank."""
+    """The culprits, or () if all ranks are: after a reduction, a nan is on every rank."""
     return culprits if len(culprits) < evidence.world_size else ()
 
 
 def apart(ranks: tuple[int, ...], culprits: tuple[int, ...]) -> tuple[int, ...]:
-    """``ranks`` without the culprits; nobody where no culprit is known."""
+    """``ranks`` without the culprits; () if no culprit is known."""
     return tuple(sorted(set(ranks) - set(culprits))) if culprits else ()
 
 
 def victims(facts: Facts) -> tuple[int, ...]:
-    """All ranks that did not diverge: they wait for, or die with, those that did."""
+    """All ranks that did not diverge: they wait for the culprits or die with them."""
     return apart(tuple(facts.evidence.ranks), facts.blame.culprits)
 
 
@@ -60,7 +60,7 @@ def how_sure(facts: Facts) -> Confidence:
     if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
         return Confidence.MEDIUM
     if found.basis == "gone" and facts.divergence is not None and len(facts.divergence.calls) == 2:
-        return Confidence.MEDIUM  # one against one: the other may have called once too often
+        return Confidence.MEDIUM  # one against one: the other may have made an extra call
     if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
         return Confidence.MEDIUM
     complete = all(
@@ -71,8 +71,9 @@ def how_sure(facts: Facts) -> Confidence:
 
 
 def _indirect(divergence: Divergence, evidence: Evidence) -> bool:
-    """Other tools' dumps tell neither what a device's streams wait for, nor, on gloo, whether a
-    rank is in a send or receive; and one cause seldom takes several ranks elsewhere."""
+    """Whether the evidence is indirect. Other tools' dumps do not show what a device's streams wait
+    for, nor, on gloo, whether a rank is in a send or receive. One cause seldom takes several ranks
+    elsewhere."""
     if not evidence.foreign:
         return False
     doubtful = evidence.backend == "gloo" or len(divergence.absent) > 1

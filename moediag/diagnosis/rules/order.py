@@ -1,4 +1,4 @@
-"""The order in which detectors are asked: the first that finds something decides the verdict."""
+"""The order of the detectors: the first one that finds something decides the verdict."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ from moediag.result import Verdict
 
 
 class Detector(Protocol):
-    """A module whose docstring says what it detects."""
+    """A module whose docstring describes what it detects."""
 
     VERDICT: Verdict
     """The verdict it leads to."""
 
     def find(self, facts: Facts, /) -> Any | None:
-        """The fact that decides, None without it. Unknown is None as well."""
+        """The fact that decides; None if it is absent or unknown."""
 
     def judge(self, facts: Facts, found: Any, /) -> Judgement:
-        """The sentence about it, culprits, confidence, and the word of the signature."""
+        """The sentence about the fact, culprits, confidence, and the word of the signature."""
 
 
 RULES: tuple[Detector, ...] = (
@@ -67,7 +67,7 @@ RULES: tuple[Detector, ...] = (
     interrupted,
     not_applicable,
     not_started,
-    # Ranks failed by themselves. An exception is the cause, and other ranks' wait the consequence.
+    # Ranks failed by themselves. An exception is the cause, the other ranks' wait a consequence.
     guard_stop,
     schedule_mismatch,
     crash,
@@ -88,16 +88,16 @@ RULES: tuple[Detector, ...] = (
     open_calls,
     unknown_end,
     healthy_job,
-    # Something was to be measured, and was not.
+    # Requested measurements are missing.
     no_measurements,
-    # Wrong weights make everything else wrong.
+    # Wrong weights make all other numbers wrong.
     wrong_ownership,
     nonfinite_numbers,
     # A save and a load were measured.
     resume_drift,
     resume_undecided,
     resume_exact,
-    # Of updates, replicas, norms and gradients, whichever is wrong in the earliest step.
+    # Of updates, replicas, norms and gradients, the one that is wrong in the earliest step decides.
     wrong_update,
     unequal_replicas,
     wrong_norm,
@@ -111,7 +111,7 @@ RULES: tuple[Detector, ...] = (
 
 
 def judge(facts: Facts, rules: Iterable[Detector] = RULES) -> tuple[Verdict, Judgement]:
-    """The verdict of the first detector that finds something, and what it says."""
+    """The verdict of the first detector that finds something, and its judgement."""
     for rule in rules:
         found = rule.find(facts)
         if found is not None:

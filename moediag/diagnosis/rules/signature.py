@@ -1,13 +1,13 @@
 """A short text that is equal for the same failure and different for another one.
 
-``verdict : what happened : axis : phase : why : pattern of ranks``, each part without anything that
-changes between repeats, world sizes, releases of a library or sizes of a model: no rank numbers, no
-element counts, no line numbers, no layer or expert numbers. Empty parts are left out.
+``verdict : what happened : axis : phase : why : pattern of ranks``. No part contains anything that
+changes between repeats, world sizes, library releases or model sizes: no rank numbers, element
+counts, line numbers, layer or expert numbers. Empty parts are left out.
 
 - what happened: the kind of the first divergence and the operations on its sides; for a crash the
-  exception's type (or the signal) with the user's file and function; for replicas what of them
-  differs first;
-- why: ``starved-expert``, ``left-out-parameters``, what ranks decided differently or nothing;
+  exception's type (or the signal) with the user's file and function; for replicas what differs
+  first;
+- why: ``starved-expert``, ``left-out-parameters``, a decision on which ranks differed, or empty;
 - pattern: ``one-rank``, ``several-ranks`` (both where "all" of two are "some" of four) or
   ``no-rank``.
 """
@@ -32,9 +32,9 @@ def signature(
     pattern: str = "",
     decision: str = "",
 ) -> str:
-    """``divergence`` and ``failure``: those that explain the verdict, else None; ``pattern``: the
-    word for what is wrong where neither does; ``decision``: what ranks decided differently before
-    the divergence."""
+    """The signature. ``divergence`` and ``failure`` are those that explain the verdict, else None;
+    ``pattern`` is the word for the failure where neither does; ``decision`` is what ranks decided
+    differently before the divergence."""
     parts = [str(verdict)]
     if pattern:
         parts.append(pattern)

@@ -1,5 +1,5 @@
-"""docs/verdicts.md, made from the tuple of rules: `python -m moediag.diagnosis.rules.verdicts_page`
-writes it to stdout, `make golden` to its place."""
+"""Generates docs/verdicts.md from the detectors. `python -m moediag.diagnosis.rules.verdicts_page`
+writes it to stdout, `make golden` to the file."""
 
 from __future__ import annotations
 

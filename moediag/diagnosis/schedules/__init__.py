@@ -1,4 +1,4 @@
-"""Schedules of all ranks side by side: who met whom, where they part, what does not complete."""
+"""Compares the ranks' schedules: which calls meet, where they diverge, what does not complete."""
 
 __all__ = [
     "align",

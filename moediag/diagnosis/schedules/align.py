@@ -1,9 +1,9 @@
-"""The ranks' schedules side by side: by the group's identity and the position in its schedule.
+"""Aligns the ranks' schedules by the group's identity and the position in the group's schedule.
 
-A per-rank counter of all calls says nothing across ranks (ranks belong to different groups and
-issue different numbers of point-to-point calls), so it is never compared. A group is its name
-*and* its ranks. A rank whose log lost its beginning (a ring buffer) is aligned by the recorded
-positions and is *unknown*, not absent, before its first one.
+A rank's counter of all calls is never compared between ranks: ranks belong to different groups and
+issue different numbers of point-to-point calls. A group is its name *and* its ranks. If the ring
+buffer lost the beginning of a rank's log, the rank is aligned by the recorded positions. Before its
+first one it is *unknown*, not absent.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ Key = tuple[str, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Schedule:
-    """One group's collectives by rank. ``calls[rank][i]`` is at position ``starts[rank] + i``;
-    None is a hole in the log. Ranks about which nothing is known are in neither."""
+    """The collectives of one group by rank. Ranks with an unknown schedule are left out."""
 
     group: Group
-    starts: dict[int, int] = field(default_factory=dict)
-    calls: dict[int, list[Collective | None]] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)  # rank -> position of its first call
+    calls: dict[int, list[Collective | None]] = field(default_factory=dict)  # None: hole in the log
 
     def end(self, rank: int) -> int:
         """The first position that ``rank`` did not reach."""
         return self.starts[rank] + len(self.calls[rank])
 
     def at(self, rank: int, position: int) -> Collective | None:
-        """The call, or None where it is not known or was not made."""
+        """The call; None if it is unknown or was not made."""
         offset = position - self.starts[rank]
         calls = self.calls[rank]
         return calls[offset] if 0 <= offset < len(calls) else None
@@ -53,17 +52,17 @@ class Channel:
 
 @dataclass(slots=True)
 class Aligned:
-    """All groups' schedules and all channels. ``renumbered``: positions of collectives with
-    point-to-point calls taken out, where they differ from the recorded ones."""
+    """The schedules of all groups, and all channels."""
 
     schedules: dict[Key, Schedule] = field(default_factory=dict)
     channels: list[Channel] = field(default_factory=list)
     key_of: dict[tuple[int, str], Key] = field(default_factory=dict)  # (rank, group name)
-    renumbered: dict[tuple[int, int], int] = field(default_factory=dict)  # (rank, index)
+    # (rank, index) -> position without point-to-point calls, where it differs from the recorded one
+    renumbered: dict[tuple[int, int], int] = field(default_factory=dict)
     not_seen: tuple[str, ...] = ()
 
     def event(self, rank: int, call: Collective) -> tuple[Key, int] | None:
-        """Which collective of which group this call is; None for what is not aligned."""
+        """The call's group and position; None for a call that is not aligned."""
         key = self.key_of.get((rank, call.group))
         if key is None or call.op in POINT_TO_POINT or rank not in self.schedules[key].starts:
             return None
@@ -71,7 +70,7 @@ class Aligned:
 
 
 def align(evidence: Evidence) -> Aligned:
-    """Near linear in the number of calls."""
+    """The aligned schedules, in near linear time in the number of calls."""
     aligned = Aligned()
     lost: list[str] = []
     by_name = _groups_by_name(evidence)
@@ -99,15 +98,15 @@ def align(evidence: Evidence) -> Aligned:
 
 
 def own_calls(seen: RankEvidence) -> Iterable[Collective]:
-    """The rank's calls up to the exception that ended it: what its clean-up issues afterwards
-    (a barrier, a last metric) belongs to no schedule."""
+    """The rank's calls up to the exception that ended it. Calls of its clean-up (a barrier, a last
+    metric) belong to no schedule."""
     if seen.error is None or seen.error.time <= 0:
         return seen.collectives
     return [call for call in seen.collectives if call.time <= seen.error.time]
 
 
 def was_recorded(seen: RankEvidence) -> bool:
-    """Whether this rank's recorder left anything: then what is not in its log did not happen."""
+    """Whether this rank's recorder left anything: then a call missing in its log was not made."""
     return bool(seen.collectives or seen.groups or seen.versions or seen.last_phase)
 
 
@@ -131,7 +130,8 @@ def _groups_by_name(evidence: Evidence) -> dict[str, list[Group]]:
 
 
 def _resolve(name: str, rank: int, seen: RankEvidence, by_name: Mapping[str, list[Group]]) -> Group:
-    """The rank's own word; else the only group of that name that has this rank; else unknown."""
+    """The group that the rank recorded, else the only one of that name with this rank, else an
+    unknown group."""
     if name in seen.groups and seen.groups[name].ranks:
         return seen.groups[name]
     having = [g for g in by_name.get(name, ()) if rank in g.ranks]
@@ -141,7 +141,7 @@ def _resolve(name: str, rank: int, seen: RankEvidence, by_name: Mapping[str, lis
 def _complete(
     group: Group, callers: Mapping[int, object], by_name: Mapping[str, list[Group]]
 ) -> Group:
-    """With the axis that any of its ranks knew; for a group of unknown ranks its callers."""
+    """The group with the axis that any of its ranks recorded; its callers replace unknown ranks."""
     if not group.ranks:
         return replace(group, ranks=tuple(sorted(callers)))
     return next((g for g in by_name.get(group.name, ()) if g.ranks == group.ranks), group)
@@ -165,7 +165,7 @@ def _place(
     contiguous = own[-1].position - own[0].position == len(own) - 1
     paired = any(call.op in POINT_TO_POINT for call in own)
     if paired:
-        # Positions count point-to-point calls too, which need not be equal in number on all ranks.
+        # Positions also count point-to-point calls, whose number may differ between ranks.
         if own[0].position > 0 or not contiguous:
             lost.append(
                 f"rank {rank}: collectives on {schedule.group.label} (part of the log is gone, "
@@ -192,9 +192,9 @@ def _place(
 def _channels(
     group: Group, calls: Mapping[int, Iterable[Collective]], evidence: Evidence
 ) -> list[Channel]:
-    """Both ends of each channel. A receive from any source makes every channel to that rank
-    unknowable; one whose beginning is lost on either side counts only in foreign evidence, where
-    the calls themselves tell whether they completed."""
+    """Both ends of each channel. A receive from any source hides every channel to that rank. A
+    channel that lost its beginning on either side counts only in foreign evidence, where the calls
+    show whether they completed."""
     found: dict[tuple[int, int], Channel] = {}
     unknowable: set[int] = set()
     for rank, own in calls.items():

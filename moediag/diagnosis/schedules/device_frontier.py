@@ -1,8 +1,8 @@
 """Where each device is, when it is known which calls completed.
 
-A program runs ahead of its device: that a rank issued a call does not mean that it is in it. The
-device runs calls in their order (as far as their streams depend on each other), so it stands at the
-first that did not complete, and what it waits for are the members that stand somewhere else.
+A program runs ahead of its device: a rank that issued a call may not be in it yet. The device runs
+calls in order (as far as their streams depend on each other), so it is at the first incomplete
+call, and it waits for the members that are elsewhere.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from moediag.evidence.model import Collective, Evidence, Group
 
 @dataclass(slots=True)
 class Standing:
-    """``at``: rank -> the events that it stands at with its calls (several in a batch of sends and
-    receives); ``blockers``: event -> members that are neither there nor through."""
+    """Where the devices are."""
 
     at: dict[int, dict[Event, Collective]] = field(default_factory=dict)
+    """Rank -> event -> its call; a batch of sends and receives has several events."""
     blockers: dict[Event, tuple[int, ...]] = field(default_factory=dict)
+    """Event -> members that neither reached nor completed it."""
     groups: dict[Event, Group] = field(default_factory=dict)
 
     def waiting(self) -> Replay:
-        """Who waits for whom."""
+        """Which rank waits for which."""
         result = Replay()
         for rank, events in self.at.items():
             for event, call in events.items():
@@ -34,7 +35,7 @@ class Standing:
         return result
 
     def roots(self) -> dict[Event, Collective]:
-        """Collectives at which all members stand, and which do not complete all the same."""
+        """Collectives that all members reached and that still do not complete."""
         return {
             event: call
             for events in self.at.values()
@@ -44,7 +45,7 @@ class Standing:
 
 
 def standing(aligned: Aligned, evidence: Evidence) -> Standing:
-    """Of the ranks that have an open call."""
+    """Where the devices of ranks with an open call are."""
     found = Standing()
     ends = _ends(aligned.channels)
     for rank, seen in sorted(evidence.ranks.items()):
@@ -79,8 +80,8 @@ Ends = dict[tuple[int, int], tuple[Event, Collective, Channel]]  # (rank, index 
 
 
 def _ends(channels: list[Channel]) -> Ends:
-    """The n-th send and the n-th receive of a channel are one event; where the beginning is lost,
-    any open send meets any open receive."""
+    """The ends of each channel. The n-th send and the n-th receive are one event; where the
+    beginning is lost, any open send meets any open receive."""
     found: Ends = {}
     for channel in channels:
         name = (f"{channel.group.name} point-to-point", (channel.sender, channel.receiver))
@@ -106,7 +107,7 @@ def _event(
 
 
 def _blockers(aligned: Aligned, event: Event, there: set[int]) -> tuple[int, ...]:
-    """Members that are neither ``there`` nor through. A hole in a log is no absence."""
+    """Members that neither are ``there`` nor completed it. A hole in a log is no absence."""
     key, position = event
     schedule = aligned.schedules.get(key)
     if schedule is None:  # both ends of a channel

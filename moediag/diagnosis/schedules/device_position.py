@@ -1,8 +1,8 @@
-"""Where Python waits, and where the device is stuck: two places, because Python runs ahead.
+"""Where Python waits and where the device is stuck: these differ, because Python runs ahead.
 
 On an accelerator a call returns once it is queued. A rank whose stack shows ``clip_grad_norm_`` or
-``.item()`` stands at the first line that needed a result; what does not complete is an operation
-that was queued before, of another layer perhaps. Both are told, and whose line is which.
+``.item()`` is at the first line that needed a result; the operation that does not complete was
+queued earlier, perhaps by another layer. Both positions are reported, each with its source line.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from moediag.evidence.rank_stacks import in_collective, waits_for_device
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Where Python and the device are, of one rank whose device is known."""
+    """Where Python and the device are on one rank whose device is known."""
 
     rank: int
     stuck: Collective | None
-    """The call that its device is in or has not reached; None where all completed."""
+    """The call that its device runs or has not reached; None where all completed."""
     label: str = ""
     begun: bool = False
     """The device is in that call."""
     timed: bool = False
-    """Torch reported some call as begun, so this one has not begun."""
+    """Torch reports when calls begin, so a call without such a report has not begun."""
     behind: int = 0
     """Number of calls that Python issued after it."""
     at: str = ""
@@ -45,7 +45,7 @@ def fronts(evidence: Evidence) -> tuple[Front, ...]:
 
 def _front(seen: RankEvidence, timed: bool) -> Front:
     open_ = [c for c in seen.collectives if c.on_device in (ISSUED, STARTED_THERE)]
-    # Streams run side by side: one that began is where it stands, whatever else is queued.
+    # Streams run in parallel: a call that began is where the device is, whatever is queued.
     begun = [c for c in open_ if c.on_device == STARTED_THERE]
     stuck = next(iter(begun or open_), None)
     label, behind = "", 0

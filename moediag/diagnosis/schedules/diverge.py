@@ -1,9 +1,9 @@
-"""The first divergence of a trial: the earliest place where the ranks disagree.
+"""Finds the first divergence of a trial: the earliest place where the ranks disagree.
 
-Each group gives at most one candidate where calls that meet do not fit together; the replay
-(:mod:`order`) gives those where a call is missing and those where ranks wait in a circle. The
-first is the one that no other precedes on any rank; of several that are independent, the earliest
-by the clock.
+Each group gives at most one candidate where calls that meet do not match. The replay
+(:mod:`replay`) gives those where a call is missing and those where ranks wait in a circle. The
+first is the one that no other precedes on any rank; of several independent ones, the earliest by
+the clock.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ class Divergence:
     group: Group
     position: int
     calls: Mapping[int, Collective | None]
-    """Each rank's side; None where it made no call. Ranks without a known schedule are left out."""
+    """Each rank's call; None where it made none. Ranks without a known schedule are left out."""
     absent: tuple[int, ...] = ()
     """For ``missing``: ranks that ended or are elsewhere."""
     ended: tuple[int, ...] = ()
-    """Those of them that finished normally."""
+    """The absent ranks that finished normally."""
     pairs: tuple[tuple[int, int], ...] = ()
     """For ``splits``: (sender, receiver)."""
     events: Mapping[int, Event] = field(default_factory=dict)
-    """For ``order``: what each rank waits at."""
+    """For ``order``: the event at which each rank waits."""
     groups: tuple[Group, ...] = ()
     """For ``order``: the groups of the circle."""
     inferred: bool = False
-    """No rank was seen elsewhere: the dumps of the absent ranks only have no open call."""
+    """No rank was seen elsewhere; the dumps of the absent ranks only show no open call."""
 
     @property
     def silent(self) -> bool:
-        """The same bytes travel, so no library can notice."""
+        """Whether the same bytes travel, so that no library can notice."""
         return self.kind == "parameters"
 
     @property
@@ -57,7 +57,7 @@ class Divergence:
 def first_divergence(
     aligned: Aligned, run: Replay, evidence: Evidence, failed: Iterable[Failure]
 ) -> Divergence | None:
-    """None when nothing diverges, as far as the logs reach."""
+    """The first divergence; None if the logs show none."""
     candidates = [d for s in aligned.schedules.values() if (d := _mismatch(s)) is not None]
     whole = (c for c in aligned.channels if c.whole)
     candidates += [d for c in whole if (d := _channel_mismatch(c)) is not None]
@@ -66,7 +66,7 @@ def first_divergence(
         candidates += _order(run)
     known = evidence.foreign or evidence.devices_known
     if not candidates and known and evidence.stall is not None:
-        # Everything was issued and nothing completes: an order that only the device runs in.
+        # Every call was issued and none completes: only the devices wait in a circle.
         candidates += _order(standing(aligned, evidence).waiting())
     return _first(candidates)
 
@@ -109,7 +109,7 @@ def _mismatch(schedule: Schedule) -> Divergence | None:
     for offset, column in enumerate(zip(*rows, strict=True)):
         some = column[0]
         alike = some is not None and column.count(some) == len(column)
-        # Equal splits need not pair, so all-to-all is always looked at.
+        # Equal splits need not pair, so all-to-all is always checked.
         if alike and not (some[0] == "all_to_all" and (some[-1] or some[-2])):
             continue
         calls = {
@@ -143,8 +143,8 @@ def _channel_mismatch(channel: Channel) -> Divergence | None:
 def _missing(
     aligned: Aligned, run: Replay, evidence: Evidence, failed: Mapping[int, Failure]
 ) -> list[Divergence]:
-    """Collectives in which ranks wait for one that ended or stands elsewhere. One that waits
-    itself, or that was ended with the others, was merely behind."""
+    """Collectives in which ranks wait for one that ended or is elsewhere. A rank that waits
+    itself, or was ended with the others, was merely behind."""
     found = []
     for event, absent in run.absent.items():
         gone = tuple(
@@ -160,7 +160,7 @@ def _missing(
         if schedule is None:  # point-to-point
             calls |= {rank: run.calls[rank] for rank, at in run.waits.items() if at == event}
             if len(calls) == len(gone):
-                continue  # who waited there waits at an earlier call as well
+                continue  # ranks that waited there wait at an earlier call as well
             position = next(c.position for c in calls.values() if c is not None)
         else:
             there = ((rank, schedule.at(rank, position)) for rank in schedule.calls)
@@ -174,7 +174,7 @@ def _missing(
 
 
 def _gone(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> bool:
-    """Whether the rank will certainly make no further call, and not because others failed."""
+    """Whether the rank certainly makes no further call, and not because other ranks failed."""
     if failure is not None:
         return not failure.consequence
     elsewhere = evidence.stall.elsewhere if evidence.stall is not None else ()

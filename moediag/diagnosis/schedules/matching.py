@@ -1,8 +1,8 @@
-"""Whether the calls that meet at one position of a group's schedule match.
+"""Checks whether the calls at one position of a group's schedule match.
 
-What must be equal differs from operation to operation (an uneven all-gather is legal, an uneven
-all-reduce is not), all-to-all pairs what rank i sends to j with what j expects from i, and what
-is not known (None, an empty dtype) is different from nothing.
+What must be equal depends on the operation: an uneven all-gather is legal, an uneven all-reduce is
+not. All-to-all pairs what rank i sends to j with what j expects from i. An unknown value (None, an
+empty dtype) is not an empty one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Calls = Mapping[int, Collective]  # by rank
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
-# Kinds of divergence, the one that decides first. ``parameters`` alone is silent: the same bytes
-# travel, only what they mean differs.
+# Kinds of divergence, by priority. Only ``parameters`` is silent: the same bytes travel, with
+# another meaning.
 KINDS = ("op", "size", "splits", "dtype", "reduce", "root", "parameters")
 
 
 def key(call: Collective) -> tuple[Any, ...]:
-    """Calls with equal keys match, unless they carry splits; the fast path."""
+    """A key: calls with equal keys match, unless they carry splits. This is the fast path."""
     return (
         call.op,
         call.numel_in,
@@ -58,13 +58,13 @@ _VIEWS: dict[str, Callable[[Collective], Any]] = {
 
 
 def view(kind: str) -> Callable[[Collective], Any]:
-    """What of a call must be equal for ``kind``; None where it is unknown or does not matter."""
+    """The part of a call that must be equal for ``kind``; None where unknown or irrelevant."""
     return _VIEWS.get(kind, key)
 
 
 def differs(calls: Calls, order: tuple[int, ...]) -> str | None:
-    """The first of KINDS in which these calls do not fit together, or None. ``order``: the
-    ranks of the group in group order, which splits refer to."""
+    """The first of KINDS in which these calls do not match, or None. ``order``: the ranks of the
+    group in group order, which splits refer to."""
     for kind in KINDS:
         if kind == "splits":
             if mismatched_pairs(calls, order) or _totals_disagree(calls, order):
@@ -79,7 +79,7 @@ def differs(calls: Calls, order: tuple[int, ...]) -> str | None:
 
 
 def _parts_disagree(calls: Calls) -> bool:
-    """The whole is equal; the ranks' parts must be too, unless they add up to it (uneven)."""
+    """Whether the ranks' parts differ and do not add up to the whole (which is equal)."""
     some = next(iter(calls.values()))
     if some.op == "all_gather":
         parts = [call.numel_in for call in calls.values()]
@@ -110,7 +110,7 @@ def mismatched_pairs(calls: Calls, order: tuple[int, ...]) -> list[tuple[int, in
 
 
 def _totals_disagree(calls: Calls, order: tuple[int, ...]) -> bool:
-    """Where parts are not known: all together do not expect what all together send."""
+    """Whether the totals sent and expected differ, where the parts are unknown."""
     if set(calls) != set(order) or any(c.op != "all_to_all" for c in calls.values()):
         return False
     sent, expected = (
@@ -121,8 +121,8 @@ def _totals_disagree(calls: Calls, order: tuple[int, ...]) -> bool:
 
 
 def _elements(splits: tuple[int, ...] | None, numel: int, world: int) -> list[int] | None:
-    """Elements for each rank of the group; None when it cannot be known. Splits count rows (of
-    one tensor) or elements (of a list of tensors): their share of ``numel`` is right for both."""
+    """Elements for each rank of the group; None when unknown. Splits count rows (of one tensor)
+    or elements (of a list of tensors): their share of ``numel`` is right for both."""
     if not splits:
         return [numel // world] * world if numel % world == 0 else None
     total = sum(splits)

@@ -1,9 +1,8 @@
-"""Who waits for whom, and which ranks wait in a circle.
+"""Replays the schedules to find which rank waits for which, and circles of waiting ranks.
 
-The schedules are run again, in thought: a rank stops at a collective until all members of its
-group arrived. An operation that its rank did not wait for (asynchronous) or that is known to have
-completed stops nobody. What remains stopped at the end is stopped in truth: by a rank that never
-came, or by another that waits in its turn.
+In the replay a rank stops at a collective until all members of its group arrived. An asynchronous
+operation, or one known to have completed, stops no rank. Ranks that remain stopped at the end are
+really stopped: by a rank that never arrived, or by one that itself waits.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Replay:
 
 
 def replay(aligned: Aligned, evidence: Evidence) -> Replay:
-    """Linear in the number of calls."""
+    """The replayed state, in linear time in the number of calls."""
     run = _Run(aligned, evidence)
     run.to_the_end()
     result = Replay()
@@ -56,8 +55,8 @@ def replay(aligned: Aligned, evidence: Evidence) -> Replay:
 
 
 def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
-    """A rank whose last call of all is a receive that nobody sent, or a send nobody receives. In
-    foreign evidence it need not be the last: the program may run ahead of the device."""
+    """Adds a rank whose last call is an unmatched send or receive. In foreign evidence it need not
+    be the last: the program may run ahead of the device."""
     sent, received = len(channel.sends), len(channel.receives)
     if sent == received:
         return
@@ -79,8 +78,8 @@ def _pending(channel: Channel, evidence: Evidence, result: Replay) -> None:
 
 
 def _pending_end(channel: Channel, evidence: Evidence, result: Replay) -> None:
-    """Of a channel whose beginning is lost nothing can be counted. But a call that did not complete
-    waits for its peer, and a peer without any open call is elsewhere."""
+    """Adds ranks that wait in a channel whose beginning is lost, so calls cannot be counted. But an
+    open call waits for its peer, and a peer without any open call is elsewhere."""
     for waiter, peer, calls in (
         (channel.receiver, channel.sender, channel.receives),
         (channel.sender, channel.receiver, channel.sends),
@@ -119,13 +118,13 @@ class _Run:
             self._expect(key, schedule.starts, {r: len(c) for r, c in schedule.calls.items()})
         for key, schedule in aligned.schedules.items():
             for rank, calls in schedule.calls.items():
-                # A hole in the log: the rank was there, we only do not see it.
+                # A hole in the log: the rank arrived, but its call was not recorded.
                 for offset, call in enumerate(calls):
                     if call is None:
                         self._arrive((key, schedule.starts[rank] + offset), rank)
 
     def _expect(self, key: Key, starts: dict[int, int], lengths: dict[int, int]) -> None:
-        """A collective waits for every member whose schedule is known from before it on."""
+        """At each position, expects every member whose schedule is known from there or earlier."""
         last = max((starts[r] + lengths[r] for r in starts), default=0)
         first = min(starts.values(), default=0)
         begins = sorted(starts.values())
@@ -165,8 +164,8 @@ class _Run:
         return tuple(r for r, s in schedule.starts.items() if s <= position and r not in there)
 
     def stop(self, rank: int) -> tuple[Event, Collective] | None:
-        """Where the rank stopped; one that ran to the end of its log waits, if for anything, for
-        the earliest of its asynchronous calls that cannot complete."""
+        """Where the rank stopped. A rank that ran to the end of its log may wait for the earliest
+        of its asynchronous calls that cannot complete."""
         queue, at = self.queues[rank], self.at[rank]
         if at and rank in self.sleeping.get(queue[at - 1][0], ()):
             return queue[at - 1]

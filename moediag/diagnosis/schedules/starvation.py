@@ -1,4 +1,4 @@
-"""Experts that received no token on a rank: the link from a parameter to the routing.
+"""Finds experts that received no token on a rank, by linking parameters to the routing.
 
 ``model.layers.1.mlp.experts.3.up_proj.weight`` belongs to expert 3 of the MoE block
 ``model.layers.1.mlp``, whose token counts the recorder wrote for each forward.
@@ -41,8 +41,8 @@ class Tokens:
         return {rank: counts[expert] for rank, counts in by_rank.items() if expert < len(counts)}
 
     def block(self, layer: str) -> str:
-        """The recorded name of the block that ``layer`` means: ranks' roots may be named
-        differently, and a block may be recorded by a module inside or around it."""
+        """The recorded name of the block ``layer``. Ranks may name their roots differently, and a
+        module inside or around the block may record it."""
         if layer in self.layers:
             return layer
         near = [b for b in self.layers if b.startswith(layer + ".") or layer.startswith(b + ".")]
@@ -54,8 +54,8 @@ class Tokens:
     def starved(
         self, rank: int, step: int, parameters: Iterable[str], among: Iterable[int]
     ) -> tuple[Starved, ...]:
-        """Of the experts that own ``parameters``, those that got no token on ``rank`` in
-        ``step`` while another rank of ``among`` sent them some."""
+        """The owners of ``parameters`` that got no token on ``rank`` in ``step`` while another rank
+        of ``among`` sent them some."""
         members = set(among)
         found = []
         for layer, expert in experts_of(parameters):
@@ -93,7 +93,7 @@ def tokens_of(evidence: Evidence) -> Tokens:
 
 
 def expert_of(fqn: str) -> tuple[str, int] | None:
-    """(block, expert) that owns a parameter; None for what belongs to no single expert."""
+    """(block, expert) that owns a parameter; None if no single expert owns it."""
     match = _EXPERT.match(fqn)
     return (match["layer"], int(match["expert"])) if match else None
 
@@ -104,6 +104,6 @@ def experts_of(parameters: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def layer_name(layer: str) -> str:
-    """``model.layers.1.mlp`` -> ``layer 1``, as people say it; the name itself otherwise."""
+    """``model.layers.1.mlp`` -> ``layer 1``; the name itself if it has no layer number."""
     numbers = _NUMBER.findall(layer)
     return f"layer {numbers[-1]}" if numbers else layer

@@ -1,8 +1,8 @@
-"""Ranks that meet in the same operations while they are in different training steps.
+"""Finds ranks whose collectives meet while they are in different training steps.
 
-One micro-batch more on one rank, and its collectives pair with those of the other ranks' next
-step. Kind, size and parameters agree, so nothing stops before somebody runs out of calls; until
-then gradients of different steps are added up.
+After one extra micro-batch, a rank's collectives pair with those of the other ranks' next step.
+Kind, size and parameters agree, so nothing stops until a rank runs out of calls; until then
+gradients of different steps are added.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from moediag.result.wording import ranks
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """The first ``position`` on a group where calls of different steps met. ``steps``: rank ->
-    its training step there."""
+    """The first place on a group where calls of different steps met."""
 
     label: str
     position: int
-    steps: dict[int, int]
+    steps: dict[int, int]  # rank -> its training step there
 
     @property
     def sentence(self) -> str:
@@ -38,9 +37,8 @@ class Ahead:
 
 
 def ahead(aligned: Aligned, evidence: Evidence) -> Ahead | None:
-    """On the group where it comes first; None where steps agree, or where ranks did not say
-    themselves which step they are in: steps that the recorder counts by the optimizer's do not
-    grow on a rank that skips one."""
+    """The earliest such place on any group; None where steps agree or programs did not report
+    them: the recorder's count of optimizer steps does not grow on a rank that skips one."""
     if not all(seen.last_phase.startswith("step ") for seen in evidence.ranks.values()):
         return None
     found = [one for s in aligned.schedules.values() if (one := _first(s)) is not None]
@@ -58,7 +56,7 @@ def _first(schedule: Schedule) -> Ahead | None:
         steps = {rank: call.step for rank, call in calls.items() if call is not None}
         alike = len({(c.op, c.parameters) for c in calls.values() if c is not None}) == 1
         if not alike:
-            return None  # they parted here: that is another fact
+            return None  # the schedules diverged here: another fact
         if len(set(steps.values())) > 1 and 0 not in steps.values():
             return Ahead(schedule.group.label, position, steps)
     return None

@@ -1,7 +1,7 @@
-"""Calls that all recorded ranks issued and that do not complete, although schedules agree.
+"""Finds calls that all recorded ranks issued and that do not complete, although schedules agree.
 
-Then no code is known to be wrong. The evidence can still show that such a call has members of which
-nothing was seen, or that it completed (or began) on most members' devices and not on a few.
+Then no code is known to be wrong. The evidence may still show members that left no evidence, or a
+call that completed (or began) on most members' devices but not on a few.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from moediag.protocol import innermost_user
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The call that does not complete, and the ranks that are suspect."""
+    """The call that does not complete, and the suspect ranks."""
 
     basis: str = "none"
-    """device (suspects lag behind in a call that all made), habit (they reached a call in another
-    way than usual, and other members were not seen), unseen (nothing was seen of them), stack
-    (their code is elsewhere) or none."""
+    """device (suspects are behind in a call that all made), habit (they reached a call in an
+    unusual way, and other members were not seen), unseen (they left no evidence), stack (their code
+    is elsewhere) or none."""
     suspects: tuple[int, ...] = ()
     call: Collective | None = None
-    """What does not complete."""
+    """The call that does not complete."""
     group: Group | None = None
     ahead: tuple[int, ...] = ()
     """The other members of its group."""
     where: tuple[str, str] = ("", "")
-    """Where the suspects are, and the others."""
+    """Where the suspects are, and where the others are."""
     unseen: tuple[int, ...] = ()
-    """All members of such calls of which nothing is known."""
+    """All members of such calls that left no evidence."""
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
-    """None when nothing stands still, or stacks alone show ranks outside of communication."""
+    """The frontier; None if no call is stuck, or only stacks exist and show ranks outside calls."""
     if not any(seen.collectives for seen in evidence.ranks.values()):
         apart = evidence.stall is not None and evidence.stall.elsewhere
         return None if apart else _by_stack(evidence)
@@ -74,8 +74,8 @@ def _of(
     aligned: Aligned,
     named: bool = True,
 ) -> Frontier:
-    """Of those that are suspect at every place; without ``named`` nobody is: where several left
-    nothing, most of them were merely not collected."""
+    """The ranks that are suspect at every place. Without ``named`` they are not named: where
+    several left no evidence, most of them were merely not collected."""
     event = min(found, key=lambda e: (roots[e].time, e[1]))
     group = aligned.schedules[event[0]].group
     suspects = tuple(sorted(set.intersection(*map(set, found.values()))))
@@ -95,7 +95,7 @@ def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ..
 
 
 def _lagging(aligned: Aligned, event: Event) -> tuple[int, ...]:
-    """Those on whose device the call is less far than on the others'."""
+    """Ranks whose device is behind the others' in the call."""
     schedule, position = aligned.schedules[event[0]], event[1]
     levels = {
         rank: 2 if call.completed else 1 if call.started else 0
@@ -104,7 +104,7 @@ def _lagging(aligned: Aligned, event: Event) -> tuple[int, ...]:
     }
     low, high = min(levels.values(), default=2), max(levels.values(), default=2)
     behind = tuple(sorted(rank for rank, level in levels.items() if level == low))
-    # Not begun where all before it completed is plain; not completed is so for a few only.
+    # "Not begun" after all before it completed is clear; "not completed" only for a few ranks.
     few = 2 * len(behind) < len(levels) or (low, high) == (0, 1)
     return behind if low < high and few else ()
 
@@ -113,7 +113,7 @@ def _lagging(aligned: Aligned, event: Event) -> tuple[int, ...]:
 
 
 def _by_stack(evidence: Evidence) -> Frontier | None:
-    """Where all stand in communication and one side of them is clearly larger."""
+    """The frontier where all ranks are in communication and one side is clearly larger."""
     stands: dict[int, str] = {}
     for rank, seen in evidence.ranks.items():
         stack = that_counts(seen.stacks)

@@ -1,10 +1,10 @@
-"""Who departs from what the job usually does, where no majority stands against them.
+"""Finds ranks that depart from what the job usually does, where no majority opposes them.
 
-In groups of two, and where two ranks wait for each other, the calls themselves do not tell which
-rank is wrong. The rest of the job does: the same few calls were made many times before, by this
-rank, by its siblings in other replicas, and nearly always the same call followed. A rank that goes
-on with another one, while its opponents go on as usual, is the one that departed. This is weak
-evidence (a step may lawfully differ), so it decides only where nothing else does.
+In groups of two, and where two ranks wait for each other, the calls alone do not show which rank is
+wrong. The rest of the job does: the same few calls were made many times before, by this rank and by
+its siblings in other replicas, and nearly always the same call followed. The rank that continues
+with another call, while its opponents continue as usual, departed. This is weak evidence (a step
+may legitimately differ), so it decides only where nothing else does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from moediag.evidence.model import Collective, Evidence
 
-LENGTHS = (48, 24, 12, 6)  # calls before, the longest that was ever seen elsewhere decides
+LENGTHS = (48, 24, 12, 6)  # calls before; the longest that was ever seen elsewhere decides
 LOOK_BACK = 96  # calls before the divergence in which the departure may lie
 SEEN_OFTEN = 3
 MOST_CALLS = 250_000  # of all ranks together
@@ -26,18 +26,18 @@ _BASE, _MODULUS = 1_000_003, (1 << 61) - 1
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """``call``: the one with which ``rank`` left the habit; ``usual``: what follows elsewhere."""
+    """One departure from the usual order."""
 
     rank: int
-    call: Collective
-    usual: Collective
+    call: Collective  # the call of ``rank`` that departs
+    usual: Collective  # the call that follows elsewhere
 
 
 def departures(
     calls: Mapping[int, Collective | None], evidence: Evidence, alone: bool = False
 ) -> tuple[Departure, ...]:
-    """Of the ranks that made one of ``calls``, those that depart from the habit; () where none
-    does, or all do. ``alone``: their opponents were not seen or are not asked, so all may."""
+    """Departures of the ranks that made one of ``calls``; () where none departs, or all do.
+    ``alone``: their opponents were not seen or do not count, so all may depart."""
     sides = {rank: call for rank, call in calls.items() if call is not None}
     tokens, examples = _tokens(evidence, sides)
     habits = [_Habit(tokens, length) for length in LENGTHS]
@@ -62,7 +62,7 @@ def departed(
 def _departs(
     rank: int, at: int, tokens: Mapping[int, Sequence[int]], habits: Sequence[_Habit]
 ) -> tuple[int, int] | None:
-    """(the place among the rank's calls, the token that usually follows there)."""
+    """(index of the rank's departing call, token that usually follows there), or None."""
     own = tokens[rank]
     for place in range(max(1, at - LOOK_BACK), at + 1):
         for habit in habits:
@@ -71,14 +71,14 @@ def _departs(
                 continue
             here = own[place]
             others = after.total() - after[here]
-            # Once is this very call: nobody else ever went on like that.
+            # A count of one is this call itself: no other rank ever continued like that.
             if after[here] <= 1 and others >= SEEN_OFTEN:
                 usual, times = after.most_common(1)[0]
                 if times >= 0.9 * others:
                     return place, usual
                 break
             if others + after[here] > SEEN_OFTEN:
-                break  # a longer context is known well enough
+                break  # a longer context was seen often enough
     return None
 
 
@@ -100,7 +100,7 @@ class _Habit:
         return (sums[place] - sums[place - self.length] * self.power) % _MODULUS
 
     def after(self, rank: int, place: int) -> Counter[int] | None:
-        """None where the rank had not made enough calls."""
+        """Counts of the next calls; None where the rank had not made enough calls."""
         return self.next[self._context(rank, place)] if place >= self.length else None
 
 
@@ -114,8 +114,8 @@ def _sums(tokens: Sequence[int]) -> list[int]:
 def _tokens(
     evidence: Evidence, sides: Mapping[int, Any]
 ) -> tuple[dict[int, list[int]], dict[int, Collective]]:
-    """A number for each call, equal for equal calls of ranks at other places of the mesh; and by
-    number one such call."""
+    """A number for each call, equal for equal calls at other places of the mesh; and an example
+    call for each number."""
     numbers: dict[tuple[Any, ...], int] = {}
     examples: dict[int, Collective] = {}
     tokens: dict[int, list[int]] = {}

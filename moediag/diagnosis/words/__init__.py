@@ -1,4 +1,4 @@
-"""Facts in words and tables, in the names of the user's own model."""
+"""Writes facts as text and tables, with the names of the user's model."""
 
 __all__ = [
     "calls",

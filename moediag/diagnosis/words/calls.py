@@ -1,4 +1,4 @@
-"""Calls in words: what one is, and which ranks are in which."""
+"""Describes calls in words, and which ranks are in which."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sides(calls: Mapping[int, Collective], with_group: Divergence | None = None)
 
 
 def _label(name: str, divergence: Divergence) -> str:
-    """Of one of several groups, which may have the same ranks and no description."""
+    """The label of one of several groups that may have the same ranks and no description."""
     labels = {group.name: group.label for group in divergence.groups}
     label = labels.get(name, name)
     alike = sum(other == label for other in labels.values()) > 1

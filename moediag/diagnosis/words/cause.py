@@ -1,6 +1,6 @@
-"""The sentence about a divergence or wrong gradients, in the names of the user's own model.
+"""Writes the sentence about a divergence or wrong gradients, with the names of the user's model.
 
-Every function returns sentences about facts; what is not known is not stated.
+Every function returns sentences about facts; unknown facts are not stated.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from moediag.result.wording import error_size, listed, plural, ranks
 def of_divergence(
     divergence: Divergence, blame: Blame, backend: str, died: bool, guarded: bool = False
 ) -> str:
-    """Why the ranks' schedules parted, and what follows from it on this backend, or would have
-    followed without the guard."""
+    """Why the ranks' schedules diverged, and the consequence on this backend, or what the guard
+    prevented."""
     calls = {rank: c for rank, c in divergence.calls.items() if c is not None}
     if divergence.kind == "missing":
         text = _missing(divergence, calls, blame)
@@ -70,7 +70,7 @@ def _left_out(calls: Mapping[int, Collective], blame: Blame) -> str:
 
 
 def _share(calls: Mapping[int, Collective], blame: Blame) -> str:
-    """``: 3 of 41 parameters, 1,536 elements``, where one rank stands against the others."""
+    """``: 3 of 41 parameters, 1,536 elements``, if one rank differs from the others."""
     if len(blame.culprits) != 1:
         return ""
     rank = blame.culprits[0]
@@ -116,7 +116,7 @@ def _basis(blame: Blame) -> str:
 
 
 def _parted(blame: Blame) -> str:
-    """Where culprits left the habit of the job."""
+    """Where culprits departed from the job's usual order."""
     pieces: dict[tuple[str, str], list[int]] = {}
     for one in blame.departures:
         pieces.setdefault((describe(one.usual), describe(one.call)), []).append(one.rank)
@@ -195,7 +195,7 @@ def _consequence(
 
 
 def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
-    """Where ranks came to a stop after a divergence that went unnoticed at first."""
+    """Where ranks stopped after a divergence that was at first unnoticed."""
     last = {
         rank: evidence.ranks[rank].collectives[-1]
         for rank in stopped
@@ -207,9 +207,9 @@ def out_of_step(evidence: Evidence, stopped: Iterable[int]) -> str:
 
 
 def called_at(divergence: Divergence, blame: Blame, evidence: Evidence, told: str) -> str:
-    """In a job of somebody else: the lines that made the calls of the culprits, or of all where
-    nobody is named, unless ``told`` names them already; where those are a library's, also the
-    lines of the program that ranks came from."""
+    """The lines that made the culprits' calls, or all ranks' calls if none is named, in a user's
+    own job. Lines in ``told`` are left out. For a library's lines, also the program's lines that
+    called it."""
     if not evidence.watched:
         return ""
     calls = {r: c for r, c in divergence.calls.items() if c is not None}
@@ -231,7 +231,7 @@ def _made_at(chosen: Mapping[int, Collective], told: str) -> str:
 
 
 def _came_from(chosen: Mapping[int, Collective], evidence: Evidence, told: str) -> str:
-    """By the stacks of ranks that still wait in the call."""
+    """The lines, by the stacks of ranks that still wait in the call."""
     waiting = evidence.stall.waiting if evidence.stall is not None else ()
     lines: dict[str, list[int]] = {}
     for rank, call in sorted(chosen.items()):
@@ -264,7 +264,7 @@ def starvation(starved: Sequence[Starved]) -> str:
 
 
 def _elsewhere(starved: Sequence[Starved]) -> str:
-    """What the other ranks sent: rank by rank where that is short, else the range."""
+    """What the other ranks sent: by rank where that is short, else the range."""
     if len(starved) == 1 and len(starved[0].others) <= FEW:
         return ", ".join(f"rank {rank}: {tokens:,}" for rank, tokens in starved[0].others)
     numbers = [tokens for one in starved for _, tokens in one.others]

@@ -1,7 +1,7 @@
-"""What each check shows of one step, side by side: which of them alone would have missed it.
+"""Shows what each check reports of one step, side by side, and which alone would have missed it.
 
-A fix is often checked with one of them only. Replicas that agree may agree on a wrong gradient, a
-router that learns right may hand a wrong gradient down, and the loss of the first step is exact
+A fix is often checked with only one of them. Equal replicas may all hold a wrong gradient, a router
+that learns correctly may pass a wrong gradient down, and the loss of the first step is exact
 whatever the backward does.
 """
 
@@ -19,7 +19,7 @@ from moediag.evidence.model import Evidence
 from moediag.result import Cell, Table
 
 LOSS, REPLICAS, ROUTER, INPUT, OTHERS = "loss", "replicas", "router", "input", "others"
-# A loss that a person would notice, relative to the reference's.
+# A loss error that a person would notice, relative to the reference's loss.
 _LOSS = 1e-5
 _NOTE = (
     "Errors of the first step: of the loss; of gradients that replicas should have alike, as "
@@ -36,12 +36,12 @@ class Seen:
     error: float
     """Relative; infinite where only some ranks have the gradient."""
     wrong: bool
-    """Beyond the tolerance."""
+    """The error exceeds the tolerance."""
 
 
 def seen(evidence: Evidence, numbers: GradientFacts, replicas: ReplicaFacts) -> tuple[Seen, ...]:
-    """All five, in the order of the table; empty where no input of a block was compared, which the
-    table is about, or where the trial ran a whole model."""
+    """All five, in table order; empty where no block input was compared, which the table is about,
+    or where the trial ran a whole model."""
     outcomes = [s.outcome for s in evidence.ranks.values() if s.outcome is not None]
     if not evidence.program or not any(o.inputs for o in outcomes):
         return ()
@@ -66,7 +66,7 @@ def _of_parts(detector: str, of_kind: Sequence[Part]) -> Seen:
 
 
 def table(found: Sequence[Seen]) -> Table | None:
-    """One row; the run puts those of its variants below each other."""
+    """One row; the run's table stacks those of its variants."""
     if not found:
         return None
     who = [s.detector for s in found if s.wrong]
@@ -84,5 +84,5 @@ def table(found: Sequence[Seen]) -> Table | None:
 
 
 def _short(seen: Seen) -> Cell:
-    """Two digits: more would differ between machines and mean nothing."""
+    """The error with two digits: further digits differ between machines."""
     return float(f"{seen.error:.2g}") if seen.wrong else 0.0

@@ -1,4 +1,4 @@
-"""Where Python stands and where the device is stuck, as a sentence and as a table."""
+"""Where Python is and where the device is stuck, as a sentence and as a table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from moediag.evidence.model import Collective
 from moediag.result import Cell, Table
 from moediag.result.wording import plural, ranks
 
-_MOST = 2  # places that the sentence tells; the table has all
+_MOST = 2  # places in the sentence; the table has all
 
 
 def sentence(found: Sequence[Front]) -> str:
     """``The device of rank 0 is stuck in reduce_scatter of model.layers.1 …``; "" where no device
-    stands still."""
+    is stuck."""
     together: dict[tuple[object, ...], list[Front]] = {}
     for front in found:
         if front.stuck is not None:
@@ -39,7 +39,7 @@ def _state(front: Front, one: bool) -> str:
 
 
 def _device(alike: Sequence[Front]) -> str:
-    """Sizes are left out where they are what ranks disagree about."""
+    """The stuck call of ranks that share it; without its size where ranks disagree about that."""
     first = alike[0]
     calls = [front.stuck for front in alike if front.stuck is not None]
     called = {describe(call) for call in calls}
@@ -63,7 +63,7 @@ def _python(front: Front) -> str:
 
 
 def table(found: Sequence[Front]) -> Table | None:
-    """None where no device told anything, or all of them are through."""
+    """The table; None where no device was recorded, or all completed."""
     if not any(front.stuck for front in found):
         return None
     rows: dict[tuple[Cell, ...], list[int]] = {}

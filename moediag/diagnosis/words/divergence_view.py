@@ -1,4 +1,4 @@
-"""Both sides of the first divergence, and the stacks, as result.json has them."""
+"""Both sides of the first divergence, and the stacks, in the format of result.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moediag.result import FirstDivergence, RankSide
 
 NO_CALL = "none"  # op of a rank that made no call
 _FRAMES = 12
-# Decorators and loggers of torch between the frames that mean something.
+# Torch's decorators and loggers between the meaningful frames.
 _PLUMBING = (
     "c10d_logger.py",
     "utils/_contextlib.py",
@@ -25,13 +25,13 @@ _PLUMBING = (
     "torch/_ops.py",
     "_fully_shard/_fsdp_common.py",
 )
-# Of moediag's own modules: wrappers around the user's calls, and the start of a rank, outward of
-# which is the launcher.
+# moediag's own modules: wrappers around the user's calls, and the entry point of a rank; the
+# launcher is outside it.
 _WRAPPERS, _ENTRY = "/moediag/recorder/", "/moediag/ranks/entry.py"
 
 
 def first_divergence(divergence: Divergence, blame: Blame) -> FirstDivergence:
-    """As result.json has it. ``phase`` and ``module`` are those that most sides name."""
+    """The divergence for result.json. ``phase`` and ``module`` are what most sides name."""
     calls = [call for call in divergence.calls.values() if call is not None]
     sides = {
         str(rank): _side(call, blame.missing.get(rank, ()))
@@ -59,9 +59,9 @@ def _most(texts: Iterable[str]) -> str:
 
 
 def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
-    """For each rank with stacks, the frames of the thread that counts, innermost first, as
-    ``function (file.py:12)``: a thread inside a collective, else the main thread. The best
-    source is the first of the rank's: readers list them in that order."""
+    """Rank -> frames of the thread that counts, innermost first, as ``function (file.py:12)``. That
+    is a thread inside a collective, else the main thread. The first source of the rank is the best:
+    readers list them in that order."""
     shown = {}
     for rank, seen in sorted(evidence.ranks.items()):
         stack = that_counts(seen.stacks)
@@ -73,7 +73,7 @@ def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
 
 
 def _tells(frame: Frame) -> bool:
-    """A GPU's driver spins in frames without names, a dozen of them."""
+    """Whether a frame is meaningful. A GPU driver spins in a dozen frames without names."""
     nameless = frame.native and frame.function.startswith(("0x", "?"))
     wraps = _WRAPPERS in frame.file and is_moediag(frame.file)
     return not (nameless or wraps or frame.file.endswith(_PLUMBING))

@@ -1,4 +1,4 @@
-"""Sentences about jobs that moediag did not run: what is stuck, what the records show, and what to
+"""Sentences about jobs that moediag did not run: the stuck call, what records show, and what to
 collect next time."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from moediag.result.wording import plural, ranks
 
 
 def of_frontier(found: Frontier, evidence: Evidence) -> str:
-    """Where it stands still, and what that says about the suspects."""
+    """Where the job hangs, and what that implies for the suspects."""
     if found.basis == "stack":
         here, there = found.where
         return (
@@ -48,7 +48,7 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
 
 
 def of_records(evidence: Evidence) -> tuple[str, bool]:
-    """(what the records of a job without any open call amount to, whether that is the whole)."""
+    """(what the records of a job without open calls show, whether they are complete)."""
     recorded = {rank: seen for rank, seen in evidence.ranks.items() if was_recorded(seen)}
     calls = sum(len(seen.collectives) for seen in recorded.values())
     text = (
@@ -60,7 +60,7 @@ def of_records(evidence: Evidence) -> tuple[str, bool]:
 
 
 def to_collect(evidence: Evidence) -> str:
-    """What would have told more; "" where nothing would."""
+    """What to collect to learn more; "" where nothing would help."""
     seen = evidence.ranks.values()
     wanted = []
     dumped = [s for s in seen if was_recorded(s)]

@@ -1,4 +1,4 @@
-"""Nodes in words: where a culprit runs, and nodes that fell silent."""
+"""Sentences about nodes: where a culprit runs, and nodes that stopped sending data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def where(evidence: Evidence, culprits: tuple[int, ...]) -> str:
 
 
 def note(evidence: Evidence) -> tuple[str, ...]:
-    """Who is where, for the page."""
+    """Which ranks run on which node, for the page."""
     if len(evidence.nodes) < 2:
         return ()
     of = [f"{_named(n) or 'not watched'}: {ranks(n.ranks)}" for n in evidence.nodes]

@@ -1,4 +1,4 @@
-"""What a program measured beside gradients: its tables, put together from all ranks."""
+"""Merges, over all ranks, the tables that a program measured beside gradients."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from moediag.result import Cell, Table
 
 
 def tables(evidence: Evidence) -> tuple[Table, ...]:
-    """One per title, in the order in which the lowest rank has them. Rows that several ranks have
-    alike are said once; where they begin with a word they are sorted by it, because ranks share
-    them in turn. A table without rows is left out."""
+    """One table per title, in the order of the lowest rank. Rows that several ranks share appear
+    once. Rows that begin with a word are sorted by it, because ranks take turns to report them.
+    A table without rows is left out."""
     rows: dict[tuple[str, tuple[str, ...]], dict[tuple[Cell, ...], None]] = {}
     notes: dict[str, str] = {}
     for _, seen in sorted(evidence.ranks.items()):

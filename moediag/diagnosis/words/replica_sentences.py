@@ -1,4 +1,4 @@
-"""The sentence for ranks that should hold the same and do not, and for a norm that is wrong."""
+"""The sentences about ranks that should hold equal values but do not, and about a wrong norm."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from moediag.diagnosis.numbers.replicas import (
 )
 from moediag.result.wording import error_size, listed, plural, ranks
 
-_FEW = 4  # ranks told one by one
+_FEW = 4  # ranks that are listed one by one
 
 
 def of_replicas(facts: ReplicaFacts) -> str:
-    """The first disagreement, why, and what it led to; "" without one."""
+    """The first disagreement, its reason and its consequence; "" without one."""
     first = facts.first
     if first is None:
         return ""
@@ -112,7 +112,7 @@ def _values(values: Mapping[int, float], digits: str = "") -> str:
 
 
 def _digits(values: Mapping[int, float]) -> str:
-    """As few as show the difference."""
+    """The fewest digits that show the difference."""
     for digits in ("{:.4f}", "{:.6f}"):
         if len({digits.format(v) for v in values.values()}) == len(set(values.values())):
             return digits
@@ -120,7 +120,7 @@ def _digits(values: Mapping[int, float]) -> str:
 
 
 def _consequences(first: Disagreement, facts: ReplicaFacts) -> str:
-    """Weights that drift apart afterwards: the part that lasts."""
+    """Weights that drift apart afterwards, the lasting consequence."""
     if first.what == WEIGHTS:
         return ""
     drifted = [d for d in facts.found if d.what == WEIGHTS]

@@ -1,4 +1,4 @@
-"""The ranks' schedules around the first divergence, and the state of each rank at the end."""
+"""The ranks' schedules around the first divergence, and the final state of each rank."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _UNKNOWN = LaneCell("not recorded", "unknown")
 def side_by_side(
     divergence: Divergence, aligned: Aligned, culprits: Sequence[int], evidence: Evidence
 ) -> SideBySide:
-    """By position on the divergence's group; where ranks stand in calls of different groups, or in
-    sends and receives, each rank's own calls around the one it came to."""
+    """Schedules by position on the divergence's group. If ranks are in calls of different groups,
+    or in sends and receives, each rank's own calls around the one it reached."""
     key = divergence.group.name, divergence.group.ranks
     schedule = aligned.schedules.get(key)
     meets = divergence.kind != "order" and schedule is not None
@@ -68,7 +68,7 @@ def _at(schedule: Schedule, rank: int, position: int) -> LaneCell:
 
 
 def _own(seen: RankEvidence, here: Collective | None) -> tuple[LaneCell, ...]:
-    """A rank that made no call is shown after its last one."""
+    """The rank's calls around ``here``; its last ones if it made no call there."""
     calls = seen.collectives
     index = None if here is None else here.index
     at = next((i for i, c in enumerate(calls) if c.index == index), len(calls))
@@ -81,7 +81,7 @@ def _own(seen: RankEvidence, here: Collective | None) -> tuple[LaneCell, ...]:
         call = calls[place]
         group = seen.groups.get(call.group)
         text = describe(call)
-        if call.peer is not None and place == at:  # elsewhere it would only tell ranks apart
+        if call.peer is not None and place == at:  # elsewhere it would only make ranks differ
             text += f" {'to' if call.op == 'send' else 'from'} rank {call.peer}"
         text += f" on {group.label if group else call.group}"
         cells.append(LaneCell(text, "done" if call.completed else "open"))
@@ -91,7 +91,7 @@ def _own(seen: RankEvidence, here: Collective | None) -> tuple[LaneCell, ...]:
 def _lanes(
     columns: Mapping[int, tuple[LaneCell, ...]], culprits: set[int]
 ) -> tuple[tuple[Lane, ...], int]:
-    """Ranks with equal columns share one; of many lanes those of culprits and the largest."""
+    """Ranks with equal columns share one; of many lanes, the culprits' and the largest."""
     together: dict[tuple[LaneCell, ...], list[int]] = {}
     for rank, column in columns.items():
         together.setdefault(column, []).append(rank)
@@ -105,7 +105,7 @@ def _lanes(
 
 
 def states(evidence: Evidence, failed: Iterable[Failure]) -> tuple[RankState, ...]:
-    """How each rank of the world stood when the job ended or was looked at; equal ones together."""
+    """Each rank's state when the job ended or was inspected; ranks in equal states together."""
     by_rank = {failure.rank: failure for failure in failed}
     together: dict[tuple[str, str], list[int]] = {}
     for rank in range(max(evidence.world_size, max(evidence.ranks, default=-1) + 1)):
@@ -122,7 +122,7 @@ def _state(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> t
         return "failed", text + (" (the communication library)" if failure.consequence else "")
     stall = evidence.stall
     if stall is not None and seen.rank in stall.waiting:
-        # Other tools do not tell for which call a rank waits, but a device runs them in order.
+        # Other tools do not show for which call a rank waits, but a device runs them in order.
         opened = (c for c in seen.collectives if not c.completed)
         call = next((c for c in opened if evidence.foreign or not c.asynchronous), None)
         if call is None:

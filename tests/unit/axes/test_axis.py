@@ -17,12 +17,12 @@ from moediag.errors import LayoutError
 BATCHES = ("distinct", "per-replica", "one-token")
 
 
-def test_the_order_of_the_mesh() -> None:
+def test_axes_are_in_mesh_order() -> None:
     assert AXES == ["pp", "dp_replicate", "dp_shard", "cp", "ep", "etp", "tp"]
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_an_axis_is_its_name(axis: Axis) -> None:
+def test_an_axis_equals_its_name(axis: Axis) -> None:
     name = str(axis)
     assert type(name) is str and name == axis and hash(name) == hash(axis)
     assert find(name) is axis
@@ -31,14 +31,14 @@ def test_an_axis_is_its_name(axis: Axis) -> None:
     assert axis.about and axis.alone and axis.__doc__
 
 
-def test_a_name_that_is_no_axis() -> None:
+def test_an_unknown_axis_name_is_refused() -> None:
     with pytest.raises(LayoutError, match="unknown mesh axis 'sp'; the axes are pp, "):
         find("sp")
     with pytest.raises(LayoutError, match="there is a mesh axis tp already"):
         register(type(TP)())
 
 
-def test_which_axes_the_step_under_test_runs() -> None:
+def test_the_step_under_test_runs_some_axes() -> None:
     assert supported() == "dp_replicate, dp_shard, ep and tp"
     assert [axis for axis in AXES if not axis.supported] == [PP, CP, ETP]
 
@@ -55,7 +55,9 @@ def test_which_axes_the_step_under_test_runs() -> None:
         (PP, True, True, True),
     ],
 )
-def test_who_shares_a_batch(axis: Axis, distinct: bool, per_replica: bool, one_token: bool) -> None:
+def test_axes_that_share_a_batch_are_known(
+    axis: Axis, distinct: bool, per_replica: bool, one_token: bool
+) -> None:
     assert [axis.shares_batch(b) for b in BATCHES] == [distinct, per_replica, one_token]
 
 
@@ -71,12 +73,12 @@ def test_who_shares_a_batch(axis: Axis, distinct: bool, per_replica: bool, one_t
         (PP, False, False),
     ],
 )
-def test_who_must_hold_equal_parameters(axis: Axis, experts: bool, others: bool) -> None:
+def test_axes_with_equal_parameters_are_known(axis: Axis, experts: bool, others: bool) -> None:
     assert (axis.equal(experts=True), axis.equal(experts=False)) == (experts, others)
 
 
 @given(st.sampled_from(AXES), st.integers(0, 40), st.integers(1, 8), st.booleans())
-def test_pieces_of_all_ranks_make_the_whole_once_or_each_is_the_whole(
+def test_shards_cover_the_tensor_once_or_are_replicas(
     axis: Axis, rows: int, size: int, experts: bool
 ) -> None:
     pieces = [axis.mine(rows, index, size, experts) for index in range(size)]
@@ -88,7 +90,7 @@ def test_pieces_of_all_ranks_make_the_whole_once_or_each_is_the_whole(
 
 
 @given(st.sampled_from(AXES), st.integers(0, 40), st.booleans())
-def test_of_size_one_an_axis_changes_nothing(axis: Axis, rows: int, experts: bool) -> None:
+def test_an_axis_of_size_one_has_no_effect(axis: Axis, rows: int, experts: bool) -> None:
     assert axis.mine(rows, 0, 1, experts) == range(rows)
     assert all(axis.divisor(1, batches) == 1 for batches in BATCHES)
     assert Layout({axis: 1}).active == ()
@@ -98,7 +100,9 @@ def test_of_size_one_an_axis_changes_nothing(axis: Axis, rows: int, experts: boo
     ("axis", "distinct", "per_replica"),
     [(DP_REPLICATE, 4, 4), (DP_SHARD, 4, 4), (EP, 4, 1), (CP, 4, 4), (TP, 1, 1), (PP, 1, 1)],
 )
-def test_how_gradients_are_averaged(axis: Axis, distinct: int, per_replica: int) -> None:
+def test_gradient_averaging_depends_on_the_axis(
+    axis: Axis, distinct: int, per_replica: int
+) -> None:
     assert axis.divisor(4, "distinct") == distinct
     assert axis.divisor(4, "per-replica") == per_replica
     both = Layout({DP_SHARD: 2, axis: 4}) if axis is not DP_SHARD else Layout({axis: 4})

@@ -38,7 +38,7 @@ def test_rank_inverts_coordinates(layout: Layout, data: st.DataObject) -> None:
 
 
 @given(layouts, st.sampled_from(AXES), st.integers(1, 8))
-def test_world_takes_what_the_other_axes_leave(layout: Layout, axis: str, left: int) -> None:
+def test_world_is_divided_by_the_other_axes(layout: Layout, axis: str, left: int) -> None:
     others = {a: s for a, s in layout.axes.items() if a != axis}
     world = math.prod(others.values()) * left
     resolved = Layout.resolve({axis: "world", **others}, world)
@@ -55,7 +55,7 @@ def test_the_innermost_axis_holds_neighbours() -> None:
     assert layout.coordinates(3) == {"dp_shard": 1, "tp": 1}
 
 
-def test_it_prints_itself() -> None:
+def test_layout_is_printed_as_text() -> None:
     layout = Layout({"dp_shard": 2, "ep": 2, "tp": 2})
     assert str(layout) == "dp_shard=2 x ep=2 x tp=2 = 8 ranks"
     assert layout.grid().splitlines() == [
@@ -69,7 +69,7 @@ def test_it_prints_itself() -> None:
     assert Layout({"dp_shard": 1}).grid() == "0"
 
 
-def test_an_empty_request_is_plain_sharding() -> None:
+def test_an_empty_request_is_dp_shard() -> None:
     assert Layout.resolve({}, 4).axes == {"dp_shard": 4}
 
 
@@ -86,7 +86,7 @@ def test_an_empty_request_is_plain_sharding() -> None:
         ({"dp_shard": "world"}, 0, ["0 ranks"]),
     ],
 )
-def test_a_refusal_names_every_factor(
+def test_an_error_lists_every_factor(
     request_: dict[str, int | str], world: int, parts: list[str]
 ) -> None:
     with pytest.raises(LayoutError) as caught:
@@ -121,7 +121,7 @@ def test_ranks_that_hold_one_copy_of_the_model_share_a_batch(
 
 
 @given(layouts)
-def test_a_shared_batch_is_that_of_the_lowest_rank_with_the_same_data_coordinates(
+def test_a_shared_batch_belongs_to_the_lowest_rank_of_its_group(
     layout: Layout,
 ) -> None:
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -133,7 +133,7 @@ def test_a_shared_batch_is_that_of_the_lowest_rank_with_the_same_data_coordinate
 
 
 @given(layouts, st.sampled_from(["distinct", "per-replica", "one-token", "identical"]))
-def test_the_rank_whose_batch_is_used_uses_its_own(layout: Layout, batches: str) -> None:
+def test_the_owner_of_a_batch_uses_its_own(layout: Layout, batches: str) -> None:
     for rank in range(layout.world_size):
         source = layout.batch_source(rank, batches)
         assert source <= rank and layout.batch_source(source, batches) == source
@@ -143,7 +143,7 @@ def test_the_rank_whose_batch_is_used_uses_its_own(layout: Layout, batches: str)
 
 
 @given(layouts)
-def test_active_axes_are_those_with_several_ranks(layout: Layout) -> None:
+def test_active_axes_have_more_than_one_rank(layout: Layout) -> None:
     assert [layout.size(axis) > 1 for axis in AXES] == [axis in layout.active for axis in AXES]
     rank = layout.world_size - 1
     assert [layout.index(axis, rank) for axis in AXES] == [layout.size(axis) - 1 for axis in AXES]

@@ -42,7 +42,7 @@ def spelled() -> set[tuple[str, str]]:
     return found
 
 
-def test_no_axis_name_is_spelled_outside_its_class() -> None:
+def test_no_axis_name_is_written_outside_its_class() -> None:
     assert spelled() - set(ALLOWED) == set(), "ask moediag.axes instead"
 
 

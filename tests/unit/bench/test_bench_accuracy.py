@@ -32,7 +32,7 @@ RIGHT = Answer(True, (1,), "rank 0 waits in all_reduce at jobs.py:59 skips.", ve
         (replace(RIGHT, refused="KeyError"), Outcome.REFUSED),
     ],
 )
-def test_only_class_culprit_and_line_together_are_right(answer: Answer, kind: Outcome) -> None:
+def test_an_answer_needs_the_correct_class_culprit_and_line(answer: Answer, kind: Outcome) -> None:
     assert outcome(HANG, answer) is kind
 
 
@@ -43,7 +43,7 @@ def test_any_failure_reported_for_a_healthy_job_is_a_false_alarm() -> None:
         assert outcome(CLEAN, Answer(False, verdict=quiet)) is Outcome.QUIET
 
 
-def test_naming_a_rank_if_none_can_be_named_is_wrong() -> None:
+def test_naming_a_rank_is_wrong_if_none_can_be_known() -> None:
     circle = Truth("receives", ("hang",), ())
     assert outcome(circle, Answer(True, (0,), "", verdict="hang")) is Outcome.OTHERS
     assert outcome(circle, Answer(True, (), "", verdict="hang")) is Outcome.RIGHT
@@ -104,7 +104,7 @@ collective stack trace: \n barrier at /job/train.py:50
 """
 
 
-def test_the_first_finding_of_torchfrtrace_is_its_answer() -> None:
+def test_the_first_torchfrtrace_finding_is_its_answer() -> None:
     found = others.torchfrtrace(FINDINGS)
     assert (found.alarm, found.culprits, found.among) == (True, (1, 2), ((1, 2), (1,)))
     assert "train.py:42" in found.text and "train.py:50" not in found.text
@@ -113,7 +113,7 @@ def test_the_first_finding_of_torchfrtrace_is_its_answer() -> None:
     assert case.outcome(page.FRTRACE) is Outcome.OTHERS and page.named_among(case)
 
 
-def test_torchfrtrace_without_an_answer() -> None:
+def test_torchfrtrace_output_without_a_finding_has_no_answer() -> None:
     nothing = others.torchfrtrace("No errors found for this collective entry\n")
     assert (nothing.alarm, nothing.refused) == (False, "")
     assert others.torchfrtrace("", "KeyError: ('0', 1)").refused == "KeyError: ('0', 1)"
@@ -131,7 +131,7 @@ MISMATCH = (
 ROOT = "Root Cause (first observed failure):\n[0]:\n  rank : {} (local_rank: 1)\n  exitcode : {} ("
 
 
-def test_detail_names_the_rank_that_most_errors_compare_with_their_own() -> None:
+def test_detail_names_the_rank_in_most_errors() -> None:
     pairs = {0: (0, 1), 1: (1, 0), 2: (2, 1)}
     printed = {rank: MISMATCH.format(*pair) for rank, pair in pairs.items()}
     found = others.detail(printed, ROOT.format(0, 1), 1)
@@ -145,7 +145,7 @@ def test_detail_names_the_rank_that_did_not_reach_the_barrier() -> None:
     assert others.detail({0: said}, ROOT.format(0, 1), 1).culprits == (1, 2)
 
 
-def test_without_a_rank_in_the_errors_the_launchers_first_failure_counts() -> None:
+def test_the_first_failure_is_used_if_errors_name_no_rank() -> None:
     died = others.detail({1: "ValueError: the batch is empty"}, ROOT.format(1, -9), 1)
     assert died.culprits == (1,) and "-9" in died.text
     waited = others.detail({0: "RuntimeError: Timed out waiting 30000ms"}, ROOT.format(0, 1), 1)

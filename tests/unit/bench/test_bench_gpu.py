@@ -46,7 +46,7 @@ def test_every_row_names_a_scenario_and_fits_the_machine() -> None:
     assert "moediag run ep-overwrite --gpus 4" in {q.command for q in many}
 
 
-def test_without_a_gpu_it_says_so_and_ends_with_4(
+def test_exit_code_is_4_without_a_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "gpus", list)
@@ -57,7 +57,7 @@ def test_without_a_gpu_it_says_so_and_ends_with_4(
 
 
 @pytest.mark.skipif(bool(hardware.gpus() or hardware.driver_gpus()), reason="it would measure")
-def test_make_gpu_ends_with_4() -> None:
+def test_make_gpu_exits_with_4_without_a_gpu() -> None:
     done = subprocess.run(
         ["make", "gpu", f"PYTHON={sys.executable}"], cwd=ROOT, text=True, capture_output=True
     )
@@ -110,7 +110,7 @@ def test_a_row_of_trials_without_a_verdict_counts_as_not_measured() -> None:
     assert report.name == "2026-01-01-1x-x"
 
 
-def test_the_speed_of_the_step_is_a_part_of_the_report(
+def test_the_report_includes_the_step_speed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_gpu: None
 ) -> None:
     def measure(run: suite.speed.Run, timeout: float) -> suite.speed.Measured:

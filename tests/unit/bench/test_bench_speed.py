@@ -28,7 +28,7 @@ SMALL = ModelSpec(layers=2, hidden=10, intermediate=3, experts=5, top_k=2, heads
                   head_dim=4, vocab=32)  # fmt: skip
 
 
-def test_operations_are_those_of_a_hand_count() -> None:
+def test_operations_match_a_manual_count() -> None:
     found = flops.forward(SMALL, seq_len=7)
     # Of each of two layers. q: 10 into 8; k and v: 10 into 4 each; o: 8 into 10.
     assert found["projections"] == 2 * 2 * (10 * 8 + 10 * 4 + 10 * 4 + 8 * 10)
@@ -41,13 +41,13 @@ def test_operations_are_those_of_a_hand_count() -> None:
     assert flops.step(SMALL, batch=3, seq_len=7) == 3 * 3 * 7 * sum(found.values())
 
 
-def test_parameters_are_those_of_the_model() -> None:
+def test_parameter_count_matches_the_model() -> None:
     spec = ModelSpec()
     model = tiny.build(spec, seed=0)
     assert flops.parameters(spec) == sum(p.numel() for p in model.parameters())
 
 
-def test_as_many_layers_as_fit() -> None:
+def test_the_number_of_layers_fits_in_memory() -> None:
     large = sizes.SIZES["large"]
     h200 = 139 * 2**30
     fitted = sizes.fitted(large, h200)
@@ -76,7 +76,7 @@ def fused(spec: ModelSpec) -> Any:
     return SimpleNamespace(gate=FusedGate(spec), experts=experts)
 
 
-def test_a_split_block_computes_the_same_with_and_without_the_dense_fix() -> None:
+def test_a_split_block_gives_equal_results_with_the_dense_fix() -> None:
     torch.manual_seed(0)
     whole = fused(SMALL)
     block = listed.Block(whole)
@@ -110,7 +110,7 @@ def test_a_model_of_modules_is_unchanged_and_other_fused_families_are_refused() 
         listed.take_apart(model, other)
 
 
-def test_the_peak_is_a_rate() -> None:
+def test_peak_is_measured_as_a_rate() -> None:
     assert 1e6 < clock.matrix_peak(torch.device("cpu"), 64) < 1e16
     assert clock.median([0.001, 0.002, 0.003]) == {"median": 2.0, "low": 1.5, "high": 2.5}
 
@@ -190,7 +190,7 @@ def test_the_page_shows_measurements_and_reasons_for_missing_ones() -> None:
     json.dumps(kept)
 
 
-def test_without_a_gpu_its_rows_are_listed_with_the_reason() -> None:
+def test_gpu_rows_are_listed_with_the_reason_without_a_gpu() -> None:
     text = "\n".join(suite.page(suite.elsewhere()))
     assert text.count(f"| all | {suite.NO_GPU} |") == len(list(suite.runs("cuda")))
 
@@ -204,7 +204,7 @@ def test_a_failing_or_slow_run_is_reported(tmp_path: Path) -> None:
     assert torchrun.launch([sys.executable, "-c", ""], {}, folder, 60) == ""
 
 
-def test_an_unavailable_stack_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_stack_is_reported_as_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(request: Any) -> Any:
         raise StackError("transformers 5.17.0 is wanted and 5.12.1 is installed")
 
@@ -215,7 +215,7 @@ def test_an_unavailable_stack_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_the_command_takes_one_run_or_all(
+def test_the_command_accepts_one_run_or_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[suite.Run] = []

@@ -49,7 +49,7 @@ def run(
 CALLS = [call(0, "all_gather"), call(1, "reduce_scatter"), call(2, "barrier", numel=0)]
 
 
-def test_equal_runs_whose_groups_have_other_names(
+def test_equal_runs_with_different_group_names_are_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = run(tmp_path / "a", CALLS), run(tmp_path / "b", CALLS, rename="g8")
@@ -70,7 +70,9 @@ def test_equal_runs_whose_groups_have_other_names(
         (CALLS[:2], "rank 1: 3 calls -> 2; the shorter"),
     ],
 )
-def test_another_schedule(tmp_path: Path, calls: list[dict[str, Any]], reported: str) -> None:
+def test_a_different_schedule_is_reported(
+    tmp_path: Path, calls: list[dict[str, Any]], reported: str
+) -> None:
     before, after = run(tmp_path / "a", CALLS), run(tmp_path / "b", calls)
     found = compare(before, after).differences
     assert len(found) == 2  # one line for each rank
@@ -78,7 +80,7 @@ def test_another_schedule(tmp_path: Path, calls: list[dict[str, Any]], reported:
     assert main([str(before), str(after), "--json"]) == 1
 
 
-def test_another_verdict_and_other_culprits(tmp_path: Path) -> None:
+def test_different_verdicts_and_culprits_are_reported(tmp_path: Path) -> None:
     before = run(tmp_path / "a", CALLS, "hang", (1,))
     after = run(tmp_path / "b", CALLS, "crash", (0,))
     assert compare(before, after).differences == [
@@ -87,7 +89,7 @@ def test_another_verdict_and_other_culprits(tmp_path: Path) -> None:
     ]
 
 
-def test_what_only_one_run_has(tmp_path: Path) -> None:
+def test_trials_in_only_one_run_are_reported(tmp_path: Path) -> None:
     before = run(tmp_path / "a", CALLS, trials=("unfixed", "fix"))
     after = run(tmp_path / "b", CALLS)
     (after / "s" / "unfixed" / "rank-1.events.jsonl").unlink()

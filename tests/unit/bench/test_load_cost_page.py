@@ -36,7 +36,7 @@ TIMINGS = [
 BAD = timing("coalesced", 400, [0.1], wrong=["layers.0.experts.3.weight"])
 
 
-def test_right_bytes_are_said_to_be_right() -> None:
+def test_correct_bytes_are_reported() -> None:
     by_rank = {0: RankTimings(TIMINGS, ["a note"], {"torch": "2.13.0"}), 1: RankTimings(TIMINGS)}
     text = page(by_rank, "python -m bench.load_cost --ranks 2")
     assert wrong(by_rank) == []
@@ -47,7 +47,7 @@ def test_right_bytes_are_said_to_be_right() -> None:
     assert "**Loading the weights, in ms**" in text
 
 
-def test_wrong_bytes_on_one_rank_come_before_the_times() -> None:
+def test_wrong_bytes_are_reported_before_the_times() -> None:
     by_rank = {0: RankTimings(TIMINGS), 1: RankTimings([*TIMINGS[:3], BAD, *TIMINGS[4:]])}
     assert wrong(by_rank) == [
         "coalesced of 400 parameters delivered wrong bytes to rank 1 (first in "
@@ -58,7 +58,7 @@ def test_wrong_bytes_on_one_rank_come_before_the_times() -> None:
     assert "bit by bit" not in text
 
 
-class TestTheCommand:
+class TestCommand:
     @pytest.fixture
     def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Spec, int]]:
         seen: list[tuple[Spec, int]] = []
@@ -72,7 +72,7 @@ class TestTheCommand:
         monkeypatch.setattr(environment, "ensure", lambda request: None)
         return seen
 
-    def test_options_become_the_spec(self, asked: list[tuple[Spec, int]]) -> None:
+    def test_options_are_passed_in_the_spec(self, asked: list[tuple[Spec, int]]) -> None:
         line = ["--ranks", "4", "--parameters", "5,7", "--method", "local", "--dtype", "bfloat16"]
         assert command.main(line) == 0
         assert asked == [(Spec([5, 7], methods=["local"], dtype="bfloat16"), 4)]
@@ -80,7 +80,7 @@ class TestTheCommand:
         assert asked[-1] == (Spec(methods=list(METHODS)), 2)
 
     @pytest.mark.parametrize("sizes", ["0", "100,-1", "", "x"])
-    def test_a_size_of_nothing_is_refused(
+    def test_a_size_of_zero_is_refused(
         self, asked: list[tuple[Spec, int]], sizes: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with pytest.raises(SystemExit):
@@ -109,7 +109,7 @@ class TestTheCommand:
         assert "transformers 5.23.0 cannot be installed" in capsys.readouterr().err
 
 
-class TestTheTables:
+class TestTables:
     @pytest.fixture
     def by_title(self) -> dict[str, Table]:
         return {table.title: table for table in tables(TIMINGS)}
@@ -126,7 +126,7 @@ class TestTheTables:
         )
         assert "1.6 MB at 400 parameters; median of 3 rounds" in table.note
 
-    def test_a_ratio_is_taken_round_by_round(self, by_title: dict[str, Table]) -> None:
+    def test_ratios_are_computed_per_round(self, by_title: dict[str, Table]) -> None:
         table = by_title["Loading, times faster than one broadcast per parameter"]
         # Round 2 was slow for both; 4, 4 and 5 times in the rounds of 400 parameters.
         assert table.rows == (
@@ -134,7 +134,9 @@ class TestTheTables:
             ("local", 5.0, 5.0, "5.00 to 7.50"),
         )
 
-    def test_communication_alone_says_of_how_many_calls(self, by_title: dict[str, Table]) -> None:
+    def test_communication_table_gives_the_number_of_calls(
+        self, by_title: dict[str, Table]
+    ) -> None:
         table = by_title["Communication alone, in ms"]
         assert [(row[0], row[1], row[-1]) for row in table.rows] == [
             ("per-parameter", 80.0, "400 broadcast"),
@@ -145,17 +147,17 @@ class TestTheTables:
             ("coalesced", 8.0, 16.0, "16.00 to 16.00"),
         )
 
-    def test_without_the_baseline_nothing_is_compared(self) -> None:
+    def test_no_ratios_without_the_baseline(self) -> None:
         assert [table.title for table in tables(TIMINGS[4:])] == ["Loading the weights, in ms"]
 
-    def test_one_size_in_one_round_has_no_growth_and_no_spread(self) -> None:
+    def test_one_size_in_one_round_has_no_growth_or_spread(self) -> None:
         times, ratios = tables([timing("per-parameter", 10, [0.2]), timing("local", 10, [0.1])])
         assert times.columns == ("method", "10 parameters", "per 1,000")
         assert times.rows == (("per-parameter", 200.0, 20_000.0), ("local", 100.0, 10_000.0))
         assert "Growth" not in times.note
         assert ratios.rows == (("local", 2.0, None),)
 
-    def test_nothing_timed_is_no_table(self) -> None:
+    def test_no_times_give_no_table(self) -> None:
         assert tables([]) == ()
 
 
@@ -164,7 +166,7 @@ class TestTheTables:
     st.floats(1e-6, 10.0),
     st.lists(st.integers(1, 10**6), min_size=2, max_size=6, unique=True),
 )
-def test_growth_finds_the_exponent(exponent: float, factor: float, sizes: list[int]) -> None:
+def test_growth_fits_the_exponent(exponent: float, factor: float, sizes: list[int]) -> None:
     found = growth({size: factor * size**exponent for size in sizes})
     assert found == pytest.approx(exponent, abs=1e-3)
 

@@ -54,7 +54,7 @@ def test_every_named_method_has_a_function() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_method_delivers_the_right_bytes(dtype: str) -> None:
+def test_every_method_loads_the_correct_bytes(dtype: str) -> None:
     found = run(dtype=dtype)
     assert set(found) == {(method, size) for method in INSTALLED for size in (5, 20)}
     for load in found.values():
@@ -65,7 +65,7 @@ def test_every_method_delivers_the_right_bytes(dtype: str) -> None:
     assert found["local", 20].bytes == width * (18 * 12 + 2 * 3)
 
 
-def test_the_collectives_are_counted_not_supposed() -> None:
+def test_collectives_are_counted_by_observation() -> None:
     found = run()
     calls = {method: found[method, 20].calls for method in INSTALLED}
     assert calls["per-parameter"] == {"broadcast": 20}
@@ -133,7 +133,7 @@ def nothing(job: Job) -> None:
     ("method", "bad"),
     [(lost_bucket, 1), (Yesterday(), 20), (swapped, 2), (one_bit, 1), (nothing, 20)],
 )
-def test_a_wrong_method_is_caught_and_the_right_one_beside_it_is_not(
+def test_only_the_wrong_method_is_found(
     monkeypatch: pytest.MonkeyPatch, method: Any, bad: int
 ) -> None:
     monkeypatch.setitem(ways.METHODS, "wrong", (method, None))
@@ -142,7 +142,7 @@ def test_a_wrong_method_is_caught_and_the_right_one_beside_it_is_not(
     assert found["per-parameter", 20].wrong == found["per-parameter", 5].wrong == []
 
 
-def test_what_the_stack_lacks_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_methods_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(job: Job) -> None:
         raise Missing("distribute_tensor without src_data_rank")
 
@@ -155,12 +155,12 @@ def test_what_the_stack_lacks_is_left_out_with_a_note(monkeypatch: pytest.Monkey
     assert measured(methods=["local"]).timings == []
 
 
-def test_a_method_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(ValueError, match="no method 'telepathy'"):
         run(methods=["telepathy"])
 
 
-def test_the_methods_take_turns_in_going_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_method_rotates(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     methods = {}
     for name in ("per-parameter", "coalesced", "scatter"):
@@ -179,7 +179,7 @@ def test_the_methods_take_turns_in_going_first(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 33])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 5])
-def test_a_cut_is_what_chunk_gives(rows: int, ranks: int) -> None:
+def test_shards_equal_those_of_chunk(rows: int, ranks: int) -> None:
     full = torch.arange(rows * 2).view(rows, 2)
     chunks = torch.chunk(full, ranks)
     for own in range(ranks):
@@ -187,7 +187,7 @@ def test_a_cut_is_what_chunk_gives(rows: int, ranks: int) -> None:
         assert torch.equal(model.cut(full, own, ranks), expected)
 
 
-def test_buckets_hold_one_type_and_no_more_than_the_limit() -> None:
+def test_buckets_have_one_dtype_and_a_limited_size() -> None:
     f32, bf16 = torch.float32, torch.bfloat16
     sizes = [("a", f32, 40), ("b", bf16, 60), ("c", f32, 60), ("d", f32, 1), ("e", bf16, 500),
              ("f", bf16, 10)]  # fmt: skip
@@ -233,7 +233,7 @@ rank.main()
 
 
 @pytest.mark.e2e
-def test_two_ranks_deliver_right_bytes_and_wrong_methods_are_caught(
+def test_two_ranks_load_correct_bytes_and_find_wrong_methods(
     tmp_path: Path,
 ) -> None:
     here = environment.Stack(Path(sys.executable), {}, "here", 0.0, [tmp_path])

@@ -113,7 +113,7 @@ def found(old: str | None = OLD, new: str | None = NEW) -> dict[str, ChangedFunc
     return {c.name: c for c in changed("m.py", old, new)}
 
 
-def test_changed_added_and_removed_functions() -> None:
+def test_changed_added_and_removed_functions_are_found() -> None:
     assert {name: c.how for name, c in found().items()} == {
         "Experts": How.ADDED,  # and not each of its methods
         "Block.forward": How.CHANGED,
@@ -146,11 +146,11 @@ def test_changed_added_and_removed_functions() -> None:
         ("def f(): pass\n", None, {"f", TOP}),
     ],
 )  # fmt: skip
-def test_differences_that_count(old: str | None, new: str | None, names: set[str]) -> None:
+def test_only_code_differences_count(old: str | None, new: str | None, names: set[str]) -> None:
     assert set(found(old, new)) == names
 
 
-def test_a_file_of_a_later_python_cannot_be_read() -> None:
+def test_a_file_of_a_later_python_is_a_syntax_error() -> None:
     with pytest.raises(SyntaxError):
         changed("m.py", "def f(:\n", "")
     with pytest.raises((SyntaxError, ValueError)):
@@ -173,7 +173,7 @@ def clues(**more: Any) -> Clues:
     return Clues(**values)
 
 
-def test_functions_around_the_failed_parameters_come_first() -> None:
+def test_functions_around_the_failed_parameters_are_ranked_first() -> None:
     order = ranked(found().values(), clues())
     assert [s.change.name for s in order] == [
         "Experts", "Block.forward", "Model.forward", "gone", "Model.unused",
@@ -184,21 +184,21 @@ def test_functions_around_the_failed_parameters_come_first() -> None:
     assert order[-1].why == "code of the model, around what failed; imported, did not run"
 
 
-def test_parameters_elsewhere_in_the_model_do_not_make_it_a_suspect() -> None:
+def test_parameters_elsewhere_in_the_model_do_not_raise_the_rank() -> None:
     order = ranked(found().values(), clues(parameters=("embed.weight",)))
     assert {s.change.name: s.depth for s in order if s.depth >= 0} == {
         "Model.forward": 0, "Model.unused": 0,
     }  # fmt: skip
 
 
-def test_the_failures_own_stack_comes_before_all_else() -> None:
+def test_functions_in_the_failing_stack_are_ranked_first() -> None:
     line = line_of(OLD, "        return 0")
     order = ranked(found().values(), clues(frames=(("m.py", line), ("other.py", 1))))
     assert order[0].change.name == "Model.unused" and order[0].in_stack
     assert sum(s.in_stack for s in order) == 1
 
 
-def test_the_most_exact_names_are_taken() -> None:
+def test_the_most_specific_names_are_used() -> None:
     assert named("w", ("a", "a"), ("b",), "m") == ("a",)
     assert named("w", (), ("b",), "m") == ("b", "w")
     assert named(None, (), (), "m") == ("m",)
@@ -227,7 +227,7 @@ def environment(folder: Path, version: str, files: Mapping[str, str]) -> Path:
     return folder / "bin" / "python"
 
 
-def test_an_installed_package(tmp_path: Path) -> None:
+def test_an_installed_package_is_read(tmp_path: Path) -> None:
     python = environment(tmp_path, "1.0", {"mini/__init__.py": "", "mini/m.py": OLD, "one.py": ""})
     package = installed(python, "mini")
     assert (package.version, set(package.files)) == (
@@ -265,14 +265,14 @@ ADDRESSES: list[tuple[list[tuple[str, str]], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "address"), ADDRESSES)
-def test_where_the_source_is_kept(fields: list[tuple[str, str]], address: str) -> None:
+def test_repository_is_read_from_the_metadata(fields: list[tuple[str, str]], address: str) -> None:
     about = Message()
     for name, value in fields:
         about[name] = value
     assert repository(about) == address  # type: ignore[arg-type]
 
 
-def test_the_page_that_compares_two_tags() -> None:
+def test_compare_links_to_the_difference_of_two_tags() -> None:
     assert (
         compare("https://github.com/a/b", "1.0", "2.0")
         == "https://github.com/a/b/compare/v1.0...v2.0"
@@ -320,7 +320,7 @@ def attributed(records: list[ProbeRecord], folder: Path) -> Attribution:
     return attribute("mini", requests, "1.0", "1.1", records, TARGET, folder)
 
 
-def test_from_the_probes_to_the_function(bisected: tuple[list[ProbeRecord], Path]) -> None:
+def test_probes_are_attributed_to_a_function(bisected: tuple[list[ProbeRecord], Path]) -> None:
     records, folder = bisected
     result = attributed(records, folder)
     assert not result.problem
@@ -335,7 +335,7 @@ def test_from_the_probes_to_the_function(bisected: tuple[list[ProbeRecord], Path
     assert raw["changed"][0]["lines"] == {"old": [12, 16], "new": [20, 23]}
 
 
-def test_a_function_in_the_exceptions_traceback(bisected: tuple[list[ProbeRecord], Path]) -> None:
+def test_a_function_in_the_traceback_is_marked(bisected: tuple[list[ProbeRecord], Path]) -> None:
     records, folder = bisected
     place = folder / "probes" / "1.1" / "unfixed"
     file = folder / "1.1" / "lib/python3.11/site-packages/mini/m.py"
@@ -362,7 +362,7 @@ def test_missing_parts_are_reported(
     assert "the environment of mini 1.0 is not there any more" in text[0]
 
 
-def test_on_the_page_and_in_the_json(bisected: tuple[list[ProbeRecord], Path]) -> None:
+def test_suspects_are_on_the_page_and_in_the_json(bisected: tuple[list[ProbeRecord], Path]) -> None:
     records, folder = bisected
     boundary = Boundary(bad=1, good=0, limit=0, confirmed=True)
     report = answer_page.Report(
@@ -377,7 +377,7 @@ def test_on_the_page_and_in_the_json(bisected: tuple[list[ProbeRecord], Path]) -
     assert raw["began"]["attribution"]["changed"][0]["function"] == "Block.forward"
 
 
-def test_a_long_difference_is_bounded() -> None:
+def test_a_long_difference_is_truncated() -> None:
     body = "\n".join(f"    x = {n}" for n in range(200))
     (change,) = changed("m.py", "def f():\n    x = -1\n", f"def f():\n{body}{'0' * 300}\n")
     (suspect,) = ranked([change], Clues())

@@ -42,7 +42,7 @@ def corners(
     ],
 )
 @pytest.mark.parametrize(("old", "new"), [(GOOD, BAD), (BAD, GOOD)])
-def test_four_answers_in_both_directions(
+def test_corners_decide_who_is_to_blame(
     old: ProbeVerdict,
     new: ProbeVerdict,
     package: bool,
@@ -68,18 +68,18 @@ def test_undecided_corners_are_reported() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [(GOOD, GOOD), (BAD, BAD), (ELSE, BAD), (GOOD, ELSE)])
-def test_ends_that_do_not_differ(old: ProbeVerdict, new: ProbeVerdict) -> None:
+def test_equal_ends_show_no_change(old: ProbeVerdict, new: ProbeVerdict) -> None:
     machine = corners(old, new, BAD, BAD)
     assert machine.answer is not None and machine.answer.blame == Blame.NO_CHANGE
     assert set(machine.known) == {OLD, NEW}, "nothing more is asked"
     assert "no change" in machine.answer.words("t", "a")
 
 
-def test_all_corners_at_once() -> None:
+def test_all_corners_can_be_probed_at_once() -> None:
     assert set(Corners().next(4)) == {Corner(a, b) for a in (False, True) for b in (False, True)}
 
 
-def test_what_changed_between_two_environments() -> None:
+def test_changes_between_two_environments_are_listed() -> None:
     old = ("accelerate==1.8.0", "numpy==2.0.0", "gone==1")
     new = ("accelerate==1.9.0", "numpy==2.0.0", "added==3")
     found = changes(old, new)

@@ -69,7 +69,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
     return call
 
 
-def test_an_answer(world: World, run: Any) -> None:
+def test_an_answer_is_printed_and_saved(world: World, run: Any) -> None:
     code, out, err = run("--window", "--out", "found")
     assert code == ExitCode.OK
     assert out.splitlines()[0] == "1.3 G  1.4 G  1.5 B … 1.11 B  1.12 G  1.13 G  1.19 G"
@@ -110,7 +110,7 @@ def test_exit_codes(world: World, run: Any, letters: str, code: int, says: str) 
     assert found == code
 
 
-def test_a_new_folder_below_the_runs_is_the_default(world: World, run: Any) -> None:
+def test_default_folder_is_a_new_one_below_the_runs(world: World, run: Any) -> None:
     _, out, _ = run()
     (folder,) = Path("moediag-runs").iterdir()
     assert folder.name.endswith("-bisect-expert-starvation")
@@ -149,13 +149,15 @@ def test_ctrl_c_prints_the_command_to_resume(world: World, run: Any) -> None:
         (("--cpu", "2", "--gpus", "2"), "exclude each other"),
     ],
 )
-def test_wrong_usage(world: World, run: Any, arguments: tuple[str, ...], says: str) -> None:
+def test_wrong_usage_is_an_error(
+    world: World, run: Any, arguments: tuple[str, ...], says: str
+) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (ExitCode.USAGE, "")
     assert says in err
 
 
-def test_an_error_is_no_verdict_for_git(world: World, run: Any, tmp_path: Path) -> None:
+def test_an_error_is_not_a_verdict_for_git(world: World, run: Any, tmp_path: Path) -> None:
     """To `git bisect run` exit codes up to 124 say that the commit is bad."""
     for arguments in (("--match", "nearly"), ("--cpu", "2", "--gpus", "2"), ("--repo", "none")):
         code, out, _ = run("--git-bisect", *arguments)
@@ -165,7 +167,7 @@ def test_an_error_is_no_verdict_for_git(world: World, run: Any, tmp_path: Path) 
     assert "not a git repository" in err
 
 
-def test_a_clone_without_the_releases_tag_is_refused_before_anything_is_probed(
+def test_a_clone_without_the_tag_is_refused_before_probing(
     world: World, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in PERSON.items():
@@ -178,7 +180,7 @@ def test_a_clone_without_the_releases_tag_is_refused_before_anything_is_probed(
     assert not Path("out").exists()
 
 
-def test_no_second_bisect_in_a_folder(world: World, run: Any) -> None:
+def test_a_second_bisect_in_a_folder_is_refused(world: World, run: Any) -> None:
     run("--out", "taken")
     code, _, err = run("--out", "taken")
     assert code == ExitCode.USAGE
@@ -213,7 +215,7 @@ def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session.environment, "ready", ready)
 
 
-def test_dry_run_probes_nothing_and_guesses_honestly(
+def test_dry_run_probes_nothing_and_prints_an_estimate(
     world: World, run: Any, nothing_built: None
 ) -> None:
     code, out, _ = run("--dry-run", "--window")
@@ -230,7 +232,7 @@ def test_dry_run_probes_nothing_and_guesses_honestly(
     assert made <= raw["probes_at_most"]
 
 
-def test_dry_run_takes_the_mean_of_what_was_measured_here(
+def test_dry_run_uses_the_mean_of_earlier_probes(
     world: World, run: Any, nothing_built: None
 ) -> None:
     header = question(HISTORY, 7).header(["moediag"])
@@ -250,7 +252,7 @@ def test_dry_run_takes_the_mean_of_what_was_measured_here(
 # ------------------------------------------------------------------------ meanwhile
 
 
-def test_lines_name_other_failures() -> None:
+def test_lines_describe_other_failures() -> None:
     target = Target("unfixed", ("hang",), (STARVED,), rate=Rate(2, 4))
     assert target_lines(target) == [
         f"looking for (exact): {STARVED}",
@@ -278,14 +280,14 @@ def test_the_display_counts_probes_and_shows_the_timeline(tmp_path: Path) -> Non
     assert "at most" in caught.get()
 
 
-def test_the_help_names_the_default_of_every_option() -> None:
+def test_the_help_shows_the_default_of_every_option() -> None:
     result = CliRunner().invoke(app.app, ["bisect", "--help"])
     assert result.exit_code == 0
     for word in ("[default: the scenario's]", "[default: exact]", "two years before"):
         assert word in " ".join(result.output.split())
 
 
-def test_the_json_of_a_report_names_versions(world: World, run: Any) -> None:
+def test_the_json_of_a_report_contains_versions(world: World, run: Any) -> None:
     run("--out", "found")
     stored = states.read(Path("found"))
     raw = json.loads(Path("found/result.json").read_text(encoding="utf-8"))

@@ -64,7 +64,9 @@ def message(answer: CommitAnswer) -> str | None:
         ("BBBBGG", "good", "change 4"),
     ],
 )
-def test_the_first_commit_that_turns(tmp_path: Path, letters: str, turns: str, first: str) -> None:
+def test_the_first_bad_or_good_commit_is_found(
+    tmp_path: Path, letters: str, turns: str, first: str
+) -> None:
     clone = from_letters(tmp_path / "clone", letters)
     answer = named(clone, tmp_path / "out", turns)
     assert message(answer) == first
@@ -140,7 +142,7 @@ def branches(path: Path, main: str, old: str, new: str) -> TinyClone:
         ("BBBBGG", "BB", "GG", "good", "main 4", True),
     ],
 )
-def test_releases_on_branches_of_their_own(
+def test_releases_on_separate_branches_are_searched(
     tmp_path: Path, main: str, old: str, new: str, turns: str, first: str, newer: bool
 ) -> None:
     clone = branches(tmp_path / "clone", main, old, new)
@@ -150,7 +152,7 @@ def test_releases_on_branches_of_their_own(
     assert ("on the branch of 1.0 alone" in answer.sentence()) == (not newer)
 
 
-def test_source_that_does_not_show_the_failure_names_nobody(tmp_path: Path) -> None:
+def test_source_without_the_failure_gives_no_commit(tmp_path: Path) -> None:
     clone = from_letters(tmp_path / "clone", "GGGG")
     answer = named(clone, tmp_path / "out")
     assert not answer.found
@@ -159,7 +161,7 @@ def test_source_that_does_not_show_the_failure_names_nobody(tmp_path: Path) -> N
     assert "could not be judged: skipped" in named(clone, tmp_path / "out2").sentence()
 
 
-def test_nothing_is_left_in_the_clone(tmp_path: Path) -> None:
+def test_the_clone_is_left_unchanged(tmp_path: Path) -> None:
     clone = from_letters(tmp_path / "clone", "GGGB")
     (clone.path / ".git" / "hooks" / "post-checkout").write_text("#!/bin/sh\ntouch $HOME/ran\n")
     (clone.path / ".git" / "hooks" / "post-checkout").chmod(0o755)
@@ -170,7 +172,7 @@ def test_nothing_is_left_in_the_clone(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").glob("source/*/tree"))
 
 
-def test_an_interrupted_search_continues(tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     class Ends(Fake):
         def probe_on(self, *args: object) -> object:  # type: ignore[override]
             if len(self.asked) == 3:
@@ -195,7 +197,7 @@ def test_an_interrupted_search_continues(tmp_path: Path) -> None:
     assert message(named(clone, tmp_path / "out2")) == "change 5"
 
 
-def test_the_folder_that_is_laid_over_holds_the_package_alone(tmp_path: Path) -> None:
+def test_the_source_folder_contains_only_the_package(tmp_path: Path) -> None:
     class Sees(Fake):
         def probe_on(self, setting, attempt, target):  # type: ignore[no-untyped-def]
             assert setting.source is not None
@@ -249,7 +251,7 @@ def test_git_bisect_run_finds_the_commit(tmp_path: Path) -> None:
         assert (clone.commits[f"change {number}"] in candidates) == there
 
 
-def test_git_bisect_run_with_every_commit_decided(tmp_path: Path) -> None:
+def test_git_bisect_run_names_one_commit_if_all_are_decided(tmp_path: Path) -> None:
     clone = from_letters(tmp_path / "clone", "GGBB")
     status, text = git_bisect(clone, tmp_path / "state")
     assert status == 0, text
@@ -266,7 +268,7 @@ def test_git_bisect_run_with_every_commit_decided(tmp_path: Path) -> None:
     assert len(states.read(tmp_path / "state").probes) == 0
 
 
-def test_what_is_not_committed_is_probed_anew(tmp_path: Path) -> None:
+def test_uncommitted_changes_are_probed_again(tmp_path: Path) -> None:
     clone = from_letters(tmp_path / "clone", "GB")
     file = clone.path / "src" / "mini" / "__init__.py"
     for letter, expected in (("B", 1), ("G", 0), ("O", 125)):

@@ -127,7 +127,7 @@ def test_the_package_alone_takes_two_probes(world: World) -> None:
 
 
 @pytest.mark.parametrize(("truth", "turns"), [(bad_if, "bad"), (good_if, "good")])
-def test_a_companion_alone_and_its_own_boundary(
+def test_a_companion_alone_is_blamed_with_its_boundary(
     world: World, truth: Callable[..., Truth], turns: str
 ) -> None:
     world.only_accelerate()
@@ -143,7 +143,7 @@ def test_a_companion_alone_and_its_own_boundary(
     assert (boundary["bad"], boundary["good"], boundary["exact"]) == (bad, good, True)
 
 
-def test_only_together_with_the_boundary_beside_the_new_package(world: World) -> None:
+def test_package_and_companion_are_blamed_together(world: World) -> None:
     world.only_accelerate()
     answer = world.blame(bad_if(lambda v: package_new(v) and accelerate_new(v)))
     assert answer.corners is not None and answer.corners.blame == Blame.TOGETHER
@@ -152,14 +152,14 @@ def test_only_together_with_the_boundary_beside_the_new_package(world: World) ->
     assert "accelerate 1.5.0 is the first bad one beside transformers 4.2" in text
 
 
-def test_either(world: World) -> None:
+def test_either_package_or_companion_is_blamed(world: World) -> None:
     world.only_accelerate()
     answer = world.blame(bad_if(lambda v: package_new(v) or accelerate_new(v)))
     assert answer.corners is not None and answer.corners.blame == Blame.EITHER
     assert "either of transformers and accelerate" in answer.sentences()[0]
 
 
-def test_several_companions_are_tried_together(world: World) -> None:
+def test_several_companions_are_probed_together(world: World) -> None:
     answer = world.blame(bad_if(accelerate_new))
     assert answer.corners is not None and answer.corners.blame == Blame.COMPANION
     assert [c.name for c in answer.blamed] == ["accelerate", "tokenizers"]
@@ -172,7 +172,7 @@ def test_several_companions_are_tried_together(world: World) -> None:
     )  # fmt: skip
 
 
-def test_another_failure_of_a_mixed_environment_decides_nothing(world: World) -> None:
+def test_another_failure_of_a_mixed_environment_is_undecided(world: World) -> None:
     def truth(versions: Mapping[str, str]) -> ProbeVerdict:
         if package_new(versions) != accelerate_new(versions):
             return other("crash:AttributeError")
@@ -183,7 +183,7 @@ def test_another_failure_of_a_mixed_environment_decides_nothing(world: World) ->
     assert "decided nothing (other (crash:AttributeError))" in answer.sentences()[0]
 
 
-def test_with_contradicting_pins_the_dependencies_follow(world: World) -> None:
+def test_conflicting_pins_are_left_to_the_resolver(world: World) -> None:
     """The new release cannot be installed beside old tokenizers, as releases often cannot."""
 
     def truth(versions: Mapping[str, str]) -> ProbeVerdict:
@@ -215,7 +215,7 @@ def test_packages_without_a_function_that_ran_are_not_tried(world: World) -> Non
     assert len(world.blame(bad_if(package_new)).others) == 3
 
 
-def test_a_finished_probe_is_not_made_again(world: World) -> None:
+def test_a_finished_probe_is_not_repeated(world: World) -> None:
     world.only_accelerate()
     first = world.blame(bad_if(accelerate_new))
     assert world.lab is not None and world.lab.asked
@@ -226,7 +226,7 @@ def test_a_finished_probe_is_not_made_again(world: World) -> None:
     assert again == first
 
 
-def test_held_companions_stay_and_a_missing_environment_is_reported(
+def test_held_companions_are_kept_and_a_missing_environment_is_reported(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.blame(bad_if(package_new), {"python": "3.12"})

@@ -34,7 +34,7 @@ def bounds(search: object) -> list[tuple[int, int | None]]:
     return [(b.bad, b.good) for b in answer.boundaries]
 
 
-def test_a_window_is_found_and_written_down(tmp_path: Path) -> None:
+def test_a_window_is_found_and_recorded(tmp_path: Path) -> None:
     said: list[str] = []
     search = bisect(tmp_path, HISTORY, 15, said=said)
     assert bounds(search) == [(13, 12), (23, 24)]
@@ -44,7 +44,7 @@ def test_a_window_is_found_and_written_down(tmp_path: Path) -> None:
     assert stored.probes[0].version == "1.15"
 
 
-def test_environments_of_the_next_midpoints_are_prepared_meanwhile(tmp_path: Path) -> None:
+def test_environments_of_the_next_midpoints_are_built_ahead(tmp_path: Path) -> None:
     prober = Fake(HISTORY)
     bisect(tmp_path, HISTORY, 15, prober=prober)
     probed = {p.version for p in states.read(tmp_path).probes} - {"1.15"}
@@ -80,14 +80,14 @@ def test_the_answer_does_not_depend_on_jobs(tmp_path: Path) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_a_passing_failure_at_the_boundary_is_tried_again(tmp_path: Path) -> None:
+def test_an_intermittent_result_at_the_boundary_is_retried(tmp_path: Path) -> None:
     letters = HISTORY[:12] + "o" + HISTORY[13:]
     search = bisect(tmp_path, letters, 15)
     assert bounds(search) == [(13, 12), (23, 24)]
 
 
 @pytest.mark.parametrize(("letter", "status"), [("G", Status.NOT_REPRODUCED), ("S", "undecided")])
-def test_without_the_failure_at_the_bad_end_nothing_is_searched(
+def test_nothing_is_searched_if_the_bad_end_does_not_fail(
     tmp_path: Path, letter: str, status: str
 ) -> None:
     letters = HISTORY[:15] + letter + HISTORY[16:]
@@ -182,7 +182,7 @@ def program(folder: Path, letters: str, bad: int, jobs: int) -> list[str]:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_killed_twenty_times_it_ends_with_the_same_answer(tmp_path: Path, jobs: int) -> None:
+def test_a_bisect_killed_twenty_times_gives_the_same_answer(tmp_path: Path, jobs: int) -> None:
     """SIGKILL at random moments. A finished probe is never made again: the state file refuses to
     hold it twice, and it grows by appending alone."""
     letters = "GSGGGOGG" * 8 + "BBOBSBBB" * 4 + "GGGSGGOG" * 12
@@ -244,7 +244,7 @@ def test_a_full_disk_ends_the_bisect_with_advice(
         bisect(tmp_path, HISTORY, 15)
 
 
-def test_a_grown_list_of_releases_does_not_disturb_a_resumed_search(tmp_path: Path) -> None:
+def test_new_releases_do_not_change_a_resumed_search(tmp_path: Path) -> None:
     with opened(tmp_path, question(HISTORY, 15)) as state:
         state.learned(Target("unfixed", (), ("x",)))
     search = bisect(tmp_path, HISTORY + "GGGG", 15)

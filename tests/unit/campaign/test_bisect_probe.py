@@ -92,7 +92,7 @@ def prober(folder: Path, scenario: str = "expert-starvation", **pins: str) -> Re
     return Releases(question, folder, Display(), LaunchOptions())
 
 
-def test_the_failure_is_learned_with_how_often_it_shows(world: World, tmp_path: Path) -> None:
+def test_the_failure_is_learned_with_its_rate(world: World, tmp_path: Path) -> None:
     world.signatures = [STARVED, "clean", STARVED]
     found = prober(tmp_path).learn("4.53.2")
     assert found.target is not None
@@ -126,7 +126,7 @@ def test_a_failure_without_the_declared_pattern_is_not_learned(
     assert [learned.target is not None for learned in found] == [True, False]
 
 
-def test_companions_that_drifted_are_named(world: World, tmp_path: Path) -> None:
+def test_changed_companions_are_reported(world: World, tmp_path: Path) -> None:
     world.signatures = ["clean"]
     world.stack = {"transformers": "4.53.2", "accelerate": "1.8.1"}
     problem = prober(tmp_path, accelerate="1.15.0").learn("4.53.2").problem
@@ -166,7 +166,7 @@ def test_a_release_that_cannot_be_tried_is_skipped_with_its_reason(
         assert "\n" not in record.verdict.text
 
 
-def test_a_setting_is_tried_on_its_next_environment_only_where_the_first_decided_nothing(
+def test_the_next_environment_is_tried_only_if_the_first_is_undecided(
     world: World, tmp_path: Path
 ) -> None:
     old, new = {"transformers": "4.53.0"}, {"transformers": "4.53.2"}
@@ -185,7 +185,7 @@ def test_a_setting_is_tried_on_its_next_environment_only_where_the_first_decided
     assert world.requests[3:] == [old]
 
 
-def test_a_parallel_search_does_not_stop_what_follows_it(
+def test_a_stopped_prober_can_be_used_again(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def builds(request: Mapping[str, str], progress: Any) -> None:
@@ -229,7 +229,7 @@ def test_a_control_that_fails_skips_the_release(world: World, tmp_path: Path) ->
     assert record.verdict.kind == Kind.SKIP
 
 
-def test_files_of_an_interrupted_probe_stay(world: World, tmp_path: Path) -> None:
+def test_files_of_an_interrupted_probe_are_kept(world: World, tmp_path: Path) -> None:
     (tmp_path / module.PROBES / "4.53.0").mkdir(parents=True)
     (tmp_path / module.PROBES / "4.53.0" / "half").touch()
     for attempt in (1, 2):
@@ -307,7 +307,9 @@ def building(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str],
     return begun
 
 
-def test_two_are_built_at_once_and_each_once(building: Callable[[str], list[Any]]) -> None:
+def test_two_environments_are_built_at_once_and_each_only_once(
+    building: Callable[[str], list[Any]],
+) -> None:
     work = Ahead()
     try:
         for name in ("a", "b", "a", "c"):

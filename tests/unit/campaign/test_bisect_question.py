@@ -72,7 +72,7 @@ def request(question: Question, version: str) -> Mapping[str, str]:
     return question.request(found)
 
 
-def test_the_scenario_says_where_it_is_bad_and_old_releases_are_left_out() -> None:
+def test_bad_release_comes_from_the_scenario_and_old_ones_are_left_out() -> None:
     question = asked()
     assert (question.bad, question.good, question.variant) == ("4.53.2", None, "unfixed")
     assert question.versions == ("4.51.0", "4.52.4", "4.53.0", "4.53.2", "5.0.0")
@@ -89,23 +89,23 @@ def test_the_scenario_says_where_it_is_bad_and_old_releases_are_left_out() -> No
         ({"good": "4.30.0"}, {"4.30.0"}),
     ],
 )
-def test_what_is_asked_for_is_searched_too(options: dict[str, Any], more: set[str]) -> None:
+def test_requested_releases_are_searched_too(options: dict[str, Any], more: set[str]) -> None:
     assert set(asked(**options).versions) - set(asked().versions) == more
 
 
-def test_companions_are_those_of_the_day_unless_held() -> None:
+def test_companions_follow_the_release_date_unless_held() -> None:
     assert request(asked("ep-overwrite", bad="4.53.0"), "4.53.0") == {"transformers": "4.53.0"}
     held = asked("ep-overwrite", bad="4.53.0", hold={"Accelerate": "1.15.0"})
     assert request(held, "4.53.0") == {"transformers": "4.53.0", "accelerate": "1.15.0"}
 
 
-def test_a_companion_that_nothing_pulls_in_is_that_of_the_day() -> None:
+def test_an_independent_companion_follows_the_release_date() -> None:
     question = asked("ep-sft", bad="4.53.2")
     assert request(question, "4.53.0") == {"transformers": "4.53.0", "trl": "0.19.1"}
     assert request(question, "4.53.2")["trl"] == "0.20.0"
 
 
-def test_another_package_is_searched_beside_what_the_scenario_names() -> None:
+def test_another_package_is_searched_with_the_scenarios_stack() -> None:
     question = asked("ep-overwrite", package="accelerate")
     assert question.bad == "1.15.0"
     assert request(question, "1.8.1") == {"accelerate": "1.8.1", "transformers": "5.12.1"}
@@ -114,13 +114,13 @@ def test_another_package_is_searched_beside_what_the_scenario_names() -> None:
     assert request(torch, "2.12.0") == {"torch": "2.12.0", "transformers": "4.53.2"}
 
 
-def test_another_python() -> None:
+def test_another_python_is_requested() -> None:
     question = asked(python="3.12")
     assert request(question, "5.0.0") == {"transformers": "5.0.0", "python": "3.12"}
     assert question.python == "3.12"
 
 
-def test_controls_prove_something_about_the_variant() -> None:
+def test_only_controls_relevant_to_the_variant_are_run() -> None:
     """Controls of other model families may fail where those have a bug of their own."""
     question = asked()
     assert question.controls == ("identical-batches", "starved-everywhere")
@@ -131,7 +131,7 @@ def test_controls_prove_something_about_the_variant() -> None:
     assert {t.stack["transformers"] for t in plan.trials} == {"4.51.0"}
 
 
-def test_a_variant_with_releases_of_its_own_gives_the_bad_end_only() -> None:
+def test_a_variants_own_releases_set_only_the_bad_end() -> None:
     question = asked("ep-ignored-modules", variant="unfixed-newest", package="accelerate")
     newest = load.load(catalogue.find("ep-ignored-modules")).merged("unfixed-newest").stack
     assert question.bad == newest["accelerate"]
@@ -140,7 +140,7 @@ def test_a_variant_with_releases_of_its_own_gives_the_bad_end_only() -> None:
     assert {t.stack["transformers"] for t in plan.trials} == {newest["transformers"]}
 
 
-def test_a_probe_can_be_run_again_from_its_own_scenario_file(tmp_path: Path) -> None:
+def test_a_probe_can_be_repeated_from_its_scenario_file(tmp_path: Path) -> None:
     question = asked()
     plan = question.plan(question.request(question.releases[2]), 2)
     file = tmp_path / f"{question.scenario.name}.yaml"
@@ -161,12 +161,12 @@ def test_a_probe_can_be_run_again_from_its_own_scenario_file(tmp_path: Path) -> 
         ({"hold": {"python": "3.12"}}, UsageError, "use --python"),
     ],
 )
-def test_impossible_questions(options: dict[str, Any], error: type, text: str) -> None:
+def test_impossible_questions_are_refused(options: dict[str, Any], error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         asked(**options)
 
 
-def test_the_search_has_patience_and_the_given_ends() -> None:
+def test_search_options_have_the_patience_and_the_given_ends() -> None:
     question = asked(good="4.51.0", window=True)
     options = question.options(question.versions, Rate(2, 3))
     assert (options.bad, options.good, options.window) == (3, 0, True)
@@ -198,6 +198,6 @@ def test_another_scenario_does_not_resume() -> None:
     assert "its file or the options" in found
 
 
-def test_a_resumed_question_keeps_the_releases_it_had() -> None:
+def test_a_resumed_question_keeps_its_releases() -> None:
     question = asked().over(("4.52.4", "4.53.2", "4.53.99"))
     assert [r.uploaded is None for r in question.releases] == [False, False, True]

@@ -46,7 +46,7 @@ def integrated(rate: Rate, clean: int, steps: int = 20_000) -> float:
 
 
 @pytest.mark.parametrize("trials", [1, 2, 5, 12])
-def test_the_closed_form_is_the_integral(trials: int) -> None:
+def test_the_closed_form_equals_the_integral(trials: int) -> None:
     for shown in range(1, trials + 1):
         for clean in (0, 1, 2, 7):
             rate = Rate(shown, trials)
@@ -54,7 +54,7 @@ def test_the_closed_form_is_the_integral(trials: int) -> None:
 
 
 @given(RATES, st.sampled_from([0.8, 0.95, 0.99]))
-def test_as_many_repeats_as_needed_and_no_more(rate: Rate, sure: float) -> None:
+def test_the_number_of_repeats_is_minimal(rate: Rate, sure: float) -> None:
     assert [rate.missed(k + 1) <= rate.missed(k) for k in range(5)] == [True] * 5
     try:
         count = rate.repeats(sure)
@@ -65,7 +65,7 @@ def test_as_many_repeats_as_needed_and_no_more(rate: Rate, sure: float) -> None:
     assert count == 1 or rate.missed(count - 1) > 1 - sure
 
 
-def test_known_figures() -> None:
+def test_known_numbers_of_repeats_are_reproduced() -> None:
     assert Rate(3, 3).repeats(0.95) == Rate(3, 3).repeats(0.99) == 1
     assert Rate(1, 1).repeats(0.95) == 1
     assert Rate(3, 5).repeats(0.95) == 5
@@ -75,7 +75,7 @@ def test_known_figures() -> None:
 
 
 @given(st.floats(0.01, 1.0), st.sampled_from([0.5, 0.95, 0.99]))
-def test_repeats_of_a_known_rate(rate: float, sure: float) -> None:
+def test_repeats_of_a_known_rate_are_minimal(rate: float, sure: float) -> None:
     count = repeats_at(rate, sure)
     assert (1 - rate) ** count <= (1 - sure) * (1 + 1e-6)
     assert count == 1 or (1 - rate) ** (count - 1) > (1 - sure) * (1 - 1e-6)
@@ -100,19 +100,19 @@ def test_simulated_confidence_is_as_stated(sure: float) -> None:
 
 
 @pytest.mark.parametrize(("shown", "trials"), [(0, 3), (4, 3), (0, 0), (-1, 1)])
-def test_no_rate(shown: int, trials: int) -> None:
+def test_an_invalid_rate_is_refused(shown: int, trials: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
         Rate(shown, trials)
 
 
 @pytest.mark.parametrize("sure", [0.0, 1.0, 95.0])
-def test_no_certainty(sure: float) -> None:
+def test_an_invalid_confidence_is_refused(sure: float) -> None:
     for ask in (lambda: Rate(1, 2).repeats(sure), lambda: repeats_at(0.5, sure)):
         with pytest.raises(ValueError, match="between 0 and 1"):
             ask()
 
 
-def test_too_rare_to_be_bisected() -> None:
+def test_a_failure_too_rare_to_bisect_is_refused() -> None:
     with pytest.raises(ValueError, match="shows in 1 of 500 trials needs more than 200"):
         Rate(1, 500).repeats()
     with pytest.raises(ValueError, match="above 0"):
@@ -141,12 +141,14 @@ GONE = skip("it cannot be imported")
         ([GONE, GONE], Rate(3, 3), Kind.SKIP),
     ],
 )
-def test_the_verdict_of_several_trials(trials: list[ProbeVerdict], rate: Rate, kind: Kind) -> None:
+def test_verdicts_of_several_trials_are_combined(
+    trials: list[ProbeVerdict], rate: Rate, kind: Kind
+) -> None:
     assert combined(trials, rate).kind == kind
     assert combined(trials[::-1], rate).kind == kind
 
 
-def test_a_probe_needs_trials() -> None:
+def test_a_probe_without_trials_is_refused() -> None:
     with pytest.raises(ValueError, match="without trials"):
         combined([], Rate())
     with pytest.raises(ValueError, match="no attempt"):
@@ -171,19 +173,21 @@ def test_a_clean_probe_counts_its_trials() -> None:
         ([ELSE, GONE], True, Kind.SKIP),
     ],
 )
-def test_the_verdict_of_several_probes(
+def test_verdicts_of_several_probes_are_merged(
     attempts: list[ProbeVerdict], steady: bool, kind: Kind
 ) -> None:
     assert merged(attempts, steady).kind == kind
 
 
-def test_flaky_says_how_often() -> None:
+def test_a_flaky_verdict_includes_its_rate() -> None:
     assert merged([BAD, GOOD, GOOD], True).rate == pytest.approx(1 / 3)
     assert merged([flaky(1, 3), GOOD], True).text == "shows in 1 of 5 trials"
 
 
 @given(st.sampled_from(Kind), st.text(max_size=5), st.none() | st.floats(0, 1), st.integers(0, 99))
-def test_verdicts_survive_json(kind: Kind, text: str, rate: float | None, trials: int) -> None:
+def test_verdicts_round_trip_through_json(
+    kind: Kind, text: str, rate: float | None, trials: int
+) -> None:
     rate = None if rate is None else round(rate, 6)
     verdict = ProbeVerdict(kind, text, rate, trials)
     assert ProbeVerdict.from_json(verdict.to_json()) == verdict
@@ -193,6 +197,6 @@ def test_verdicts_survive_json(kind: Kind, text: str, rate: float | None, trials
     "raw",
     [None, [], {}, {"kind": "worse"}, {"kind": "bad", "rate": 2}, {"kind": "bad", "trials": "3"}],
 )
-def test_no_verdict(raw: object) -> None:
+def test_an_invalid_verdict_is_refused(raw: object) -> None:
     with pytest.raises(ValueError):
         ProbeVerdict.from_json(raw)

@@ -61,7 +61,7 @@ def random_options(rng: random.Random, letters: str, bad: int) -> Options:
     )
 
 
-def test_one_stretch_with_unknowns_as_brute_force_finds_it() -> None:
+def test_one_stretch_with_unknowns_matches_brute_force() -> None:
     rng = random.Random(20)
     for _ in range(4000):
         letters, bad = one_stretch(rng, rng.randint(1, 45))
@@ -97,7 +97,7 @@ def test_bounds_are_correct_for_any_history() -> None:
 
 @QUICK
 @given(LETTERS, st.data())
-def test_the_answer_depends_neither_on_jobs_nor_on_order(letters: str, data: st.DataObject) -> None:
+def test_the_answer_does_not_depend_on_jobs_or_order(letters: str, data: st.DataObject) -> None:
     bad = data.draw(st.sampled_from([i for i, c in enumerate(letters) if c == "B"]))
     rng = random.Random(data.draw(st.integers(0, 10**6)))
     options = random_options(rng, letters, bad)
@@ -117,7 +117,7 @@ def test_the_answer_depends_neither_on_jobs_nor_on_order(letters: str, data: st.
     assert resumed.path == tuple(needed)
 
 
-def test_twenty_kills_at_random_moments_and_the_same_answer() -> None:
+def test_the_answer_is_the_same_after_twenty_kills() -> None:
     rng = random.Random(5)
     for _ in range(100):
         letters, bad = one_stretch(rng, 60)
@@ -148,7 +148,7 @@ def ceil_log2(number: int) -> int:
 
 
 @pytest.mark.parametrize("distance", [*range(1, 70), 127, 128, 129, 200])
-def test_probes_of_a_clean_history_with_both_ends(distance: int) -> None:
+def test_number_of_probes_with_both_ends_is_minimal(distance: int) -> None:
     """Two ends, ceil(log2) between them, two neighbours again: reached and never exceeded."""
     counts = []
     for first_bad in range(1, distance + 1):
@@ -169,7 +169,7 @@ def test_probes_of_a_clean_history_with_both_ends(distance: int) -> None:
 
 
 @pytest.mark.parametrize("steps", range(1, 200))
-def test_probes_of_a_clean_history_without_a_good_end(steps: int) -> None:
+def test_number_of_probes_without_a_good_end_is_bounded(steps: int) -> None:
     """The good end is 2 ** j releases back, the first such that is far enough: j + 1 growing steps
     and j - 1 halvings, besides the bad end and the two neighbours."""
     letters = "G" * 300 + "B" * steps
@@ -183,7 +183,7 @@ def test_probes_of_a_clean_history_without_a_good_end(steps: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
-def test_the_most_probes_of_a_clean_history_are_known_before(count: int) -> None:
+def test_the_maximum_number_of_probes_is_known_in_advance(count: int) -> None:
     """Of every clean history that fits the options; reached, but for one probe that the two sides
     of a window share when the bad end is the whole stretch."""
     for bad, window in itertools.product(range(count), (False, True)):
@@ -200,7 +200,7 @@ def test_the_most_probes_of_a_clean_history_are_known_before(count: int) -> None
             assert most_probes(count, options) - 1 <= max(made) <= most_probes(count, options)
 
 
-def test_three_at_once_quarter_the_range() -> None:
+def test_three_parallel_probes_quarter_the_range() -> None:
     letters = "G" * 100 + "B" * 157
     search = Search(len(letters), Options(256, 0))
     search.told(Probe(0), GOOD)
@@ -215,7 +215,7 @@ def test_three_at_once_quarter_the_range() -> None:
     assert search.answer.began is not None and search.answer.began.candidates == (100,)
 
 
-def test_the_first_wanted_is_the_canonical_one() -> None:
+def test_the_first_probe_does_not_depend_on_jobs() -> None:
     """What --jobs 1 would probe is the first of what --jobs 8 probes, at every moment."""
     rng = random.Random(8)
     for _ in range(40):
@@ -227,7 +227,7 @@ def test_the_first_wanted_is_the_canonical_one() -> None:
             search.told(first, history(letters)(first))
 
 
-def test_a_window_is_found_with_no_good_end_given() -> None:
+def test_a_window_is_found_without_a_good_end() -> None:
     letters = "G" * 8 + "B" * 21 + "G" * 40
     answer, made = drive(Search(len(letters), Options(10, window=True)), history(letters))
     assert answer.status == Status.FOUND
@@ -237,7 +237,7 @@ def test_a_window_is_found_with_no_good_end_given() -> None:
     assert answer.confidence == Confidence.HIGH
 
 
-def test_only_skipped_left_is_an_answer() -> None:
+def test_a_boundary_with_only_skipped_releases_is_an_answer() -> None:
     answer, _ = drive(Search(9, Options(8, 0)), history("GGGSOBBBB"))
     began = answer.began
     assert answer.status == Status.FOUND and began is not None
@@ -261,7 +261,7 @@ def test_an_error_instead_of_silence_is_not_a_fix() -> None:
     assert len(fewer) < len(made) and patient.ended.untried
 
 
-def test_it_never_began_and_never_ended() -> None:
+def test_a_failure_in_all_releases_has_no_boundary() -> None:
     answer, _ = drive(Search(30, Options(12, window=True)), history("B" * 30))
     assert answer.status == Status.OPEN
     assert all(b.to_the_end for b in answer.boundaries)
@@ -274,13 +274,13 @@ def test_it_never_began_and_never_ended() -> None:
     ("letter", "status"),
     [("G", Status.NOT_REPRODUCED), ("O", Status.UNDECIDED), ("S", Status.UNDECIDED)],
 )
-def test_without_a_bad_end_there_is_nothing_to_search(letter: str, status: Status) -> None:
+def test_nothing_is_searched_without_a_bad_end(letter: str, status: Status) -> None:
     answer, made = drive(Search(5, Options(4, 0, window=True)), history("GGGG" + letter))
     assert answer.status == status and not answer.boundaries
     assert answer.confidence == Confidence.LOW and made == [Probe(4)]
 
 
-def test_a_release_given_as_good_that_is_not() -> None:
+def test_a_bad_release_given_as_good_is_reported() -> None:
     letters = "GGGGBBBBBBBB"
     answer, made = drive(Search(12, Options(11, 8)), history(letters))
     assert answer.given_good == (8, BAD)
@@ -309,7 +309,7 @@ def test_spot_checks_test_inferred_parts_of_the_answer() -> None:
     assert all(a.began is not None and a.began.candidates == (48,) for a in spotted)
 
 
-def test_results_of_extra_probes_are_reported_and_move_no_bound() -> None:
+def test_results_of_extra_probes_do_not_move_a_bound() -> None:
     letters = "GGGGGGGGBBBBBBBBBBBBBBBB"
     search = Search(24, Options(23, 0))
     search.told(Probe(3), BAD)  # by a probe of an earlier picture of the range
@@ -378,7 +378,7 @@ def test_contradicting_probes_of_a_steady_failure_are_flaky() -> None:
     assert answer.began is not None and answer.began.candidates == (5,)
 
 
-def test_a_bad_end_that_contradicts_itself_is_no_end() -> None:
+def test_a_flaky_bad_end_is_undecided() -> None:
     world = lambda p: (GOOD if p.attempt > 1 else BAD) if p.index == 9 else GOOD  # noqa: E731
     answer, _ = drive(Search(10, Options(9, 0, rate=Rate(3, 3))), world)
     assert answer.status == Status.UNDECIDED and answer.end_verdict.kind == Kind.FLAKY
@@ -420,7 +420,7 @@ def test_an_intermittent_failure_is_found_with_the_stated_confidence(share: floa
     assert wrong <= claimed + 3 * math.sqrt(claimed) + 1, (wrong, claimed, total)
 
 
-def test_skips_and_other_failures_move_no_bound() -> None:
+def test_skips_and_other_failures_do_not_move_a_bound() -> None:
     """Whatever a release that decides nothing says, the bounds are the same."""
     for letters in map("".join, itertools.product("GBS", repeat=5)):
         letters += "B"
@@ -444,7 +444,7 @@ def test_skips_and_other_failures_move_no_bound() -> None:
         (0, Options(0), "bad is 0"),
     ],
 )
-def test_contradicting_options(count: int, options: Options, words: str) -> None:
+def test_contradicting_options_are_refused(count: int, options: Options, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Search(count, options)
 
@@ -462,7 +462,7 @@ def test_invalid_verdicts_are_refused() -> None:
         search.next(0)
 
 
-def test_patience_leaves_only_what_lies_between_undecided_ones() -> None:
+def test_patience_leaves_only_releases_between_undecided_ones() -> None:
     """However few are tried, the nearest neighbours of bad and good are; the rest is named."""
     rng = random.Random(24)
     shortened = 0

@@ -44,28 +44,28 @@ def target(match: str = "exact", *signatures: str, declared: str = "") -> Target
         ("hang:size reduce_scatter:dp_shard:backward:starved-expert:one-rank", set()),
     ],
 )
-def test_how_much_must_agree(signature: str, modes: set[str]) -> None:
+def test_match_mode_sets_what_must_agree(signature: str, modes: set[str]) -> None:
     for mode in Match:
         verdict = judge([trial(signature), CONTROL], target(mode))
         assert verdict.kind == (Kind.BAD if mode in modes else Kind.OTHER), mode
         assert verdict.text == signature
 
 
-def test_loud_instead_of_silent_is_another_failure() -> None:
+def test_a_crash_instead_of_a_silent_failure_is_another_failure() -> None:
     """ep-overwrite: prepare raises from 5.16 on. Not repaired, and not what was looked for."""
     crash = "crash:TypeError:fsdp_utils.py fsdp2_prepare_model:several-ranks"
     for mode in Match:
         assert judge([trial(crash), CONTROL], target(mode, LOST)).kind == Kind.OTHER
 
 
-def test_any_of_the_declared_verdicts_but_no_other() -> None:
+def test_match_any_accepts_only_declared_verdicts() -> None:
     wanted = target("any", "wrong-gradients:replicas differ:no-rank",
                     declared="wrong-gradients replica-divergence")  # fmt: skip
     assert judge([trial("replica-divergence:gradient norm:no-rank"), CONTROL], wanted).kind == "bad"
     assert judge([trial("nonfinite:no-rank"), CONTROL], wanted).kind == "other"
 
 
-def test_clean_is_good_only_beside_a_clean_control() -> None:
+def test_a_clean_trial_is_good_only_with_a_clean_control() -> None:
     clean = trial("clean")
     assert judge([clean, CONTROL], target()).kind == Kind.GOOD
     assert "no control was run" in judge([clean], target()).text
@@ -77,7 +77,7 @@ def test_clean_is_good_only_beside_a_clean_control() -> None:
 
 
 @pytest.mark.parametrize("unfixed", ["clean", STARVED, "crash:KeyError:x.py f:one-rank"])
-def test_a_failing_control_says_nothing_about_the_release(unfixed: str) -> None:
+def test_a_failing_control_skips_the_release(unfixed: str) -> None:
     failing = trial("wrong-gradients:no-rank", "control", "identical-batches")
     verdict = judge([trial(unfixed), CONTROL, failing], target())
     assert verdict.kind == Kind.SKIP
@@ -108,7 +108,7 @@ def test_a_failing_import_may_be_the_expected_failure() -> None:
     assert judge([trial(name), CONTROL], target("exact", name)).kind == Kind.BAD
 
 
-def test_only_the_variant_that_is_probed_counts() -> None:
+def test_only_the_probed_variant_is_judged() -> None:
     others = [trial(LOST, "unfixed", "unfixed-newest"), trial("clean", "fix", "upgrade")]
     assert judge([trial("clean"), *others, CONTROL], target("exact", LOST)).kind == Kind.GOOD
     assert judge([*others, CONTROL], target()).kind == Kind.SKIP

@@ -38,7 +38,7 @@ def line(text: str) -> str:
         ("1!2.0 G, 1!3.0 B", "1!2.0 G │ 1!3.0 B"),
     ],
 )
-def test_one_line(probed: str, shown: str | None) -> None:
+def test_the_timeline_is_one_line(probed: str, shown: str | None) -> None:
     expected = "4.1 G  4.3 S  4.4 O  4.5 F  4.6 B" if shown is None else shown
     assert line(probed) == expected
 
@@ -155,7 +155,9 @@ def told(letters: str, options: Options) -> list[str]:
         ),
     ],
 )
-def test_sentences(letters: str, options: Options, words: list[str]) -> None:
+def test_the_answer_is_described_in_sentences(
+    letters: str, options: Options, words: list[str]
+) -> None:
     assert told(letters, options) == words
 
 
@@ -195,7 +197,7 @@ def report(letters: str, options: Options) -> Report:
     )
 
 
-def test_the_page_to_paste() -> None:
+def test_the_page_of_an_answer_is_markdown() -> None:
     page = markdown(report("GGGSBBBGGG", Options(5, window=True)))
     assert page.startswith("### expert-starvation: The first bad release is one of transformers")
     assert "4.2 G  4.3 S  4.4 B  4.5 B  4.6 B" in page
@@ -215,7 +217,7 @@ def test_the_page_of_a_search_without_an_answer() -> None:
     assert "Confidence low. 1 probe of 1 of 2 releases" in page
 
 
-def test_json_names_releases_and_is_plain() -> None:
+def test_json_contains_releases_and_plain_values() -> None:
     raw = json.loads(json.dumps(to_json(report("GGGSBBBGGG", Options(5, window=True)))))
     assert raw["schema_version"] == 1 and raw["status"] == "found"
     assert raw["began"]["candidates"] == ["4.3.0", "4.4.0"]
@@ -233,7 +235,7 @@ def test_json_names_releases_and_is_plain() -> None:
     "change",
     [{"attempt": 0}, {"attempt": "1"}, {"seconds": "1"}, {"version": 4}, {"verdict": None}],
 )
-def test_no_record(change: dict[str, object]) -> None:
+def test_an_invalid_record_is_refused(change: dict[str, object]) -> None:
     raw = {**ProbeRecord("4.1.0", GOOD).to_json(), **change}
     with pytest.raises(ValueError):
         ProbeRecord.from_json(raw)

@@ -32,7 +32,7 @@ def moment(doing: str) -> Progress:
     )
 
 
-def test_lines_say_each_thing_once(hang: TrialResult) -> None:
+def test_lines_report_each_event_once(hang: TrialResult) -> None:
     said: list[str] = []
     lines = Lines(said.append)
     lines.begin("expert-starvation-hang: 4 trials", 4)
@@ -78,7 +78,7 @@ def test_live_view_follows_stacks_and_ranks(hang: TrialResult) -> None:
     assert "unfixed: hang, culprit rank 1" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_live_view_of_many_ranks_stays_on_one_line_each() -> None:
+def test_live_view_of_many_ranks_stays_short() -> None:
     live = Live(Console(file=StringIO()))
     states = {rank: "in-collective" if rank % 2 else "running" for rank in range(512)}
     live.doing("unfixed", glance(Progress("running", states, {}, 1.0)))
@@ -90,7 +90,7 @@ def test_an_unmet_expectation_is_shown(hang: TrialResult) -> None:
     assert text == "unfixed: hang, culprit rank 1, expected clean (3.1 s)"
 
 
-def test_a_glance_before_anything_is_known() -> None:
+def test_glance_shows_the_phase_before_ranks_are_known() -> None:
     assert glance(Progress("launching", {}, {}, 0.0)) == "launching"
 
 
@@ -107,7 +107,7 @@ def test_a_glance_before_anything_is_known() -> None:
         ([10.0, 20.0], 4, 0.0, 2, 30.0),
     ],
 )
-def test_how_long_the_rest_takes(
+def test_remaining_time_is_estimated(
     finished: Sequence[float | None], items: int, spent: float, at_once: int, left: float | None
 ) -> None:
     pace = Pace()
@@ -135,7 +135,7 @@ def test_the_estimate_counts_earlier_items_and_stays_within_the_bound() -> None:
     [({"FORCE_COLOR": "1", "TERM": "xterm"}, Live), ({"FORCE_COLOR": "1", "CI": "1"}, Lines),
      ({"FORCE_COLOR": "1", "TERM": "dumb"}, Lines), ({}, Lines)],
 )  # fmt: skip
-def test_live_only_where_a_person_watches(
+def test_live_display_is_used_only_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], kind: type
 ) -> None:
     for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):

@@ -55,13 +55,15 @@ def written(folder: Path) -> bytes:
     return (folder / JOURNAL_FILE).read_bytes()
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_journal_round_trips(tmp_path: Path) -> None:
     written(tmp_path)
     stored = read(tmp_path)
     assert (stored.journal.header, stored.target, stored.probes) == (HEADER, TARGET, RECORDS)
 
 
-def test_cut_at_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_truncated_at_any_byte_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the last write had reached: every finished line is there, and appending goes on."""
     monkeypatch.setattr(journal_file.os, "fsync", lambda _: None)  # thousands of them take a minute
     whole = written(tmp_path / "whole")
@@ -118,7 +120,7 @@ def test_a_killed_process_loses_no_finished_probe(tmp_path: Path) -> None:
     assert len(seen) <= len(kept) <= len(seen) + 1
 
 
-def test_killed_twenty_times_and_the_same_answer(tmp_path: Path) -> None:
+def test_a_bisect_killed_twenty_times_gives_the_same_answer(tmp_path: Path) -> None:
     """At random moments, torn lines included; no release is probed again after it was recorded."""
     letters = "G" * 14 + "BBSBBOBBBBBBBBBBBBBBBBB" + "G" * 23
     assert len(letters) == len(RELEASES)
@@ -186,7 +188,7 @@ def test_another_campaign_or_scenario_file_is_refused(tmp_path: Path) -> None:
         resume(tmp_path, dataclasses.replace(HEADER, digests=edited))
 
 
-def test_more_work_is_the_same_question_and_is_kept(tmp_path: Path) -> None:
+def test_more_columns_extend_the_same_question(tmp_path: Path) -> None:
     """A later command may ask for another column: from then on that one is compared as well."""
     written(tmp_path)
     for _ in range(2):
@@ -196,7 +198,7 @@ def test_more_work_is_the_same_question_and_is_kept(tmp_path: Path) -> None:
         resume(tmp_path, dataclasses.replace(HEADER, digests={"another": "2"}))
 
 
-def test_irrelevant_changes_are_the_same_question(tmp_path: Path) -> None:
+def test_irrelevant_changes_do_not_change_the_question(tmp_path: Path) -> None:
     """More releases since then, another spelling of the command: the journal's releases are kept,
     and the present command is the one to resume with."""
     written(tmp_path)
@@ -210,7 +212,7 @@ def test_irrelevant_changes_are_the_same_question(tmp_path: Path) -> None:
         assert "bisect x --jobs 3 --out" in state.journal.resume_command
 
 
-def test_the_command_that_resumes() -> None:
+def test_resume_command_is_built() -> None:
     command = ("moediag", "bisect", "x", "--set", "a=b c", "--resume")
     line = resume_command(command, Path("runs/my bisect"))
     assert shlex.split(line) == [*command[:-1], "--out", "runs/my bisect", "--resume"]
@@ -220,7 +222,7 @@ def test_the_command_that_resumes() -> None:
     assert resume_command(shlex.split(line), Path("here")) == line
 
 
-def test_only_one_at_a_time(tmp_path: Path) -> None:
+def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
     state = create(tmp_path, HEADER)
     with pytest.raises(UsageError, match="in use by another moediag"):
         resume(tmp_path, HEADER)
@@ -234,7 +236,7 @@ def test_only_one_at_a_time(tmp_path: Path) -> None:
     assert command.endswith(f"--out {shlex.quote(str(tmp_path))} --resume")
 
 
-def test_nothing_to_resume(tmp_path: Path) -> None:
+def test_resume_without_a_journal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no"):
         resume(tmp_path, HEADER)
     with pytest.raises(EvidenceError, match="No such file"):
@@ -250,7 +252,7 @@ def test_a_state_file_of_an_earlier_moediag_is_refused(tmp_path: Path, name: str
         resume(tmp_path, HEADER)
 
 
-def test_killed_before_the_first_line_was_whole(tmp_path: Path) -> None:
+def test_a_journal_without_a_complete_first_line_is_restarted(tmp_path: Path) -> None:
     for content in (b'{"e":"header","schema_ver', b""):
         (tmp_path / JOURNAL_FILE).write_bytes(content)
         with pytest.raises(EvidenceError, match="before its first line"):
@@ -290,7 +292,7 @@ def line_of(name: str, kind: str = "good") -> str:
         (3, '{"e":"learned","name":"target","value":{}}', "target is there twice"),
     ],
 )
-def test_a_file_that_was_edited(tmp_path: Path, number: int, line: str, words: str) -> None:
+def test_an_edited_journal_is_refused(tmp_path: Path, number: int, line: str, words: str) -> None:
     lines = written(tmp_path).decode().splitlines()
     lines[number - 1] = line
     (tmp_path / JOURNAL_FILE).write_text("\n".join(lines) + "\n")
@@ -300,14 +302,14 @@ def test_a_file_that_was_edited(tmp_path: Path, number: int, line: str, words: s
     assert f"{JOURNAL_FILE}:{number}:" in problem.value.message
 
 
-def test_lines_of_a_later_moediag_are_left_alone(tmp_path: Path) -> None:
+def test_lines_of_a_later_moediag_are_ignored(tmp_path: Path) -> None:
     data = written(tmp_path)
     (tmp_path / JOURNAL_FILE).write_bytes(data + b'{"e":"attribution","of":"4.53.0"}\n')
     assert read(tmp_path).probes == RECORDS
 
 
 @pytest.mark.parametrize("limit", [0, 1, 40])
-def test_a_full_disk_leaves_the_file_whole(
+def test_a_full_disk_leaves_the_journal_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     real = os.write
@@ -335,7 +337,7 @@ def test_the_file_is_plain_json_lines(tmp_path: Path) -> None:
     assert kinds == ["header", "learned", "probe", "probe", "probe", "probe"]
 
 
-def test_probes_of_something_else_than_a_release_are_kept_by_name(tmp_path: Path) -> None:
+def test_probes_of_mixed_environments_are_stored_by_name(tmp_path: Path) -> None:
     mixed = ProbeRecord("1.1 with the companions of 1.0", BAD, seconds=1.0)
     again = dataclasses.replace(mixed, attempt=2)
     with create(tmp_path, HEADER) as state:

@@ -38,7 +38,7 @@ def cell(subject: str, version: str, mode: Mode, verdict: str, shows: bool | Non
         (flaky(1, 1), f"{STARVED}; clean", ("flaky", None, "flaky")),
     ],
 )  # fmt: skip
-def test_a_probe_as_a_cell(
+def test_a_probe_becomes_a_cell(
     verdict: ProbeVerdict, signature: str, expected: tuple[str, bool | None, str]
 ) -> None:
     found = of_probe("s f", ProbeRecord("4.53.0", verdict, signature=signature), "abc")
@@ -46,7 +46,7 @@ def test_a_probe_as_a_cell(
     assert Cell.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
-def test_the_declared_verdict_without_the_declared_pattern_is_another_failure() -> None:
+def test_the_declared_verdict_without_its_pattern_is_another_failure() -> None:
     lost = "wrong-weights:one-slice-sharded-again:no-rank"
     record = ProbeRecord("5.19.0", ProbeVerdict(Kind.BAD, lost), signature=lost)
     assert of_probe("s f", record, "", "one-slice-sharded-again").shows is True
@@ -54,7 +54,7 @@ def test_the_declared_verdict_without_the_declared_pattern_is_another_failure() 
     assert (found.shows, found.mark, found.text) == (None, "wrong-weights", lost)
 
 
-def test_the_expected_failure_is_shown_once_or_by_scenario() -> None:
+def test_the_legend_shows_the_expected_failure_once_or_by_scenario() -> None:
     one = table(cell(S, "1.0", Mode.REAL, "hang", True))
     assert ("x", "the failure shows (hang)") in table_page.legend(one)
     names = {"a f": ("hang",), "b f": ("wrong-weights:not-sharded", "nonfinite")}
@@ -80,7 +80,7 @@ def test_an_invalid_cell_is_refused(raw: dict[str, object]) -> None:
         Cell.from_json(raw)
 
 
-def test_ranks_that_lack_the_same_are_not_susceptible() -> None:
+def test_ranks_with_equal_missing_parameters_are_not_susceptible() -> None:
     for missing, expected in (
         ([["a"], ["a"]], False),
         ([["a"], ["b"]], True),
@@ -102,7 +102,7 @@ def table(*cells: Cell, versions: tuple[str, ...] = ("1.0", "1.1", "1.2", "2.0")
     return Matrix("lib", (S, T), versions, by_key(cells), {S: ("hang",), T: ("hang",)}, listed)
 
 
-def test_both_stand_at_one_place_and_a_disagreement_is_named() -> None:
+def test_a_cell_shows_run_and_prediction_and_marks_disagreement() -> None:
     found = table(
         cell(S, "1.0", R, "hang", True), cell(S, "1.0", F, "susceptible", True),
         cell(S, "1.1", R, "clean", False), cell(S, "1.1", F, "susceptible", True),
@@ -124,14 +124,14 @@ def test_both_stand_at_one_place_and_a_disagreement_is_named() -> None:
     assert len(raw["cells"]) == 7
 
 
-def test_another_failure_than_predicted_is_a_disagreement_too() -> None:
+def test_a_failure_other_than_predicted_is_a_disagreement() -> None:
     found = table(cell(S, "1.0", R, "crash", None, CRASH), cell(S, "1.0", F, "susceptible", True))
     assert len(found.disagreements()) == 1
     same = table(cell(S, "1.0", R, "nonfinite", None), cell(S, "1.0", F, "nonfinite", None))
     assert same.disagreements() == []
 
 
-def test_ranges_of_affected_releases() -> None:
+def test_affected_releases_are_shown_as_ranges() -> None:
     marks = {"1.0": False, "1.1": True, "1.2": None, "1.3": True, "1.4": False, "2.0": True}
     cells = [
         cell(S, v, R, "could-not-run" if shows is None else "v", shows)
@@ -144,13 +144,13 @@ def test_ranges_of_affected_releases() -> None:
     assert told["olmoe"] == "nothing is known"
 
 
-def test_a_run_counts_before_a_prediction() -> None:
+def test_a_run_is_preferred_to_a_prediction() -> None:
     found = table(cell(S, "1.0", R, "clean", False), cell(S, "1.0", F, "susceptible", True))
     assert found.stretches(S) == []
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])
-def test_a_table_wider_than_the_screen_comes_in_parts(width: int) -> None:
+def test_a_table_wider_than_the_screen_is_split(width: int) -> None:
     subjects = tuple(f"starve family_{number}" for number in range(12))
     found = Matrix("lib", subjects, ("1.0",), {})
     text = [plain(line) for line in table_page.lines(found, width)]
@@ -167,7 +167,7 @@ def test_columns_are_named_by_what_differs() -> None:
     assert table_page.heads(both) == ["a qwen3_moe", "b mixtral"]
 
 
-def test_a_page_keeps_the_other_matrices_on_it() -> None:
+def test_a_page_keeps_its_other_matrices() -> None:
     first = table_page.placed("# Title\n\nWords.\n", "lib a", "## a\nold\n")
     assert first.startswith("# Title\n\nWords.\n")
     both = table_page.placed(first, "lib b", "## b\n")
@@ -178,7 +178,7 @@ def test_a_page_keeps_the_other_matrices_on_it() -> None:
     assert table_page.placed(again, "lib b", "## b\n") == again
 
 
-def test_markdown_says_how_it_was_made_and_what_marks_mean() -> None:
+def test_markdown_contains_the_command_and_the_legend() -> None:
     found = table(cell(S, "1.0", F, "susceptible", True))
     text = table_page.markdown(found, ["`moediag matrix starve`"])
     assert text.splitlines()[0] == "## starve by release of lib"

@@ -87,7 +87,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 FAMILIES = ("--family", "mixtral", "--family", "olmoe")
 
 
-def test_a_table(world: World, run: Any) -> None:
+def test_a_table_is_printed_and_saved(world: World, run: Any) -> None:
     code, out, err = run(*FAMILIES, "--out", "found")
     assert code == ExitCode.OK
     lines = [line.split() for line in out.splitlines()]
@@ -104,7 +104,7 @@ def test_a_table(world: World, run: Any) -> None:
     assert world.prepared[0] == ("expert-starvation mixtral", "4.52.2", Mode.REAL)
 
 
-def test_in_a_terminal_a_cell_at_work_is_shown(tmp_path: Path) -> None:
+def test_a_terminal_shows_the_running_cell(tmp_path: Path) -> None:
     shown = Display()
     said: list[tuple[str, str]] = []
     shown.doing = lambda name, text: said.append((name, text))  # type: ignore[method-assign]
@@ -112,13 +112,13 @@ def test_in_a_terminal_a_cell_at_work_is_shown(tmp_path: Path) -> None:
     assert said == [("s mixtral 4.53.0 real", "unfixed: launching")]
 
 
-def test_json_is_one_object_and_nothing_else(world: World, run: Any) -> None:
+def test_json_is_one_object_on_stdout(world: World, run: Any) -> None:
     code, out, _ = run("--fast", "--json")
     assert code == ExitCode.OK
     assert {c["mode"] for c in json.loads(out)["cells"]} == {"fast"}
 
 
-def test_predicted_everywhere_and_run_at_the_changes(world: World, run: Any) -> None:
+def test_confirm_predicts_all_cells_and_runs_those_at_changes(world: World, run: Any) -> None:
     code, out, _ = run(*FAMILIES, "--confirm", "--out", "found")
     assert code == ExitCode.OK
     assert f"{WINDOW[0]} to {WINDOW[-1]}" in out
@@ -128,7 +128,7 @@ def test_predicted_everywhere_and_run_at_the_changes(world: World, run: Any) -> 
     assert {VERSIONS[edges[0] - 1], WINDOW[0], WINDOW[-1], VERSIONS[edges[1] + 1]} <= real
 
 
-def test_a_disagreement_is_shown_and_makes_it_inconclusive(world: World, run: Any) -> None:
+def test_a_disagreement_is_shown_and_inconclusive(world: World, run: Any) -> None:
     world.wrong = {("expert-starvation mixtral", "4.51.2", Mode.REAL)}
     code, out, _ = run("--family", "mixtral", "--confirm")
     assert code == ExitCode.INCONCLUSIVE
@@ -196,7 +196,7 @@ def test_a_wrong_command_line_is_one_message(world: World, run: Any, words: list
     assert world.made == []
 
 
-def test_a_page_with_the_command_that_made_it(world: World, run: Any) -> None:
+def test_a_page_contains_the_command(world: World, run: Any) -> None:
     page = Path("page.md")
     page.write_text("# Compatibility\n\nWords.\n")
     for _ in range(2):

@@ -49,7 +49,7 @@ def wanted(*names: str, **more: Any) -> MatrixQuestion:
     return ask(Wanted(names or ("expert-starvation",), **more))
 
 
-def test_the_newest_patch_of_each_minor_since_4_51() -> None:
+def test_rows_are_the_newest_patch_of_each_minor_since_4_51() -> None:
     found = wanted()
     assert found.versions == ("4.51.3", "4.52.4", "4.53.3", "5.0.0", "5.1.0", "5.7.1")
     assert found.listed[0] == "4.51.3"
@@ -70,7 +70,7 @@ def test_the_newest_patch_of_each_minor_since_4_51() -> None:
         ({"releases": ("4.52.0", "4.30.0")}, ("4.30.0", "4.52.0")),  # withdrawn, but asked for
     ],
 )  # fmt: skip
-def test_the_requested_rows(more: dict[str, Any], versions: tuple[str, ...]) -> None:
+def test_requested_rows_are_used(more: dict[str, Any], versions: tuple[str, ...]) -> None:
     assert wanted(**more).versions == versions
 
 
@@ -94,7 +94,7 @@ def test_an_impossible_question_is_one_message(more: dict[str, Any]) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_families_are_columns_however_they_are_named() -> None:
+def test_families_from_options_and_overrides_are_columns() -> None:
     found = wanted(families=("olmoe", "mixtral"), overrides=("model.family=llama4", "step.steps=1"))
     assert [s.family for s in found.subjects] == ["llama4", "olmoe", "mixtral"]
     assert found.keys[0] == "expert-starvation llama4"
@@ -103,7 +103,7 @@ def test_families_are_columns_however_they_are_named() -> None:
     assert len({s.digest for s in found.subjects}) == 3
 
 
-def test_a_column_runs_the_unfixed_variant_and_its_controls_alone() -> None:
+def test_a_column_runs_only_the_unfixed_variant_and_its_controls() -> None:
     (subject,) = wanted().subjects
     assert set(subject.question.scenario.variants) == {
         "unfixed", "identical-batches", "starved-everywhere"
@@ -114,7 +114,7 @@ def test_a_column_runs_the_unfixed_variant_and_its_controls_alone() -> None:
     assert often.rate.repeats() > 5  # a failure that shows at times
 
 
-def test_what_changes_a_run_changes_its_digest() -> None:
+def test_digest_changes_with_the_run() -> None:
     plain = wanted().subjects[0].digest
     assert wanted(oldest="5.0").subjects[0].digest == plain
     assert wanted(overrides=("step.steps=1",)).subjects[0].digest != plain

@@ -40,14 +40,14 @@ def drive(way: Way, asked: list[str], listed: list[str], truth: dict[str, str]) 
 
 
 @pytest.mark.parametrize("way", [Way.REAL, Way.FAST])
-def test_every_cell_once_release_by_release(way: Way) -> None:
+def test_every_cell_is_planned_once_release_by_release(way: Way) -> None:
     listed = releases(12)
     made = drive(way, listed[::3], listed, dict.fromkeys(SUBJECTS, "GBGBGBGBGBGB"))
     mode = Mode.REAL if way == Way.REAL else Mode.FAST
     assert made == [(s, v, mode) for v in listed[::3] for s in SUBJECTS]
 
 
-def test_runs_are_at_the_change_and_beside_it() -> None:
+def test_runs_are_planned_on_both_sides_of_a_change() -> None:
     listed = releases(20)
     truth = {"s a": "G" * 7 + "B" * 13, "s b": "G" * 20}
     made = drive(Way.CONFIRM, listed[4::5], listed, truth)
@@ -60,7 +60,7 @@ def test_runs_are_at_the_change_and_beside_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_every_change_is_made_exact_and_run_on_both_sides(seed: int) -> None:
+def test_every_change_is_located_and_run_on_both_sides(seed: int) -> None:
     rng = random.Random(seed)
     count = rng.randrange(2, 40)
     listed = releases(count)

@@ -42,7 +42,7 @@ MOVED = Track("transformers", "newest", "5.23.0")
 # ------------------------------------------------------------------------ tracks
 
 
-def test_tracks_from_the_command_line() -> None:
+def test_tracks_are_parsed_from_the_command_line() -> None:
     assert [t.name for t in tracks.parse([])] == [
         "pinned",
         *(f"{name}=newest" for name in tracks.PACKAGES),
@@ -56,7 +56,7 @@ def test_tracks_from_the_command_line() -> None:
             tracks.parse([wrong])
 
 
-def test_versions_of_tracks_and_skipped_tracks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_tracks_are_found_or_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     served = {
         "transformers": [
             Release("5.22.0"),
@@ -92,7 +92,7 @@ def planned(*of: Track, asked: Asked = ASKED) -> list[Planned]:
     return planning.plan_all([Track(), *of], asked)
 
 
-def test_a_package_is_moved_where_the_scenario_names_it() -> None:
+def test_a_track_moves_packages_that_the_scenario_uses() -> None:
     found = planned(MOVED, Track("accelerate", "newest", "1.15.0"))
     assert [(p.name, p.moved) for p in found] == [
         (name, moved) for name in NAMES for moved in ({}, {"transformers": "5.23.0"})
@@ -109,7 +109,7 @@ def test_a_package_is_moved_where_the_scenario_names_it() -> None:
     assert "cost" not in {t.trial.task.kind for t in full.plan.trials}
 
 
-def test_a_release_that_is_pinned_already_is_run_once_for_both_tracks() -> None:
+def test_an_already_pinned_release_is_run_once_for_both_tracks() -> None:
     same = Track("transformers", "newest", "4.53.2")
     torch = Track("torch", "newest", "2.13.0")
     found = planned(same, torch, Track("torch", "pre", "2.14.0rc1"))
@@ -118,7 +118,7 @@ def test_a_release_that_is_pinned_already_is_run_once_for_both_tracks() -> None:
     ]  # fmt: skip
 
 
-def test_jobs_left_out_come_first_next_time() -> None:
+def test_omitted_jobs_are_first_next_time() -> None:
     all_of_them = planned(MOVED)
     first = planning.ordered(all_of_them, [])
     assert [p.moved for p in first] == [{}, {}, {"transformers": "5.23.0"}] + [first[3].moved]
@@ -142,7 +142,7 @@ def states(track: Track, *trials: TrialResult) -> dict[str, str]:
     return {e.variant: e.state for e in judged.entries(result, track, "runs/x")}
 
 
-def test_a_failure_that_is_expected_is_good_where_pinned_and_bad_where_moved() -> None:
+def test_an_expected_failure_is_good_if_pinned_and_bad_if_moved() -> None:
     assert states(Track(), trial()) == {"unfixed": "good"}
     assert states(MOVED, trial()) == {"unfixed": "bad"}
     gone = trial(verdict="clean", met=False)
@@ -150,7 +150,7 @@ def test_a_failure_that_is_expected_is_good_where_pinned_and_bad_where_moved() -
     assert states(MOVED, gone) == {"unfixed": "good"}
 
 
-def test_a_fix_that_is_known_to_be_wrong_may_stay_wrong_but_not_otherwise() -> None:
+def test_a_known_wrong_fix_may_fail_only_as_expected() -> None:
     wrong = trial(variant="f", role="fix", expected="hang or crash")
     right = trial(variant="g", role="fix", expected="clean")
     assert states(MOVED, wrong, right) == {"f": "good", "g": "bad"}
@@ -158,7 +158,7 @@ def test_a_fix_that_is_known_to_be_wrong_may_stay_wrong_but_not_otherwise() -> N
     assert states(MOVED, other) == {"f": "bad"}
 
 
-def test_beside_a_failing_control_nothing_is_known() -> None:
+def test_state_is_unknown_with_a_failing_control() -> None:
     control = trial(variant="c", role="control", expected="clean", verdict="crash", met=False)
     for track in (Track(), MOVED):
         assert states(track, trial(), control) == {"unfixed": "unknown", "c": "bad"}
@@ -166,7 +166,7 @@ def test_beside_a_failing_control_nothing_is_known() -> None:
     assert states(MOVED, trial(), skipped) == {"unfixed": "bad", "c": "unknown"}
 
 
-def test_the_repeat_that_fails_decides() -> None:
+def test_a_failing_repeat_decides() -> None:
     shown = [trial(verdict=v, repeat=n) for n, v in enumerate(("clean", "inconclusive", "hang"))]
     assert states(MOVED, *shown) == {"unfixed": "bad"}
     assert states(MOVED, *shown[:2]) == {"unfixed": "good"}
@@ -211,9 +211,7 @@ def night_in(folder: Path, kept: History, minutes: float) -> drive.Result:
         return drive.run(jobs, ASKED, ["a note"], kept, journal, minutes, Display())
 
 
-def test_a_night_is_kept_whole_and_never_written_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_night_is_saved_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran, _ = nightly(monkeypatch, tmp_path, lambda _: ONE)
     assert ran.night.complete
     assert [j.finished for j in ran.night.jobs] == [True] * 4
@@ -231,7 +229,7 @@ def test_a_night_is_kept_whole_and_never_written_again(
     assert {c.change for c in compare(again.night, kept.nights)} == {Change.SAME, Change.STILL}
 
 
-def test_the_time_limit_applies_between_jobs_and_long_jobs_are_named(
+def test_the_time_limit_applies_between_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Clock(drive.Clock):
@@ -272,7 +270,7 @@ def test_a_job_stopped_by_the_time_limit_is_distinguished_from_ctrl_c(
     assert ran.night.jobs[1].problem == "did not fit: no time was left"
 
 
-def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = []
 
     def second_is_interrupted(name: str) -> RunResult:
@@ -290,7 +288,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("finished", range(4))
-def test_a_resumed_night_ends_as_a_whole_one(
+def test_a_resumed_night_equals_an_uninterrupted_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: int
 ) -> None:
     names: list[str] = []
@@ -321,7 +319,7 @@ def test_a_resumed_night_ends_as_a_whole_one(
     assert night.complete and night.entries == whole.night.entries
 
 
-def test_jobs_left_out_run_when_the_night_is_resumed(
+def test_omitted_jobs_run_when_the_night_is_resumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("moediag.campaign.run.run", writing(lambda _: ONE))
@@ -333,7 +331,7 @@ def test_jobs_left_out_run_when_the_night_is_resumed(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 2}', '{"schema_version": 1}'])
-def test_a_night_that_cannot_be_read_is_left_out_and_named(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_night_is_skipped_and_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text(text)
     kept = History(tmp_path)
     assert kept.nights == []
@@ -376,7 +374,7 @@ def week() -> Summary:
     return dataclasses.replace(found, blames={key: Blame(said, "### the bisect\n")})
 
 
-def test_the_summary_puts_first_what_is_new(week: Summary) -> None:
+def test_the_summary_lists_new_failures_first(week: Summary) -> None:
     text = pages.markdown(week)
     assert text.startswith("## moediag nightly: 1 new failure, 1 fixed, 1 still failing, 1 flaky")
     heads = [line for line in text.splitlines() if line.startswith("### ")]
@@ -392,7 +390,7 @@ def test_the_summary_puts_first_what_is_new(week: Summary) -> None:
         assert part in text, part
 
 
-def test_the_summary_stays_below_its_limit_and_says_so() -> None:
+def test_a_truncated_summary_is_marked() -> None:
     many = [entry(scenario=f"scenario-{n}", why="x" * 400) for n in range(4000)]
     text = pages.markdown(summary(night(1, *many)))
     assert len(text.encode()) <= pages.LIMIT < 2**20
@@ -403,7 +401,7 @@ def test_the_summary_stays_below_its_limit_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("new", "lines"), [(0, 0), (10, 10), (11, 10), (40, 10)])
-def test_at_most_ten_annotations_each_one_line(new: int, lines: int) -> None:
+def test_at_most_ten_annotations_of_one_line_are_written(new: int, lines: int) -> None:
     many = [entry(scenario=f"s{n}", why="a: 100%\nb") for n in range(new)]
     found = pages.workflow_commands(summary(night(1, *many)))
     assert len(found) == lines
@@ -434,7 +432,7 @@ def tonight(week: Summary) -> Summary:
     )
 
 
-def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_path: Path) -> None:
+def test_only_new_failures_have_a_draft_issue(week: Summary, tmp_path: Path) -> None:
     result = dataclasses.replace(GOLDEN, trials=(trial(),))
     found = artifacts.drafts(tonight(week), {"runs/a": result}, tmp_path)
     assert list(found) == ["a-unfixed-transformers-newest.md"]
@@ -447,7 +445,7 @@ def test_a_draft_issue_for_each_new_failure_and_none_else(week: Summary, tmp_pat
     assert len(text) < 65_000
 
 
-def test_the_exported_file_is_beside_its_draft(week: Summary, tmp_path: Path) -> None:
+def test_the_exported_file_is_written_beside_its_draft(week: Summary, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "a"
     folder.mkdir(parents=True)
     scenario = loading.load(catalogue.find("expert-starvation"))
@@ -462,7 +460,7 @@ def test_the_exported_file_is_beside_its_draft(week: Summary, tmp_path: Path) ->
     assert program.rstrip() in found["a-unfixed-transformers-newest.md"]
 
 
-def test_an_expected_failure_that_is_gone_has_a_draft_without_a_template(
+def test_a_fixed_expected_failure_has_a_draft_without_a_template(
     week: Summary, tmp_path: Path
 ) -> None:
     gone = dataclasses.replace(GOLDEN, trials=(changed(trial(), verdict="clean"),))
@@ -475,7 +473,9 @@ def test_an_expected_failure_that_is_gone_has_a_draft_without_a_template(
 # ------------------------------------------------------------------------ the command
 
 
-def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_wrong_command_line_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     for words, says in (
         (["--track", "newer"], "--track newer: no such track"),
         (["--annotate", "--json"], "--annotate and --json exclude each other"),
@@ -490,7 +490,7 @@ def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "--history" in capsys.readouterr().err
 
 
-def test_a_bisect_without_time_names_the_command() -> None:
+def test_a_bisect_without_time_left_prints_its_command() -> None:
     (new,) = compare(night(2, entry("bad", "5.0.0")), [night(1, entry("good", "4.57.6"))])
     said = blame.blame(new, "starve", ASKED, Path("x"), 1.0, None, LaunchOptions())  # type: ignore[arg-type]
     assert said.command == (

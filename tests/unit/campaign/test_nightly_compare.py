@@ -49,7 +49,7 @@ def history(states: str) -> list[Entry]:
         ("u", Change.UNKNOWN, None, None),
     ],
 )
-def test_the_words_for_a_sequence_of_nights(
+def test_a_sequence_of_nights_is_classified(
     states: str, change: Change, since: int | None, last_good: int | None
 ) -> None:
     found = last(*history(states))
@@ -67,7 +67,7 @@ def test_another_failure_is_new_even_after_a_failure() -> None:
     assert found.before.entry.signature != found.entry.signature
 
 
-def test_contradicting_verdicts_on_one_stack_are_flaky_not_new() -> None:
+def test_contradicting_verdicts_on_one_stack_are_flaky() -> None:
     found = last(entry("good"), entry("bad"))
     assert found.change == Change.FLAKY
     assert [seen.entry.verdict for seen in found.outcomes] == ["clean", "hang"]
@@ -81,20 +81,20 @@ def test_flaky_ends_with_the_window() -> None:
 
 
 @pytest.mark.parametrize("what", [{"stack": {"transformers": "9.9"}}, {}])
-def test_another_stack_or_another_judge_is_no_contradiction(what: dict[str, Any]) -> None:
+def test_another_stack_or_moediag_version_is_not_flaky(what: dict[str, Any]) -> None:
     earlier = night(1, entry("good", **what), moediag_version="1.0" if what else "0.9")
     (found,) = compare(night(2, entry("bad")), [earlier])
     assert found.change == Change.NEW
 
 
-def test_other_lanes_and_later_nights_say_nothing() -> None:
+def test_other_lanes_and_later_nights_are_ignored() -> None:
     others = [night(1, entry("good", "4.0"), lane="gpu-8"), night(3, entry("good", "4.0"))]
     (found,) = compare(night(2, entry("bad")), others)
     assert (found.change, found.last_good) == (Change.NEW, None)
 
 
 @given(st.lists(st.sampled_from("gbu"), min_size=1, max_size=6), st.randoms())
-def test_the_order_of_files_does_not_matter_and_the_last_night_decides(
+def test_the_comparison_does_not_depend_on_the_order_of_files(
     states: list[str], random: Any
 ) -> None:
     nights = [night(d + 1, e) for d, e in enumerate(history("".join(states)))]
@@ -113,14 +113,14 @@ def test_the_order_of_files_does_not_matter_and_the_last_night_decides(
 # ------------------------------------------------------------------------ where to search
 
 
-def test_the_search_lies_between_the_last_good_release_and_tonights() -> None:
+def test_the_bisect_starts_from_the_last_good_release() -> None:
     found = span(last(entry("good", "4.57.6"), entry("bad", "5.0.0")))
     assert (found.package, found.good, found.bad, found.why_not) == (
         "transformers", "4.57.6", "5.0.0", "",
     )  # fmt: skip
 
 
-def test_a_companion_that_alone_differs_is_searched_and_two_are_not() -> None:
+def test_only_a_single_changed_companion_is_bisected() -> None:
     torch = {**entry().stack, "torch": "2.12.0+cpu"}
     found = span(last(entry("good", stack=torch), entry("bad")))
     assert (found.package, found.good, found.bad) == ("torch", "2.12.0", "2.13.0")

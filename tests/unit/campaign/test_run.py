@@ -136,7 +136,7 @@ def comparable(result: RunResult) -> dict[str, Any]:
 # ------------------------------------------------------------------------ stacks
 
 
-def test_a_stack_is_built_and_its_host_started_when_a_trial_needs_it(tmp_path: Path) -> None:
+def test_a_stack_is_built_when_a_trial_needs_it(tmp_path: Path) -> None:
     Builders.begun.clear()
     ranks = Ranks()
     run(tmp_path / "out", ranks, planned(["unfixed", "upgrade"]))
@@ -154,7 +154,7 @@ class NoRanks(Ranks):
         raise LaunchError("no ranks here")
 
 
-def test_a_release_that_was_typed_and_does_not_exist_is_an_error(tmp_path: Path) -> None:
+def test_a_requested_release_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NoSuchRelease, match="no 99"):
         run(tmp_path, Ranks(), planned(transformers="99"), {"99": NoSuchRelease("no 99")})
     saved = read_result(tmp_path)
@@ -168,7 +168,7 @@ def test_an_unavailable_stack_affects_only_its_own_trials(tmp_path: Path) -> Non
     assert causes == [("unfixed", "no ranks here"), ("upgrade", "withdrawn")]
 
 
-def test_no_stack_at_all_is_an_error_with_the_first_reason(tmp_path: Path) -> None:
+def test_no_available_stack_is_an_error_with_the_first_reason(tmp_path: Path) -> None:
     the_plan = planned(["unfixed", "upgrade"])
     own = the_plan.trials[0].stack["transformers"]
     errors = {own: StackError("no network for the first"), UPGRADE: StackError("nor the second")}
@@ -176,7 +176,7 @@ def test_no_stack_at_all_is_an_error_with_the_first_reason(tmp_path: Path) -> No
         run(tmp_path, Ranks(), the_plan, errors)
 
 
-def test_no_launch_at_all_is_an_error(tmp_path: Path) -> None:
+def test_no_successful_launch_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no ranks here"):
         run(tmp_path, NoRanks(), planned(["unfixed"]))
 
@@ -199,7 +199,7 @@ def launches() -> int:
     return len(planned().trials) + 2  # two stacks with a reference each
 
 
-def test_an_interrupted_run_says_so_in_its_result_and_how_to_resume(tmp_path: Path) -> None:
+def test_an_interrupted_run_saves_a_result_and_prints_how_to_resume(tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="after 1 of 4 trials") as caught:
         run(tmp_path, ending(2, KeyboardInterrupt()))
     saved = read_result(tmp_path)
@@ -210,7 +210,7 @@ def test_an_interrupted_run_says_so_in_its_result_and_how_to_resume(tmp_path: Pa
 
 
 @pytest.mark.parametrize("at", range(launches()))
-def test_resumed_after_an_end_anywhere_it_has_the_same_result(tmp_path: Path, at: int) -> None:
+def test_a_run_resumed_after_any_trial_has_the_same_result(tmp_path: Path, at: int) -> None:
     """Trials and references that were finished do not run again."""
     whole = run(tmp_path / "whole", Ranks())
     first, second = ending(at, KeyboardInterrupt()), Ranks()
@@ -226,9 +226,7 @@ def test_resumed_after_an_end_anywhere_it_has_the_same_result(tmp_path: Path, at
 
 
 @pytest.mark.parametrize("torn", [1, 20])
-def test_killed_while_a_line_was_written_it_loses_that_trial_only(
-    tmp_path: Path, torn: int
-) -> None:
+def test_a_run_killed_during_a_write_loses_only_that_trial(tmp_path: Path, torn: int) -> None:
     """As after SIGKILL at any moment: the journal ends anywhere, and nothing else was written."""
     whole = run(tmp_path / "whole", Ranks())
     data = (tmp_path / "whole" / JOURNAL_FILE).read_bytes()
@@ -243,7 +241,7 @@ def test_killed_while_a_line_was_written_it_loses_that_trial_only(
         assert len(ranks.log) > 0 or torn == 1
 
 
-def test_a_full_disk_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_finished_trials(tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(DiskFull, match="1 of 4 trials are finished and kept") as caught:
         run(tmp_path / "parts", ending(2, full))
@@ -269,7 +267,7 @@ def test_a_failed_launch_is_repeated_on_resume(tmp_path: Path) -> None:
         (lambda: plan(load.load(catalogue.find("ep-clip-norm")), 2, "cpu"), "scenario: "),
     ],
 )
-def test_another_question_is_refused_and_says_what_differs(
+def test_another_question_is_refused_with_the_difference(
     tmp_path: Path, other: Callable[[], Plan], differs: str
 ) -> None:
     run(tmp_path, Ranks())
@@ -296,7 +294,7 @@ class Clock:
         return self.now
 
 
-def test_a_trial_does_not_take_the_time_of_its_reference(
+def test_trial_time_does_not_include_the_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()

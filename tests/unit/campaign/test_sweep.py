@@ -57,7 +57,7 @@ def swept(
         return session.sweep(planned, options, journal, display)
 
 
-def test_the_catalogue_is_planned_and_releases_stay_together() -> None:
+def test_the_catalogue_is_planned_grouped_by_release() -> None:
     planned = plan_all(SweepOptions())
     assert sorted(p.name for p in planned) == sorted(catalogue.names())
     assert all(p.plan is not None and p.trials > 0 for p in planned)
@@ -76,7 +76,7 @@ def test_the_catalogue_is_planned_and_releases_stay_together() -> None:
         ({"default": 4, "min": 4, "multiple_of": 4}, 3, "gpu", None),
     ],
 )
-def test_the_largest_number_of_ranks_that_it_can_have(
+def test_a_scenario_gets_the_largest_possible_number_of_ranks(
     world: dict[str, int], wanted: int | None, device: str, ranks: int | None
 ) -> None:
     scenario = load.load(catalogue.find("expert-starvation"))
@@ -119,9 +119,7 @@ def statuses(folder: Path) -> list[str]:
     return [row["status"] for row in json.loads((folder / view.SUMMARY_FILE).read_text())["rows"]]
 
 
-def test_ctrl_c_keeps_the_rows_that_are_done(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_keeps_finished_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="after 1 of 3 scenarios") as caught:
         swept(monkeypatch, tmp_path, lambda: met(True), failing(Interrupted("x")))
     assert caught.value.help_text.endswith(f"moediag run --all --out {tmp_path} --resume")
@@ -144,7 +142,7 @@ def test_a_resumed_sweep_repeats_scenarios_without_a_result(
 
 
 @pytest.mark.parametrize("finished", range(4))
-def test_resumed_after_any_scenario_it_ends_with_the_same_rows(
+def test_a_sweep_resumed_after_any_scenario_has_the_same_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: int
 ) -> None:
     outcomes: list[Outcome] = [lambda: met(True), lambda: met(False), lambda: met(True)]
@@ -190,7 +188,7 @@ def test_progress_counts_over_all_scenarios(
     assert said[-1].startswith(f"[{sizes[0] + sizes[1] + 1}/{sum(sizes)}] unfixed: hang; about ")
 
 
-def test_the_summary_names_unmet_expectations() -> None:
+def test_the_summary_lists_unmet_expectations() -> None:
     rows = (
         Row.of("a", met(True), 0, "", 61.0, 2),
         Row.of("b", met(False), 1, "", 2.0, 4),
@@ -220,7 +218,7 @@ def test_the_summary_names_unmet_expectations() -> None:
         (["run", "--all", "--set", "model.family=mixtral"], "--set model.family=mixtral"),
     ],
 )
-def test_options_that_exclude_all(
+def test_options_that_exclude_all_scenarios_are_refused(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.main(arguments) == ExitCode.USAGE

@@ -44,7 +44,7 @@ def evidence(wrong: set[str], step: str = "1", error: object = 0.5) -> Evidence:
         ("model.layers.0.mlp.shared_expert_gate.weight", by_part.REST),
     ],
 )
-def test_what_a_parameter_belongs_to(fqn: str, kind: str) -> None:
+def test_parameters_are_assigned_to_parts(fqn: str, kind: str) -> None:
     assert by_part.kind(fqn) == kind
 
 
@@ -58,7 +58,7 @@ def test_parts_are_counted_once_over_all_ranks() -> None:
     assert found[1].error == 0.5
 
 
-def test_the_router_alone_is_said_and_so_is_the_expert_alone() -> None:
+def test_sentence_names_the_only_wrong_part() -> None:
     router = by_part.sentence(by_part.parts(evidence({GATE}), 1))
     assert router == "The experts' own gradients are right, the router's are not."
     experts = by_part.sentence(by_part.parts(evidence({EXPERT}), 1))
@@ -67,7 +67,7 @@ def test_the_router_alone_is_said_and_so_is_the_expert_alone() -> None:
     assert by_part.sentence(by_part.parts(evidence(set()), 1)) == ""
 
 
-def test_a_wrong_input_alone_is_found_with_its_step() -> None:
+def test_a_wrong_block_input_is_found_with_its_step() -> None:
     wrong = evidence({BLOCK}, step="3")
     assert by_part.wrong_inputs(wrong) == 3
     assert "1 of 1 MoE block passes a wrong gradient" in by_part.sentence(by_part.parts(wrong, 3))
@@ -97,7 +97,7 @@ def test_the_table_has_a_row_for_each_part() -> None:
     )
 
 
-def test_the_first_step_with_a_wrong_input_counts() -> None:
+def test_the_first_step_with_a_wrong_input_is_reported() -> None:
     outcome = Outcome(
         0,
         inputs={
@@ -111,7 +111,7 @@ def test_the_first_step_with_a_wrong_input_counts() -> None:
     assert by_part.wrong_inputs(Evidence(1, {0: RankEvidence(0)})) is None
 
 
-def test_several_blocks_pass_wrong_gradients_on() -> None:
+def test_sentence_counts_blocks_that_pass_wrong_gradients() -> None:
     inputs = {f"block{n}": GradientError(1.0, 1.0, wrong=n > 0, placement="") for n in range(3)}
     outcome = Outcome(0, inputs={"1": inputs})
     found = by_part.parts(Evidence(1, {0: RankEvidence(0, outcome=outcome)}), 1)

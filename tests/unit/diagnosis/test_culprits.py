@@ -28,14 +28,14 @@ def reductions(*sizes_of_ranks: tuple[int, ...]) -> Job:
 # ------------------------------------------------------------------------ by their number
 
 
-def test_two_ranks_against_two_name_nobody() -> None:
+def test_a_two_to_two_split_has_no_culprit() -> None:
     found = diagnose(reductions((16,), (16,), (20,), (20,)).run())
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (), ())
     assert found.confidence == Confidence.MEDIUM
     assert found.signature.endswith(":no-rank")
 
 
-def test_two_ranks_against_two_in_a_larger_group_name_nobody_either() -> None:
+def test_two_equally_large_groups_have_no_culprit() -> None:
     """Five ranks, three opinions: the first two are equally large, so no opinion is the right
     one, whichever rank comes first."""
     for sizes in ((16, 16, 20, 20, 24), (24, 20, 20, 16, 16)):
@@ -44,7 +44,7 @@ def test_two_ranks_against_two_in_a_larger_group_name_nobody_either() -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 3])
-def test_one_rank_against_three_is_named(odd: int) -> None:
+def test_one_rank_against_three_is_the_culprit(odd: int) -> None:
     sizes = [(16,)] * 4
     sizes[odd] = (20,)
     found = diagnose(reductions(*sizes).run())
@@ -52,13 +52,13 @@ def test_one_rank_against_three_is_named(odd: int) -> None:
     assert found.confidence == Confidence.HIGH
 
 
-def test_the_only_largest_group_outvotes_the_others_with_less_confidence() -> None:
+def test_a_plurality_decides_with_medium_confidence() -> None:
     found = diagnose(reductions((16,), (16,), (20,), (24,)).run())
     assert (found.verdict, found.culprits) == (Verdict.HANG, (2, 3))
     assert found.confidence == Confidence.MEDIUM
 
 
-def test_four_ranks_of_four_opinions_name_nobody() -> None:
+def test_four_different_ranks_have_no_culprit() -> None:
     found = diagnose(reductions((16,), (20,), (24,), (28,)).run())
     assert (found.verdict, found.culprits) == (Verdict.HANG, ())
 
@@ -66,13 +66,13 @@ def test_four_ranks_of_four_opinions_name_nobody() -> None:
 # ------------------------------------------------------------------------ by the step before
 
 
-def test_the_rank_that_departs_from_the_step_before_is_named() -> None:
+def test_a_rank_that_deviates_from_its_previous_step_is_the_culprit() -> None:
     found = diagnose(reductions((16, 16), (16, 20)).run())
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
     assert found.confidence == Confidence.MEDIUM
 
 
-def test_ranks_that_all_depart_from_the_step_before_name_nobody() -> None:
+def test_ranks_that_all_deviate_from_the_previous_step_have_no_culprit() -> None:
     """What changed between the steps changed for everybody, so the step before acquits no rank
     and accuses none."""
     found = diagnose(reductions((16, 20), (16, 24)).run())
@@ -89,7 +89,7 @@ def test_ranks_that_all_depart_from_the_step_before_name_nobody() -> None:
         ([16], [16, 24], [16, 28]),
     ],
 )
-def test_a_step_before_that_went_another_way_acquits_nobody(steps: tuple[list[int], ...]) -> None:
+def test_a_different_previous_step_clears_no_rank(steps: tuple[list[int], ...]) -> None:
     before, *now = steps
     programs = [
         [Op("0", "all_reduce", n, step=1) for n in before]
@@ -100,7 +100,7 @@ def test_a_step_before_that_went_another_way_acquits_nobody(steps: tuple[list[in
     assert (found.verdict, found.culprits) == (Verdict.HANG, ())
 
 
-def test_two_against_two_is_decided_by_the_step_before() -> None:
+def test_previous_step_breaks_a_tie() -> None:
     found = diagnose(reductions((16, 16), (16, 20), (16, 16), (16, 20)).run())
     assert (found.verdict, found.culprits) == (Verdict.HANG, (1, 3))
 
@@ -125,7 +125,7 @@ def test_an_exception_before_the_divergence_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize("time", [4.5, 0.0])
-def test_an_exception_after_the_divergence_or_at_an_unknown_time_is_its_consequence(
+def test_an_exception_after_the_divergence_or_at_an_unknown_time_is_a_consequence(
     time: float,
 ) -> None:
     found = diagnose(raised(time))
@@ -150,7 +150,7 @@ def call(numel: int = 8, op: str = "all_reduce", **more: Any) -> Collective:
     return Collective(0, "0", 0, op, numel, numel, "float32", **more)
 
 
-def test_a_blame_says_on_what_it_rests() -> None:
+def test_blame_states_its_basis() -> None:
     assert blamed(call(8), call(8), call(9)) == Blame((2,), "majority")
     assert blamed(call(8), call(8), call(9), call(10)) == Blame((2, 3), "plurality")
     assert blamed(call(8), call(8), call(9), call(9)) == Blame()
@@ -158,7 +158,7 @@ def test_a_blame_says_on_what_it_rests() -> None:
     assert Blame().basis == "none"
 
 
-def test_history_decides_where_numbers_do_not() -> None:
+def test_history_breaks_a_tie() -> None:
     job = reductions((16, 16), (16, 20)).run()
     aligned = align(job)
     (schedule,) = aligned.schedules.values()
@@ -167,19 +167,19 @@ def test_history_decides_where_numbers_do_not() -> None:
     assert found == Blame((1,), "history")
 
 
-def test_a_point_to_point_call_names_nobody() -> None:
+def test_a_point_to_point_call_has_no_culprit() -> None:
     for op in ("send", "recv"):
         assert blamed(call(8, op, peer=1), call(9, op, peer=0), call(9, op, peer=0)) == Blame()
 
 
-def test_a_rank_of_which_the_thing_is_not_known_agrees_with_everybody() -> None:
+def test_an_unknown_value_agrees_with_every_rank() -> None:
     plain, other = call(reduce="sum"), call(reduce="avg")
     assert blamed(plain, plain, other, call(), kind="reduce") == Blame((2,), "majority")
     # Of those that are known neither side is larger.
     assert blamed(plain, other, call(), call(), kind="reduce") == Blame()
 
 
-def test_parts_that_differ_of_an_equal_whole_are_counted_as_parts() -> None:
+def test_parts_are_compared_when_totals_are_equal() -> None:
     def part(numel: int) -> Collective:
         return Collective(0, "0", 0, "all_gather", numel, 12, "float32")
 
@@ -195,14 +195,14 @@ def test_parts_that_differ_of_an_equal_whole_are_counted_as_parts() -> None:
         (((0, 1), (2, 3)), ()),  # no rank is in both
     ],
 )
-def test_the_one_rank_in_every_bad_pair_is_named(
+def test_the_rank_in_every_mismatched_pair_is_the_culprit(
     pairs: tuple[tuple[int, int], ...], culprits: tuple[int, ...]
 ) -> None:
     found = blamed(*[call(op="all_to_all")] * 4, kind="splits", pairs=pairs)
     assert found == (Blame(culprits, "majority") if culprits else Blame())
 
 
-def test_parameters_that_a_rank_leaves_out_are_listed_in_the_order_of_its_group() -> None:
+def test_omitted_parameters_are_listed_in_group_order() -> None:
     whole = call(30, parameters=("a", "b", "c"))
     short = call(10, parameters=("b",), parameters_missing=("c", "a"))
     found = blamed(whole, short, whole)
@@ -219,7 +219,7 @@ def test_parameters_that_a_rank_leaves_out_are_listed_in_the_order_of_its_group(
     assert blamed(short, call(30), call(30)).basis == "majority"
 
 
-def test_tokens_say_who_skipped_an_expert() -> None:
+def test_token_counts_identify_the_rank_that_skipped_an_expert() -> None:
     one = call(8, parameters=expert(0, 3), step=2)
     other = call(8, "reduce_scatter", parameters=expert(0, 2), step=2)
     counts = {0: [5, 5, 5, 5], 1: [5, 5, 5, 0]}
@@ -243,7 +243,7 @@ def test_tokens_say_who_skipped_an_expert() -> None:
         ((2, 3), (0, 1), {"ended": (2, 3)}, (2, 3), "gone"),
     ],
 )
-def test_a_missing_call_is_of_those_that_are_gone(
+def test_absent_ranks_are_blamed_for_a_missing_call(
     gone: tuple[int, ...], callers: tuple[int, ...], options: dict[str, Any],
     culprits: tuple[int, ...], basis: str,
 ) -> None:  # fmt: skip

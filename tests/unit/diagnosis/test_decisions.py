@@ -40,18 +40,18 @@ def parting(world: int = 2) -> Evidence:
     return Job(groups, programs).run()
 
 
-class TestParted:
-    def test_what_all_ranks_do_alike_is_nothing(self) -> None:
+class TestDifferences:
+    def test_equal_decisions_are_not_reported(self) -> None:
         evidence = deciding(parting(), [step(TOOK)], [step(TOOK)])
         assert decisions.parted(evidence) == ()
         assert decisions.table(()) is None
 
-    def test_a_rank_that_told_nothing_took_no_other_branch(self) -> None:
+    def test_a_rank_without_decisions_is_not_compared(self) -> None:
         assert decisions.parted(deciding(parting(), [step(TOOK)], [])) == ()
         two = deciding(parting(), [step(TOOK), step(TOOK, 2)], [step(TOOK)])
         assert decisions.parted(two) == ()
 
-    def test_repeated_decisions_of_one_step_are_compared_one_by_one(self) -> None:
+    def test_repeated_decisions_in_one_step_are_compared_in_order(self) -> None:
         evidence = deciding(parting(), [step(TOOK), step(TOOK)], [step(TOOK), step(SKIPPED)])
         (found,) = decisions.parted(evidence)
         assert found == decisions.Parted("optimizer step", 1, {0: TOOK, 1: SKIPPED})
@@ -78,18 +78,20 @@ class TestSentence:
          "the metrics came in another order: loss, kl on rank 0; kl, loss on rank 1"),
         ("metric", {0: ("loss",), 1: ()}, "rank 1 has no metric `loss`"),
     ])  # fmt: skip
-    def test_in_words(self, what: str, values: dict[int, object], said: str) -> None:
+    def test_sentence_describes_the_decisions(
+        self, what: str, values: dict[int, object], said: str
+    ) -> None:
         one = decisions.Parted(what, 2, values)  # type: ignore[arg-type]
         assert decisions.sentence([one], True, None) == f"Before it, {said}."
         assert decisions.sentence([one], False, 2) == f"In that step, {said}."
         assert decisions.sentence([one], False, 3) == f"In step 2, {said}."
 
-    def test_nothing_is_said_of_nothing(self) -> None:
+    def test_sentence_is_empty_without_decisions(self) -> None:
         assert decisions.sentence((), True, None) == ""
 
 
 class TestDiagnosis:
-    def test_a_skipped_step_is_told_before_the_divergence(self) -> None:
+    def test_cause_mentions_a_step_skipped_before_the_divergence(self) -> None:
         evidence = deciding(parting(), [step(TOOK)], [step(SKIPPED)])
         found = diagnose(evidence)
         assert found.verdict == Verdict.HANG
@@ -97,18 +99,18 @@ class TestDiagnosis:
         assert "optimizer step" in found.signature.split(":")
         assert [t.title for t in found.tables] == [decisions.TABLE]
 
-    def test_without_it_the_cause_is_the_schedule_alone(self) -> None:
+    def test_equal_decisions_do_not_change_the_cause(self) -> None:
         plain, told = diagnose(parting()), deciding(parting(), [step(TOOK)], [step(TOOK)])
         assert diagnose(told) == plain
         assert "Before it" not in plain.cause
         assert "optimizer step" not in plain.signature
 
-    def test_what_was_decided_after_the_call_does_not_explain_it(self) -> None:
+    def test_later_decisions_do_not_explain_the_divergence(self) -> None:
         late = step(SKIPPED, time=99.0)
         found = diagnose(deciding(parting(), [step(TOOK)], [late]))
         assert "Before it" not in found.cause
 
-    def test_the_latest_step_with_any_counts(self) -> None:
+    def test_the_latest_step_with_decisions_is_used(self) -> None:
         told = [step(TOOK, 1), step(TOOK, 2)], [step(SKIPPED, 1), step(SKIPPED, 2)]
         evidence = deciding(parting(), *told)
         every = decisions.parted(evidence)
@@ -116,7 +118,7 @@ class TestDiagnosis:
         assert [p.step for p in decisions.before(every, evidence, None, 1)] == [1]
         assert decisions.before(every, evidence, None, 0) == ()
 
-    def test_branches_of_a_clean_run_are_a_table_and_no_accusation(self) -> None:
+    def test_decisions_of_a_clean_run_appear_only_in_the_table(self) -> None:
         evidence = deciding(measured(fsdp2_job(set(), set()).run()), [step(3.0)], [step(2.0)])
         found = diagnose(evidence)
         assert found.verdict == Verdict.CLEAN
@@ -124,18 +126,18 @@ class TestDiagnosis:
         assert [t.title for t in found.tables] == [decisions.TABLE]
 
 
-def test_they_are_read_back_from_the_log(tmp_path: Path) -> None:
+def test_decisions_are_read_back_from_the_log(tmp_path: Path) -> None:
     told = [step(("loss", "kl")), step(2.0, 2), step(SKIPPED, 3)]
     read = read_trial(write(deciding(parting(), told, []), tmp_path))
     assert read.ranks[0].decisions == tuple(told)
     assert read.ranks[1].decisions == ()
 
 
-def test_telling_without_a_recorder_does_nothing() -> None:
+def test_tell_does_nothing_without_a_recorder() -> None:
     tell("micro-batches", 3)
 
 
-class TestAhead:
+class TestRankAhead:
     def evidence(self, steps_of_1: list[int], said: bool = True) -> Evidence:
         """Five all-gathers on both ranks; rank 0's belong to steps 1 1 1 2 2."""
         programs = [
@@ -147,7 +149,7 @@ class TestAhead:
         ranks = {r: replace(seen, last_phase=phase) for r, seen in made.ranks.items()}
         return replace(made, ranks=ranks)
 
-    def test_the_same_operations_of_different_steps(self) -> None:
+    def test_equal_operations_of_different_steps_are_found(self) -> None:
         evidence = self.evidence([1, 1, 2, 2])
         found = ahead(align(evidence), evidence)
         assert found is not None
@@ -156,16 +158,16 @@ class TestAhead:
             diagnose(evidence).cause
         )
 
-    def test_equal_steps_are_nothing(self) -> None:
+    def test_equal_steps_are_not_reported(self) -> None:
         evidence = self.evidence([1, 1, 1, 2])
         assert ahead(align(evidence), evidence) is None
         assert "ahead" not in diagnose(evidence).cause
 
-    def test_steps_that_the_recorder_counted_itself_prove_nothing(self) -> None:
+    def test_steps_counted_by_the_recorder_are_ignored(self) -> None:
         evidence = self.evidence([1, 1, 2, 2], said=False)
         assert ahead(align(evidence), evidence) is None
 
-    def test_where_other_operations_meet_they_have_parted_already(self) -> None:
+    def test_different_operations_are_not_compared_by_step(self) -> None:
         evidence = self.evidence([1, 1, 2, 2])
         calls = list(evidence.ranks[1].collectives)
         calls[1] = replace(calls[1], op="reduce_scatter")

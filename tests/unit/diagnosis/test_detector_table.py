@@ -44,11 +44,11 @@ def row(found: Evidence) -> tuple[object, ...]:
     return table.rows[0]
 
 
-def test_nothing_is_wrong() -> None:
+def test_correct_run_has_an_empty_row() -> None:
     assert row(evidence()) == (0.0, 0.0, 0.0, 0.0, 0.0, "right", "-")
 
 
-def test_each_detector_sees_its_own_and_no_other() -> None:
+def test_each_detector_sees_only_its_own_failure() -> None:
     assert row(evidence((GATE,)))[2:] == (0.5, 0.0, 0.0, "wrong", "router")
     assert row(evidence((BLOCK,)))[2:] == (0.0, 0.5, 0.0, "wrong", "input")
     assert row(evidence((EXPERT,)))[2:] == (0.0, 0.0, 0.5, "wrong", "others")
@@ -56,11 +56,11 @@ def test_each_detector_sees_its_own_and_no_other() -> None:
     assert row(evidence(loss=3.3)) == (0.1, 0.0, 0.0, 0.0, 0.0, "wrong", "loss")
 
 
-def test_all_that_see_it_are_named_in_order() -> None:
+def test_detectors_are_listed_in_order() -> None:
     assert row(evidence((BLOCK, GATE), apart=True))[-1] == "replicas, router, input"
 
 
-def test_what_has_no_reference_value_is_infinitely_wrong() -> None:
+def test_error_against_a_zero_reference_is_infinite() -> None:
     found = evidence()
     for seen in found.ranks.values():
         assert seen.outcome is not None
@@ -68,7 +68,7 @@ def test_what_has_no_reference_value_is_infinitely_wrong() -> None:
     assert row(found)[2] == math.inf
 
 
-def test_only_programs_that_compare_inputs_have_the_table() -> None:
+def test_table_exists_only_for_programs_that_compare_inputs() -> None:
     of_model = evidence((GATE,), program="")
     assert detector_table.seen(of_model, gradient_facts(of_model), replica_facts(of_model)) == ()
     assert [t.title for t in diagnose(of_model).tables] == [

@@ -33,7 +33,7 @@ def seen(
     return replace(evidence, ranks=ranks)
 
 
-def test_the_page_tells_where_python_noticed_and_where_the_device_is_stuck() -> None:
+def test_table_shows_the_positions_of_python_and_the_device() -> None:
     found = diagnose(seen(PUZZLE, {0: 4, 1: 4}))
     assert (found.verdict, found.culprits) == ("hang", (1,))
     assert "expert 3 of layer 0 received 0 tokens" in found.cause
@@ -51,14 +51,14 @@ def test_the_page_tells_where_python_noticed_and_where_the_device_is_stuck() -> 
     )  # fmt: skip
 
 
-def test_without_the_devices_side_the_page_says_nothing_of_it() -> None:
+def test_table_is_omitted_without_device_data() -> None:
     found = diagnose(seen(PUZZLE, {}))
     assert (found.verdict, found.culprits) == ("hang", (1,))
     assert "device" not in found.cause
     assert not any(t.title.startswith("Where Python") for t in found.tables)
 
 
-def test_a_device_that_did_not_begin_it() -> None:
+def test_cause_distinguishes_calls_not_begun_and_not_completed() -> None:
     found = diagnose(seen(PUZZLE, {0: 4, 1: 4}, begun=False))
     assert "The devices of ranks 0, 1 have not completed reduce_scatter" in found.cause, "untimed"
     one = seen(PUZZLE, {0: 4, 1: 3})
@@ -73,13 +73,13 @@ def test_a_device_that_did_not_begin_it() -> None:
     assert "The device of rank 0 has not begun reduce_scatter" in diagnose(late).cause
 
 
-def test_without_native_frames_the_line_is_told_and_not_why() -> None:
+def test_cause_gives_only_the_line_without_native_frames() -> None:
     found = diagnose(seen(PUZZLE, {0: 4, 1: 4}, native=False))
     assert "and is at train.py:31 step." in found.cause
     assert "waits for the device" not in found.cause
 
 
-def test_schedules_that_agree_and_a_device_that_stands_still_blame_no_code() -> None:
+def test_stuck_devices_with_equal_schedules_are_not_a_code_mismatch() -> None:
     found = diagnose(seen(AGREE, {0: 4, 1: 4}))
     assert (found.verdict, found.culprits) == ("hang", ())
     assert "All ranks issued reduce_scatter of model.layers.0" in found.cause
@@ -89,20 +89,20 @@ def test_schedules_that_agree_and_a_device_that_stands_still_blame_no_code() -> 
     assert "Next time collect" not in found.cause, "this was our own recorder"
 
 
-def test_the_device_that_lags_behind_is_named() -> None:
+def test_a_lagging_device_is_the_culprit() -> None:
     four = on_nccl(fsdp2_job(set(), set(), set(), set()).whole(), waiting=(0, 1, 2, 3))
     found = diagnose(seen(four, {0: 5, 1: 5, 2: 4, 3: 5}))
     assert (found.verdict, found.culprits) == ("hang", (2,))
     assert "a device or a link that is stuck" in found.cause
 
 
-def test_a_clean_run_has_no_such_table() -> None:
+def test_a_clean_run_has_no_table() -> None:
     done = seen(replace(AGREE, stall=None), {0: 7, 1: 7})
     done = replace(done, ranks={r: replace(s, finished=True) for r, s in done.ranks.items()})
     assert not any(t.title.startswith("Where Python") for t in diagnose(done).tables)
 
 
-def test_a_rank_that_never_came_and_spins_on_its_device_elsewhere() -> None:
+def test_cause_says_that_the_missing_rank_waits_for_its_device() -> None:
     """Rank 1 makes no reduction of layer 0 and waits for its device: it is said what it does."""
     gone = seen(AGREE, {0: 4})
     short = replace(gone.ranks[1], collectives=gone.ranks[1].collectives[:4])
@@ -117,7 +117,7 @@ def test_a_rank_that_never_came_and_spins_on_its_device_elsewhere() -> None:
 # ------------------------------------------------------------------------ as a table
 
 
-def test_the_table_shows_each_rank_that_stands_alike_once() -> None:
+def test_table_merges_ranks_at_the_same_position() -> None:
     (table,) = [
         t for t in diagnose(seen(AGREE, {0: 4, 1: 4})).tables if t.title.startswith("Where Python")
     ]
@@ -133,7 +133,7 @@ def test_the_table_shows_each_rank_that_stands_alike_once() -> None:
     assert row[2].endswith(" on dp_shard")
 
 
-def test_a_device_that_is_through_has_a_row_without_a_call() -> None:
+def test_a_finished_device_has_a_row_without_a_call() -> None:
     found = device_sentences.table(
         [Front(0, None), device_position.fronts(seen(AGREE, {0: 4, 1: 4}))[1]]
     )
@@ -169,20 +169,20 @@ def test_waiting_for_the_device_is_recognised_by_its_native_frames() -> None:
     assert in_clip().frames[0].function.startswith("0x") and on_the_device(in_clip())
 
 
-def test_computing_is_not_waiting_for_the_device() -> None:
+def test_computation_is_not_a_wait_for_the_device() -> None:
     for name in ("cudaLaunchKernel", "cuMemcpyAsync", "cudaEventQuery", "at::native::mm"):
         assert not waits(name, "0x7f12"), name
     assert not on_the_device(in_clip(native=False))
 
 
-def test_a_thread_that_the_program_started_waits_for_itself() -> None:
+def test_threads_started_by_the_program_are_ignored() -> None:
     frames = (*in_clip().frames[:-1], Frame("/usr/lib/python3.12/threading.py", 995, "_bootstrap"))
     logger = Stack("Thread-1", "py-spy", frames)
     assert waits_for_device([in_clip()])
     assert on_the_device(logger) and not waits_for_device([logger])
 
 
-def test_a_thread_of_nccls_own_waits_for_nothing_of_ours() -> None:
+def test_nccl_threads_are_ignored() -> None:
     watchdog = Stack("pt_nccl_watchdg", "py-spy", (
         Frame("libcuda.so.1", 0, "cuEventSynchronize", True),
         Frame("libtorch_cuda.so", 0, "c10d::ProcessGroupNCCL::watchdogHandler()", True),

@@ -38,11 +38,11 @@ def test_a_frozen_loss_is_found() -> None:
     assert frozen.culprits == ()
 
 
-def test_a_loss_that_changes_is_not() -> None:
+def test_a_changing_loss_is_not_reported() -> None:
     assert found(trained(4.85, 4.85, 4.849)).verdict == Verdict.CLEAN
 
 
-def test_missing_numbers_accuse_nobody() -> None:
+def test_missing_losses_are_not_reported() -> None:
     assert found(trained(4.85, 4.85)).verdict == Verdict.CLEAN
     evidence = trained(4.85, 4.85, 4.85)
     silent = replace(evidence.ranks[1], outcome=None)
@@ -55,11 +55,11 @@ def test_an_earlier_rule_decides_first() -> None:
     assert found(replace(evidence, interrupted=True)).verdict == Verdict.INCONCLUSIVE
 
 
-def test_without_its_line_in_the_tuple_it_decides_nothing() -> None:
+def test_the_detector_is_inactive_unless_registered() -> None:
     assert diagnose(trained(4.85, 4.85, 4.85)).verdict == Verdict.CLEAN
 
 
-def test_the_page_shows_this_very_file() -> None:
+def test_the_page_shows_the_detector_file() -> None:
     page = (ROOT / "docs" / "add-a-detector.md").read_text(encoding="utf-8")
     code = Path(example_detector.__file__).read_text(encoding="utf-8")
     assert f"```python\n{code}```" in page

@@ -70,7 +70,7 @@ def test_a_starved_expert_shortens_the_reduction(world: int, aborting: int) -> N
     )
 
 
-def test_on_nccl_the_same_is_a_hang() -> None:
+def test_a_starved_expert_is_a_hang_on_nccl() -> None:
     job = fsdp2_job(set(), STARVED)
     job.backend = "nccl"
     found = diagnose(job.run())
@@ -78,7 +78,7 @@ def test_on_nccl_the_same_is_a_hang() -> None:
     assert "gloo" not in found.cause
 
 
-def test_swapped_experts_are_silent_and_both_ranks_at_fault() -> None:
+def test_swapped_experts_are_silent_and_both_ranks_are_culprits() -> None:
     wrong = (*expert(1, 3), *expert(1, 5))
     found = diagnose(measured(fsdp2_job({(1, 3)}, {(1, 5)}).run(), wrong))
     assert found.verdict == Verdict.WRONG_GRADIENTS
@@ -101,7 +101,7 @@ def test_differing_schedules_with_right_gradients_are_clean_and_noted() -> None:
     assert "schedules differ" in found.notes[0]
 
 
-def test_one_token_per_rank_leaves_everybody_at_fault() -> None:
+def test_with_one_token_per_rank_all_ranks_are_culprits() -> None:
     """Pure data skew: each rank hits another two experts, so the sizes agree."""
     both = [{(n, e) for n in (0, 1) for e in range(8) if e // 2 != rank} for rank in (0, 1)]
     found = diagnose(measured(fsdp2_job(*both).run(), expert(1, 0)))
@@ -112,7 +112,7 @@ def test_one_token_per_rank_leaves_everybody_at_fault() -> None:
 
 
 @pytest.mark.parametrize("starved", [set(), STARVED])
-def test_starved_nowhere_or_everywhere_is_clean(starved: set[tuple[int, int]]) -> None:
+def test_an_expert_starved_on_no_rank_or_all_ranks_is_clean(starved: set[tuple[int, int]]) -> None:
     found = diagnose(measured(fsdp2_job(starved, starved).run()))
     assert (found.verdict, found.culprits, found.first_divergence) == (Verdict.CLEAN, (), None)
     assert found.confidence == Confidence.HIGH
@@ -127,14 +127,14 @@ def test_a_late_divergence_names_its_step() -> None:
     assert found.cause.startswith("In step 3: on rank 1 expert 3")
 
 
-def test_a_majority_that_starves_is_named_all_the_same() -> None:
+def test_a_majority_with_a_starved_expert_is_the_culprit() -> None:
     found = diagnose(aborted_on_gloo(fsdp2_job(set(), STARVED, STARVED, STARVED).run(), 0))
     assert found.culprits == (1, 2, 3)
     assert found.confidence == Confidence.MEDIUM
     assert "Most ranks do the same" in found.cause
 
 
-def test_an_expert_group_of_its_own_is_skipped() -> None:
+def test_skipping_an_expert_with_its_own_group_is_a_hang() -> None:
     """A true hang: the ranks drift apart silently and stop in different operations."""
     found = diagnose(expert_job(set(), {3}).run())
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
@@ -146,13 +146,13 @@ def test_an_expert_group_of_its_own_is_skipped() -> None:
     assert "rank 1 is in reduce_scatter" in found.cause
 
 
-def test_swapped_expert_groups_are_silent_and_both_ranks_at_fault() -> None:
+def test_swapped_expert_groups_are_silent_and_both_ranks_are_culprits() -> None:
     found = diagnose(measured(expert_job({3}, {5}).run(), expert(0, 3)))
     assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, (0, 1))
     assert "put together as one weight" in found.cause
 
 
-def test_without_token_counts_the_step_before_tells() -> None:
+def test_two_ranks_without_token_counts_have_no_culprit() -> None:
     """Two ranks, no parameters known: only what both did in step 1 speaks against rank 1."""
 
     def step(number: int, numel: int) -> list[Op]:
@@ -171,7 +171,7 @@ def test_without_token_counts_the_step_before_tells() -> None:
 # ------------------------------------------------------------------------ calls never made
 
 
-def test_an_operation_that_the_library_refuses_is_the_ranks_own_error() -> None:
+def test_an_operation_refused_by_the_library_is_a_crash() -> None:
     """It names gloo, but no peer had a part in it."""
     refused = RankError(
         "RuntimeError", "Cannot use ReduceOp.PREMUL_SUM with Gloo", "train.py:3 step"
@@ -195,7 +195,7 @@ def test_a_killed_rank_is_a_crash_of_that_rank() -> None:
 
 
 @pytest.mark.parametrize("stalled", [False, True])
-def test_an_exception_is_the_cause_and_the_stall_its_consequence(stalled: bool) -> None:
+def test_an_exception_explains_the_stall_that_follows(stalled: bool) -> None:
     evidence = ended_early(fsdp2_job(set(), set()), 1, 4)
     error = RankError("IndexError", "index 9 is out of bounds", "model.py:40 load", time=2.0)
     broken = died(evidence, 1, error)
@@ -217,7 +217,7 @@ def test_the_same_exception_everywhere_has_no_victims() -> None:
     assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (0, 1), ())
 
 
-def test_calls_of_the_clean_up_after_an_exception_are_no_divergence() -> None:
+def test_cleanup_calls_after_an_exception_are_not_a_divergence() -> None:
     """A rank that raises and then meets the others in a barrier of its `finally`."""
     job = fsdp2_job(set(), set())
     job.programs[1] = [*job.programs[1][:4], Op("0", "barrier", 0, "")]
@@ -230,14 +230,14 @@ def test_calls_of_the_clean_up_after_an_exception_are_no_divergence() -> None:
     assert found.first_divergence.ranks["1"].op == "none"
 
 
-def test_a_rank_that_ends_in_peace_too_early() -> None:
+def test_a_rank_that_finishes_too_early_is_the_culprit() -> None:
     found = diagnose(ended_early(fsdp2_job(set(), set(), set()), 1, 5))
     assert (found.verdict, found.culprits) == (Verdict.HANG, (1,))
     assert "rank 1 reached the end without that call" in found.cause
 
 
 @pytest.mark.parametrize(("code", "by_us", "ended"), [(0, False, True), (0, True, False)])
-def test_a_rank_without_a_last_line_ended_where_its_exit_code_says_so(
+def test_exit_code_tells_whether_a_rank_without_a_last_event_finished(
     code: int, by_us: bool, ended: bool
 ) -> None:
     evidence = ended_early(fsdp2_job(set(), set(), set()), 1, 5)
@@ -246,7 +246,7 @@ def test_a_rank_without_a_last_line_ended_where_its_exit_code_says_so(
     assert (found.verdict, found.culprits) == (Verdict.HANG, (1,) if ended else ())
 
 
-def test_one_rank_that_calls_once_more_is_not_the_victim() -> None:
+def test_a_rank_with_an_extra_call_is_the_culprit() -> None:
     job = fsdp2_job(set(), set(), set())
     job.programs[0] = [*job.programs[0], Op("0", "broadcast", 4, peer=0)]
     found = diagnose(job.run())
@@ -261,7 +261,7 @@ def test_a_rank_stuck_elsewhere_is_the_culprit() -> None:
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
 
 
-def test_agreeing_schedules_that_stand_still_are_nobodys_fault() -> None:
+def test_a_stall_with_equal_schedules_has_no_culprit() -> None:
     evidence = fsdp2_job(set(), set()).run()
     ranks = {
         r: replace(
@@ -283,7 +283,7 @@ def test_agreeing_schedules_that_stand_still_are_nobodys_fault() -> None:
     assert "no rank is at fault" not in found.cause
 
 
-def test_ranks_killed_together_were_merely_behind() -> None:
+def test_ranks_stopped_by_the_timeout_do_not_diverge() -> None:
     """The launcher's time bound cuts them off at different places: that is no divergence."""
     evidence = ended_early(fsdp2_job(set(), set()), 1, 4)
     ranks = {
@@ -295,7 +295,7 @@ def test_ranks_killed_together_were_merely_behind() -> None:
     assert found.first_divergence is None
 
 
-def test_waiting_in_a_circle() -> None:
+def test_a_circular_wait_is_a_hang() -> None:
     a, b = Op("a"), Op("b")
     groups = {"a": ((0, 1, 2), "dp"), "b": ((0, 1, 2), "ep")}
     found = diagnose(Job(groups, [[a, b], [b, a], [a, b]]).run())
@@ -306,7 +306,7 @@ def test_waiting_in_a_circle() -> None:
 # ------------------------------------------------------------------------ groups
 
 
-def test_groups_that_share_a_name_are_told_apart_by_their_ranks() -> None:
+def test_groups_with_the_same_name_are_distinguished_by_their_ranks() -> None:
     """Two halves of a split communicator do different things: that is healthy."""
     first = [Op("half", "all_reduce", 8)] * 2
     second = [Op("half", "all_gather", 16)]
@@ -324,7 +324,7 @@ def pipeline(*programs: list[Op]) -> Job:
     return Job({"pp": (tuple(range(len(programs))), "pp")}, list(programs))
 
 
-def test_point_to_point_is_paired_by_peers_and_not_by_position() -> None:
+def test_point_to_point_calls_are_paired_by_peer() -> None:
     """Three stages issue different numbers of calls; the all-reduces between them still align."""
     reduce = Op("pp", "all_reduce", 4)
 
@@ -349,7 +349,7 @@ def test_point_to_point_is_paired_by_peers_and_not_by_position() -> None:
     assert "Different operations meet" in diagnose(measured(job.whole())).notes[0]
 
 
-def test_a_receive_that_nobody_sends() -> None:
+def test_a_receive_without_a_send_is_a_hang() -> None:
     evidence = pipeline([], [Op("pp", "recv", 8, peer=0)]).whole()
     ranks = dict(evidence.ranks)
     ranks[1] = replace(ranks[1], finished=False, exit=ExitStatus(signal="SIGKILL", by_us=True))
@@ -360,7 +360,7 @@ def test_a_receive_that_nobody_sends() -> None:
 # ------------------------------------------------------------------------ only errors, only ends
 
 
-def test_the_librarys_own_words_count_where_no_schedule_was_recorded() -> None:
+def test_the_librarys_error_is_used_without_a_schedule() -> None:
     ranks = {r: RankEvidence(r, exit=ExitStatus(code=1), error=RESET) for r in (0, 1)}
     words = RankError("gloo::EnforceNotMet", "Is there a distributed collective mismatch?")
     told = {**ranks, 1: replace(ranks[1], error=words)}
@@ -372,13 +372,13 @@ def test_the_librarys_own_words_count_where_no_schedule_was_recorded() -> None:
     assert found.confidence == Confidence.LOW
 
 
-def test_an_own_exception_beside_a_silent_divergence_is_a_crash() -> None:
+def test_an_exception_after_a_silent_divergence_is_a_crash() -> None:
     evidence = fsdp2_job({(1, 3)}, {(1, 5)}).run()
     found = diagnose(died(evidence, 0, RankError("AssertionError", "uniform gradient dtype")))
     assert (found.verdict, found.culprits) == (Verdict.CRASH, (0,))
 
 
-def test_a_later_abort_of_a_silent_divergence_is_a_mismatch() -> None:
+def test_an_abort_after_a_silent_divergence_is_a_mismatch() -> None:
     evidence = fsdp2_job({(1, 3)}, {(1, 5)}).run()
     found = diagnose(aborted_on_gloo(evidence, 1))
     assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, (0, 1))
@@ -400,14 +400,14 @@ def empty(world: int = 2, **fields: object) -> Evidence:
         (measured(fsdp2_job(set(), set()).run(), compared=()), "no gradient was compared"),
     ],
 )
-def test_what_cannot_be_said_is_inconclusive(evidence: Evidence, said: str) -> None:
+def test_insufficient_evidence_is_inconclusive(evidence: Evidence, said: str) -> None:
     found = diagnose(evidence)
     assert (found.verdict, found.culprits) == (Verdict.INCONCLUSIVE, ())
     assert found.confidence == Confidence.LOW
     assert said in found.cause
 
 
-def test_a_stack_that_cannot_run_it_is_not_applicable() -> None:
+def test_an_unsupported_stack_is_not_applicable() -> None:
     outcome = Outcome(0, applicable="transformers 4.50.0 has no Glm4vMoe", notes=["a shim"])
     evidence = Evidence(2, {0: RankEvidence(0, outcome=outcome), 1: RankEvidence(1)})
     found = diagnose(evidence)
@@ -417,7 +417,7 @@ def test_a_stack_that_cannot_run_it_is_not_applicable() -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", float("nan")])
-def test_nonfinite_gradients(value: object) -> None:
+def test_nonfinite_gradients_are_found(value: object) -> None:
     evidence = measured(fsdp2_job(set(), set()).run())
     outcome = evidence.ranks[1].outcome
     assert outcome is not None
@@ -433,14 +433,14 @@ def test_nonfinite_gradients(value: object) -> None:
     assert found.worst_parameter == "lm_head.weight"
 
 
-def test_wrong_gradients_without_divergence_are_nobodys_fault() -> None:
+def test_wrong_gradients_without_a_divergence_have_no_culprit() -> None:
     found = diagnose(measured(fsdp2_job(set(), set()).run(), ["lm_head.weight"]))
     assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, ())
     assert "no rank is at fault" in found.cause
     assert found.signature == "wrong-gradients:no divergence seen:no-rank"
 
 
-def test_wrong_gradients_with_a_log_gone_accuse_and_acquit_nobody() -> None:
+def test_wrong_gradients_with_a_missing_log_leave_the_culprit_unknown() -> None:
     evidence = measured(fsdp2_job(set(), set()).run(), ["lm_head.weight"])
     lost = RankEvidence(1, exit=evidence.ranks[1].exit, outcome=evidence.ranks[1].outcome)
     found = diagnose(replace(evidence, ranks={**evidence.ranks, 1: lost}))
@@ -466,7 +466,7 @@ def test_only_the_first_wrong_step_is_listed() -> None:
     assert "in step 2" in found.cause.lower()
 
 
-def test_the_largest_error_named_is_of_a_gradient_that_is_wrong() -> None:
+def test_the_worst_parameter_has_a_wrong_gradient() -> None:
     """Rounding to bf16 does more to a larger gradient, and that is allowed."""
     evidence = measured(fsdp2_job(set(), set()).run())
     ranks = {}
@@ -481,9 +481,7 @@ def test_the_largest_error_named_is_of_a_gradient_that_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(("ranks_lose", "said"), [((2.0, 4.0), True), ((2.0, 4.1), False)])
-def test_a_loss_that_hides_wrong_gradients_is_pointed_out(
-    ranks_lose: tuple[float, float], said: bool
-) -> None:
+def test_cause_mentions_a_correct_loss(ranks_lose: tuple[float, float], said: bool) -> None:
     evidence = measured(fsdp2_job(set(), set()).run())
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -516,7 +514,7 @@ def test_both_stacks_of_a_hang_are_shown_without_helper_threads() -> None:
     assert found.stacks == {0: ("wait (c10d.py:9)",), 1: ("wait (c10d.py:9)",)}
 
 
-def test_what_was_not_seen_is_said_once() -> None:
+def test_missing_evidence_is_listed_once() -> None:
     evidence = measured(fsdp2_job(set(), set()).run())
     ranks = {r: replace(s, not_seen=("dtype of barriers",)) for r, s in evidence.ranks.items()}
     ranks[0] = replace(ranks[0], not_seen=("dtype of barriers", "tokens per expert"))
@@ -528,7 +526,7 @@ def test_what_was_not_seen_is_said_once() -> None:
     )
 
 
-def test_asynchronous_calls_in_another_order_make_nobody_wait() -> None:
+def test_reordered_asynchronous_calls_are_not_a_divergence() -> None:
     """Issued the other way round, waited for later: lawful, unlike the same with waiting calls."""
     a, b = Op("a", asynchronous=True), Op("b", asynchronous=True)
     groups = {"a": ((0, 1), "dp"), "b": ((0, 1), "ep")}
@@ -547,7 +545,7 @@ def test_asynchronous_calls_in_another_order_make_nobody_wait() -> None:
         ("", ""),
     ],
 )
-def test_a_long_message_is_cut_at_a_sentence(message: str, shown: str) -> None:
+def test_a_long_message_is_truncated_at_a_sentence(message: str, shown: str) -> None:
     assert Failure(0, "RuntimeError", message).summary == shown
 
 
@@ -565,7 +563,7 @@ def stopped(job: Job, text: str) -> Evidence:
     return replace(ran, ranks=ranks, stall=None)
 
 
-def test_what_the_guard_stopped_is_a_crash_with_the_divergence_that_it_saw() -> None:
+def test_an_error_of_the_guard_is_a_crash_with_its_divergence() -> None:
     text = "ranks came to the reduce_scatter of model.layers.1 with different parameters"
     found = diagnose(stopped(fsdp2_job(STARVED, set(), set()), text))
     assert found.verdict == Verdict.CRASH
@@ -576,7 +574,7 @@ def test_what_the_guard_stopped_is_a_crash_with_the_divergence_that_it_saw() -> 
     assert "gloo aborts" not in found.cause
 
 
-def test_where_schedules_agree_nobody_is_blamed_for_what_the_guard_said() -> None:
+def test_an_error_of_the_guard_with_equal_schedules_has_no_culprit() -> None:
     """Another dtype of gradients, say, of which the schedules show nothing."""
     found = diagnose(stopped(fsdp2_job(set(), set()), "gloo.weight has 8 elements of bfloat16."))
     assert found.verdict == Verdict.CRASH

@@ -34,7 +34,9 @@ def diagnosed(found: Found) -> Diagnosis:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("fault", jobs.FAULTS)
 @pytest.mark.parametrize("ring", [2000, 60])
-def test_the_injected_rank_of_sixteen_is_named(layout: jobs.Layout, fault: str, ring: int) -> None:
+def test_the_faulty_rank_of_sixteen_is_the_culprit(
+    layout: jobs.Layout, fault: str, ring: int
+) -> None:
     if fault == "skip-p2p" and layout.pp == 1:
         return
     job = jobs.faulty(BASES[layout], fault, seed=11)
@@ -53,7 +55,7 @@ def test_a_healthy_job_is_clean(layout: jobs.Layout, ring: int) -> None:
 
 @pytest.mark.parametrize("fault", [f for f in jobs.FAULTS if f != "killed"])
 @pytest.mark.parametrize("seed", range(3))
-def test_dumps_that_were_not_collected_make_nobody_a_culprit(fault: str, seed: int) -> None:
+def test_missing_dumps_do_not_add_culprits(fault: str, seed: int) -> None:
     layout = LAYOUTS[0]
     job = jobs.faulty(BASES[layout], fault, seed)
     innocent = [rank for rank in range(16) if rank not in job.culprits]
@@ -63,7 +65,7 @@ def test_dumps_that_were_not_collected_make_nobody_a_culprit(fault: str, seed: i
     assert any("no evidence found" in text for text in found.not_seen)
 
 
-def test_one_rank_without_a_dump_that_all_wait_for() -> None:
+def test_a_rank_without_a_dump_that_all_wait_for_is_the_culprit() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "killed", 2)
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and found.confidence == "medium"
@@ -72,7 +74,7 @@ def test_one_rank_without_a_dump_that_all_wait_for() -> None:
     )
 
 
-def test_a_device_that_stands_still_is_no_mismatch_of_code() -> None:
+def test_a_stuck_device_is_not_a_code_mismatch() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "device", 2)
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and "not a mismatch of code" in found.cause
@@ -88,7 +90,7 @@ def test_a_device_that_stands_still_is_no_mismatch_of_code() -> None:
     assert "does not complete" in found.cause and "py-spy" in found.cause
 
 
-def test_a_circle_is_named_with_its_groups() -> None:
+def test_a_circular_wait_is_reported_with_its_groups() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "order", 2)
     found = diagnosed(found_of(job))
     assert "in a circle" in found.cause and found.culprits == job.culprits
@@ -97,7 +99,9 @@ def test_a_circle_is_named_with_its_groups() -> None:
 
 
 @pytest.mark.parametrize(("fault", "line"), [("extra", "train.py:900"), ("skip", None)])
-def test_a_rank_that_went_astray_long_before_it_stopped(fault: str, line: str | None) -> None:
+def test_a_rank_that_diverged_long_before_the_stop_is_the_culprit(
+    fault: str, line: str | None
+) -> None:
     """Calls of a kind meet although one is too many or missing, until something does not fit."""
     astray = 0
     for seed in range(200, 212):
@@ -110,7 +114,7 @@ def test_a_rank_that_went_astray_long_before_it_stopped(fault: str, line: str | 
     assert astray > 3, "the faults of this test are found where they happen"
 
 
-def test_in_a_circle_through_a_send_only_its_two_ends_vote() -> None:
+def test_only_the_two_ends_of_a_send_vote_in_a_circular_wait() -> None:
     """All others stand where the rank stands that skipped the receive: they are no majority."""
     layout = jobs.Layout(4, 2, 2, 2)
     job = jobs.faulty(jobs.healthy(layout, 5, micro_batches=3), "skip-p2p", 100)
@@ -118,7 +122,7 @@ def test_in_a_circle_through_a_send_only_its_two_ends_vote() -> None:
     assert "in a circle" in found.cause and found.culprits == job.culprits == (1,)
 
 
-def test_all_to_all_of_uneven_parts_is_no_mismatch() -> None:
+def test_uneven_all_to_all_is_not_a_mismatch() -> None:
     """Routed tokens differ in number; the dump does not say how many went where."""
 
     def uneven(raw: dict[str, Any], rank: int, lost: int) -> dict[str, Any]:
@@ -141,7 +145,7 @@ def test_all_to_all_of_uneven_parts_is_no_mismatch() -> None:
     assert "Which rank is wrong is not recorded" in found.cause
 
 
-def test_a_call_that_differs_and_goes_unnoticed_is_a_mismatch() -> None:
+def test_a_completed_call_that_differs_is_a_mismatch() -> None:
     raw = dict(jobs.dumps(jobs.healthy(jobs.Layout(dp=4), 2)))
     raw[2]["entries"][3] |= {"input_dtypes": ["Float"], "output_dtypes": ["Float"]}
     dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
@@ -149,7 +153,7 @@ def test_a_call_that_differs_and_goes_unnoticed_is_a_mismatch() -> None:
     assert (found.verdict, found.culprits) == ("collective-mismatch", (2,))
 
 
-def test_the_many_do_not_wait_for_one_call_too_many() -> None:
+def test_a_rank_with_an_extra_call_is_the_culprit() -> None:
     base = jobs.healthy(jobs.Layout(dp=8), 2)
     programs = list(base.programs)
     programs[5] = [*programs[5], jobs.Op("world", "all_reduce", 4, 300)]
@@ -158,7 +162,7 @@ def test_the_many_do_not_wait_for_one_call_too_many() -> None:
     assert "did not come to" in found.cause
 
 
-def test_calls_on_their_way_are_not_a_hang() -> None:
+def test_calls_in_flight_are_not_a_hang() -> None:
     job = jobs.healthy(jobs.Layout(dp=4), 2)
     raw = dict(jobs.dumps(job))
     for one in raw.values():
@@ -173,7 +177,7 @@ def test_calls_on_their_way_are_not_a_hang() -> None:
     assert (late.verdict, late.culprits) == ("hang", ())
 
 
-def test_real_dumps_of_gloo() -> None:
+def test_real_gloo_dumps_are_diagnosed() -> None:
     def read(name: str, world: int) -> Found:
         folder = SAMPLES / name
         raw = {r: (folder / f"trace_rank_{r}").read_bytes() for r in range(world)}
@@ -210,14 +214,14 @@ C10D = "torch/distributed/distributed_c10d.py"
         (lambda rank: stack("synchronize" if rank == 2 else "barrier", C10D), (2,), "low"),
     ],
 )  # fmt: skip
-def test_stacks_alone(
+def test_a_hang_is_found_from_stacks_only(
     change: Callable[[int], Stack], culprits: tuple[int, ...], confidence: str
 ) -> None:
     found = diagnosed(Found(stacks={rank: [change(rank)] for rank in range(4)}, files=4))
     assert (found.verdict, found.culprits, found.confidence) == ("hang", culprits, confidence)
 
 
-def test_stacks_outside_of_communication_are_no_hang() -> None:
+def test_stacks_outside_communication_are_not_a_hang() -> None:
     found = diagnosed(Found(stacks={r: [stack("read", "io.py")] for r in range(4)}, files=4))
     assert found.verdict == "inconclusive"
 
@@ -231,7 +235,7 @@ def watchdog(seq: int, op: str = "ALLREDUCE", numel: int = 8) -> str:
     )
 
 
-def test_the_watchdogs_words_alone() -> None:
+def test_a_hang_is_found_from_watchdog_messages_only() -> None:
     """A hang that NCCL's watchdog ended: its victims did not crash."""
     texts = {rank: watchdog(12, numel=16 if rank == 2 else 8) for rank in range(4)}
     ends = {rank: ExitStatus(signal="SIGABRT") for rank in range(4)}
@@ -241,7 +245,7 @@ def test_the_watchdogs_words_alone() -> None:
     assert (equal.verdict, equal.culprits) == ("hang", ())
 
 
-def test_a_rank_that_raised_is_the_cause_of_the_others_waiting() -> None:
+def test_an_exception_explains_why_other_ranks_wait() -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 3), "stuck", 1)
     (rank,) = job.culprits
     found = found_of(job)
@@ -251,7 +255,7 @@ def test_a_rank_that_raised_is_the_cause_of_the_others_waiting() -> None:
     assert "IndexError at train.py:3 f" in crashed.cause
 
 
-def test_torchruns_words_alone() -> None:
+def test_a_crash_is_found_from_torchrun_output_only() -> None:
     text = (SAMPLES.parent / "torchrun" / "launcher.log").read_text()
     exits, first = console_output.torchrun_summary(text)
     parts = {rank: part for rank, part in console_output.by_rank(text).items() if rank is not None}

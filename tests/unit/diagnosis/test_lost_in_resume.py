@@ -42,7 +42,7 @@ def two(*of_layers: int, held: int, through: str = "dcp", placement: str = "plai
     }
 
 
-def test_nothing_is_said_where_everything_came_back() -> None:
+def test_a_complete_resume_has_no_description() -> None:
     assert what_is_lost({0: outcome(), 1: outcome(rows("w", (0, 1), (0, 1)))}) == ("", "")
 
 
@@ -58,7 +58,9 @@ def test_nothing_is_said_where_everything_came_back() -> None:
         ((0, 1, 2, 3), "4 layers"),
     ],
 )
-def test_one_ranks_experts_everywhere(layers: tuple[int, ...], said: str) -> None:
+def test_experts_of_one_rank_on_every_rank_are_described(
+    layers: tuple[int, ...], said: str
+) -> None:
     assert what_is_lost(two(*layers, held=1)) == (
         "one-rank-everywhere",
         f"After loading, every rank holds rank 1's experts 2-3 of {said}, and experts 0-1 are on "
@@ -75,11 +77,11 @@ def test_one_ranks_experts_everywhere(layers: tuple[int, ...], said: str) -> Non
         ("another", "another"),
     ],
 )
-def test_what_saved_them_is_named(through: str, said: str) -> None:
+def test_the_saving_library_is_named(through: str, said: str) -> None:
     assert f"so {said} took them for copies" in what_is_lost(two(0, held=0, through=through))[1]
 
 
-def test_a_sharded_tensor_is_not_said_to_be_taken_for_a_copy() -> None:
+def test_sharded_tensors_are_not_described_as_copies() -> None:
     pattern, text = what_is_lost(two(0, held=0, placement="Shard(0) on ep[2]"))
     assert pattern == "one-rank-everywhere"
     assert text == (
@@ -88,7 +90,7 @@ def test_a_sharded_tensor_is_not_said_to_be_taken_for_a_copy() -> None:
     )
 
 
-def test_one_expert_that_is_on_no_rank_and_names_that_tell_no_layer() -> None:
+def test_a_missing_expert_without_a_layer_number_is_described() -> None:
     found = {
         0: outcome(rows("experts.w", (0,), (0,))),
         1: outcome(rows("experts.w", (0,), (1,))),
@@ -99,7 +101,7 @@ def test_one_expert_that_is_on_no_rank_and_names_that_tell_no_layer() -> None:
     )
 
 
-def test_experts_of_several_ranks_glued_together() -> None:
+def test_experts_mixed_from_several_ranks_are_described() -> None:
     found = {
         rank: outcome(
             rows(layer(0), (2, 3), ((0, 1), (2, 3))[rank]),
@@ -116,7 +118,7 @@ def test_experts_of_several_ranks_glued_together() -> None:
     )
 
 
-def test_experts_that_went_elsewhere() -> None:
+def test_moved_experts_are_described() -> None:
     found = {
         rank: outcome(rows(layer(0), ((rank + 1) % 5,), (rank,)), rows(layer(1), (rank,), (rank,)))
         for rank in range(5)
@@ -131,11 +133,11 @@ def test_experts_that_went_elsewhere() -> None:
     assert what_is_lost(few)[1].endswith("rank 2 holds 3 where it had 2.")
 
 
-def test_one_rank_alone_is_no_pattern_of_ranks() -> None:
+def test_a_single_rank_has_no_pattern_across_ranks() -> None:
     assert what_is_lost({0: outcome(rows(layer(0), (0,), (1,)))})[0] == "experts-moved"
 
 
-def test_the_optimizers_tensors_that_went_with_them_are_counted() -> None:
+def test_lost_optimizer_tensors_are_counted() -> None:
     lost = {"w exp_avg": 0.5, "w exp_avg_sq": 0.1}
     found = two(0, held=0)
     both = {r: replace(one, at_load=StateDifference(optimizer=lost)) for r, one in found.items()}
@@ -147,7 +149,7 @@ def test_the_optimizers_tensors_that_went_with_them_are_counted() -> None:
 # ------------------------------------------------------------------------ other weights
 
 
-def test_weights_that_differ_are_counted_with_their_ranks_and_size() -> None:
+def test_different_weights_are_counted_with_ranks_and_size() -> None:
     found = {0: outcome(weights={"a": 0.25}), 1: outcome(weights={"a": 0.5, "b.c": 0.125})}
     assert what_is_lost(found) == (
         "weights",
@@ -161,7 +163,7 @@ def test_weights_that_differ_are_counted_with_their_ranks_and_size() -> None:
     )
 
 
-def test_copies_that_were_apart_before_the_save() -> None:
+def test_copies_that_differed_before_the_save_are_described() -> None:
     one = {0: outcome(apart=("a", "b.c")), 1: outcome(apart=("a", "b.c"), weights={"a": 0.5})}
     assert what_is_lost(one) == (
         "copies-were-apart",
@@ -179,7 +181,7 @@ def test_copies_that_were_apart_before_the_save() -> None:
 # ------------------------------------------------------------------------ the optimizer
 
 
-def test_an_optimizer_that_differs() -> None:
+def test_a_different_optimizer_state_is_described() -> None:
     found = {0: outcome(optimizer={"a exp_avg": 0.25}), 1: outcome(optimizer={"a exp_avg": 0.5})}
     assert what_is_lost(found) == (
         "optimizer",
@@ -190,7 +192,7 @@ def test_an_optimizer_that_differs() -> None:
     assert "2 tensors of it differ by up to 5.0e-01: " in what_is_lost(more)[1]
 
 
-def test_settings_that_differ_are_said_once_and_three_at_most() -> None:
+def test_at_most_three_different_settings_are_listed() -> None:
     said = ["lr 0.1, then 0.2", "eps 1, then 2", "betas 1, then 2", "decay 1, then 2"]
     assert what_is_lost({0: outcome(settings=said), 1: outcome(settings=said[:1])}) == (
         "optimizer",
@@ -211,7 +213,7 @@ def test_settings_that_differ_are_said_once_and_three_at_most() -> None:
         (["w.0.a", "w.1.a"], "w.{0,1}.a"),
     ],
 )
-def test_three_names_are_listed(names: list[str], said: str) -> None:
+def test_at_most_three_names_are_listed(names: list[str], said: str) -> None:
     assert listed(names) == said
 
 
@@ -219,10 +221,10 @@ def test_three_names_are_listed(names: list[str], said: str) -> None:
     ("differences", "largest"),
     [([], 0.0), ([0.5, 0.25], 0.5), ([0.5, None], math.inf), ([math.nan, 0.5], math.inf)],
 )
-def test_the_largest_difference(differences: list[float | None], largest: float) -> None:
+def test_largest_difference_is_found(differences: list[float | None], largest: float) -> None:
     assert most(differences) == largest
 
 
-def test_how_large_a_difference_is() -> None:
+def test_difference_is_formatted() -> None:
     assert by(0.00123) == "by up to 1.2e-03"
     assert by(math.inf) == "beyond measure (nan, or a tensor that one of them lacks)"

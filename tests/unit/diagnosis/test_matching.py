@@ -28,7 +28,7 @@ def meet(one: Collective, **changes: Any) -> str | None:
         ("gather", 8), ("all_gather", 16), ("recv", 16), ("scatter", 16),
     ],
 )  # fmt: skip
-def test_the_whole_tensor_is_counted(op: str, elements: int) -> None:
+def test_wire_numel_counts_the_whole_tensor(op: str, elements: int) -> None:
     assert wire_numel(call(op, 8, 16)) == elements
     # Where only the other side is known, it stands in.
     assert wire_numel(call(op, 0, 16)) == 16
@@ -61,7 +61,9 @@ def test_the_whole_tensor_is_counted(op: str, elements: int) -> None:
         (call("all_reduce", reduce="sum"), {"reduce": "avg", "dtype": "int64"}, "dtype"),
     ],
 )
-def test_what_differs(one: Collective, changes: dict[str, Any], kind: str | None) -> None:
+def test_first_difference_is_reported(
+    one: Collective, changes: dict[str, Any], kind: str | None
+) -> None:
     assert meet(one, **changes) == kind
 
 
@@ -77,7 +79,7 @@ def test_what_differs(one: Collective, changes: dict[str, Any], kind: str | None
         ("all_reduce", (8, 8), 8, None),
     ],
 )
-def test_parts_are_equal_or_add_up_to_the_whole(
+def test_parts_must_be_equal_or_add_up_to_the_whole(
     op: str, parts: tuple[int, int], whole: int, kind: str | None
 ) -> None:
     sides = {
@@ -113,14 +115,14 @@ def exchange(sent: Any, wanted: Any, rows: int = 1) -> Collective:
         (exchange((1, 2, 3), (1, 3)), exchange((3, 4), (5, 4)), []),
     ],
 )
-def test_pairs_that_do_not_match(
+def test_mismatched_pairs_are_found(
     one: Collective, other: Collective, pairs: list[tuple[int, int]]
 ) -> None:
     assert mismatched_pairs({0: one, 1: other}, ORDER) == pairs
     assert differs({0: one, 1: other}, ORDER) == ("splits" if pairs else None)
 
 
-def test_pairs_are_those_of_the_group_order() -> None:
+def test_pairs_follow_the_group_order() -> None:
     one, other = exchange((1, 2), (1, 3)), exchange((3, 4), (5, 4))
     assert mismatched_pairs({7: one, 4: other}, (7, 4)) == [(7, 4)]
     # A rank of which nothing is known takes part in no pair.
@@ -129,7 +131,7 @@ def test_pairs_are_those_of_the_group_order() -> None:
     assert mismatched_pairs({0: one, 1: call("all_reduce")}, ORDER) == []
 
 
-def test_elements_that_do_not_divide_tell_nothing() -> None:
+def test_indivisible_sizes_are_not_compared() -> None:
     odd = call("all_to_all", 9, 9)
     assert mismatched_pairs({0: odd, 1: exchange((3, 5), (3, 5))}, ORDER) == []
     broken = call("all_to_all", 8, 8, splits_in=(1, 2), splits_out=(1, 2))
@@ -137,7 +139,7 @@ def test_elements_that_do_not_divide_tell_nothing() -> None:
 
 
 @pytest.mark.parametrize(("expected", "kind"), [(12, None), (13, "splits")])
-def test_totals_count_where_parts_are_not_known(expected: int, kind: str | None) -> None:
+def test_totals_are_compared_when_parts_are_unknown(expected: int, kind: str | None) -> None:
     one = call("all_to_all", 4, 6, parts_unknown=True)
     other = call("all_to_all", 8, expected - 6, parts_unknown=True)
     assert differs({0: one, 1: other}, ORDER) == kind
@@ -145,7 +147,7 @@ def test_totals_count_where_parts_are_not_known(expected: int, kind: str | None)
     assert differs({0: one, 1: other}, (0, 1, 2)) is None
 
 
-def test_a_view_of_an_unknown_kind_is_the_whole_call() -> None:
+def test_unknown_kind_compares_the_whole_call() -> None:
     one = call("all_reduce", parameters=("a",))
     assert view("size")(one) == 8
     assert view("size")(call("all_to_all")) is None

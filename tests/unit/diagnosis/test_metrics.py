@@ -33,18 +33,18 @@ def reporting(
     return replace(evidence, ranks=ranks)
 
 
-def test_right_metrics_are_clean() -> None:
+def test_correct_metrics_are_clean() -> None:
     near = {name: value * (1 + 1e-6) for name, value in TRUE.items()}
     evidence = reporting(TRUE, near)
     assert metric_facts(evidence) == metrics.MetricFacts(compared=3)
     assert diagnose(evidence).verdict == Verdict.CLEAN
 
 
-def test_a_metric_that_one_rank_lacks_is_not_wrong() -> None:
+def test_a_metric_missing_on_one_rank_is_not_wrong() -> None:
     assert metric_facts(reporting(TRUE, {"loss": 1.25})).step is None
 
 
-def test_swapped_metrics() -> None:
+def test_swapped_metrics_are_found() -> None:
     found = diagnose(reporting({**TRUE, "loss": 0.7, "kl": 1.1}, {**TRUE, "loss": 1.1, "kl": 0.7}))
     assert (found.verdict, found.confidence) == (Verdict.WRONG_METRICS, Confidence.HIGH)
     assert found.signature == f"wrong-metrics:{DIFFER}:no-rank"
@@ -63,7 +63,7 @@ def test_swapped_metrics() -> None:
     )  # fmt: skip
 
 
-def test_the_first_step_with_a_wrong_metric_counts_all_names_of_that_step() -> None:
+def test_the_first_step_lists_all_wrong_metrics() -> None:
     evidence = reporting(TRUE, TRUE)
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -84,7 +84,7 @@ def test_the_first_step_with_a_wrong_metric_counts_all_names_of_that_step() -> N
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(4, ""), (5, " and 1 more"), (7, " and 3 more")])
-def test_four_ranks_are_listed(ranks: int, more: str) -> None:
+def test_at_most_four_ranks_are_listed(ranks: int, more: str) -> None:
     facts = metric_facts(reporting(*({"kl": float(n)} for n in range(ranks)), truth=None))
     assert metrics.sentence(facts) == (
         "In step 1 reduced metrics differ between ranks: `kl` rank 0 0, rank 1 1, rank 2 2, rank 3 "
@@ -94,20 +94,20 @@ def test_four_ranks_are_listed(ranks: int, more: str) -> None:
 
 
 @pytest.mark.parametrize(("share", "wrong"), [(0.9e-4, False), (1.2e-4, True)])
-def test_sums_in_another_order_are_equal(share: float, wrong: bool) -> None:
+def test_rounding_differences_are_ignored(share: float, wrong: bool) -> None:
     for value in (1.25, -1.25):
         one = {"kl": value * (1 + share)}
         facts = metric_facts(reporting(one, {"kl": value}, truth={"kl": value}))
         assert (facts.step is not None) is wrong
 
 
-def test_ranks_that_differ_are_wrong_without_a_truth() -> None:
+def test_metrics_that_differ_between_ranks_are_wrong_without_a_reference() -> None:
     facts = metric_facts(reporting({"loss": 1.0}, {"loss": 1.5}, truth=None))
     assert (facts.pattern, facts.wrong) == (DIFFER, {"loss": {0: 1.0, 1: 1.5}})
     assert metric_facts(reporting({"loss": 1.0}, {"loss": 1.0}, truth=None)).step is None
 
 
-def test_a_wrong_metric_on_which_all_ranks_agree_needs_the_truth() -> None:
+def test_a_wrong_metric_on_every_rank_needs_the_reference() -> None:
     """Comparing ranks alone accepts the zero that a rank adds for what it does not have."""
     halved = {**TRUE, "kl": 0.25}
     assert diagnose(reporting(halved, halved, truth=None)).verdict == Verdict.CLEAN
@@ -116,7 +116,7 @@ def test_a_wrong_metric_on_which_all_ranks_agree_needs_the_truth() -> None:
     assert "`kl` 0.25 on every rank (single process 0.5)" in found.cause
 
 
-def test_wrong_gradients_come_first() -> None:
+def test_wrong_gradients_take_precedence() -> None:
     found = diagnose(reporting({**TRUE, "kl": 3.0}, TRUE, wrong=1))
     assert found.verdict == Verdict.WRONG_GRADIENTS
 
@@ -125,6 +125,6 @@ def test_wrong_gradients_come_first() -> None:
     ([float("nan")] * 2, False), ([float("nan"), 1.0], True), ([float("inf"), 1.0], True),
     ([float("inf")] * 2, False), ([float("inf"), float("-inf")], True), ([0.0, 0.0], False),
 ])  # fmt: skip
-def test_nan_equals_nothing_but_nan(values: list[float], differ: bool) -> None:
+def test_nan_equals_only_nan(values: list[float], differ: bool) -> None:
     evidence = reporting(*({"kl": value} for value in values), truth=None)
     assert (metric_facts(evidence).step is not None) is differ

@@ -37,7 +37,7 @@ def finding(raises: bool = True) -> Finding:
 
 
 @pytest.mark.parametrize("op", ["_foreach_mul_.Scalar", "_fused_adamw_.default"])
-def test_the_mixture_is_the_cause(op: str) -> None:
+def test_a_mixed_parameter_group_explains_the_crash(op: str) -> None:
     found = diagnose(crashed(MIXED.format(op), finding()))
     assert found.verdict == "crash"
     assert (
@@ -46,11 +46,11 @@ def test_the_mixture_is_the_cause(op: str) -> None:
     assert "One parameter group per mesh" in found.cause
 
 
-def test_another_crash_is_not_explained_by_it() -> None:
+def test_a_mixed_group_does_not_explain_other_crashes() -> None:
     assert "arameter group" not in diagnose(crashed("CUDA out of memory", finding())).cause
 
 
-def test_what_was_not_found_is_not_said() -> None:
+def test_cause_does_not_mention_groups_without_a_finding() -> None:
     for none in (None, finding(raises=False)):
         text = diagnose(crashed(MIXED.format("_foreach_mul_.Scalar"), none)).cause
         assert "arameter group" not in text
@@ -60,7 +60,7 @@ def test_what_was_not_found_is_not_said() -> None:
     (MESHES, "DTensors of several meshes"),
     (MIXED.format("_foreach_norm.Scalar"), "plain tensors and DTensors"),
 ])  # fmt: skip
-def test_clipping_over_a_mixture_is_told_apart_from_the_optimizer(message: str, what: str) -> None:
+def test_mixed_clipping_is_distinguished_from_the_optimizer(message: str, what: str) -> None:
     text = diagnose(crashed(message, finding())).cause
     assert f"The gradient norm is taken over {what} in one call" in text
     assert "arameter group" not in text
@@ -74,7 +74,7 @@ def test_findings_survive_the_crash_in_the_log(tmp_path: Path) -> None:
     assert diagnose(read).cause == diagnose(evidence).cause
 
 
-def test_the_newer_segment_repeats_it_and_it_is_told_once(tmp_path: Path) -> None:
+def test_a_finding_in_both_log_segments_is_read_once(tmp_path: Path) -> None:
     folder = write(crashed("x", finding()), tmp_path / "trial")
     log = folder / protocol.events_file(0)
     (folder / protocol.older_events_file(0)).write_text(log.read_text())

@@ -40,17 +40,17 @@ def applied(weight: GradientError = RIGHT, rate: float = 1e-3, updates: float = 
     return Applied({"first.weight": weight, "last.weight": RIGHT}, rate, 1e-3, updates, 1.0)
 
 
-def test_what_one_process_would_have_left_is_clean() -> None:
+def test_updates_of_a_single_process_are_clean() -> None:
     assert applied_facts(left(applied())).step is None
     assert applied_facts(left(applied())).compared == 2
     assert diagnose(left(applied())).verdict == Verdict.CLEAN
 
 
-def test_what_was_not_measured_is_not_wrong() -> None:
+def test_missing_measurements_are_not_wrong() -> None:
     assert applied_facts(left(Applied(rate=1e-3, updates=4.0))).step is None
 
 
-def test_weights_that_moved() -> None:
+def test_moved_weights_are_found() -> None:
     found = diagnose(left(applied(MOVED)))
     assert found.signature == f"wrong-weights:{WEIGHTS}:no-rank"
     assert found.cause == (
@@ -60,11 +60,11 @@ def test_weights_that_moved() -> None:
     )
 
 
-def test_weights_that_moved_on_one_rank_only() -> None:
+def test_weights_moved_on_one_rank_make_it_the_culprit() -> None:
     assert diagnose(left(applied(), applied(MOVED))).culprits == (1,)
 
 
-def test_a_learning_rate_that_went_on() -> None:
+def test_a_wrong_learning_rate_is_found() -> None:
     found = diagnose(left(applied(rate=9e-4)))
     assert found.signature == f"wrong-weights:{RATE}:no-rank"
     assert found.cause == (
@@ -73,7 +73,7 @@ def test_a_learning_rate_that_went_on() -> None:
     )
 
 
-def test_an_update_too_many() -> None:
+def test_an_extra_update_is_found() -> None:
     facts = applied_facts(left(applied(updates=2.0)))
     assert facts == AppliedFacts(1, UPDATES, ranks=(0, 1), actual=2.0, right=1.0)
     assert sentence(facts) == (
@@ -85,7 +85,7 @@ def test_an_update_too_many() -> None:
     assert both == AppliedFacts(1, UPDATES, ranks=(1,), actual=2.0, right=1.0)
 
 
-def test_the_largest_difference_of_all_ranks_is_named() -> None:
+def test_the_largest_difference_of_all_ranks_is_reported() -> None:
     small, large = GradientError(0.25, 0.5, wrong=True), GradientError(0.75, 2.0, wrong=True)
     one = Applied({"a": small, "b": RIGHT, "c": GradientError(9.0, 9.0, wrong=False)})
     other = Applied({"a": RIGHT, "d": large})
@@ -99,14 +99,14 @@ def test_the_largest_difference_of_all_ranks_is_named() -> None:
 
 
 @pytest.mark.parametrize(("share", "off"), [(0.9e-6, False), (1.2e-6, True)])
-def test_a_rate_is_off_by_more_than_a_millionth(share: float, off: bool) -> None:
+def test_learning_rate_tolerance_is_one_millionth(share: float, off: bool) -> None:
     facts = applied_facts(left(applied(rate=1e-3 * (1 + share))))
     assert (facts.what == RATE) is off
     assert applied_facts(left(Applied(rate=5.0, reference_rate=None))).step is None
     assert applied_facts(left(Applied(rate=None, reference_rate=5.0))).step is None
 
 
-def test_the_first_step_that_is_off_is_told() -> None:
+def test_the_first_wrong_step_is_reported() -> None:
     evidence = left(applied())
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -117,11 +117,11 @@ def test_the_first_step_that_is_off_is_told() -> None:
     assert (facts.step, facts.what, facts.actual, facts.right) == (2, RATE, 2e-3, 1e-3)
 
 
-def test_a_gradient_that_was_wrong_before_explains_the_weights() -> None:
+def test_wrong_gradients_take_precedence_over_weights() -> None:
     assert diagnose(left(applied(MOVED), wrong=1)).verdict == Verdict.WRONG_GRADIENTS
 
 
-def test_replicas_that_differ_in_that_step_come_first() -> None:
+def test_different_replicas_take_precedence_over_weights() -> None:
     evidence = left(applied(MOVED))
     for rank, seen in evidence.ranks.items():
         assert seen.outcome is not None

@@ -86,13 +86,13 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("layout", RIGHT)
-def test_what_is_right_in_its_layout_is_nothing(layout: str) -> None:
+def test_correct_layouts_are_not_reported(layout: str) -> None:
     facts = ownership_facts(RIGHT[layout])
     assert (facts.pattern, facts.text, facts.wrong) == ("", "", False)
     assert (facts.seen, facts.when, facts.experts) == (True, "prepared", 8)
 
 
-def test_without_evidence_nothing_is_said() -> None:
+def test_missing_evidence_is_not_reported() -> None:
     nothing = Evidence(2, {0: RankEvidence(0), 1: RankEvidence(1)})
     assert not ownership_facts(nothing).seen
     assert not ownership_facts(Evidence(0, {})).seen
@@ -207,7 +207,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("case", LOST)
-def test_what_is_lost_is_named(case: str) -> None:
+def test_lost_experts_are_reported(case: str) -> None:
     evidence, pattern, texts, where = LOST[case]
     facts = ownership_facts(evidence)
     assert (facts.pattern, facts.wrong, facts.seen) == (pattern, True, True)
@@ -245,32 +245,32 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("case", SENTENCES)
-def test_the_whole_sentence_of_what_is_lost(case: str) -> None:
+def test_lost_experts_have_a_complete_sentence(case: str) -> None:
     facts = ownership_facts(LOST[case][0])
     lead = "After sharding the 8 experts of a layer are not all where they belong: "
     assert facts.text == lead + SENTENCES[case]
 
 
-def test_what_is_lost_says_what_each_rank_holds_and_was_asked() -> None:
+def test_lost_experts_include_held_and_requested_experts() -> None:
     facts = ownership_facts(LOST["a piece of each rank's own"][0])
     assert facts.held == {0: (0, 1), 1: (6, 7)}
     assert (facts.experts, facts.axis) == (8, 2)
 
 
-def test_experts_that_no_rank_holds_at_all_are_lost() -> None:
+def test_experts_on_no_rank_are_lost() -> None:
     facts = ownership_facts(seen({0: rows([]), 1: rows([])}))
     assert (facts.pattern, facts.ranks) == (ownership.NOT_LOADED, (0, 1))
     assert "ranks 0, 1 hold nothing, and experts 0-7 are on no rank" in facts.text
 
 
-def test_what_was_loaded_wrong_is_explained_by_the_place_on_the_axis() -> None:
+def test_resharding_during_loading_is_found() -> None:
     loaded = seen({0: rows([0, 1], whole=4), 1: rows([2, 3], whole=4)}, asked=2, when="loaded")
     facts = ownership_facts(loaded)
     assert (facts.pattern, facts.when) == (ownership.RESHARDED, "loaded")
     assert facts.text.startswith("After loading the 8 experts of a layer are not all")
 
 
-def test_a_loss_that_loading_left_is_explained_by_what_was_held_then() -> None:
+def test_resharding_after_loading_is_found() -> None:
     """Rank 0 came out of loading with 4-7: that is the slice that was sharded again."""
     swapped = {0: rows(range(4, 8), lies="plain", whole=4), 1: rows(range(4), lies="plain")}
     sharded = seen({0: rows([4, 5], [0, 1], 4), 1: rows([6, 7], [2, 3], 4)}, asked=2)
@@ -285,7 +285,7 @@ def test_a_loss_that_loading_left_is_explained_by_what_was_held_then() -> None:
         assert (facts.pattern, "rank 1's slice (4-7)" in facts.text) == (ownership.RESHARDED, True)
 
 
-def test_a_right_parameter_beside_a_wrong_one_is_not_blamed() -> None:
+def test_correct_parameters_beside_wrong_ones_are_not_reported() -> None:
     evidence = seen({0: rows(range(4)), 1: rows([-1] * 4, range(4, 8))})
     ranks = {
         rank: replace(
@@ -307,7 +307,7 @@ def test_a_right_parameter_beside_a_wrong_one_is_not_blamed() -> None:
     assert "(1 expert parameter)" in facts.text
 
 
-def test_expert_parallelism_that_never_took_place() -> None:
+def test_missing_expert_parallelism_is_found() -> None:
     everything = {r: rows(range(8), lies="plain") for r in (0, 1)}
     facts = ownership_facts(seen(everything, asked=2, used={0: 8, 1: 8}))
     assert (facts.pattern, facts.ranks, facts.axis) == (ownership.OFF, (0, 1), 2)
@@ -329,7 +329,7 @@ def test_expert_parallelism_that_never_took_place() -> None:
     assert "and less took place" in half.text and "4 of 8" in half.text
 
 
-def test_experts_that_were_to_be_left_alone_and_were_not() -> None:
+def test_changed_ignored_experts_are_found() -> None:
     moved = before(seen({0: rows(range(4)), 1: rows(range(4, 8))}), SLICES)
     told = {
         rank: replace(one, weights=tuple(replace(w, left_out=True) for w in one.weights))
@@ -364,7 +364,7 @@ def test_experts_that_were_to_be_left_alone_and_were_not() -> None:
     assert not ownership_facts(replace(left, ranks=kept)).wrong
 
 
-def test_other_weights_that_differ_are_named_with_their_ranks() -> None:
+def test_other_different_weights_are_listed_with_their_ranks() -> None:
     held = {0: rows(range(4)), 1: rows(range(4, 8))}
     facts = ownership_facts(seen(held, unequal={1: ["lm_head.weight", "model.norm.weight"]}))
     assert (facts.pattern, facts.ranks) == (ownership.OTHER_WEIGHTS, (1,))
@@ -401,13 +401,13 @@ def test_the_last_moment_that_every_rank_reached_is_judged() -> None:
     assert (facts.when, facts.wrong) == ("loaded", False)
 
 
-def test_a_rank_without_a_log_leaves_it_open() -> None:
+def test_a_missing_log_leaves_ownership_unknown() -> None:
     whole = seen(WRONG)
     for ranks in ({0: whole.ranks[0]}, {**whole.ranks, 1: RankEvidence(1)}):
         assert not ownership_facts(replace(whole, ranks=ranks)).seen
 
 
-def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
+def test_loading_on_rank_0_only_is_shown_but_not_judged() -> None:
     loading = {0: rows(range(4), lies="plain", whole=4), 1: rows([-1] * 4, lies="plain", whole=4)}
     alone = seen(loading, asked=2, when=held_by.BY_RANK_0)
     assert not ownership_facts(alone).seen
@@ -425,7 +425,7 @@ def test_what_only_rank_0_loads_is_shown_and_not_judged() -> None:
 # ------------------------------------------------------------------------ tables
 
 
-def test_ranks_are_rows_and_moments_columns() -> None:
+def test_table_has_ranks_as_rows_and_moments_as_columns() -> None:
     evidence = LOST["a piece of each rank's own"][0]
     held, values = held_by.tables(evidence, lost=True)
     assert held.note == f"of {UP}"
@@ -440,7 +440,7 @@ def test_ranks_are_rows_and_moments_columns() -> None:
     assert held_by.tables(evidence, lost=False) == (held,)
 
 
-def test_values_stand_beside_the_checkpoints() -> None:
+def test_table_shows_values_beside_the_checkpoints() -> None:
     told = {0: replace(rows(range(4)), first=0.25, should=0.5),
             1: replace(WRONG[1], first=-1.5, should=0.125)}  # fmt: skip
     held, values = held_by.tables(seen(told, when="resumed"), lost=True)
@@ -451,7 +451,7 @@ def test_values_stand_beside_the_checkpoints() -> None:
     )
 
 
-def test_parameters_that_differ_have_lines_of_their_own() -> None:
+def test_parameters_that_differ_have_separate_rows() -> None:
     evidence = seen(FINE)
     more = rows([], whole=4, fqn=DOWN)
     ranks = {
@@ -467,7 +467,7 @@ def test_parameters_that_differ_have_lines_of_their_own() -> None:
     assert held.note == ""
 
 
-def test_numbers_are_runs_with_what_is_none() -> None:
+def test_expert_numbers_are_shown_as_ranges() -> None:
     assert held_by.numbers([0, 1, 2, 3, 6]) == "0-3, 6"
     assert held_by.numbers([5, 4, -1, -1]) == "4-5 and 2 rows of none"
     assert held_by.numbers([-1]) == "none of the checkpoint's"
@@ -484,7 +484,7 @@ def with_weights(evidence: Evidence, held: Evidence) -> Evidence:
     return replace(evidence, ranks=ranks)
 
 
-def test_it_is_a_verdict_where_every_rank_reached_its_end() -> None:
+def test_lost_experts_are_the_verdict_if_every_rank_finished() -> None:
     trained = measured(fsdp2_job(set(), set()).run())
     lost = LOST["a piece of each rank's own"][0]
     found = diagnose(with_weights(trained, lost))
@@ -500,7 +500,7 @@ def test_it_is_a_verdict_where_every_rank_reached_its_end() -> None:
     assert "All 8 experts of each layer are where they belong." in right.cause
 
 
-def test_wrong_gradients_are_its_consequence() -> None:
+def test_lost_experts_explain_wrong_gradients() -> None:
     trained = measured(fsdp2_job(set(), set()).run(), ["lm_head.weight"])
     found = diagnose(with_weights(trained, LOST["the same slice everywhere"][0]))
     assert found.verdict == Verdict.WRONG_WEIGHTS
@@ -508,7 +508,7 @@ def test_wrong_gradients_are_its_consequence() -> None:
     assert found.wrong_parameters == ("lm_head.weight",)
 
 
-def test_a_hang_stays_a_hang_and_the_lost_experts_a_note() -> None:
+def test_lost_experts_are_a_note_of_a_hang() -> None:
     hung = with_weights(fsdp2_job(set(), {(1, 3)}).run(), LOST["the same slice everywhere"][0])
     found = diagnose(hung)
     assert found.verdict == Verdict.HANG
@@ -524,7 +524,9 @@ held_rows = st.lists(st.integers(-1, 9), max_size=9)
     whole=st.integers(0, 9),
     when=st.sampled_from(["loaded", "prepared", "loaded by rank 0", "some day"]),
 )
-def test_no_evidence_is_too_strange(ranks: list, asked: int, whole: int, when: str) -> None:
+def test_any_evidence_is_judged_without_an_exception(
+    ranks: list, asked: int, whole: int, when: str
+) -> None:
     """Whatever ranks told, it is judged without an exception, and clean only what is complete."""
     told = {}
     for rank, parameters in enumerate(ranks):

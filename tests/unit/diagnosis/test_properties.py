@@ -107,7 +107,9 @@ def all_to_all(draw: st.DrawFn, op: Op, ranks: tuple[int, ...]) -> dict[int, Op]
 
 @QUICK
 @given(healthy())
-def test_healthy_schedules_give_nothing(case: tuple[Job, list[tuple[str, dict[int, Op]]]]) -> None:
+def test_healthy_schedules_have_no_divergence(
+    case: tuple[Job, list[tuple[str, dict[int, Op]]]],
+) -> None:
     job, _ = case
     for evidence in (job.run(), job.whole()):
         assert found(evidence) == (None, ())
@@ -115,7 +117,7 @@ def test_healthy_schedules_give_nothing(case: tuple[Job, list[tuple[str, dict[in
 
 @QUICK
 @given(healthy(), st.data())
-def test_a_lost_beginning_raises_no_alarm(
+def test_lost_earlier_calls_are_not_a_divergence(
     case: tuple[Job, list[tuple[str, dict[int, Op]]]], data: st.DataObject
 ) -> None:
     """A ring buffer drops the oldest calls, another number of them on each rank."""
@@ -129,7 +131,7 @@ def test_a_lost_beginning_raises_no_alarm(
 
 @QUICK
 @given(healthy(), st.data())
-def test_unknown_parameters_are_different_from_nothing(
+def test_unknown_parameters_are_not_a_divergence(
     case: tuple[Job, list[tuple[str, dict[int, Op]]]], data: st.DataObject
 ) -> None:
     evidence = case[0].run()
@@ -197,7 +199,7 @@ def test_one_changed_call_is_found(
 
 @QUICK
 @given(healthy(), st.data())
-def test_a_split_that_does_not_pair_is_found(
+def test_a_mismatched_split_is_found(
     case: tuple[Job, list[tuple[str, dict[int, Op]]]], data: st.DataObject
 ) -> None:
     """One rank sends a row to another rank than the one that expects it."""

@@ -68,7 +68,7 @@ class TestAgreement:
         assert (facts.found, facts.compared, facts.wrong_norm) == ((), 1, None)
         assert diagnose(job(4)).verdict == Verdict.CLEAN
 
-    def test_other_slices_of_a_parameter_may_differ(self) -> None:
+    def test_different_slices_of_a_parameter_may_differ(self) -> None:
         evidence = job()
         for rank in range(2):
             mine = held(sketch(1.0 + rank), sketch(3.0 - rank), f"{4 * rank}:{4 * rank + 4},:,:")
@@ -80,21 +80,21 @@ class TestAgreement:
         ("float32", 1e-6, False), ("float32", 1e-2, True),
         ("bfloat16", 1e-2, False), ("bfloat16", 0.5, True),
     ])  # fmt: skip
-    def test_rounding_is_no_difference(self, dtype: str, off: float, differs: bool) -> None:
+    def test_rounding_is_not_a_difference(self, dtype: str, off: float, differs: bool) -> None:
         evidence = job()
         for rank in range(2):
             mine = held(sketch(10.0), sketch(1.0, off * rank))
             evidence = having(evidence, rank, {"1": step({GATE: mine}, dtype=dtype)})
         assert bool(replica_facts(evidence).found) is differs
 
-    def test_ranks_that_left_nothing_are_not_accused(self) -> None:
+    def test_ranks_without_data_are_not_culprits(self) -> None:
         evidence = having(job(), 1, {})
         assert replica_facts(evidence).found == ()
         assert diagnose(outcome(job(), 1, gradient_norms=[None])).verdict == Verdict.CLEAN
 
 
 class TestTensors:
-    def test_a_gradient_that_differs_is_named_with_what_follows(self) -> None:
+    def test_a_different_gradient_is_reported_with_its_consequence(self) -> None:
         other = step({GATE: held(sketch(10.0, -0.5), sketch(1.0, 2.0))})
         found = diagnose(having(job(), 1, {"0": START, "1": other}))
         assert found.verdict == Verdict.REPLICA_DIVERGENCE
@@ -112,7 +112,7 @@ class TestTensors:
         assert (found.culprits, found.victims) == ((2,), (0, 1, 3))
         assert found.signature == "replica-divergence:gradients:one-rank"
 
-    def test_two_against_two_is_nobodys_fault(self) -> None:
+    def test_a_two_to_two_split_has_no_culprit(self) -> None:
         other = step({GATE: held(sketch(10.0, 0.5), sketch(1.0, 2.0))})
         evidence = having(having(job(4), 2, {"0": START, "1": other}), 3, {"0": START, "1": other})
         assert diagnose(evidence).culprits == ()
@@ -122,13 +122,13 @@ class TestTensors:
         found = diagnose(having(job(), 1, {"0": START, "1": other}))
         assert "some of ranks 0, 1 have a gradient and some have none" in found.cause
 
-    def test_weights_that_differ_before_training_come_first(self) -> None:
+    def test_weights_that_differ_before_training_take_precedence(self) -> None:
         start = step({GATE: Replica(":", "plain", sketch(10.0, 3.0))}, optimizer_steps=[])
         found = diagnose(having(job(), 1, {"0": start, "1": AFTER}))
         assert found.signature == "replica-divergence:weights:no-rank"
         assert found.cause.startswith("Before training the weights of 1 parameter differ")
 
-    def test_weights_are_measured_by_what_training_changed(self) -> None:
+    def test_weight_differences_are_relative_to_the_update(self) -> None:
         """The update has size 0.125; 1e-5 of it is rounding, half of it is not."""
         for off, differs in ((1e-6, False), (0.25, True)):
             other = step({GATE: held(sketch(10.0, 0.5 + off), sketch(1.0))})
@@ -150,7 +150,7 @@ class TestOptimizerState:
         evidence = having(having(job(), 0, self.moments()), 1, self.moments(1e-6))
         assert diagnose(evidence).verdict == Verdict.CLEAN
 
-    def test_moments_that_differ_while_weights_still_agree(self) -> None:
+    def test_different_moments_are_found_while_weights_are_equal(self) -> None:
         found = diagnose(having(having(job(), 0, self.moments()), 1, self.moments(0.1)))
         assert found.signature == "replica-divergence:optimizer state:no-rank"
         assert found.cause == (
@@ -158,12 +158,12 @@ class TestOptimizerState:
             f"({GATE} exp_avg); worst {GATE} exp_avg on ranks 0, 1: 2.5e-01 of their norm."
         )
 
-    def test_moments_of_next_to_no_gradient_are_rounding(self) -> None:
+    def test_differences_of_moments_of_tiny_gradients_are_ignored(self) -> None:
         one, other = self.moments(gradient=1e-6), self.moments(0.1, gradient=1e-6)
         evidence = having(having(job(), 0, one), 1, other)
         assert replica_facts(evidence).found == ()
 
-    def test_a_rank_without_moments_is_not_accused(self) -> None:
+    def test_a_rank_without_moments_is_not_a_culprit(self) -> None:
         evidence = having(job(), 0, self.moments())
         assert replica_facts(evidence).found == ()
 
@@ -175,13 +175,15 @@ class TestNumbers:
         ({"learning_rates": [2e-3]}, "learning rate",
          "The learning rate differs between ranks: rank 0 0.001, rank 1 0.002"),
     ])  # fmt: skip
-    def test_steps_and_rates(self, facts: dict[str, object], what: str, text: str) -> None:
+    def test_different_steps_and_learning_rates_are_found(
+        self, facts: dict[str, object], what: str, text: str
+    ) -> None:
         other = step(AFTER.parameters, **facts)
         found = diagnose(having(job(), 1, {"0": START, "1": other}))
         assert found.signature == f"replica-divergence:{what}:no-rank"
         assert text in found.cause
 
-    def test_a_norm_of_own_pieces(self) -> None:
+    def test_a_norm_of_local_shards_is_explained(self) -> None:
         evidence = norms(job(), [2.254, 2.301], reference_norms=[3.221])
         for rank, alone in enumerate((2.254, 2.301)):
             evidence = having(evidence, rank, {"1": step(AFTER.parameters, local_norm=alone)})
@@ -193,7 +195,7 @@ class TestNumbers:
             "factor. The norm of the whole gradient is 3.2210 (single process)."
         )
 
-    def test_a_norm_that_leaves_out_other_ranks_plain_experts(self) -> None:
+    def test_a_norm_without_plain_experts_of_other_ranks_is_explained(self) -> None:
         """Everything else has norm 3; rank r's experts r + 1."""
         evidence = norms(job(), [math.sqrt(10), math.sqrt(13)])
         for rank in range(2):
@@ -206,7 +208,7 @@ class TestNumbers:
             f"tensors in {EXPERTS}), so each clips by another factor" in found.cause
         )
 
-    def test_a_norm_that_leaves_out_experts_on_other_meshes(self) -> None:
+    def test_a_norm_without_experts_of_other_meshes_is_explained(self) -> None:
         """Ranks 0 and 2 hold experts 0-3, half each, and sum over their own mesh alone; so do
         ranks 1 and 3 with the others. Everything else has norm 3, each half r % 2 + 1."""
         evidence = norms(
@@ -225,7 +227,7 @@ class TestNumbers:
             f"DTensors in {EXPERTS}), so each clips by another factor" in found.cause
         )
 
-    def test_experts_on_other_meshes_do_not_explain_any_difference(self) -> None:
+    def test_experts_on_other_meshes_explain_only_matching_differences(self) -> None:
         evidence = norms(job(4), [3.0, 3.7, 3.0, 3.7])
         for rank in range(4):
             mesh = f"dp_shard [{rank % 2}, {rank % 2 + 2}]"
@@ -233,7 +235,7 @@ class TestNumbers:
             evidence = having(evidence, rank, {"1": step({**AFTER.parameters, EXPERTS: piece})})
         assert "sums only" not in diagnose(evidence).cause
 
-    def test_a_norm_that_nothing_explains_is_only_told(self) -> None:
+    def test_an_unexplained_norm_is_reported_without_a_reason(self) -> None:
         found = diagnose(norms(job(4), [1.2, 1.2, 1.3, 1.2]))
         assert found.cause == (
             "The gradient norm differs between ranks: rank 0 1.2000, rank 1 1.2000, rank 2 1.3000, "
@@ -241,17 +243,17 @@ class TestNumbers:
         )
         assert found.culprits == (2,)
 
-    def test_near_norms_are_no_majority(self) -> None:
+    def test_similar_norms_are_not_a_majority(self) -> None:
         found = diagnose(norms(job(4), [1.0, 1.00001, 1.00002, 1.1]))
         assert found.verdict == Verdict.REPLICA_DIVERGENCE
         assert found.culprits == ()
 
-    def test_rounding_of_a_norm_is_no_difference(self) -> None:
+    def test_rounding_of_a_norm_is_not_a_difference(self) -> None:
         assert diagnose(norms(job(), [1.2, 1.2000001])).verdict == Verdict.CLEAN
 
 
 class TestAgainstTheReference:
-    def test_a_norm_that_is_wrong_everywhere(self) -> None:
+    def test_a_norm_wrong_on_every_rank_is_found(self) -> None:
         found = diagnose(norms(job(), [2.4, 2.4], reference_norms=[1.2]))
         assert found.verdict == Verdict.WRONG_GRADIENTS
         assert found.signature == "wrong-gradients:clipping norm:no-rank"
@@ -259,17 +261,17 @@ class TestAgainstTheReference:
             found.cause.lower()
         )
 
-    def test_the_true_norm_is_clean(self) -> None:
+    def test_a_correct_norm_is_clean(self) -> None:
         assert diagnose(norms(job(), [1.2, 1.2], reference_norms=[1.2004])).verdict == "clean"
 
-    def test_bf16_may_be_off_by_more(self) -> None:
+    def test_bf16_has_a_larger_tolerance(self) -> None:
         evidence = norms(job(), [1.2, 1.2], reference_norms=[1.25])
         assert diagnose(evidence).verdict == Verdict.WRONG_GRADIENTS
         for rank in range(2):
             evidence = having(evidence, rank, {"1": step({}, dtype="bfloat16")})
         assert diagnose(evidence).verdict == Verdict.CLEAN
 
-    def test_wrong_gradients_of_the_same_step_come_first_and_the_replicas_say_why(self) -> None:
+    def test_different_replicas_explain_wrong_gradients_of_the_same_step(self) -> None:
         evidence = measured(fsdp2_job(set(), set()).run(), wrong=PARAMETERS[:1])
         for rank in range(2):
             mine = held(sketch(10.0), sketch(1.0, 2.0 * rank))

@@ -81,14 +81,14 @@ def of(*outcomes: ResumeOutcome | None) -> Diagnosis:
 
 
 class TestHealthy:
-    def test_everything_came_back(self) -> None:
+    def test_a_complete_resume_is_clean(self) -> None:
         found = of(healthy(0), healthy(1))
         assert (found.verdict, found.confidence) == (Verdict.CLEAN, Confidence.HIGH)
         assert "100 tensors of model and optimizer are as at the save" in found.cause
         assert "steps 3 and 4 exactly those of the uninterrupted run" in found.cause
         assert found.signature == "clean"
 
-    def test_only_steps_after_the_save_are_in_the_table(self) -> None:
+    def test_table_contains_only_steps_after_the_save(self) -> None:
         table = of(healthy(0), healthy(1)).tables[0]
         assert table.title == "4 steps against 2 + 2"
         assert [row[:2] for row in table.rows] == [(3, 0), (3, 1), (4, 0), (4, 1)]
@@ -99,7 +99,7 @@ class TestHealthy:
         )  # fmt: skip
         assert table.note == "Norm: of the rank's own part of the gradient."
 
-    def test_the_titles_and_columns_of_the_other_tables(self) -> None:
+    def test_other_tables_have_titles_and_columns(self) -> None:
         _, ends, experts = of(healthy(0), healthy(1)).tables
         assert ends.title == "Largest differences of the state, and of two uninterrupted runs"
         assert ends.columns == (
@@ -113,7 +113,7 @@ class TestHealthy:
         assert experts.title == "Experts of each rank at the save and after loading, by their bytes"
         assert experts.columns == ("parameter", "rank", "at the save", "after loading", "placement")
 
-    def test_parameters_that_lie_in_another_way_have_rows_of_their_own(self) -> None:
+    def test_parameters_with_another_placement_have_separate_rows(self) -> None:
         one = healthy(0)
         other = replace(one, loaded=[*one.loaded[:-1], replace(one.loaded[-1], placement="plain")])
         experts = of(other, healthy(1)).tables[2]
@@ -124,13 +124,13 @@ class TestHealthy:
         bare = [replace(healthy(rank), loaded=[]) for rank in (0, 1)]
         assert len(of(*bare).tables) == 2
 
-    def test_a_step_that_one_run_lacks_is_empty_in_the_table(self) -> None:
+    def test_a_step_missing_in_one_run_has_empty_cells(self) -> None:
         short = replace(healthy(1), resumed=StepNumbers(LOSSES[2:3], [None, 0.7]))
         rows = of(healthy(0), short).tables[0].rows
         assert rows[1] == (3, 1, 4.7, 4.7, 0.0, 0.8, None, None)
         assert rows[3] == (4, 1, 4.6, None, None, 0.7, 0.7, 0.0)
 
-    def test_a_norm_that_both_runs_lack_is_equal(self) -> None:
+    def test_a_norm_missing_in_both_runs_is_equal(self) -> None:
         numbers = StepNumbers(LOSSES, [None] * 4)
         bare = replace(healthy(1), straight=numbers, again=numbers,
                        resumed=StepNumbers(LOSSES[2:], [None] * 2))  # fmt: skip
@@ -141,7 +141,7 @@ class TestHealthy:
     @pytest.mark.parametrize(
         ("after", "said"), [(3, "step 4 "), (2, "steps 3 and 4 "), (1, "steps 2 to 4 ")]
     )
-    def test_the_steps_after_the_save_are_named(self, after: int, said: str) -> None:
+    def test_cause_names_the_steps_after_the_save(self, after: int, said: str) -> None:
         resumed = StepNumbers(LOSSES[after:], NORMS[after:])
         found = of(*(replace(healthy(rank), after=after, resumed=resumed) for rank in (0, 1)))
         assert (
@@ -159,7 +159,7 @@ class TestHealthy:
             of(*drifting).cause
         )
 
-    def test_without_resume_there_is_no_such_verdict(self) -> None:
+    def test_a_run_without_resume_is_not_judged(self) -> None:
         seen = evidence(healthy(0), healthy(1))
         ranks = {
             rank: replace(one, outcome=Outcome(rank, losses=LOSSES))
@@ -169,12 +169,12 @@ class TestHealthy:
         assert found.verdict == Verdict.INCONCLUSIVE
         assert found.tables == ()
 
-    def test_a_rank_without_numbers_decides_nothing(self) -> None:
+    def test_a_rank_without_numbers_is_inconclusive(self) -> None:
         assert of(healthy(0), None).verdict == Verdict.INCONCLUSIVE
 
 
 class TestExperts:
-    def test_one_rank_everywhere_is_named_with_its_experts_and_layers(self) -> None:
+    def test_experts_of_one_rank_on_every_rank_are_reported(self) -> None:
         everything = dict.fromkeys(NAMES, 1)
         found = of(*(given(healthy(rank, "plain"), everything) for rank in (0, 1)))
         assert (found.verdict, found.confidence) == (Verdict.RESUME_DRIFT, Confidence.HIGH)
@@ -191,7 +191,7 @@ class TestExperts:
         assert found.signature == "resume-drift:one-rank-everywhere:no-rank"
         assert found.culprits == ()
 
-    def test_the_table_shows_each_rank_before_and_after(self) -> None:
+    def test_table_shows_experts_before_and_after_the_resume(self) -> None:
         everything = dict.fromkeys(NAMES, 1)
         found = of(*(given(healthy(rank, "plain"), everything) for rank in (0, 1)))
         name = "model.layers.{0,1}.mlp.experts.{gate_up,down}_proj"
@@ -200,19 +200,19 @@ class TestExperts:
             (name, 1, "4-7", "4-7", "plain"),
         )
 
-    def test_another_table_shows_how_far_the_state_was_and_the_control(self) -> None:
+    def test_table_shows_state_differences_and_the_control(self) -> None:
         lost = given(healthy(1, "plain"), dict.fromkeys(NAMES, 0))
         ends = of(healthy(0, "plain"), noisy(lost)).tables[1]
         assert ends.rows[0] == (0, 0.0, 0.0, 0.0, 0.0, 0.0)
         assert ends.rows[1] == (1, 0.125, 2e-4, 0.25, 0.0, pytest.approx(0.1))
 
-    def test_the_saver_that_was_used_is_named(self) -> None:
+    def test_the_saving_library_is_named(self) -> None:
         lost = given(healthy(0, "plain"), dict.fromkeys(NAMES, 1))
         other = given(healthy(1, "plain"), dict.fromkeys(NAMES, 1))
         found = of(*(replace(one, through="accelerate") for one in (lost, other)))
         assert "so accelerate's save_state took them for copies" in found.cause
 
-    def test_parts_of_several_ranks_are_told_apart(self) -> None:
+    def test_experts_mixed_from_several_ranks_are_reported(self) -> None:
         sources = dict(zip(NAMES, (1, 0, 0, 1), strict=True))
         found = of(*(given(healthy(rank, "plain"), sources) for rank in (0, 1)))
         assert "glued together from several ranks'" in found.cause
@@ -220,7 +220,7 @@ class TestExperts:
         assert "rank 1's (4-7) in model.layers.0.mlp.experts.gate_up_proj" in found.cause
         assert found.signature == "resume-drift:ranks-glued-together:no-rank"
 
-    def test_experts_that_went_elsewhere_are_listed_without_a_mechanism(self) -> None:
+    def test_moved_experts_are_listed_without_a_mechanism(self) -> None:
         swapped = [given(healthy(rank), dict.fromkeys(NAMES, 1 - rank)) for rank in (0, 1)]
         found = of(*swapped)
         assert "rank 0 holds 4-7 where it had 0-3; rank 1 holds 0-3 where it had 4-7" in found.cause
@@ -229,7 +229,7 @@ class TestExperts:
 
 
 class TestState:
-    def test_other_weights_that_did_not_come_back(self) -> None:
+    def test_other_lost_weights_are_found(self) -> None:
         lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
         found = of(healthy(0), replace(drifted(healthy(1)), at_load=lost))
         assert found.verdict == Verdict.RESUME_DRIFT
@@ -241,7 +241,7 @@ class TestState:
     @pytest.mark.parametrize(
         ("after", "said"), [(3, "Step 4 still matches"), (2, "Steps 3 and 4 still match")]
     )
-    def test_steps_that_do_not_show_what_was_lost(self, after: int, said: str) -> None:
+    def test_lost_weights_are_found_although_steps_agree(self, after: int, said: str) -> None:
         lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
         resumed = StepNumbers(LOSSES[after:], NORMS[after:])
         found = of(
@@ -250,7 +250,7 @@ class TestState:
         assert found.verdict == Verdict.RESUME_DRIFT
         assert f"{said} the uninterrupted run." in found.cause
 
-    def test_copies_that_were_apart_before_the_save_are_not_blamed_on_it(self) -> None:
+    def test_copies_that_differed_before_the_save_are_not_blamed_on_it(self) -> None:
         lost = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
         apart = ["lm_head.weight", "model.norm.weight"]
         one = replace(healthy(0), apart=apart)
@@ -270,36 +270,36 @@ class TestState:
         ],
         ids=["other", "missing", "settings"],
     )
-    def test_an_optimizer_that_did_not_come_back(self, lost: StateDifference, said: str) -> None:
+    def test_lost_optimizer_state_is_found(self, lost: StateDifference, said: str) -> None:
         found = of(*(replace(drifted(healthy(rank)), at_load=lost) for rank in (0, 1)))
         assert found.verdict == Verdict.RESUME_DRIFT
         assert "but not the optimizer" in found.cause
         assert said in found.cause
         assert found.signature.startswith("resume-drift:optimizer")
 
-    def test_steps_that_differ_though_all_came_back(self) -> None:
+    def test_different_steps_with_equal_state_are_found(self) -> None:
         found = of(healthy(0), drifted(healthy(1)))
         assert found.verdict == Verdict.RESUME_DRIFT
         assert "something else they depend on was not saved" in found.cause
         assert found.signature.startswith("resume-drift:outside-the-state")
 
-    def test_a_step_that_is_missing_is_a_difference(self) -> None:
+    def test_a_missing_step_is_a_difference(self) -> None:
         short = replace(healthy(1), resumed=StepNumbers(LOSSES[2:3], NORMS[2:3]))
         assert of(healthy(0), short).verdict == Verdict.RESUME_DRIFT
 
 
 class TestControl:
-    def test_two_straight_runs_that_differ_make_the_steps_prove_nothing(self) -> None:
+    def test_different_control_runs_make_the_comparison_inconclusive(self) -> None:
         found = of(noisy(drifted(healthy(0))), drifted(healthy(1)))
         assert (found.verdict, found.confidence) == (Verdict.INCONCLUSIVE, Confidence.LOW)
         assert "Two uninterrupted runs already differ by up to 1.0e-01" in found.cause
 
-    def test_a_control_that_differs_only_in_its_state_is_one_too(self) -> None:
+    def test_a_control_with_a_different_final_state_is_inconclusive(self) -> None:
         control = StateDifference({}, {"lm_head.weight exp_avg": 1e-9}, [], 100)
         found = of(healthy(0), replace(healthy(1), control=control))
         assert found.verdict == Verdict.INCONCLUSIVE
 
-    def test_what_was_lost_bit_by_bit_needs_no_control(self) -> None:
+    def test_lost_experts_need_no_control(self) -> None:
         everything = dict.fromkeys(NAMES, 1)
         found = of(*(noisy(given(healthy(rank, "plain"), everything)) for rank in (0, 1)))
         assert (found.verdict, found.confidence) == (Verdict.RESUME_DRIFT, Confidence.MEDIUM)
@@ -307,6 +307,6 @@ class TestControl:
         assert "the loss by up to" not in found.cause
 
 
-def test_an_outcome_survives_its_file(tmp_path) -> None:
+def test_outcome_round_trips_through_its_file(tmp_path) -> None:
     before = Outcome(1, resume=given(healthy(1, "plain"), dict.fromkeys(NAMES, 0)))
     assert Outcome.read(before.write(tmp_path)) == before

@@ -76,7 +76,7 @@ def all_ranks(k: float, *names: str, world: int = 4, **more: object) -> Evidence
         (-1.0, None),
     ],
 )
-def test_every_factor_is_named_with_the_axis_of_its_size(k: float, size: Size | None) -> None:
+def test_each_factor_is_reported_with_the_axis_of_its_size(k: float, size: Size | None) -> None:
     facts = factor_facts(all_ranks(k, UP, DOWN), 1)
     (found,) = facts.found
     assert facts.complete
@@ -84,7 +84,7 @@ def test_every_factor_is_named_with_the_axis_of_its_size(k: float, size: Size | 
     assert found.factor == pytest.approx(k)
 
 
-def test_the_cause_says_it_and_the_signature_has_no_number_in_it() -> None:
+def test_cause_contains_the_factor_and_signature_does_not() -> None:
     found = diagnose(all_ranks(2.0, UP, DOWN))
     assert found.verdict == Verdict.WRONG_GRADIENTS
     assert found.signature == "wrong-gradients:constant-factor:no-rank"
@@ -95,7 +95,7 @@ def test_the_cause_says_it_and_the_signature_has_no_number_in_it() -> None:
     assert "hides" not in found.cause, "nobody looked at the weights"
 
 
-def test_once_too_often_is_the_other_direction() -> None:
+def test_a_factor_below_one_is_a_repeated_division() -> None:
     found = diagnose(all_ranks(0.125, UP, DOWN, GATE, NORM))
     assert (
         "The gradients of the experts, the router and all other parameters are 0.125 times the "
@@ -104,7 +104,7 @@ def test_once_too_often_is_the_other_direction() -> None:
     )
 
 
-def test_parts_with_different_factors_are_told_apart() -> None:
+def test_parts_with_different_factors_are_separate() -> None:
     evidence = job(*[{UP: error(2.0), DOWN: error(2.0), NORM: error(0.5)}] * 4)
     facts = factor_facts(evidence, 1)
     assert [(f.kind, round(f.factor, 3)) for f in facts.found] == [(EXPERTS, 2.0), (REST, 0.5)]
@@ -113,7 +113,7 @@ def test_parts_with_different_factors_are_told_apart() -> None:
     assert text.index("the experts are 2.000") < text.index("all other parameters are 0.500")
 
 
-def test_the_inputs_of_blocks_are_a_part_too() -> None:
+def test_block_inputs_are_a_part() -> None:
     evidence = job(*[{}] * 4)
     ranks = {
         rank: replace(
@@ -125,12 +125,12 @@ def test_the_inputs_of_blocks_are_a_part_too() -> None:
     assert (found.kind, found.size) == (INPUT, Size(2, "ep", inverse=True))
 
 
-def test_a_small_tensor_counts_beside_a_large_one() -> None:
+def test_small_and_large_tensors_have_equal_weight() -> None:
     small = {UP: error(2.0), DOWN: error(2.0, 0.0, numel=1)}
     assert factor_facts(job(*[small] * 4), 1).complete
 
 
-def test_bf16_may_be_off_by_its_rounding() -> None:
+def test_bf16_has_a_larger_tolerance() -> None:
     wrong = {UP: error(2.0, 0.02), DOWN: error(2.03, 0.02)}
     evidence = job(*[wrong] * 4)
     assert factor_facts(evidence, 1).found == ()
@@ -157,7 +157,7 @@ UNLIKE: dict[str, list[dict[str, GradientError]]] = {
 
 
 @pytest.mark.parametrize("by_rank", UNLIKE.values(), ids=UNLIKE)
-def test_any_other_error_is_no_factor(by_rank: list[dict[str, GradientError]]) -> None:
+def test_other_errors_are_not_a_factor(by_rank: list[dict[str, GradientError]]) -> None:
     evidence = job(*by_rank)
     facts = factor_facts(evidence, 1)
     assert (facts.found, facts.complete, sentences(facts)) == ((), False, "")
@@ -166,7 +166,7 @@ def test_any_other_error_is_no_factor(by_rank: list[dict[str, GradientError]]) -
     assert "constant-factor" not in found.signature
 
 
-def test_right_gradients_have_none() -> None:
+def test_correct_gradients_have_no_factor() -> None:
     facts = factor_facts(job({}, {}), None)
     assert (facts.found, facts.complete, facts.table) == ((), False, None)
     assert diagnose(job({}, {})).verdict == Verdict.CLEAN
@@ -193,19 +193,19 @@ def test_a_factor_beside_another_error_does_not_explain_it() -> None:
         (REST, {"dp_shard": 2}, "", WORLD, ()),
     ],
 )
-def test_axes_of_one_size_are_told_by_where_the_parameters_lie(
+def test_axes_of_equal_size_are_distinguished_by_placement(
     kind: str, layout: dict[str, int], placement: str, axes: str, same: tuple[str, ...]
 ) -> None:
     assert size_of(2.0, kind, layout, placement) == Size(2, axes, same=same)
 
 
-def test_one_axis_comes_before_a_product() -> None:
+def test_one_axis_is_preferred_to_a_product() -> None:
     layout = {"dp_replicate": 2, "dp_shard": 2, "ep": 4}
     assert size_of(4.0, REST, layout, "") == Size(4, "ep")
     assert size_of(8.0, REST, layout, "") == Size(8, "dp_replicate x ep", same=("dp_shard x ep",))
 
 
-def test_of_an_unknown_mesh_only_the_number_of_ranks_is_known() -> None:
+def test_an_unknown_mesh_uses_the_number_of_ranks() -> None:
     (found,) = factor_facts(all_ranks(2.0, UP, world=2, layout={}), 1).found
     assert found.size == Size(2, WORLD)
     (found,) = factor_facts(all_ranks(2.0, UP, world=4, layout={}), 1).found
@@ -215,7 +215,7 @@ def test_of_an_unknown_mesh_only_the_number_of_ranks_is_known() -> None:
 # ------------------------------------------------------------------------ what does not show it
 
 
-def test_weights_that_moved_as_they_should_are_said_to_hide_it() -> None:
+def test_cause_says_that_the_weights_hide_the_factor() -> None:
     """What a comparison of weights, or the loss, would have accepted."""
     evidence = all_ranks(2.0, UP, DOWN, moved=1.0005)
     found = diagnose(evidence)
@@ -227,7 +227,7 @@ def test_weights_that_moved_as_they_should_are_said_to_hide_it() -> None:
     assert "hides" not in diagnose(all_ranks(2.0, UP, DOWN, moved=1.98)).cause
 
 
-def test_the_table_has_one_row_to_stand_beside_other_variants() -> None:
+def test_table_has_one_row_per_variant() -> None:
     table = factor_facts(all_ranks(2.0, UP, DOWN, moved=1.0), 1).table
     assert table is not None
     assert table.title == scale_factor.TITLE
@@ -240,7 +240,7 @@ def test_the_table_has_one_row_to_stand_beside_other_variants() -> None:
     assert healthy.rows[0][0] == 1.0
 
 
-def test_factors_that_differ_are_a_range_in_the_table() -> None:
+def test_table_shows_different_factors_as_a_range() -> None:
     evidence = job({UP: error(2.0)}, {UP: error(3.0)}, moved=1.0)
     table = factor_facts(evidence, 1).table
     assert table is not None

@@ -25,7 +25,7 @@ def standing(found: Diagnosis) -> dict[str, tuple[int, ...]]:
     return {f"{state.kind}: {state.text}": state.ranks for state in found.states}
 
 
-def test_ranks_that_do_the_same_share_a_lane_and_the_row_of_the_divergence_is_marked() -> None:
+def test_equal_ranks_share_a_lane_and_the_divergence_is_marked() -> None:
     found = diagnose(fsdp2_job(set(), STARVED, set(), set()).run())
     shown = schedules(found)
     first = found.first_divergence
@@ -42,7 +42,7 @@ def test_ranks_that_do_the_same_share_a_lane_and_the_row_of_the_divergence_is_ma
     assert set(shown.calls) == {"0", "1", "2", "3"}
 
 
-def test_a_rank_that_made_no_call_is_shown_as_such() -> None:
+def test_a_rank_without_the_call_is_shown() -> None:
     job = fsdp2_job(set(), set())
     job.programs[1] = job.programs[1][:3]
     shown = schedules(diagnose(job.run()))
@@ -53,7 +53,7 @@ def test_a_rank_that_made_no_call_is_shown_as_such() -> None:
     assert states[0,][0] == "open"
 
 
-def test_ranks_in_a_circle_are_shown_with_their_own_calls() -> None:
+def test_ranks_in_a_circular_wait_are_shown_with_their_own_calls() -> None:
     groups = {"a": ((0, 1), None), "b": ((0, 1), None)}
     job = Job(groups, [[Op("a"), Op("a", "all_gather"), Op("b")], [Op("a"), Op("b"), Op("a")]])
     shown = schedules(diagnose(job.run()))
@@ -63,7 +63,7 @@ def test_ranks_in_a_circle_are_shown_with_their_own_calls() -> None:
     assert here[1,].startswith("all_reduce")
 
 
-def test_of_many_lanes_the_culprit_s_is_never_left_out() -> None:
+def test_omitted_lanes_are_counted() -> None:
     programs = [[Op("g", numel=8 * (rank + 1))] for rank in range(12)]
     job = Job({"g": (tuple(range(12)), None)}, programs)
     shown = schedules(diagnose(job.run()))
@@ -72,12 +72,12 @@ def test_of_many_lanes_the_culprit_s_is_never_left_out() -> None:
 
 
 @pytest.mark.parametrize("starved", [[set(), set()], [STARVED, STARVED]])
-def test_nothing_is_shown_of_schedules_that_agree(starved: list[set[tuple[int, int]]]) -> None:
+def test_equal_schedules_are_not_shown(starved: list[set[tuple[int, int]]]) -> None:
     found = diagnose(fsdp2_job(*starved).whole())
     assert found.schedules is None
 
 
-def test_how_ranks_stood_at_the_end() -> None:
+def test_final_states_of_ranks_are_shown() -> None:
     waiting = standing(diagnose(expert_job(set(), {3}).run()))
     assert all(text.startswith("waiting: waiting in ") for text in waiting)
     ended = standing(diagnose(aborted_on_gloo(fsdp2_job(set(), STARVED).run(), 0)))
@@ -88,7 +88,7 @@ def test_how_ranks_stood_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("fault", ["stuck", "order", "skip-p2p", "op", "size"])
-def test_dumps_of_other_jobs_have_them_too(tmp_path: Path, fault: str) -> None:
+def test_dumps_of_other_jobs_have_schedules_and_states(tmp_path: Path, fault: str) -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(pp=2, dp=2, tp=2, ep=2), 3), fault, 1)
     trial = examine.examine([jobs.write(job, tmp_path / "d")]).result.trials[0]
     shown = trial.diagnosis.schedules
@@ -99,7 +99,7 @@ def test_dumps_of_other_jobs_have_them_too(tmp_path: Path, fault: str) -> None:
     assert sorted(ended) == list(range(8))
 
 
-def test_a_rank_without_a_dump_is_unseen(tmp_path: Path) -> None:
+def test_a_rank_without_a_dump_has_state_unseen(tmp_path: Path) -> None:
     job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 3), "killed", 1)
     trial = examine.examine([jobs.write(job, tmp_path / "d")]).result.trials[0]
     assert {s.kind: s.ranks for s in trial.diagnosis.states}["unseen"] == job.culprits

@@ -15,7 +15,7 @@ def counted(*of_ranks: tuple[int, ...]) -> Tokens:
     return Tokens({(1, BLOCK): counts}, {BLOCK})
 
 
-def test_several_forwards_of_a_step_are_summed() -> None:
+def test_tokens_of_several_forwards_are_summed() -> None:
     lines = (
         TokenCount(1, BLOCK, (1, 2)),
         TokenCount(1, BLOCK, (10, 20)),
@@ -29,7 +29,7 @@ def test_several_forwards_of_a_step_are_summed() -> None:
     assert tokens_of(Evidence(1, {0: RankEvidence(0, tokens=other)})).of(1, BLOCK, 2) == {0: 7}
 
 
-def test_an_expert_that_a_rank_does_not_count_is_not_known() -> None:
+def test_an_expert_not_counted_by_a_rank_is_unknown() -> None:
     tokens = counted((4, 0), (4, 5, 6))
     assert tokens.of(1, BLOCK, 1) == {0: 0, 1: 5}
     assert tokens.of(1, BLOCK, 2) == {1: 6}
@@ -52,13 +52,13 @@ def test_a_block_is_found_under_the_name_of_another_rank(asked: str, found: str)
     assert counted((1,)).block(asked) == found
 
 
-def test_a_name_that_several_blocks_may_have_is_none_of_them() -> None:
+def test_an_ambiguous_name_matches_no_block() -> None:
     tokens = Tokens(layers={"model.layers.1.mlp", "model.layers.2.mlp"})
     assert tokens.block("model.layers") == "model.layers"
     assert tokens.block("mlp") == "mlp"
 
 
-def test_starved_is_an_expert_without_tokens_that_another_rank_sent_some() -> None:
+def test_an_expert_is_starved_if_only_other_ranks_send_tokens() -> None:
     tokens = counted((4, 0, 0), (4, 5, 0), (4, 6, 0))
     names = [f"{BLOCK}.experts.{e}.up_proj.weight" for e in range(3)]
     assert tokens.starved(0, 1, names, (0, 1, 2)) == (Starved(0, BLOCK, 1, ((1, 5), (2, 6))),)
@@ -69,7 +69,7 @@ def test_starved_is_an_expert_without_tokens_that_another_rank_sent_some() -> No
     assert tokens.starved(0, 1, ["lm_head.weight"], (0, 1, 2)) == ()
 
 
-def test_all_that_a_block_starves() -> None:
+def test_all_starved_experts_of_a_block_are_found() -> None:
     tokens = counted((4, 0, 1), (0, 5, 1))
     assert tokens.all_starved(1, BLOCK, (1, 0)) == (
         Starved(0, BLOCK, 1, ((1, 5),)),
@@ -78,7 +78,7 @@ def test_all_that_a_block_starves() -> None:
     assert tokens.all_starved(1, "elsewhere", (0, 1)) == ()
 
 
-def test_names() -> None:
+def test_experts_and_layers_are_parsed_from_names() -> None:
     assert expert_of(f"{BLOCK}.experts.12.up_proj.weight") == (BLOCK, 12)
     assert expert_of(f"{BLOCK}.gate.weight") is None
     assert layer_name(BLOCK) == "layer 1"

@@ -39,7 +39,7 @@ def of(*stacks: Stack | None) -> Frontier | None:
 MOST, ODD = waiting("all_reduce", 12), waiting("barrier", 30)
 
 
-def test_the_rank_whose_code_stands_elsewhere_is_suspected() -> None:
+def test_the_rank_at_a_different_line_is_suspected() -> None:
     assert of(MOST, ODD, MOST, MOST) == Frontier(
         "stack",
         suspects=(1,),
@@ -51,7 +51,7 @@ def test_the_rank_whose_code_stands_elsewhere_is_suspected() -> None:
     )
 
 
-def test_two_that_stand_at_one_other_place_are_suspected_together() -> None:
+def test_two_ranks_at_the_same_different_line_are_suspected() -> None:
     found = of(ODD, MOST, MOST, ODD, MOST)
     assert found is not None
     assert (found.basis, found.suspects, found.ahead) == ("stack", (0, 3), (1, 2, 4))
@@ -66,11 +66,11 @@ def test_two_that_stand_at_one_other_place_are_suspected_together() -> None:
     ],
     ids=["nobody", "tie", "several places"],
 )
-def test_without_one_clear_minority_nobody_is_suspected(stacks: tuple[Stack, ...]) -> None:
+def test_no_rank_is_suspected_without_a_clear_minority(stacks: tuple[Stack, ...]) -> None:
     assert of(*stacks) == Frontier()
 
 
-def test_fewer_than_three_ranks_in_communication_tell_nothing() -> None:
+def test_fewer_than_three_ranks_in_communication_are_not_compared() -> None:
     assert of(MOST, ODD) is None
     assert of(MOST, None, None, ODD) is None
     assert of(MOST, MOST, ODD) is not None
@@ -78,7 +78,7 @@ def test_fewer_than_three_ranks_in_communication_tell_nothing() -> None:
     assert of(MOST, ODD, computing) is None
 
 
-def test_a_stack_without_code_of_the_user_is_told_by_its_operation() -> None:
+def test_a_stack_without_user_code_is_described_by_its_operation() -> None:
     bare = replace(MOST, frames=MOST.frames[:2])
     other = replace(ODD, frames=ODD.frames[:2])
     found = of(bare, bare, other)
@@ -86,7 +86,7 @@ def test_a_stack_without_code_of_the_user_is_told_by_its_operation() -> None:
     assert found.where == ("barrier", "all_reduce")
 
 
-def test_ranks_outside_of_communication_are_the_watchdogs_finding() -> None:
+def test_ranks_outside_communication_are_left_to_the_watchdog() -> None:
     apart = job(MOST, ODD, MOST, MOST)
     assert apart.stall is not None
     elsewhere = replace(apart.stall, waiting=(0, 2, 3), elsewhere=(1,))

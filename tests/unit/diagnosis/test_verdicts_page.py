@@ -28,7 +28,7 @@ def test_the_page_follows_the_tuple() -> None:
     assert "| `wrong-weights` | The loss is exactly the same" in page((example_detector,))
 
 
-def test_every_detector_is_in_the_tuple_once_and_documented() -> None:
+def test_every_detector_is_registered_once_and_documented() -> None:
     root = Path(str(rules_package.__file__)).parent
     files = {path for folder in FOLDERS for path in (root / folder).glob("[!_]*.py")}
     assert {Path(str(getattr(rule, "__file__", ""))) for rule in RULES} == files
@@ -36,7 +36,7 @@ def test_every_detector_is_in_the_tuple_once_and_documented() -> None:
     assert all((rule.__doc__ or "").strip().endswith(".") for rule in RULES)
 
 
-def test_every_verdict_and_confidence_is_explained_and_every_verdict_is_reached() -> None:
+def test_verdicts_and_confidences_are_explained_and_reachable() -> None:
     assert set(MEANINGS) == set(Verdict) == {rule.VERDICT for rule in RULES}
     assert set(CONFIDENCE) == set(Confidence)
 

@@ -26,14 +26,14 @@ def circle(steps: int) -> Evidence:
     return replace(Job(groups, [early, good]).run(), watched=True)
 
 
-class TestWhoseOrderIsWrong:
-    def test_of_two_ranks_the_one_that_did_otherwise_before(self) -> None:
+class TestCircularWait:
+    def test_the_rank_that_deviates_from_earlier_steps_is_the_culprit(self) -> None:
         found = diagnose(circle(5))
         assert "in a circle" in found.cause
         assert (found.culprits, found.victims) == ((0,), (1,))
         assert "follows the same calls; rank 0 made all_reduce" in found.cause
 
-    def test_nobody_where_nothing_came_before(self) -> None:
+    def test_the_first_step_has_no_culprit(self) -> None:
         found = diagnose(circle(1))
         assert "in a circle" in found.cause
         assert (found.culprits, found.victims) == ((), ())
@@ -50,20 +50,20 @@ def waiting(*frames: Frame, site: str, watched: bool = True) -> str:
     return diagnose(replace(evidence, ranks=ranks, watched=watched)).cause
 
 
-class TestTheLineOfTheProgram:
-    def test_a_library_made_the_call_for_it(self) -> None:
+class TestProgramLine:
+    def test_a_call_made_by_a_library_has_the_program_line(self) -> None:
         cause = waiting(LIBRARY, PROGRAM, site="zero.py:7 reduce")
         assert "at zero.py:7 reduce" in cause
         assert "Rank 0 got there from train.py:33 train." in cause
 
-    def test_it_made_the_call_itself(self) -> None:
+    def test_a_call_made_by_the_program_has_no_second_line(self) -> None:
         cause = waiting(PROGRAM, site="train.py:33 train")
         assert "at train.py:33 train" in cause and "got there from" not in cause
 
     @pytest.mark.parametrize("frames", [(), (LIBRARY,)])
-    def test_its_stack_was_not_seen(self, frames: tuple[Frame, ...]) -> None:
+    def test_a_missing_stack_has_no_program_line(self, frames: tuple[Frame, ...]) -> None:
         assert "got there from" not in waiting(*frames, site="zero.py:7 reduce")
 
-    def test_a_trial_of_ours_has_no_such_line(self) -> None:
+    def test_a_trial_has_no_program_line(self) -> None:
         cause = waiting(LIBRARY, PROGRAM, site="zero.py:7 reduce", watched=False)
         assert "got there from" not in cause

@@ -38,18 +38,18 @@ def test_calls_get_the_state_of_the_device() -> None:
     assert found.library == "2.29.3"
 
 
-def test_calls_that_our_recorder_saw_complete_stay_complete() -> None:
+def test_calls_completed_in_our_log_stay_completed() -> None:
     seen = (replace(CALLS[0], completed=True), *CALLS[1:])
     assert told(seen, dump(CALLS, done=0))[:2] == ["completed", "issued"]
 
 
-def test_calls_of_a_group_complete_in_their_order() -> None:
+def test_calls_of_a_group_complete_in_order() -> None:
     raw = dump(CALLS, done=4)
     raw["entries"][1]["state"] = "scheduled"  # its end was not looked at
     assert told(CALLS, raw)[:5] == ["completed"] * 4 + ["started"]
 
 
-def test_a_wrapped_ring_buffer_has_the_last_calls() -> None:
+def test_a_wrapped_ring_buffer_matches_the_last_calls() -> None:
     assert told(CALLS, dump(CALLS, done=5, first=3)) == ["", "", ""] + ["completed"] * 2 + [
         "started", "issued",
     ]  # fmt: skip
@@ -60,12 +60,12 @@ def test_a_call_that_never_left_the_host_has_no_state() -> None:
     assert told(CALLS, dump(CALLS[:-1], done=6)) == ["completed"] * 6 + [""]
 
 
-def test_calls_before_our_recorder_started() -> None:
+def test_calls_before_our_recorder_are_skipped() -> None:
     late = tuple(replace(c, index=i, position=i) for i, c in enumerate(CALLS[2:]))
     assert told(late, dump(CALLS, done=3))[:3] == ["completed", "started", "issued"]
 
 
-def test_collectives_that_were_issued_together_are_one_to_torch() -> None:
+def test_collectives_in_one_batch_are_matched() -> None:
     raw = dump(CALLS, done=2)
     first, second = raw["entries"][0], raw["entries"][1]
     for entry in raw["entries"][1:]:
@@ -79,7 +79,7 @@ def test_collectives_that_were_issued_together_are_one_to_torch() -> None:
     assert told(CALLS, raw) == ["completed"] * 2 + ["started"] + ["issued"] * 4
 
 
-def test_another_schedule_is_not_matched_with_ours() -> None:
+def test_a_different_schedule_is_not_matched() -> None:
     other = [replace(c, numel_in=c.numel_in + 1, numel_out=c.numel_out + 3) for c in CALLS]
     found = device_progress.told(CALLS, flight_dump.read(dump(other, done=3)), 0)
     assert found.calls == CALLS
@@ -122,7 +122,7 @@ def test_a_dump_in_the_trials_folder_is_evidence_of_the_trial(
     assert read_trial(folder).ranks[0].versions["nccl"] == "2.29.3"
 
 
-def test_the_dump_that_was_asked_for_counts_before_the_watchdogs(tmp_path: Path) -> None:
+def test_a_requested_dump_is_preferred_to_the_watchdogs(tmp_path: Path) -> None:
     folder = trial(tmp_path)
     put(folder, 0, dump(CALLS, done=1), by_watchdog=True)
     put(folder, 0, dump(CALLS, done=3))
@@ -140,7 +140,7 @@ def test_a_truncated_dump_is_noted(tmp_path: Path) -> None:
     assert any("rank-flight-dump-0" in text for text in evidence.ranks[0].not_seen)
 
 
-def test_without_dumps_nothing_is_known(tmp_path: Path) -> None:
+def test_device_state_is_unknown_without_dumps(tmp_path: Path) -> None:
     evidence = read_trial(trial(tmp_path))
     assert not evidence.devices_known
     assert not any("device" in t for seen in evidence.ranks.values() for t in seen.not_seen)

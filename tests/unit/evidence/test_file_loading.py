@@ -73,7 +73,7 @@ def test_text_and_json_need_no_reader(tmp_path: Path, starts: list[int]) -> None
     assert starts == []
 
 
-def test_damaged_dumps_come_out_the_same_from_several_readers(
+def test_several_readers_give_equal_results_for_damaged_dumps(
     tmp_path: Path, starts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_loading, "_MUCH", 0)
@@ -86,7 +86,7 @@ def test_damaged_dumps_come_out_the_same_from_several_readers(
     assert list(loaded(paths)) == found
 
 
-def test_nothing_runs_in_a_reader(tmp_path: Path, starts: list[int]) -> None:
+def test_a_reader_does_not_run_code_of_a_pickle(tmp_path: Path, starts: list[int]) -> None:
     (found,) = loaded(files(tmp_path, pickle.dumps({"entries": [Touch(tmp_path / "made")]})))
     assert found.refused == "asks for posix.mkdir; only plain data is read"
     assert not (tmp_path / "made").exists()
@@ -105,7 +105,7 @@ KILLERS = {
 
 @pytest.mark.parametrize(("killer", "why"), KILLERS.values(), ids=KILLERS)
 @pytest.mark.parametrize("cores", [1, 3])
-def test_a_file_that_harms_its_reader_is_refused_and_the_others_are_read(
+def test_only_the_file_that_harms_its_reader_is_refused(
     tmp_path: Path,
     starts: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -126,7 +126,7 @@ def test_a_file_that_harms_its_reader_is_refused_and_the_others_are_read(
     assert [found[0], *found[2:6]] == [whole] * 5
 
 
-def test_a_reader_that_is_killed_loses_one_file(tmp_path: Path, starts: list[int]) -> None:
+def test_a_killed_reader_loses_one_file(tmp_path: Path, starts: list[int]) -> None:
     paths = files(tmp_path, *[RAW] * 3)
     found = loaded(paths)
     first = next(found)
@@ -137,7 +137,7 @@ def test_a_reader_that_is_killed_loses_one_file(tmp_path: Path, starts: list[int
     assert sum(bool(one.refused) for one in rest) <= 1
 
 
-def test_reading_that_is_given_up_leaves_no_process(tmp_path: Path, starts: list[int]) -> None:
+def test_closing_the_iterator_ends_the_readers(tmp_path: Path, starts: list[int]) -> None:
     found = loaded(files(tmp_path, *[RAW] * 3))
     next(found)
     found.close()  # type: ignore[attr-defined]

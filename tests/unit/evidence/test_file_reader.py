@@ -35,7 +35,7 @@ plain = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(plain, st.sampled_from([2, 3, 4, 5]))
-def test_plain_data_comes_back(value: Any, protocol: int) -> None:
+def test_plain_data_is_read_back(value: Any, protocol: int) -> None:
     if protocol < 4 and _holds(value, (set, frozenset)):
         return  # before protocol 4 a set is a call of set()
     if protocol < 3 and _holds(value, bytes):
@@ -51,13 +51,13 @@ def _holds(value: Any, kinds: Any) -> bool:
     return isinstance(value, kinds)
 
 
-def test_a_real_dump_reads_as_pickle_reads_it() -> None:
+def test_a_real_dump_is_read_as_pickle_reads_it() -> None:
     raw = SAMPLE.read_bytes()
     assert plain_data(raw) == pickle.loads(raw)
     assert plain_data(raw)["entries"][0]["profiling_name"] == "gloo:all_reduce"
 
 
-def test_lists_of_numbers_as_torch_writes_them() -> None:
+def test_torch_int_lists_are_read() -> None:
     raw = b"\x80\x02ctorch.jit._pickle\nbuild_intlist\n(](K\x01K\x02etR."
     assert plain_data(raw) == [1, 2]
 
@@ -73,9 +73,7 @@ class Touch:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_hostile_pickle_is_refused_by_name_and_nothing_runs(
-    tmp_path: Path, protocol: int
-) -> None:
+def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int) -> None:
     raw = pickle.dumps({"entries": [Touch(tmp_path / "made")]}, protocol)
     with pytest.raises(Refused, match=r"asks for (posix|nt)\.mkdir"):
         plain_data(raw)
@@ -115,12 +113,12 @@ def test_a_hostile_pickle_is_refused_by_name_and_nothing_runs(
         (b"\x80\x02(", "truncated"),
     ],
 )  # fmt: skip
-def test_what_is_not_plain_data_is_refused(raw: bytes, why: str) -> None:
+def test_other_data_is_refused(raw: bytes, why: str) -> None:
     with pytest.raises(Refused, match=why):
         plain_data(raw)
 
 
-def test_text_that_cannot_be_printed_is_replaced(tmp_path: Path) -> None:
+def test_unprintable_text_is_replaced(tmp_path: Path) -> None:
     raw = pickle.loads(SAMPLE.read_bytes())
     for entry in raw["entries"]:
         entry["process_group"] = (entry["process_group"][0], "\ud800pipeline")
@@ -132,7 +130,9 @@ def test_text_that_cannot_be_printed_is_replaced(tmp_path: Path) -> None:
     assert str((dump.kinds, dump.groups)).encode()
 
 
-def test_more_bytes_than_any_dump_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "dump"
     path.write_bytes(b"\x80\x04" + b"N" * (2 << 20))
     monkeypatch.setattr(file_reader, "MAX_PICKLE", 1 << 20)
@@ -146,6 +146,6 @@ def test_every_truncation_is_refused() -> None:
             plain_data(raw[:end])
 
 
-def test_a_length_is_read_without_a_sign() -> None:
+def test_a_negative_length_is_refused() -> None:
     with pytest.raises(Refused):
         plain_data(b"\x80\x02\x8b" + struct.pack("<i", -5) + b".")

@@ -40,7 +40,7 @@ def rows(made: Dump) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_a_real_dump_of_gloo_in_both_forms() -> None:
+def test_a_real_gloo_dump_is_read_as_pickle_and_json() -> None:
     from_pickle = read(pickle.loads((SAMPLES / "trace_rank_0").read_bytes()))
     from_json = read(json.loads((SAMPLES / "trace_rank_0.json").read_text()))
     for made in (from_pickle, from_json):
@@ -78,7 +78,7 @@ def test_dtypes_have_torchs_python_names() -> None:
     ]  # fmt: skip
 
 
-def test_states() -> None:
+def test_states_of_calls_are_read() -> None:
     made = read(
         dump(
             entry(0, 1), entry(1, 2, state="started", retired=False),
@@ -143,12 +143,12 @@ def test_the_call_site_is_user_code_not_torch() -> None:
     assert read(dump(entry(0, 1, frames=frames))).kinds[0].site == "train.py:40 step"
 
 
-def test_a_dump_of_open_calls_only() -> None:
+def test_a_dump_of_only_open_calls_is_recognised() -> None:
     assert read(dump(entry(4, 5, state="started"), entry(9, 9, state="scheduled"))).open_only
     assert not read(dump(entry(4, 5), entry(5, 6))).open_only
 
 
-def test_a_dump_without_its_calls() -> None:
+def test_a_dump_without_entries_is_recognised() -> None:
     raw = dump(pg_status={"0": {"last_enqueued_collective": 7}})
     assert read(raw).recording
     del raw["entries"]
@@ -160,7 +160,7 @@ def test_a_dump_without_its_calls() -> None:
     [None, [], {}, {"entries": [{}]}, {"entries": {}, "pg_config": {}}, {"message": "x"},
      {"version": "3.0", "pg_config": {}}],
 )  # fmt: skip
-def test_files_that_are_not_dumps(raw: Any) -> None:
+def test_other_files_are_refused(raw: Any) -> None:
     with pytest.raises(NoDump):
         read(raw)
 
@@ -172,7 +172,7 @@ for _ in range(64):
 
 @pytest.mark.parametrize("field", sorted({*entry(0, 1)} - {"retired", "is_p2p"}))
 @pytest.mark.parametrize("value", [None, "x", -(2**70), 1.5, [[["x"]]], [[2**62, 2**62]], {}, BOMB])
-def test_a_malformed_entry_affects_no_other(field: str, value: Any) -> None:
+def test_a_malformed_entry_does_not_affect_the_others(field: str, value: Any) -> None:
     bad = {**entry(1, 2), field: value}
     made = read(dump(entry(0, 1), bad, entry(2, 3)))
     kept = [op for op, _, _ in rows(made)]
@@ -181,13 +181,13 @@ def test_a_malformed_entry_affects_no_other(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [None, 7, "text", [], BOMB])
-def test_entries_and_groups_that_are_none(bad: Any) -> None:
+def test_invalid_entries_and_groups_are_counted(bad: Any) -> None:
     raw = dump(entry(0, 1), bad, entry(1, 2))
     raw["pg_config"] |= {"5": bad, "6": {"name": bad, "desc": bad, "ranks": bad}}
     assert read(raw).unreadable == 1
 
 
-def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_dump, "MAX_ENTRIES", 2)
     with pytest.raises(NoDump, match="at most 2"):
         read(dump(entry(0, 1), entry(1, 2), entry(2, 3)))

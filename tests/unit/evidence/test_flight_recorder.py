@@ -39,7 +39,7 @@ def test_the_members_and_names_of_groups_are_shared() -> None:
     assert {g.label for g in of.ranks[0].groups.values()} >= {"world"}
 
 
-def test_processes_that_number_their_groups_for_themselves() -> None:
+def test_groups_numbered_by_each_process_are_matched() -> None:
     """The same own number means another group on another rank, and one group has two numbers."""
     local = recorded(read(JOB, local_names=True))
     shared = recorded(read(JOB))
@@ -53,7 +53,7 @@ def test_processes_that_number_their_groups_for_themselves() -> None:
     assert diagnosed(read(JOB, local_names=True)).verdict == "clean"
 
 
-def test_two_groups_of_the_same_members_and_description_stay_apart() -> None:
+def test_groups_with_equal_members_and_description_stay_separate() -> None:
     config = {n: {"name": n, "desc": "undefined", "ranks": "[0, 1]"} for n in ("3", "12")}
     call = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, "state": "completed",
             "input_sizes": [[8]], "output_sizes": [[8]], "input_dtypes": ["Float"],
@@ -71,7 +71,7 @@ def test_two_groups_of_the_same_members_and_description_stay_apart() -> None:
     assert [c.group for c in of.ranks[1].collectives] == ["12", "3"]
 
 
-def test_without_members_in_gloos_dump_callers_are_members() -> None:
+def test_callers_are_the_members_in_gloo_dumps() -> None:
     of = recorded({
         rank: flight_dump.read(
             pickle.loads((SAMPLES / "gloo-stuck" / f"trace_rank_{rank}").read_bytes())
@@ -84,7 +84,7 @@ def test_without_members_in_gloos_dump_callers_are_members() -> None:
     assert any("sends and receives" in text for text in of.not_seen)
 
 
-def test_a_dump_contains_its_own_rank() -> None:
+def test_own_rank_is_found_in_a_dump() -> None:
     dumps = read(JOB)
     assert [own_rank(dump) for dump in dumps.values()] == list(range(8))  # by its sends
     no_pipeline = read(jobs.healthy(jobs.Layout(dp=2, tp=2), steps=1))
@@ -147,7 +147,7 @@ def test_earlier_calls_of_a_group_completed_when_a_later_one_did() -> None:
     assert all(c.completed for c in of.ranks[0].collectives if c.op not in ("send", "recv"))
 
 
-def test_dumps_without_completion() -> None:
+def test_dumps_without_completion_are_diagnosed() -> None:
     of = recorded(read(JOB, states=False))
     assert not of.tracked and any("which calls completed" in text for text in of.not_seen)
     assert all(c.completed for seen in of.ranks.values() for c in seen.collectives)
@@ -157,7 +157,7 @@ def test_dumps_without_completion() -> None:
     assert "collect" in found.cause
 
 
-def test_a_rank_without_open_calls_in_a_dump_of_open_calls_only() -> None:
+def test_a_rank_without_open_calls_has_an_empty_dump() -> None:
     stuck = jobs.faulty(JOB, "stuck", 1)
     open_only = {
         rank: {**raw, "entries": [e for e in raw["entries"] if e["state"] != "completed"]}
@@ -173,7 +173,7 @@ def test_a_rank_without_open_calls_in_a_dump_of_open_calls_only() -> None:
 
 @pytest.mark.parametrize("fault", ["none", *jobs.FAULTS])
 @pytest.mark.parametrize("ring", [2000, 60])
-def test_omitted_calls_change_no_answer(
+def test_omitted_calls_do_not_change_the_diagnosis(
     monkeypatch: pytest.MonkeyPatch, fault: str, ring: int
 ) -> None:
     job = jobs.faulty(JOB, fault, 3) if fault != "none" else JOB
@@ -190,7 +190,7 @@ def test_omitted_calls_change_no_answer(
         assert few.left_out > 100
 
 
-def test_the_middle_of_too_many_calls_is_a_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_in_the_middle_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     job = jobs.faulty(JOB, "size", 3)
     monkeypatch.setattr(window, "KEEP_ALL", 0)
     monkeypatch.setattr(window, "BEFORE", 4)
@@ -204,11 +204,11 @@ def test_the_middle_of_too_many_calls_is_a_hole(monkeypatch: pytest.MonkeyPatch)
     assert found.first_divergence == diagnosed(read(job)).first_divergence
 
 
-def test_json_and_pickle_are_the_same() -> None:
+def test_json_and_pickle_give_equal_evidence() -> None:
     of_pickle = read(JOB)
     of_json = {rank: flight_dump.read(json.loads(json.dumps(raw))) for rank, raw in jobs.dumps(JOB)}
     assert recorded(of_pickle).ranks == recorded(of_json).ranks
 
 
-def test_no_dump_at_all() -> None:
+def test_no_dumps_give_no_ranks() -> None:
     assert flight_recorder.recorded({}).ranks == {}

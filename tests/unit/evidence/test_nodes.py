@@ -60,7 +60,7 @@ SKEWS = pytest.mark.parametrize("skew", [0.0, 0.3, -7200.0, 1e5])
 
 @SKEWS
 @pytest.mark.parametrize("late", [(2,), (3,), (2, 3), (0,)])
-def test_a_rank_that_never_came(late: tuple[int, ...], skew: float) -> None:
+def test_a_missing_rank_is_the_culprit_with_any_clocks(late: tuple[int, ...], skew: float) -> None:
     whole = job(*late)
     found = diagnose(both(whole, skew))
     assert answer(found) == answer(diagnose(whole))
@@ -70,7 +70,7 @@ def test_a_rank_that_never_came(late: tuple[int, ...], skew: float) -> None:
 
 
 @SKEWS
-def test_mismatching_reductions(skew: float) -> None:
+def test_mismatched_reductions_are_diagnosed_with_any_clocks(skew: float) -> None:
     whole = build.fsdp2_job(set(), set(), {(1, 3)}, set(), steps=2, from_step=2)
     whole = replace(whole.run(), watched=True)
     found = diagnose(both(whole, skew))
@@ -79,7 +79,7 @@ def test_mismatching_reductions(skew: float) -> None:
 
 
 @SKEWS
-def test_the_first_exception_is_first_by_any_clock(skew: float) -> None:
+def test_the_first_exception_is_the_cause_with_any_clocks(skew: float) -> None:
     whole = job(2)
     ranks = dict(whole.ranks)
     end = max(c.time for seen in ranks.values() for c in seen.collectives)
@@ -199,13 +199,13 @@ def test_directories_of_two_nodes_are_one_job(tmp_path: Path) -> None:
         assert "Rank 2 runs on node 1 (b)" in trial.cause
 
 
-def test_directories_of_two_jobs_are_two(tmp_path: Path) -> None:
+def test_directories_of_two_jobs_are_separate(tmp_path: Path) -> None:
     found = examine.examine(two_folders(tmp_path, ["x" * 8, "y" * 8])).result
     assert len(found.trials) == 2
     assert job_of(tmp_path / "n0") == "x" * 8
 
 
-def test_a_broken_list_of_nodes_is_no_list(tmp_path: Path) -> None:
+def test_an_invalid_node_list_is_ignored(tmp_path: Path) -> None:
     folder = left(tmp_path / "n0", job(2), "x" * 8, (HERE, THERE))
     for text in ("", "[]", '{"schema_version": 1, "nodes": [{"name": 1}, 7]}'):
         (folder / protocol.NODES_FILE).write_text(text)

@@ -84,7 +84,7 @@ Extension modules: numpy (total: 1)
 """
 
 
-def test_pyspy_json() -> None:
+def test_pyspy_json_is_parsed() -> None:
     main, other = parse_pyspy(PYSPY_JSON)
     assert main == Stack(
         "MainThread",
@@ -98,7 +98,7 @@ def test_pyspy_json() -> None:
     assert (other.thread, other.frames) == ("26", ())
 
 
-def test_pyspy_text() -> None:
+def test_pyspy_text_is_parsed() -> None:
     main, other = parse_pyspy_text(PYSPY_TEXT)
     assert [(f.function, f.line, f.native) for f in main.frames] == [
         ("clock_nanosleep", 0, True),
@@ -109,7 +109,7 @@ def test_pyspy_text() -> None:
     assert (other.thread, other.frames[0].line) == ("0x7F12", 982)
 
 
-def test_pystack() -> None:
+def test_pystack_output_is_parsed() -> None:
     spawned, main = parse_pystack(PYSTACK)
     assert [(f.function, f.native) for f in spawned.frames] == [
         ("_start", True),
@@ -151,13 +151,13 @@ NATIVE = """terminate called after throwing an instance of 'gloo::EnforceNotMet'
 """
 
 
-def test_a_traceback_in_the_output() -> None:
+def test_a_traceback_in_the_output_is_parsed() -> None:
     assert error_in_output(TRACEBACK) == RankError(
         "DistBackendError", "NCCL error", "train.py:40 main"
     )
 
 
-def test_the_last_error_counts() -> None:
+def test_the_last_error_is_used() -> None:
     error = error_in_output(TRACEBACK + NATIVE)
     assert error is not None
     assert error.type == "gloo::EnforceNotMet"
@@ -165,18 +165,18 @@ def test_the_last_error_counts() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "all is well", "Traceback (most recent call last):\n  File"])
-def test_no_error_in_the_output(text: str) -> None:
+def test_output_without_an_error_has_none(text: str) -> None:
     assert error_in_output(text) is None
 
 
-def test_the_users_own_frame_is_the_innermost_outside_libraries() -> None:
+def test_user_frame_is_the_innermost_frame_outside_libraries() -> None:
     inside = 'File "/x/site-packages/torch/a.py", line 2, in deep'
     assert user_frame(f'File "/w/train.py", line 1, in step\n{inside}') == "train.py:1 step"
     assert user_frame(inside) == "a.py:2 deep"
     assert user_frame("no frames") == ""
 
 
-def test_torch_elastics_error_file(tmp_path: Path) -> None:
+def test_torch_elastic_error_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.error.json"
     callstack = 'Traceback:\n  File "/w/train.py", line 3, in f\nIndexError: 9: out'
     extra = {"py_callstack": callstack, "timestamp": "1700000000"}
@@ -190,7 +190,7 @@ def test_torch_elastics_error_file(tmp_path: Path) -> None:
     assert read_error_file(tmp_path / "nowhere") is None
 
 
-def test_launch_facts(tmp_path: Path) -> None:
+def test_launch_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "launch.json"
     exits = {
         "0": {"code": 1, "signal": None, "by_us": False},

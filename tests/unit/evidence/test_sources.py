@@ -51,7 +51,7 @@ def put(folder: Path, **files: str | bytes) -> None:
     ["rank_3.log", "rank3.out", "job-rank-03.txt", "3.log", "out_3.txt", "slurm-123456_3.out",
      "rank3/stderr.txt", "attempt_0/3/stderr.log", "node1/rank_3/log"],
 )  # fmt: skip
-def test_names_of_logs(tmp_path: Path, name: str) -> None:
+def test_rank_is_taken_from_the_name_of_a_log(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(TRACEBACK)
     assert list(read([tmp_path]).outputs) == [3]
@@ -64,7 +64,7 @@ def test_a_log_of_an_unknown_rank_is_noted(tmp_path: Path, name: str) -> None:
     assert not found.files and name in found.refused[0] and "tells its rank" in found.refused[0]
 
 
-def test_each_kind_of_file_alone(tmp_path: Path) -> None:
+def test_each_kind_of_file_is_recognised(tmp_path: Path) -> None:
     cases = {
         "rank_1.json": (SPY_JSON, "stacks"), "a_rank_1": (SPY, "stacks"),
         "rank_1.txt": (PYSTACK, "stacks"), "rank-1.stacks": (FAULT, "stacks"),
@@ -78,7 +78,7 @@ def test_each_kind_of_file_alone(tmp_path: Path) -> None:
         assert (list(getattr(found, where)), found.refused, found.files) == ([1], [], 1), name
 
 
-def test_together_and_by_file_or_folder(tmp_path: Path) -> None:
+def test_files_and_folders_are_read_together(tmp_path: Path) -> None:
     put(tmp_path, aDOTrank_0=SPY, rank_0DOTerrorDOTjson=ERROR, sub__rank_0DOTlog=TRACEBACK)
     job = jobs.write(jobs.healthy(jobs.Layout(dp=2), 1), tmp_path / "dumps")
     found = read([tmp_path / "a.rank_0", tmp_path / "sub", job, job / "nccl_trace_rank_0"])
@@ -87,7 +87,7 @@ def test_together_and_by_file_or_folder(tmp_path: Path) -> None:
     assert read([tmp_path]).errors[0].type == "ValueError"
 
 
-def test_torchruns_tree_counts_the_last_attempt(tmp_path: Path) -> None:
+def test_only_the_last_attempt_of_torchrun_is_read(tmp_path: Path) -> None:
     tree = tmp_path / "none_abc"
     put(tree, attempt_0__0__stderrDOTlog=TRACEBACK, attempt_0__1__stdoutDOTlog="step 1\n")
     put(tree, attempt_1__0__stderrDOTlog="step 1 loss 2\n", attempt_1__1__errorDOTjson=ERROR)
@@ -97,7 +97,7 @@ def test_torchruns_tree_counts_the_last_attempt(tmp_path: Path) -> None:
     assert found.refused == []  # a rank that printed nothing is no loss
 
 
-def test_one_file_with_the_lines_of_all_ranks() -> None:
+def test_one_log_with_lines_of_all_ranks_is_split() -> None:
     found = read([SAMPLES / "torchrun" / "launcher.log"])
     assert found.exits == {
         0: ExitStatus(signal="SIGTERM", by_us=True), 1: ExitStatus(signal="SIGABRT"),
@@ -106,16 +106,16 @@ def test_one_file_with_the_lines_of_all_ranks() -> None:
     assert found.outputs[1].startswith("Traceback") and "boom" in found.outputs[1]
 
 
-def test_prefixes_are_taken_off_and_the_programs_own_rank_counts() -> None:
+def test_prefixes_are_removed_and_the_programs_rank_is_preferred() -> None:
     text = "[default0]:[rank2]: a\n[rank10]: b\nplain\n[default1]:c"
     assert by_rank(text) == {2: "a", 10: "b", None: "plain", 1: "c"}
 
 
-def test_missing_fields_in_torchruns_files() -> None:
+def test_missing_fields_in_torchrun_output_are_ignored() -> None:
     assert torchrun_summary("exitcode: 1") == ({}, ())
 
 
-def test_a_timed_out_collective_of_the_watchdog() -> None:
+def test_watchdog_timeouts_are_parsed() -> None:
     (one,) = timeouts(WATCHDOG)
     assert (one.group, one.desc, one.call.op, one.call.position) == (
         "5",
@@ -140,13 +140,13 @@ def test_a_timed_out_collective_of_the_watchdog() -> None:
         ("dataset download timed out", False),
     ],
 )
-def test_which_errors_report_a_timeout(text: str, waited: bool) -> None:
+def test_timeout_errors_are_recognised(text: str, waited: bool) -> None:
     from moediag.evidence.model import RankError
 
     assert gave_up_waiting(RankError("RuntimeError", text)) is waited
 
 
-def test_an_endless_log_is_read_at_both_ends(tmp_path: Path) -> None:
+def test_a_very_long_log_is_read_at_both_ends(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"begin\n" + b"y" * 99 + b"\n" + b"middle line\n" * 400_000 + b"end\n")
     text = ends(path)
@@ -181,7 +181,7 @@ def test_a_refused_file_is_named(tmp_path: Path) -> None:
     assert found.files == 0
 
 
-def test_of_two_dumps_of_a_rank_the_younger_counts(tmp_path: Path) -> None:
+def test_the_newer_of_two_dumps_of_a_rank_is_used(tmp_path: Path) -> None:
     old, new = jobs.healthy(jobs.Layout(dp=2), 1), jobs.healthy(jobs.Layout(dp=2), 2)
     jobs.write(old, tmp_path / "b")
     jobs.write(new, tmp_path / "a")
@@ -190,7 +190,7 @@ def test_of_two_dumps_of_a_rank_the_younger_counts(tmp_path: Path) -> None:
     assert "younger" in found.refused[0]
 
 
-def test_a_name_that_the_content_contradicts(tmp_path: Path) -> None:
+def test_the_rank_in_the_content_is_preferred_to_the_name(tmp_path: Path) -> None:
     raw = dict(jobs.dumps(jobs.healthy(jobs.Layout(pp=2, dp=2), 1)))
     (tmp_path / "rank_0").write_bytes(pickle.dumps(raw[3]))
     (tmp_path / "dump").write_bytes(pickle.dumps(raw[2]))  # its content names it
@@ -211,7 +211,9 @@ def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(read([tmp_path]).outputs) == [0, 1]
 
 
-def test_several_processes_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_readers_give_equal_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = jobs.write(jobs.healthy(jobs.Layout(dp=4), 3), tmp_path / "d")
     put(folder, rank_9DOTlog=TRACEBACK, rank_8=b"\x80\x04]")
     alone = read([folder])

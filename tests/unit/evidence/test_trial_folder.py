@@ -57,7 +57,7 @@ def case(
     return write(evidence, tmp_path / "trial"), evidence, verdict, culprits
 
 
-def test_what_was_written_is_read_back(
+def test_trial_folder_round_trips(
     case: tuple[Path, Evidence, Verdict, tuple[int, ...]],
 ) -> None:
     folder, evidence, verdict, culprits = case
@@ -104,7 +104,7 @@ def held(evidence: Evidence) -> Evidence:
     return replace(evidence, ranks=ranks)
 
 
-def test_names_of_held_experts_are_without_the_wrappers(tmp_path: Path) -> None:
+def test_wrapper_prefixes_are_removed_from_held_experts(tmp_path: Path) -> None:
     folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
     path = folder / protocol.events_file(0)
     name = "_fsdp_wrapped_module.layers.0._checkpoint_wrapped_module.experts.up"
@@ -139,7 +139,9 @@ ROW: dict[str, object] = {"fqn": "w", "held": [0, 1], "declared": [0, 1], "rows"
     ],
     ids=str,
 )
-def test_invalid_held_experts_are_garbage(tmp_path: Path, event: dict[str, object]) -> None:
+def test_invalid_held_experts_are_counted_as_unreadable(
+    tmp_path: Path, event: dict[str, object]
+) -> None:
     folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
     path = folder / protocol.events_file(1)
     path.write_text(path.read_text() + json.dumps(event) + "\n")
@@ -149,7 +151,7 @@ def test_invalid_held_experts_are_garbage(tmp_path: Path, event: dict[str, objec
     assert diagnose(read).verdict == Verdict.CLEAN
 
 
-def test_a_truncated_log_is_read_up_to_the_cut(tmp_path: Path) -> None:
+def test_a_truncated_log_is_read_up_to_the_last_whole_line(tmp_path: Path) -> None:
     folder = write(fsdp2_job(set(), STARVED).run(), tmp_path)
     path = folder / protocol.events_file(1)
     whole = path.read_bytes()
@@ -166,7 +168,7 @@ def test_a_truncated_log_is_read_up_to_the_cut(tmp_path: Path) -> None:
     )
 
 
-def test_garbage_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_unreadable_lines_are_counted_and_skipped(tmp_path: Path) -> None:
     folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
     path = folder / protocol.events_file(0)
     lines = path.read_text().splitlines(keepends=True)
@@ -179,7 +181,7 @@ def test_garbage_is_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     assert diagnose(read_trial(folder)).verdict == Verdict.CLEAN
 
 
-def test_a_name_list_that_was_lost_is_unknown_and_no_divergence(tmp_path: Path) -> None:
+def test_a_lost_name_list_is_unknown_and_not_a_divergence(tmp_path: Path) -> None:
     folder = write(measured(fsdp2_job(set(), set()).run()), tmp_path)
     path = folder / protocol.events_file(0)
     path.write_text(
@@ -191,13 +193,13 @@ def test_a_name_list_that_was_lost_is_unknown_and_no_divergence(tmp_path: Path) 
     assert (found.verdict, found.notes) == (Verdict.CLEAN, ())
 
 
-def test_equal_name_lists_are_one_object_for_all_ranks(tmp_path: Path) -> None:
+def test_equal_name_lists_share_one_object(tmp_path: Path) -> None:
     read = read_trial(write(fsdp2_job(set(), set()).run(), tmp_path))
     first, second = (read.ranks[r].collectives[0].parameters for r in (0, 1))
     assert first is second
 
 
-def test_missing_ranks_and_files(tmp_path: Path) -> None:
+def test_missing_files_are_noted(tmp_path: Path) -> None:
     folder = write(fsdp2_job(set(), STARVED).run(), tmp_path)
     (folder / protocol.events_file(1)).unlink()
     (folder / "launch.json").unlink()
@@ -223,13 +225,13 @@ def test_broken_files_are_noted_and_skipped(tmp_path: Path, name: str, content: 
         assert diagnose(read).verdict == Verdict.INCONCLUSIVE
 
 
-def test_an_empty_folder_is_inconclusive_and_none_is_an_error(tmp_path: Path) -> None:
+def test_an_empty_folder_is_inconclusive_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     assert diagnose(read_trial(tmp_path)).verdict == Verdict.INCONCLUSIVE
     with pytest.raises(EvidenceError):
         read_trial(tmp_path / "nowhere")
 
 
-def test_the_older_segment_of_the_ring_comes_first(tmp_path: Path) -> None:
+def test_the_older_log_segment_is_read_first(tmp_path: Path) -> None:
     evidence = fsdp2_job(set(), set(), steps=2).run()
     folder = write(evidence, tmp_path)
     path = folder / protocol.events_file(0)
@@ -256,7 +258,7 @@ def test_wrapper_prefixes_are_removed_from_names(tmp_path: Path) -> None:
     assert [c.parameters for c in own] == [c.parameters for c in other]
 
 
-def test_order_of_death_and_every_exit_are_kept(tmp_path: Path) -> None:
+def test_order_of_deaths_and_exits_are_read(tmp_path: Path) -> None:
     folder = write(replace(fsdp2_job(set(), set()).run(), deaths=(1, 0)), tmp_path)
     raw = json.loads((folder / "launch.json").read_text())
     raw["exits"]["1"] = {"code": None, "signal": "SIGABRT", "by_us": False}
@@ -266,7 +268,7 @@ def test_order_of_death_and_every_exit_are_kept(tmp_path: Path) -> None:
     assert read.ranks[1].exit == ExitStatus(None, "SIGABRT", False)
 
 
-def test_no_gradient_phase_and_error_events(tmp_path: Path) -> None:
+def test_no_gradient_phase_and_error_events_are_read(tmp_path: Path) -> None:
     folder = write(fsdp2_job(set()).run(), tmp_path)
     more = [
         {"e": "names", "id": 99, "fqns": ["a.weight"]},
@@ -284,7 +286,7 @@ def test_no_gradient_phase_and_error_events(tmp_path: Path) -> None:
     assert seen.error == RankError("KeyError", "'x'", "a.py:1 f", 5.0)
 
 
-def test_the_builder_writes_what_the_protocol_lists() -> None:
+def test_the_builder_writes_only_protocol_events() -> None:
     seen = fsdp2_job({(1, 3)}).run().ranks[0]
     assert {e["e"] for e in events(seen, 1)} <= set(protocol.EVENT_KINDS)
 
@@ -300,7 +302,5 @@ def test_the_builder_writes_what_the_protocol_lists() -> None:
         (Group("1", ()), "1"),
     ],
 )
-def test_a_group_is_called_by_its_axis_its_description_or_its_ranks(
-    group: Group, label: str
-) -> None:
+def test_group_label_is_its_axis_description_or_ranks(group: Group, label: str) -> None:
     assert group.label == label

@@ -43,11 +43,11 @@ def diagnosis(verdict: str, *culprits: int) -> Diagnosis:
         (Expected("clean"), diagnosis("inconclusive"), False),
     ],
 )
-def test_met(expected: Expected | None, found: Diagnosis, result: bool) -> None:
+def test_expectations_are_met(expected: Expected | None, found: Diagnosis, result: bool) -> None:
     assert met(expected, found, "gloo") is result
 
 
-def test_another_signature_with_the_same_verdict_does_not_count() -> None:
+def test_another_signature_with_the_same_verdict_is_not_met() -> None:
     found = replace(diagnosis("hang", 1), signature="hang:one-kind reduce:dp_shard:one-rank")
     assert met(Expected("hang", pattern="one-kind reduce"), found, "gloo")
     assert not met(Expected("hang", pattern="reduce"), found, "gloo"), (
@@ -58,7 +58,7 @@ def test_another_signature_with_the_same_verdict_does_not_count() -> None:
     assert met(Expected(["clean", "hang"], pattern="dp_shard"), diagnosis("clean"), "gloo")
 
 
-def test_met_on_a_given_backend() -> None:
+def test_expectations_depend_on_the_backend() -> None:
     both = Expected({"gloo": "collective-mismatch", "nccl": "hang"})
     assert met(both, diagnosis("hang"), "nccl")
     assert not met(both, diagnosis("hang"), "gloo")
@@ -105,7 +105,9 @@ CONTROL = trial("identical", "control", "clean")
         ([trial("unfixed", "unfixed", "clean")], False),
     ],
 )
-def test_reproduced(trials: list[TrialResult], reproduced: bool | None) -> None:
+def test_conclusion_says_whether_the_failure_was_reproduced(
+    trials: list[TrialResult], reproduced: bool | None
+) -> None:
     assert conclude(trials).reproduced is reproduced
 
 
@@ -121,7 +123,7 @@ def test_every_symptom_must_be_reproduced() -> None:
     ("verdicts", "reproduced"),
     [(["wrong-gradients", "nonfinite"], True), (["wrong-gradients", "wrong-gradients"], False)],
 )
-def test_an_intermittent_failure_must_show_in_one_repeat(
+def test_an_intermittent_failure_must_appear_in_one_repeat(
     verdicts: list[str], reproduced: bool
 ) -> None:
     trials = [
@@ -150,7 +152,7 @@ def test_only_a_clean_fix_is_correct() -> None:
     assert end.cheapest_correct_fix == "flag"
 
 
-def test_no_fix_is_judged_beside_a_failing_control() -> None:
+def test_no_fix_is_judged_if_a_control_fails() -> None:
     broken = trial("identical", "control", "hang", met=False)
     end = conclude([UNFIXED, broken, trial("flag", "fix", "clean", ratio=1.0)])
     assert (end.fixes, end.cheapest_correct_fix) == ((), None)
@@ -173,7 +175,7 @@ def test_no_fix_is_judged_beside_a_failing_control() -> None:
         ([], None),
     ],
 )
-def test_the_cheapest_correct_fix(
+def test_the_cheapest_correct_fix_is_found(
     fixes: list[tuple[str, float | None, tuple[float, float] | None]], cheapest: str | None
 ) -> None:
     trials = [trial(v, "fix", "clean", ratio=r, spread=s) for v, r, s in fixes]
@@ -188,7 +190,7 @@ def test_a_workaround_with_another_batch_is_never_the_cheapest_fix() -> None:
     assert conclude(both).cheapest_correct_fix == "flag"
 
 
-def test_one_undecided_trial_of_the_failure_leaves_it_open() -> None:
+def test_one_undecided_trial_leaves_the_conclusion_open() -> None:
     hang = trial_result("unfixed", verdict="hang")
     assert conclude([hang, replace(hang, variant="other")]).reproduced is True
     open_ = trial_result("other", verdict="inconclusive")

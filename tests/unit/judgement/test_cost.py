@@ -14,14 +14,14 @@ from moediag.scenario.plan import plan
 from tests.unit.trial_results import trial_result
 
 
-def test_a_ratio_is_taken_round_by_round():
+def test_ratios_are_computed_per_round():
     # The machine was twice as slow in round 2; the fix costs 10 % in every round.
     found = ratios({"": [1.0, 2.0, 1.0], "again": [1.0, 2.0, 1.0], "touch": [1.1, 2.2, 1.1]})
     assert found["touch"].median == pytest.approx(1.1)
     assert found["touch"].quartiles == pytest.approx((1.1, 1.1))
 
 
-def test_the_unfixed_step_shows_the_noise_of_its_second_timing():
+def test_the_unfixed_steps_spread_is_the_timing_noise():
     found = ratios({"": [1.0, 1.0, 1.0, 1.0], "again": [0.9, 1.0, 1.1, 1.2]})
     assert found[""].median == 1.0
     low, high = found[""].quartiles
@@ -29,7 +29,7 @@ def test_the_unfixed_step_shows_the_noise_of_its_second_timing():
     assert "again" not in found
 
 
-def test_quartiles_are_those_of_the_rounds_and_a_round_without_a_time_counts_for_nothing():
+def test_rounds_without_a_time_are_left_out_of_the_quartiles():
     seconds = {"": [1.0, 1.0, 0.0, 1.0, 1.0, 1.0], "touch": [1.1, 1.5, 9.0, 1.2, 1.4, 1.3]}
     found = ratios(seconds)["touch"]
     assert found.median == pytest.approx(1.3)
@@ -78,9 +78,7 @@ class TestResults:
         assert [found[name].step_time_ratio for name in others] == [None] * 3
         assert "cost" not in found
 
-    def test_a_cost_trial_that_failed_is_a_note_and_no_failing_control(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_failed_cost_trial_is_a_note_and_not_a_failing_control(self, tmp_path: Path) -> None:
         found = {r.variant: r for r in with_ratios(self.PLAN, self.results("crash"), tmp_path)}
         assert "cost" not in found
         assert found["unfixed"].notes == (
@@ -104,7 +102,7 @@ class TestResults:
         found = {r.variant: r for r in with_ratios(self.PLAN, rows, tmp_path)}
         assert found["touch"].step_time_ratio is None
 
-    def test_without_a_cost_trial_or_its_result_nothing_changes(self, tmp_path: Path) -> None:
+    def test_results_are_unchanged_without_a_cost_trial(self, tmp_path: Path) -> None:
         rows = self.results("clean")[:-1]
         assert with_ratios(self.PLAN, rows, tmp_path) == tuple(rows)
         untimed = plan(load(catalogue.find("expert-starvation-silent")), 2, "cpu")

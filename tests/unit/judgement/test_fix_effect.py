@@ -68,7 +68,7 @@ QUIET = wrong("permuted", "unfixed", 0.5, "a", "b")
         (crash("f", "fix"), trial("unfixed", "unfixed", "inconclusive"), "wrong"),
     ],
 )
-def test_effect(fix: TrialResult, unfixed: TrialResult, expected: str) -> None:
+def test_each_effect_is_recognised(fix: TrialResult, unfixed: TrialResult, expected: str) -> None:
     assert effect([fix], [unfixed])[0] == expected
 
 
@@ -79,7 +79,7 @@ def test_only_a_changed_error_text_is_reported_as_such() -> None:
     assert effect([crash("f", "fix")], [LOUD])[1] == "the same failure as without it"
 
 
-def test_the_place_is_the_verdict_and_the_signature_without_ranks_and_exception() -> None:
+def test_stage_is_the_verdict_and_signature_without_ranks_and_exception() -> None:
     assert stage(LOUD) == ("crash", "checkpoint.py check_recomputed_tensors_match")
     # Without a place the exception's class is what there is.
     assert stage(crash("f", "fix", "crash:KeyError:one-rank")) == ("crash", "KeyError")
@@ -93,14 +93,14 @@ def test_worse_means_worse_than_every_symptom() -> None:
     assert effect([crash("f", "fix")], [QUIET, LOUD])[0] == "no effect", "it equals one of them"
 
 
-def test_repeats_that_differ_are_wrong_unless_one_makes_it_worse() -> None:
+def test_different_repeats_are_wrong_unless_one_makes_it_worse() -> None:
     clean, same = trial("f", "fix", "clean"), crash("f", "fix")
     assert effect([clean, same], [LOUD])[0] == "wrong"
     assert effect([same, same], [LOUD])[0] == "no effect"
     assert effect([clean, wrong("f", "fix", 0.1, "a")], [LOUD])[0] == "makes it worse"
 
 
-def test_the_size_of_a_fixs_error_and_its_detector() -> None:
+def test_extent_names_the_error_and_its_detector() -> None:
     assert extent(QUIET) == (
         "2 of 20 gradients, largest error 5.0e-01, seen by gradients against the reference"
     )
@@ -119,11 +119,11 @@ def test_the_size_of_a_fixs_error_and_its_detector() -> None:
     assert extent(norm) == "seen by the clipping norm against the reference"
 
 
-def test_nothing_saw_a_clean_trial() -> None:
+def test_a_clean_trial_has_no_detector() -> None:
     assert detector(trial("f", "fix", "clean")) == ""
 
 
-def test_why_a_fix_is_worse_names_the_failure_and_what_saw_it() -> None:
+def test_remark_on_a_worse_fix_names_the_failure_and_its_detector() -> None:
     silent = wrong("f", "fix", 0.25, "a")
     assert effect([silent], [LOUD])[1] == (
         "silently wrong where the verdict without it is crash: 1 of 20 gradients, largest error "
@@ -142,7 +142,7 @@ def test_why_a_fix_is_worse_names_the_failure_and_what_saw_it() -> None:
     )
 
 
-def test_another_class_of_error_at_the_same_place_is_said_to_be_one() -> None:
+def test_another_exception_class_at_the_same_place_is_reported() -> None:
     other = crash("f", "fix", CHECKPOINT.replace("CheckpointError", "ValueError"), METADATA)
     assert effect([other], [LOUD]) == (
         "no effect",
@@ -150,14 +150,14 @@ def test_another_class_of_error_at_the_same_place_is_said_to_be_one() -> None:
     )
 
 
-def test_nothing_is_said_of_no_trial_or_of_an_undecided_one() -> None:
+def test_missing_or_undecided_trials_have_no_effect() -> None:
     assert effect([], [LOUD]) == ("", "")
     undecided = trial("f", "fix", "inconclusive")
     assert effect([trial("f", "fix", "clean"), undecided], [LOUD]) == ("", "")
     assert effect([trial("f", "fix", "clean")], [LOUD]) == ("right", "")
 
 
-def test_a_silent_failure_is_as_large_where_no_size_is_known_of_either() -> None:
+def test_silent_failures_of_unknown_size_are_equal() -> None:
     unsized = changed(QUIET, gradient_error=None)
     fix = changed(unsized, signature=QUIET.signature)
     assert effect([replace(fix, variant="f")], [unsized])[0] == "no effect"
@@ -166,7 +166,7 @@ def test_a_silent_failure_is_as_large_where_no_size_is_known_of_either() -> None
 
 
 @pytest.mark.parametrize(("error", "same"), [(0.5049, True), (0.506, False), (0.4951, True)])
-def test_two_errors_within_a_hundredth_are_alike(error: float, same: bool) -> None:
+def test_errors_within_one_percent_are_equal(error: float, same: bool) -> None:
     found = effect([wrong("f", "fix", error, "a", "b")], [QUIET])[0]
     assert found == ("no effect" if same else "wrong")
 
@@ -184,13 +184,15 @@ def test_two_errors_within_a_hundredth_are_alike(error: float, same: bool) -> No
         ([replace(LOUD, must_show="hang")], False, "crash"),
     ],
 )  # fmt: skip
-def test_claim(trials: list[TrialResult], reproduced: bool | None, said: str) -> None:
+def test_each_claim_is_judged(
+    trials: list[TrialResult], reproduced: bool | None, said: str
+) -> None:
     judged = claim(trials)
     assert judged.reproduced is reproduced
     assert judged.what.startswith(said)
 
 
-def test_a_fix_is_compared_with_the_failure_that_it_repairs() -> None:
+def test_a_fix_is_compared_with_the_failure_it_repairs() -> None:
     silent = wrong("f", "fix", 0.5, "a", "b")
     trials = [LOUD, QUIET, silent, replace(silent, variant="g", repairs="unfixed")]
     judged = {f.variant: f.effect for f in conclude(trials).fixes}

@@ -37,7 +37,7 @@ def noted(control: str) -> dict[str, tuple[str, ...]]:
     return {r.variant: r.notes for r in with_notes}
 
 
-def test_a_fix_that_fails_beside_a_clean_run_without_it_regresses() -> None:
+def test_a_fix_that_fails_where_the_unfixed_run_is_clean_regresses() -> None:
     notes = noted("clean")
     assert notes["unused-params-flag-starved-everywhere"] == (
         "regresses: the same run without this fix is clean (starved-everywhere)",
@@ -47,7 +47,7 @@ def test_a_fix_that_fails_beside_a_clean_run_without_it_regresses() -> None:
     assert notes["zero-fill"] == ()
 
 
-def test_without_a_clean_run_beside_it_no_regression_is_reported() -> None:
+def test_no_regression_is_reported_without_a_clean_run() -> None:
     assert not any(noted("crash").values())
 
 
@@ -79,16 +79,16 @@ def test_the_same_run_without_the_fix_is_compared() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_another_run_says_nothing_about_the_fix(changes: dict[str, object]) -> None:
+def test_a_different_run_is_not_compared(changes: dict[str, object]) -> None:
     trial = dataclasses.replace(WITHOUT.trial, **changes)  # type: ignore[arg-type]
     assert not said(dataclasses.replace(WITHOUT, trial=trial))
 
 
-def test_a_run_on_another_stack_or_against_another_reference_says_nothing_about_the_fix() -> None:
+def test_a_run_with_another_stack_or_reference_is_not_compared() -> None:
     assert not said(dataclasses.replace(WITHOUT, stack={"torch": "2.8.0"}))
     assert not said(dataclasses.replace(WITHOUT, reference_key="another"))
 
 
-def test_a_clean_trial_with_a_fix_is_no_run_without_one() -> None:
+def test_a_clean_trial_with_a_fix_is_not_compared() -> None:
     fixed = dataclasses.replace(WITHOUT.trial, fix="zero-fill")
     assert not said(dataclasses.replace(WITHOUT, trial=fixed))

@@ -19,13 +19,13 @@ def trial(variant: str, verdict: str = "clean", *tables: Table, repeat: int = 0)
     return trial_result(variant, "fix", verdict=verdict, tables=tables, repeat=repeat)
 
 
-def test_a_table_of_one_variant_stays_with_it() -> None:
+def test_a_table_of_one_variant_stays_with_its_trial() -> None:
     trials, tables = together([trial("a", "clean", NUMBERS), trial("b")])
     assert trials[0].tables == (NUMBERS,)
     assert tables == ()
 
 
-def test_a_table_of_several_variants_becomes_the_runs() -> None:
+def test_tables_of_several_variants_are_merged_into_one() -> None:
     other = replace(NUMBERS, rows=(("rank 0", 3.0),))
     trials, (table,) = together([trial("a", "clean", NUMBERS), trial("b", "hang", other)])
     assert all(t.tables == () for t in trials)
@@ -34,21 +34,21 @@ def test_a_table_of_several_variants_becomes_the_runs() -> None:
     assert table.note == "of x"
 
 
-def test_repeats_that_show_the_same_are_said_once() -> None:
+def test_equal_tables_of_repeats_are_shown_once() -> None:
     same = [trial("a", "clean", NUMBERS, repeat=i) for i in range(3)]
     _, (table, rates) = together([*same, trial("b", "clean", NUMBERS)])
     assert len(table.rows) == 4
     assert rates.rows[0][:3] == ("a", "clean", "3 of 3")
 
 
-def test_tables_with_other_columns_are_kept_apart() -> None:
+def test_tables_with_different_columns_are_not_merged() -> None:
     other = Table("Numbers", ("rank", "bytes"), (("rank 0", 1),))
     trials, tables = together([trial("a", "clean", NUMBERS), trial("b", "clean", other)])
     assert tables == ()
     assert [t.tables for t in trials] == [(NUMBERS,), (other,)]
 
 
-def test_the_holders_of_experts_are_shown_if_they_matter() -> None:
+def test_expert_holders_are_shown_only_with_wrong_weights() -> None:
     fine = [trial("a", "clean", HELD), trial("b", "wrong-gradients", HELD)]
     trials, tables = together(fine)
     assert tables == ()
@@ -57,7 +57,7 @@ def test_the_holders_of_experts_are_shown_if_they_matter() -> None:
     assert [row[0] for row in table.rows] == ["a", "b", "c"]
 
 
-def test_rates_say_how_often_of_how_many() -> None:
+def test_rates_count_repeats_by_verdict() -> None:
     found = [
         trial("a", v, repeat=i) for i, v in enumerate(["nonfinite", "clean", "clean", "clean"])
     ]
@@ -73,7 +73,7 @@ def test_rates_say_how_often_of_how_many() -> None:
 
 
 @pytest.mark.parametrize("of", [1, 4, 12, 400])
-def test_the_interval_holds_the_rate_and_stays_a_rate(of: int) -> None:
+def test_the_interval_contains_the_rate_and_stays_within_0_and_1(of: int) -> None:
     for times in (0, of // 3, of):
         low, high = repeats.interval(times, of)
         assert 0 <= low <= times / of + 1e-12
@@ -85,5 +85,5 @@ def test_the_interval_holds_the_rate_and_stays_a_rate(of: int) -> None:
     ("times", "of", "low", "high"),
     [(1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (0, 20, 0.0, 0.1611), (7, 7, 0.6457, 1.0)],
 )
-def test_the_interval_is_wilsons(times: int, of: int, low: float, high: float) -> None:
+def test_the_interval_is_a_wilson_interval(times: int, of: int, low: float, high: float) -> None:
     assert repeats.interval(times, of) == pytest.approx((low, high), abs=1e-4)

@@ -39,14 +39,14 @@ class TestSideBySide:
         assert losses.title == "Loss of each step, mean over ranks"
         assert norms.title == "Gradient norm of each step, before clipping"
 
-    def test_rounding_makes_no_other_reference(self) -> None:
+    def test_rounding_does_not_make_another_reference(self) -> None:
         near = run("native", (1.0, 0.5), reference_losses=(1.0 + 1e-7, 0.5))
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
         assert losses.columns.count("one process") == 1
         assert len(losses.columns) == 4
 
     @pytest.mark.parametrize(("share", "alike"), [(0.0009, True), (0.0011, False)])
-    def test_references_within_a_thousandth_are_the_same(self, share: float, alike: bool) -> None:
+    def test_references_within_a_thousandth_are_equal(self, share: float, alike: bool) -> None:
         near = run("native", (1.0, 0.5), reference_norms=(2.0, 1.0 + share))
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), near])
         assert len(losses.columns) == (4 if alike else 5)
@@ -58,24 +58,24 @@ class TestSideBySide:
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), longer])
         assert len(losses.columns) == 5
 
-    def test_a_third_run_joins_the_group_of_its_own_reference(self) -> None:
+    def test_a_third_run_is_grouped_with_its_reference(self) -> None:
         other = run("no-ep", (7.0, 6.0), reference_losses=(7.0, 6.0))
         third = dataclasses.replace(other, name="no-ep-native")
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), other, third])
         assert losses.columns[3:] == ("one process (no-ep)", "no-ep", "no-ep-native")
 
-    def test_another_batch_has_its_own_reference_before_it(self) -> None:
+    def test_another_batch_has_a_separate_reference(self) -> None:
         other = run("no-ep", (7.0, 6.0), reference_losses=(7.0, 6.0))
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), other])
         assert losses.columns == ("step", "one process", "unfixed", "one process (no-ep)", "no-ep")
         assert losses.rows[0] == (1, 1.0, 4.0, 7.0, 7.0)
 
-    def test_a_trial_without_steps_is_named_and_has_no_column(self) -> None:
+    def test_a_trial_without_steps_is_in_the_note_only(self) -> None:
         losses, _ = side_by_side([run("unfixed", (4.0, 3.0)), Curve("as-released", "crash")])
         assert losses.columns == ("step", "one process", "unfixed")
         assert losses.note == "No step of as-released (crash)."
 
-    def test_non_numbers_are_words_and_missing_values_are_empty(self) -> None:
+    def test_nonfinite_numbers_are_text_and_missing_ones_are_empty(self) -> None:
         losses, norms = side_by_side([run("unfixed", (4.0, NAN), norms=(None, float("inf")))])
         assert [row[2] for row in losses.rows] == [4.0, "nan"]
         assert [row[2] for row in norms.rows] == [None, "inf"]
@@ -84,7 +84,7 @@ class TestSideBySide:
         losses, _ = side_by_side([run("unfixed", (4.0,))])
         assert losses.rows == ((1, 1.0, 4.0), (2, 0.5, None))
 
-    def test_without_numbers_there_is_no_table(self) -> None:
+    def test_no_numbers_give_no_table(self) -> None:
         assert side_by_side([Curve("as-released", "crash")]) == ()
         assert side_by_side([]) == ()
 
@@ -100,7 +100,7 @@ def outcomes(*losses: float) -> dict[int, Outcome]:
 
 
 class TestCurve:
-    def test_losses_are_the_mean_over_ranks_and_norms_are_rank_0s(self) -> None:
+    def test_losses_are_averaged_and_norms_are_from_rank_0(self) -> None:
         found = curve(result("unfixed"), outcomes(1.0, 3.0))
         assert found.losses == (2.0, 4.0)
         assert found.norms == (0.0, 1.0)
@@ -108,9 +108,7 @@ class TestCurve:
 
     @pytest.mark.parametrize("left", [{}, {0: Outcome(0, losses=[1.0])},
                                       {0: Outcome(0, losses=[1.0]), 1: Outcome(1)}])  # fmt: skip
-    def test_a_rank_without_numbers_leaves_the_run_without_a_table(
-        self, left: dict[int, Outcome]
-    ) -> None:
+    def test_a_rank_without_numbers_leaves_the_curve_empty(self, left: dict[int, Outcome]) -> None:
         assert curve(result("unfixed", verdict="crash"), left) == Curve("unfixed", "crash")
 
 
@@ -119,7 +117,7 @@ class TestTables:
     def planned(self) -> Plan:
         return plan(load(find("ep-sft")), None, "cpu")
 
-    def test_read_from_the_folders_of_a_run(self, planned: Plan, tmp_path: Path) -> None:
+    def test_numbers_are_read_from_the_run_folders(self, planned: Plan, tmp_path: Path) -> None:
         folder = tmp_path / "unfixed"
         folder.mkdir()
         for outcome in outcomes(1.0, 3.0).values():
@@ -141,14 +139,12 @@ class TestTables:
         assert losses.columns == ("step", "one process", "unfixed")
         assert losses.rows[0] == (1, 1.0, 2.0)
 
-    def test_a_trial_that_left_no_folder_has_no_numbers(
-        self, planned: Plan, tmp_path: Path
-    ) -> None:
+    def test_a_trial_without_a_folder_has_no_numbers(self, planned: Plan, tmp_path: Path) -> None:
         for outcome in outcomes(1.0, 3.0).values():
             outcome.write(tmp_path)
         assert training_table.tables(planned, [trial_result("unfixed")], tmp_path) == ()
 
-    def test_a_scenario_without_a_trainer_has_none(self, tmp_path: Path) -> None:
+    def test_a_scenario_without_a_trainer_has_no_table(self, tmp_path: Path) -> None:
         other = plan(load(find("expert-starvation-silent")), None, "cpu")
         (tmp_path / "unfixed").mkdir()
         for outcome in outcomes(1.0, 3.0).values():

@@ -73,7 +73,7 @@ def test_without_tools_faulthandler_is_used(
     assert victim.poll() is None
 
 
-def test_a_process_that_the_signal_would_kill_does_not_get_it(
+def test_a_process_that_the_signal_would_kill_is_not_signalled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_tool", lambda _: None)
@@ -100,7 +100,7 @@ def test_a_tool_that_refuses_or_hangs_is_named(
     assert "rank 0: native frames by pystack (pystack took too long)" in done.not_seen
 
 
-def test_a_process_that_has_ended(tmp_path: Path) -> None:
+def test_an_ended_process_is_noted(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     done = capture(tmp_path, {3: Process.of(process.pid)}, 5.0)
@@ -141,17 +141,17 @@ def dump(*files: str, thread: str = "MainThread") -> bytes:
         ),
     ],
 )
-def test_a_collective_on_the_stack(raw: bytes, expected: bool) -> None:
+def test_a_collective_on_the_stack_is_recognised(raw: bytes, expected: bool) -> None:
     assert in_collective(raw) is expected
 
 
-def test_reasons_are_words() -> None:
+def test_reasons_are_readable() -> None:
     assert reason(b"Error: Operation not permitted (os error 1)\n") == "ptrace refused"
     assert reason(b"a\nlast line\n") == "last line"
     assert reason(b"") == "no output"
 
 
-def test_tools_beside_the_interpreter_come_first(
+def test_tools_beside_the_interpreter_are_preferred(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = tmp_path / "py-spy"

@@ -10,7 +10,7 @@ from moediag.launch.settings import LaunchOptions
 TEXT = (Path(__file__).parents[3] / "docs" / "launchers.md").read_text(encoding="utf-8")
 
 
-def test_the_numbers_of_the_page() -> None:
+def test_the_numbers_on_the_page_match_the_code() -> None:
     options = LaunchOptions()
     assert f"quiescence window ({options.quiescence:.0f} s)" in TEXT
     assert f"more than {watchdog.CPU_SHARE:.0%}".replace("%", " %") in TEXT

@@ -27,26 +27,26 @@ def no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moediag.launch.launcher.socket.socket", Unconnected)
 
 
-def test_with_a_loopback_launches_work() -> None:
+def test_a_launch_works_with_a_loopback() -> None:
     require_loopback()
     assert next(c for c in doctor.checks(network=False) if c.name == "loopback").status == "ok"
 
 
 @pytest.mark.usefixtures("no_loopback")
 @pytest.mark.parametrize("kind", ["fork", "torchrun"])
-def test_without_one_nothing_is_launched(kind: str, tmp_path: Path) -> None:
+def test_a_launch_is_refused_without_a_loopback(kind: str, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="Network is unreachable") as caught:
         launcher(kind, STACK, tmp_path)
     assert "ip link set lo up" in caught.value.help_text
 
 
 @pytest.mark.usefixtures("no_loopback")
-def test_several_nodes_do_not_need_it(tmp_path: Path) -> None:
+def test_several_nodes_do_not_need_a_loopback(tmp_path: Path) -> None:
     launcher("torchrun", STACK, tmp_path, LaunchOptions(nnodes=2, shared=tmp_path))
 
 
 @pytest.mark.usefixtures("no_loopback")
-def test_the_doctor_sees_it() -> None:
+def test_the_doctor_checks_the_loopback() -> None:
     check = next(c for c in doctor.checks(network=False) if c.name == "loopback")
     assert check.status == "fail"
     assert "ip link set lo up" in check.advice

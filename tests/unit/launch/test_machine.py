@@ -88,7 +88,7 @@ def started(monkeypatch: pytest.MonkeyPatch, **env: str) -> subprocess.Popen[byt
     )
 
 
-def test_both_answers_are_kept_beside_the_stacks(
+def test_output_of_both_tools_is_saved_beside_the_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Serve
 ) -> None:
     put_smi(tmp_path / "bin", SMI, monkeypatch)
@@ -106,7 +106,7 @@ def test_both_answers_are_kept_beside_the_stacks(
     assert asked[1].startswith("TIMEOUT ")
 
 
-def test_missing_answers_are_noted_on_nccl_only(
+def test_missing_output_is_noted_on_nccl_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -122,7 +122,7 @@ def test_missing_answers_are_noted_on_nccl_only(
     assert list((tmp_path / "capture").iterdir()) == []
 
 
-def test_gpus_of_a_job_on_gloo_are_kept_as_well(
+def test_gpu_state_is_saved_for_gloo_jobs_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_smi(tmp_path / "bin", SMI, monkeypatch)
@@ -139,7 +139,7 @@ def test_gpus_of_a_job_on_gloo_are_kept_as_well(
          "state of the GPUs (nvidia-smi took too long: the driver itself may hang)"),
     ],
 )  # fmt: skip
-def test_an_nvidia_smi_that_fails(
+def test_a_failing_nvidia_smi_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
 ) -> None:
     put_smi(tmp_path / "bin", text, monkeypatch)
@@ -147,7 +147,7 @@ def test_an_nvidia_smi_that_fails(
     assert machine.look(tmp_path, {}, 0.5, "nccl") == (said,)
 
 
-def test_ras_that_was_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_ras_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_smi(tmp_path / "bin", SMI, monkeypatch)
     with started(monkeypatch, NCCL_RAS_ENABLE="0") as rank:
         (said,) = machine.look(tmp_path, {0: Process.of(rank.pid)}, 20.0, "nccl")
@@ -156,7 +156,7 @@ def test_ras_that_was_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert said == "NCCL's own view (RAS is switched off: NCCL_RAS_ENABLE=0)"
 
 
-def test_a_server_that_is_not_ras_or_never_answers(serve: Serve) -> None:
+def test_another_or_silent_server_is_noted(serve: Serve) -> None:
     other = serve(lambda wire: (wire.recv(100), wire.sendall(b"HTTP/1.1 400 Bad Request\r\n"))[1])
     with pytest.raises(ValueError, match="which is not NCCL's protocol"):
         machine.ask_ras(other, 5.0)
@@ -166,7 +166,7 @@ def test_a_server_that_is_not_ras_or_never_answers(serve: Serve) -> None:
         machine.ask_ras("localhost", 1.0)
 
 
-def test_an_answer_is_limited(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_an_answer_is_limited(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "MOST", 1000)
     assert len(machine.ask_ras(serve(ras([], "x" * 200_000)), 20.0)) < 1000 + 65536
 
@@ -182,7 +182,7 @@ def test_the_groups_of_a_watched_job_show_whether_it_uses_nccl(tmp_path: Path) -
 # ------------------------------------------------------------------------ torch's own dumps
 
 
-def test_a_rank_whose_python_is_blocked_is_asked_through_torchs_pipe(tmp_path: Path) -> None:
+def test_a_blocked_rank_is_asked_through_the_pipe_of_torch(tmp_path: Path) -> None:
     """torch's monitor of NCCL, a thread without Python, is played by one here."""
     pipe = tmp_path / f"{protocol.WATCHDOG_PIPES}0.pipe"
     os.mkfifo(pipe)
@@ -208,7 +208,7 @@ def _readable(wire: int) -> bytes:
         return b""
 
 
-def test_a_pipe_without_a_reader_blocks_nothing(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_does_not_block(tmp_path: Path) -> None:
     looker = _Looker(0, os.getpid(), tmp_path, 0.0)
     assert not looker._by_pipe()
     os.mkfifo(tmp_path / f"{protocol.WATCHDOG_PIPES}0.pipe")

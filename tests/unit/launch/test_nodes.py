@@ -70,7 +70,7 @@ def test_a_node_that_sends_has_its_sent_state() -> None:
     assert known.samples(1.2, [0], 2) == [IDLE]
 
 
-def test_an_old_sample_decides_nothing() -> None:
+def test_an_old_sample_is_not_used() -> None:
     """Its watcher speaks, but is busy with a stack; or its words come late."""
     known = peers()
     for second in range(1, 9):
@@ -97,7 +97,7 @@ def test_a_node_that_announced_its_end_is_not_silent() -> None:
     assert known.samples(90.0, [0], 2) == [gone]
 
 
-def test_a_node_that_did_not_listen_calls_no_node_silent() -> None:
+def test_a_node_that_did_not_listen_reports_no_silent_node() -> None:
     """The shared disk did not answer for an hour, then does; or we ourselves were stopped."""
     known = peers()
     known.hear(1.0, [pulse(1)])
@@ -116,7 +116,7 @@ def test_a_node_that_never_sent_is_waited_for_and_then_left_out() -> None:
     assert peers(joins=False).samples(0.0, [0], 2)[0].unseen
 
 
-def test_an_earlier_start_is_not_this_start() -> None:
+def test_messages_of_an_earlier_start_are_ignored() -> None:
     """Its ranks are somebody else's now."""
     known = peers()
     known.hear(1.0, [pulse(9, replace(IDLE, alive=False), over=True, deaths=(1,))])
@@ -127,7 +127,7 @@ def test_an_earlier_start_is_not_this_start() -> None:
     assert known.deaths == ()
 
 
-def test_another_nodes_stall_is_ours_if_our_ranks_agree() -> None:
+def test_a_stall_of_another_node_is_adopted_if_our_ranks_agree() -> None:
     known = peers()
     stood = Stood({0: 7, 1: 6}, (0,), (1,))
     known.hear(1.0, [pulse(1, stood=stood)])
@@ -148,7 +148,7 @@ def called(others: Any, until: float = 400.0) -> float | None:
     return None
 
 
-def test_a_rank_elsewhere_has_its_own_clock() -> None:
+def test_a_remote_rank_has_its_own_clock() -> None:
     """It computes, and we hear of it every three seconds, by a clock that is 10 days ahead."""
 
     def computes(t: float) -> RankSample:
@@ -160,7 +160,7 @@ def test_a_rank_elsewhere_has_its_own_clock() -> None:
     assert 40.0 <= at < 45.0
 
 
-def test_ranks_of_a_silent_node_get_the_patience_and_unwatched_ones_four_times_that() -> None:
+def test_patience_depends_on_whether_a_remote_rank_is_watched() -> None:
     silent = called(lambda _: replace(IDLE, silent=True, state="silent"))
     assert silent is not None
     assert 10.0 <= silent < 11.0
@@ -170,7 +170,7 @@ def test_ranks_of_a_silent_node_get_the_patience_and_unwatched_ones_four_times_t
 
 
 @pytest.mark.parametrize("ahead", [-900.0, 1e6])
-def test_a_node_that_can_no_longer_be_heard_has_no_clock(ahead: float) -> None:
+def test_a_lost_node_has_no_clock(ahead: float) -> None:
     """For two seconds it spoke, by a clock of its own."""
 
     def script(t: float) -> RankSample:
@@ -183,7 +183,7 @@ def test_a_node_that_can_no_longer_be_heard_has_no_clock(ahead: float) -> None:
     assert 40.0 <= at < 43.0
 
 
-def test_the_stack_read_by_its_own_watcher_counts() -> None:
+def test_the_stack_read_by_a_ranks_own_watcher_is_used() -> None:
     assert called(lambda t: replace(IDLE, at=t, work="compiles"), 390) is None
     at = called(lambda t: replace(IDLE, at=t, looked=False))
     assert at is not None
@@ -301,7 +301,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Node]:
     return nodes
 
 
-def test_a_stall_is_confirmed_when_the_others_have_looked_again(two: tuple[Node, Node]) -> None:
+def test_a_stall_is_confirmed_after_other_nodes_sample_again(two: tuple[Node, Node]) -> None:
     here, there = two
     assert here.agreed() is None
     for _ in range(3):
@@ -313,7 +313,7 @@ def test_a_stall_is_confirmed_when_the_others_have_looked_again(two: tuple[Node,
     assert here.agreed() is not None
 
 
-def test_progress_meanwhile_cancels_the_stall(two: tuple[Node, Node]) -> None:
+def test_progress_in_between_cancels_the_stall(two: tuple[Node, Node]) -> None:
     here, there = two
     assert here.agreed() is None
     there.sample = replace(there.sample, progress=6)
@@ -323,7 +323,7 @@ def test_progress_meanwhile_cancels_the_stall(two: tuple[Node, Node]) -> None:
         assert here.agreed() is None
 
 
-def test_both_nodes_have_all_evidence(two: tuple[Node, Node]) -> None:
+def test_both_nodes_receive_all_evidence(two: tuple[Node, Node]) -> None:
     here, there = two
     while (stall := here.agreed()) is None:
         here.turn()
@@ -384,7 +384,7 @@ def test_an_unwritable_disk_is_noted(two: tuple[Node, Node]) -> None:
     assert said.startswith("other nodes (/proc/nowhere")
 
 
-def test_a_single_node_asks_no_other(tmp_path: Path) -> None:
+def test_a_single_node_does_not_wait_for_others(tmp_path: Path) -> None:
     nodes = Together(tmp_path, tmp_path / "shared", 2.0)
     nodes.world = 1
     nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
@@ -394,7 +394,7 @@ def test_a_single_node_asks_no_other(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_shared_folder_ranks_elsewhere_are_unknown(tmp_path: Path) -> None:
+def test_remote_ranks_are_unknown_without_a_shared_folder(tmp_path: Path) -> None:
     nodes = Together(tmp_path, None, 2.0)
     nodes.world = 2
     nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
@@ -404,7 +404,7 @@ def test_without_a_shared_folder_ranks_elsewhere_are_unknown(tmp_path: Path) -> 
     assert stall.elsewhere == ()
 
 
-def test_the_sent_fields_of_a_sample_are_those_that_are_read() -> None:
+def test_sample_fields_sent_and_read_are_equal() -> None:
     mine = {"rank", "known", "time", "silent", "unseen"}
     fields = {f.name for f in dataclasses.fields(RankSample)} - mine
     (told,) = pulse(1).to_json()["samples"].values()

@@ -41,7 +41,7 @@ def called(script: Script, until: float, files: tuple[str, ...] = ()) -> float |
     return None if found is None else found[0]
 
 
-def test_if_all_ranks_wait_the_quiescence_window_is_enough() -> None:
+def test_a_hang_is_called_after_the_window_if_all_ranks_wait() -> None:
     found = when(lambda _: [WAITS, replace(IDLE, state="in-collective")], 20)
     assert found is not None
     assert 3.0 <= found[0] < 4.0
@@ -56,29 +56,29 @@ def test_a_stopped_rank_is_reported_at_once() -> None:
         assert (found[1].waiting, found[1].elsewhere) == ((0,), (1,))
 
 
-def test_a_suspended_job_does_not_hang() -> None:
+def test_a_suspended_job_is_not_a_hang() -> None:
     assert called(lambda _: [replace(s, stopped=True) for s in (WAITS, IDLE)], 60) is None
 
 
-def test_a_rank_that_does_nothing_gets_the_patience() -> None:
+def test_an_idle_rank_is_given_the_patience() -> None:
     at = called(lambda _: [WAITS, IDLE], 60)
     assert at is not None
     assert 10.0 <= at < 11.0
 
 
-def test_a_rank_that_computes_gets_four_times_that() -> None:
+def test_a_computing_rank_is_given_four_times_the_patience() -> None:
     at = called(lambda t: [WAITS, replace(IDLE, cpu=t, runnable=True)], 60)
     assert at is not None
     assert 40.0 <= at < 41.0
 
 
-def test_a_rank_that_is_starved_of_its_cpu_gets_longer() -> None:
+def test_a_rank_without_cpu_time_is_given_longer() -> None:
     at = called(lambda t: [WAITS, replace(IDLE, cpu=t / 3, runnable=True)], 200)
     assert at is not None
     assert 118.0 <= at < 124.0
 
 
-def test_a_disk_that_never_answers_is_a_hang_eventually() -> None:
+def test_endless_disk_wait_is_a_hang_eventually() -> None:
     at = called(lambda _: [WAITS, replace(IDLE, runnable=True)], 200)
     assert at is not None
     assert 98.0 <= at < 104.0
@@ -97,7 +97,7 @@ def test_a_disk_that_never_answers_is_a_hang_eventually() -> None:
     ],
 )
 @pytest.mark.parametrize("cpu", [0.0, 1.0])
-def test_slow_known_work_gets_forty_times_that(file: str, cpu: float) -> None:
+def test_known_slow_work_is_given_forty_times_the_patience(file: str, cpu: float) -> None:
     def script(t: float) -> list[RankSample]:
         return [WAITS, replace(IDLE, cpu=cpu * t)]
 
@@ -105,7 +105,7 @@ def test_slow_known_work_gets_forty_times_that(file: str, cpu: float) -> None:
     assert called(script, 420, (file,)) is not None
 
 
-def test_a_pause_like_an_earlier_one_is_not_a_stall() -> None:
+def test_a_pause_similar_to_an_earlier_one_is_not_a_stall() -> None:
     """A pause of 9 s went by; the next may take three times that, and no more."""
 
     def script(t: float) -> list[RankSample]:
@@ -156,7 +156,7 @@ def spinning(stacks: dict[int, str], until: float) -> tuple[float, Stall] | None
     return None
 
 
-def test_ranks_that_spin_for_their_devices_wait() -> None:
+def test_ranks_that_spin_for_their_devices_are_waiting() -> None:
     found = spinning({0: "cudaStreamSynchronize", 1: "cuEventSynchronize"}, 60)
     assert found is not None
     assert 10.0 <= found[0] < 11.0
@@ -170,11 +170,11 @@ def test_a_rank_that_spins_for_its_device_waits_for_a_computing_rank() -> None:
     assert (found[1].waiting, found[1].elsewhere) == ((0,), (1,))
 
 
-def test_ranks_that_compute_do_not_hang() -> None:
+def test_computing_ranks_are_not_a_hang() -> None:
     assert spinning({0: "matmul", 1: "matmul"}, 200) is None
 
 
-def test_what_a_stack_shows() -> None:
+def test_stack_shows_what_a_rank_does() -> None:
     assert work_of(stack("/lib/torch/_dynamo/x.py")) == "compiles"
     assert work_of(stack("/home/me/train.py")) == ""
     assert work_of(b"not json") == ""

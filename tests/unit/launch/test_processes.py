@@ -80,14 +80,14 @@ def test_stat_of_this_process() -> None:
     assert read_stat(2**22 + 1) is None
 
 
-def test_catches_tells_handled_signals(spawn: Spawner) -> None:
+def test_catches_detects_handled_signals(spawn: Spawner) -> None:
     process, _ = spawn(WAIT)
     assert catches(process.pid, signal.SIGINT)  # Python's own handler
     assert not catches(process.pid, signal.SIGUSR1)
     assert not catches(2**22 + 1, signal.SIGUSR1)
 
 
-def test_a_process_is_its_pid_and_its_start_time(spawn: Spawner) -> None:
+def test_a_process_is_identified_by_pid_and_start_time(spawn: Spawner) -> None:
     child, _ = spawn(WAIT)
     process = Process.of(child.pid)
     assert process.alive and process.started == start_time(child.pid)
@@ -102,7 +102,7 @@ def test_a_process_is_its_pid_and_its_start_time(spawn: Spawner) -> None:
     process.send(signal.SIGKILL)  # nobody has the pid
 
 
-def test_the_marker_is_an_exact_match(spawn: Spawner) -> None:
+def test_the_marker_must_match_exactly(spawn: Spawner) -> None:
     process, _ = spawn(WAIT)
     assert is_marked(process.pid, spawn.token)
     assert not is_marked(process.pid, spawn.token[:-1])
@@ -121,7 +121,7 @@ def test_an_orphan_in_another_session_is_found_and_stopped(spawn: Spawner) -> No
     assert family.alive() == {}
 
 
-def test_a_process_that_handles_the_first_signal_ends_with_it(spawn: Spawner) -> None:
+def test_a_process_that_handles_the_first_signal_exits_on_it(spawn: Spawner) -> None:
     process, _ = spawn(WAIT)
     gone, stuck = shutdown.end(Family(process.pid, spawn.token), (5.0, 5.0, 5.0))
     assert {ended.pid: step for ended, step in gone.items()} == {process.pid: "SIGINT"}

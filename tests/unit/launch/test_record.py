@@ -30,7 +30,7 @@ FULL = LaunchRecord(
 )
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_launch_record_round_trips(tmp_path: Path) -> None:
     path = FULL.write(tmp_path)
     assert path.name == LAUNCH_FILE
     assert LaunchRecord.read(path) == FULL
@@ -47,7 +47,7 @@ def test_succeeded_needs_every_exit_to_be_zero() -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1, "exits": 3}', "{"]
 )
-def test_a_damaged_file_is_an_evidence_error_that_names_it(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_an_evidence_error_with_its_path(tmp_path: Path, text: str) -> None:
     (tmp_path / LAUNCH_FILE).write_text(text)
     with pytest.raises(EvidenceError, match=LAUNCH_FILE):
         LaunchRecord.read(tmp_path)
@@ -65,7 +65,7 @@ def test_an_unknown_launcher_and_fork_on_two_nodes_are_refused(tmp_path: Path) -
         launcher("torchrun", Stack(), tmp_path, LaunchOptions(nnodes=2))
 
 
-def test_rendezvous_of_one_node_and_of_several() -> None:
+def test_rendezvous_depends_on_the_number_of_nodes() -> None:
     assert "--rdzv-endpoint=localhost:0" in rendezvous(LaunchOptions(), "t", False)
     two = LaunchOptions(nnodes=2, rdzv_endpoint="a:29400", node_rank=1)
     several = rendezvous(two, "t", False)
@@ -79,7 +79,7 @@ def test_half_written_lines_are_skipped() -> None:
     assert json_lines('{"e": 1}\n7\n{"e": 2}\n{"e"') == [{"e": 1}, {"e": 2}]
 
 
-def test_last_lines(tmp_path: Path) -> None:
+def test_last_lines_of_a_log_are_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("a\nb\nc\n")
     assert last_lines(tmp_path / "log", 2) == "b\nc"
     assert last_lines(tmp_path / "none") == ""

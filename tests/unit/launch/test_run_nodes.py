@@ -69,13 +69,13 @@ def test_a_folder_is_used_once(tmp_path: Path) -> None:
         meetings(tmp_path, "p", "p")[0].__enter__()
 
 
-def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be used"):
         meetings(tmp_path / "file" / "d", "p", "p")[0].__enter__()
 
 
-def test_a_node_that_does_not_come_leaves_or_falls_silent_ends_the_wait(tmp_path: Path) -> None:
+def test_a_missing_leaving_or_silent_node_ends_the_wait(tmp_path: Path) -> None:
     alone = Meeting(tmp_path / "a", 0, 2, "p", 2.0, first=0.2)
     with pytest.raises(NodeLost, match="node 1 did not start"):
         alone.__enter__()
@@ -140,7 +140,7 @@ def stalls(
 WAITS = RankSample(0, state="in-collective", progress=7)
 
 
-def test_waiting_for_a_computing_rank_elsewhere_is_not_a_hang(
+def test_waiting_for_a_computing_remote_rank_is_not_a_hang(
     supervisors: list[NodesSupervisor],
 ) -> None:
     """What each node called a hang when it saw its own rank only."""
@@ -159,12 +159,12 @@ def test_waiting_for_a_computing_rank_elsewhere_is_not_a_hang(
     assert called is not None
 
 
-def test_ranks_that_all_wait_hang_on_both_nodes(supervisors: list[NodesSupervisor]) -> None:
+def test_a_hang_of_all_ranks_is_reported_on_both_nodes(supervisors: list[NodesSupervisor]) -> None:
     found = stalls(supervisors, lambda rank: replace(WAITS, rank=rank), 20.0)
     assert [stall and (stall.waiting, stall.elsewhere) for stall in found] == [((0, 1), ())] * 2
 
 
-def test_no_judgement_without_a_node_that_never_sent_anything(
+def test_no_hang_is_called_before_every_node_has_sent(
     supervisors: list[NodesSupervisor],
 ) -> None:
     zero, one = supervisors
@@ -186,7 +186,7 @@ def test_a_trial_interrupted_by_another_node_is_inconclusive(
     assert "interrupted" in zero.seen.launch_error
 
 
-def test_losing_peers_that_another_node_stopped_is_not_a_death(
+def test_losing_peers_stopped_by_another_node_is_not_a_death(
     supervisors: list[NodesSupervisor],
 ) -> None:
     """After a stall each node ends its ranks when it has what it needs."""

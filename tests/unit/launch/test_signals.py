@@ -20,7 +20,7 @@ from moediag.protocol import Trial
 
 
 @pytest.mark.parametrize("sig", signals.ENDING)
-def test_each_interrupts(sig: signal.Signals) -> None:
+def test_each_signal_interrupts(sig: signal.Signals) -> None:
     before = signal.getsignal(sig)
     with pytest.raises(KeyboardInterrupt), signals.as_interrupts():
         os.kill(os.getpid(), sig)
@@ -50,7 +50,7 @@ def test_deferred_signals_are_reported(sig: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("sig", signals.ENDING)
-def test_a_signal_that_was_inherited_as_ignored_stays_ignored(sig: signal.Signals) -> None:
+def test_an_inherited_ignored_signal_stays_ignored(sig: signal.Signals) -> None:
     """As under ``nohup``, or in a background job of a script; the others still interrupt."""
     others = [other for other in signals.ENDING if other != sig]
     program = IGNORANT.format(sig=int(sig), others=list(map(int, others)))
@@ -94,7 +94,7 @@ except BaseException:
         ("ValueError", -signal.SIGTERM),
     ],
 )
-def test_nothing_interrupts_the_end_of_an_interrupted_command(error: str, code: int) -> None:
+def test_cleanup_after_an_interrupt_is_not_interrupted(error: str, code: int) -> None:
     """Of an error that is none, SIGINT raises and SIGTERM has its default action again."""
     program = IMPATIENT.format(error=error)
     if code:
@@ -125,7 +125,7 @@ class NoTrial(Running):
 
 
 @pytest.mark.parametrize("sig", signals.ENDING)
-def test_the_command_says_that_it_was_interrupted(
+def test_the_command_reports_the_interrupt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sig: signal.Signals
 ) -> None:
     def slow(*_: Any) -> None:

@@ -50,7 +50,7 @@ def test_py_spy_shows_whether_a_rank_waits_for_its_device(rank: tuple[int, bool]
     assert on_device(found[0]) == waits
 
 
-def test_pystack_shows_it_too(rank: tuple[int, bool]) -> None:
+def test_pystack_shows_whether_a_rank_waits_for_its_device(rank: tuple[int, bool]) -> None:
     pid, waits = rank
     tool = find_tool("pystack")
     if tool is None:

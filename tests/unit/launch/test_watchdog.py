@@ -28,18 +28,18 @@ def watch(script: Script, seconds: float = 10.0, dog: Watchdog | None = None) ->
     return None
 
 
-def test_a_hang_has_the_waiting_ranks_and_its_start() -> None:
+def test_a_hang_lists_the_waiting_ranks_and_its_start() -> None:
     stall = watch(lambda _: [WAITS, ELSEWHERE])
     assert stall == Stall(at=1.5, window=WINDOW, waiting=(0,), elsewhere=(1,))
 
 
-def test_a_rank_that_ended_well_while_another_waits_for_it_is_a_hang() -> None:
+def test_waiting_for_a_rank_that_finished_is_a_hang() -> None:
     stall = watch(lambda _: [WAITS, replace(ELSEWHERE, alive=False, state="finished")])
     assert stall is not None
     assert stall.elsewhere == (1,)
 
 
-def test_the_recorders_own_thread_is_not_work() -> None:
+def test_the_recorder_thread_does_not_count_as_work() -> None:
     assert watch(lambda t: [WAITS, replace(ELSEWHERE, cpu=0.001 * t)]) is not None
 
 
@@ -69,7 +69,7 @@ def test_the_window_restarts_with_each_progress() -> None:
     assert watch(script, 2 * WINDOW) is not None
 
 
-def test_a_watchdog_that_slept_does_not_judge() -> None:
+def test_a_suspended_watchdog_does_not_judge() -> None:
     dog = Watchdog(WINDOW, started=100.0)
     assert [dog.observe(t, [WAITS, ELSEWHERE]) for t in (0.0, 60.0, 120.0)] == [None] * 3
 
@@ -88,7 +88,7 @@ def test_stacks_are_read_once_per_window() -> None:
     assert asked == [[0, 1], [0, 1]]
 
 
-def test_states_for_the_display() -> None:
+def test_states_are_reported_for_the_display() -> None:
     shown = states([WAITS, replace(ELSEWHERE, alive=False), RankSample(2, known=False)])
     assert shown == {0: "in-collective", 1: "exited", 2: "starting"}
 
@@ -126,26 +126,26 @@ def on_gpus(
     return found, looked
 
 
-def test_ranks_that_spin_on_their_gpus_hang() -> None:
+def test_spinning_on_gpus_is_a_hang() -> None:
     found, looked = on_gpus({0: True, 1: True}, 60.0)
     assert found is not None and found.waiting == (0, 1)  # type: ignore[attr-defined]
     assert looked == [[0, 1]]
 
 
-def test_ranks_that_sleep_on_their_gpus_hang() -> None:
+def test_sleeping_on_gpus_is_a_hang() -> None:
     found, _ = on_gpus({0: True, 1: True}, 60.0, busy=False)
     assert found is not None
 
 
-def test_a_rank_that_computes_on_the_host_is_not_a_hang() -> None:
+def test_computation_on_the_host_is_not_a_hang() -> None:
     found, looked = on_gpus({0: True, 1: False}, 31.0)
     assert found is None
     assert 2 <= len(looked) <= 4, "looked at rarely: each look stops the ranks"
 
 
-def test_ranks_without_a_recorder_are_left_alone() -> None:
+def test_ranks_without_a_recorder_are_not_judged() -> None:
     assert on_gpus({0: True, 1: True}, 60.0, recorded=False) == (None, [])
 
 
-def test_ranks_that_record_something_are_not_examined() -> None:
+def test_ranks_with_new_records_are_not_examined() -> None:
     assert on_gpus({0: True, 1: True}, 30.0, moves=True) == (None, [])

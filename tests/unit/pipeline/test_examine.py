@@ -25,7 +25,7 @@ def make(folder: Path, task: Task | None = None) -> Path:
     return folder
 
 
-def test_a_run_is_its_trials_without_references_and_costs(tmp_path: Path) -> None:
+def test_a_run_contains_its_trials_without_references_and_costs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     unfixed, control = make(run / "unfixed"), make(run / "control")
     make(run / "reference-1", ReferenceTask())
@@ -92,7 +92,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 99}', '{"schema_version": 1}'])
-def test_a_broken_trial_file_is_named(tmp_path: Path, text: str) -> None:
+def test_a_broken_trial_file_is_an_error_with_its_path(tmp_path: Path, text: str) -> None:
     folder = tmp_path / "run" / "t"
     folder.mkdir(parents=True)
     (folder / "trial.json").write_text(text)

@@ -24,9 +24,7 @@ def run(folder: Path, command: str, seconds: float = 30.0) -> HangCommand:
     return HangCommand(command, dict(os.environ, MOEDIAG_VERDICT="hang"), folder, seconds)
 
 
-def test_output_goes_to_a_file_and_not_to_ours(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_is_written_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = run(tmp_path, "echo $MOEDIAG_VERDICT; echo wrong >&2; exit 3")
     said = command.finish(wait=True)
     assert said.startswith("the --on-hang command: exit code 3 after ")
@@ -35,11 +33,11 @@ def test_output_goes_to_a_file_and_not_to_ours(
     assert capfd.readouterr() == ("", "")
 
 
-def test_it_reads_no_input_of_ours(tmp_path: Path) -> None:
+def test_standard_input_is_empty(tmp_path: Path) -> None:
     assert "exit code 0" in run(tmp_path, "cat").finish(wait=True)
 
 
-def test_the_watcher_goes_on_meanwhile_and_ends_it_with_the_job(tmp_path: Path) -> None:
+def test_the_command_runs_in_the_background_and_ends_with_the_job(tmp_path: Path) -> None:
     begun = time.monotonic()
     command = run(tmp_path, "sleep 300")
     assert time.monotonic() - begun < 5.0
@@ -47,24 +45,24 @@ def test_the_watcher_goes_on_meanwhile_and_ends_it_with_the_job(tmp_path: Path) 
     assert "moediag ended it with the job" in said
 
 
-def test_one_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_a_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     said = run(tmp_path, "echo begun; sleep 300; echo ended", seconds=0.5).finish(wait=True)
     assert "moediag ended it after 0 s" in said or "moediag ended it after 1 s" in said
     assert "ended" not in (tmp_path / LOG).read_text()
 
 
-def test_a_signal_is_told(tmp_path: Path) -> None:
+def test_a_signal_is_reported(tmp_path: Path) -> None:
     assert "ended by signal 9" in run(tmp_path, "kill -9 $$").finish(wait=True)
 
 
-def test_nothing_of_its_group_outlives_the_run(tmp_path: Path) -> None:
+def test_its_process_group_is_ended(tmp_path: Path) -> None:
     said = run(tmp_path, LEAVES_A_CHILD).finish(wait=True)
     assert "exit code 0" in said
     child = read_stat(int((tmp_path / LOG).read_text()))
     assert child is None or not child.alive
 
 
-def test_the_result_says_how_it_ended(tmp_path: Path) -> None:
+def test_the_result_contains_how_the_command_ended(tmp_path: Path) -> None:
     watching = watch._Watch(["true"], "job", tmp_path, WatchOptions(), lambda *_: None, None)
     again = tmp_path / "attempt-1"
     again.mkdir()
@@ -75,7 +73,7 @@ def test_the_result_says_how_it_ended(tmp_path: Path) -> None:
     assert "exit code 4" in said
 
 
-def test_without_a_command_nothing_is_said(tmp_path: Path) -> None:
+def test_nothing_is_reported_without_a_command(tmp_path: Path) -> None:
     watching = watch._Watch(["true"], "job", tmp_path, WatchOptions(), lambda *_: None, None)
     watching.results = [RESULT]
     assert watching._commands_ended(wait=True) == () and watching.results == [RESULT]

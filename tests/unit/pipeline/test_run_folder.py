@@ -10,7 +10,7 @@ from moediag.errors import UsageError
 from moediag.pipeline.run_folder import run_folder
 
 
-def test_an_out_that_cannot_be_a_folder_is_wrong_usage(tmp_path: Path) -> None:
+def test_an_unusable_out_folder_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match="is a file, or below one"):
@@ -21,9 +21,7 @@ def test_an_out_that_cannot_be_a_folder_is_wrong_usage(tmp_path: Path) -> None:
         run_folder(tmp_path, "s")
 
 
-def test_a_full_disk_is_not_blamed_on_the_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_not_wrong_usage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

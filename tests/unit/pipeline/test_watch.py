@@ -42,7 +42,7 @@ def trial(verdict: str, size: int = 2) -> TrialResult:
         ("torchrun", "torchrun"),
     ],
 )
-def test_the_name_of_a_job(command: str, name: str) -> None:
+def test_job_name_comes_from_the_command(command: str, name: str) -> None:
     assert watch.title(command.split()) == name
 
 
@@ -63,7 +63,7 @@ def test_exit_codes(verdicts: Sequence[str], code: int, expected: int) -> None:
     assert watch.Watched(result, Path(), code).exit_code == expected
 
 
-def test_options_of_the_job_are_its_own() -> None:
+def test_options_of_the_job_are_not_parsed() -> None:
     given = ["watch", "--debug", "--", "train.py", "--debug", "-h"]
     assert app._without_debug(given) == (["watch", "--", "train.py", "--debug", "-h"], True)
     assert app._without_debug(["run", "x", "--debug"]) == (["run", "x"], True)
@@ -108,7 +108,7 @@ def other(ended: Ended) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_another_process_with_a_ranks_pid_is_left_alone(
+def test_another_process_with_the_pid_of_a_rank_is_not_signalled(
     ended: Ended, other: subprocess.Popen[bytes]
 ) -> None:
     ended.job.ranks = [0]
@@ -120,9 +120,7 @@ def test_another_process_with_a_ranks_pid_is_left_alone(
     assert other.poll() is None and Process.of(other.pid).alive
 
 
-def test_a_rank_that_its_launcher_left_behind_is_ended(
-    ended: Ended, other: subprocess.Popen[bytes]
-) -> None:
+def test_an_orphaned_rank_is_ended(ended: Ended, other: subprocess.Popen[bytes]) -> None:
     ended.job.seen.processes[0] = Process.of(other.pid)
     ended.job._clear()
     assert other.wait(10) == -signal.SIGTERM
@@ -177,7 +175,7 @@ def test_an_end_without_a_trace_may_be_normal(ended: Ended) -> None:
     assert ended.status() == ExitStatus(signal=UNTOLD)
 
 
-def test_a_rank_that_reached_its_end_did_not_die(ended: Ended) -> None:
+def test_a_finished_rank_is_not_a_death(ended: Ended) -> None:
     ended.job._root_code = 1
     assert ended.status(state="finished") is None
 
@@ -187,7 +185,7 @@ def test_a_program_before_the_training_is_not_a_rank(ended: Ended) -> None:
     assert ended.status(state="starting", progress=-1) is None
 
 
-def test_an_elastic_agents_report_is_preferred(ended: Ended) -> None:
+def test_the_report_of_an_elastic_agent_is_preferred(ended: Ended) -> None:
     ended.job._root_code, ended.job.agent = 1, 1
     (ended.folder / protocol.error_file(0)).touch()
     assert ended.status() is None
@@ -212,7 +210,7 @@ LOADER = Frame("/v/site-packages/torch/utils/data/dataloader.py", 3, "__next__")
         ("S", (), False, False, ""),
     ],
 )  # fmt: skip
-def test_the_position_of_a_rank(
+def test_position_of_a_rank_is_shown(
     state: str, frames: tuple[Frame, ...], gil: bool, mute: bool, text: str
 ) -> None:
     stacks = (Stack("MainThread", "py-spy", frames, gil),) if frames else ()
@@ -222,7 +220,7 @@ def test_the_position_of_a_rank(
     assert whereabouts(evidence, [1, 5]) == text
 
 
-def test_step_rates_and_the_slowest_rank() -> None:
+def test_step_rates_and_the_slowest_rank_are_shown() -> None:
     pulse = watch_display.Pulse()
     for second in range(5):
         progress = Progress(
@@ -242,7 +240,7 @@ def test_a_job_without_ranks_has_nothing_to_show() -> None:
     assert watch_display.summary([], "running") == "no rank yet"
 
 
-def test_the_last_tokens_per_expert_of_all_ranks(tmp_path: Path) -> None:
+def test_latest_tokens_per_expert_are_summed_over_ranks(tmp_path: Path) -> None:
     for rank, counts in ((0, [4, 0]), (1, [1, 3])):
         lines = [
             '{"e":"tokens","layer":"moe","counts":[9,9]}',
@@ -253,12 +251,12 @@ def test_the_last_tokens_per_expert_of_all_ranks(tmp_path: Path) -> None:
     assert last_loads(tmp_path, range(3)) == {"moe": [5, 3]}
 
 
-def test_the_kernel_counts_what_it_kills() -> None:
+def test_out_of_memory_kills_are_counted() -> None:
     count = oom_kills()
     assert count is None or count >= 0
 
 
-def test_the_last_line_says_what_a_launcher_scrolled_away() -> None:
+def test_the_last_line_repeats_the_failure() -> None:
     hung = changed(trial("hang"), culprits=(1,))
     of = watch.of_job
     assert (

@@ -51,13 +51,13 @@ OLD: list[tuple[dict[str, Any], Task]] = [
 ]
 
 
-def test_every_kind_of_task_is_tried_here() -> None:
+def test_every_kind_of_task_is_tested() -> None:
     assert {type(task) for task in TASKS} == set(typing.get_args(Task))
     assert len({task.kind for task in TASKS}) == len(TASKS)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
-def test_a_task_survives_its_file(task: Task, tmp_path: Path) -> None:
+def test_a_task_round_trips_through_its_file(task: Task, tmp_path: Path) -> None:
     trial = Trial("t", "s", "v", task=task)
     path = trial.write(tmp_path)
     assert json.loads(path.read_text())["task"]["kind"] == task.kind
@@ -66,7 +66,7 @@ def test_a_task_survives_its_file(task: Task, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fields", "task"), OLD)
-def test_a_file_from_before_tasks_is_read(
+def test_an_older_file_without_a_task_is_read(
     fields: dict[str, Any], task: Task, tmp_path: Path
 ) -> None:
     whole = {"name": "t", "scenario": "s", "variant": "v", "schema_version": 1, **fields}
@@ -77,7 +77,7 @@ def test_a_file_from_before_tasks_is_read(
     assert evidence.program == (task.name if isinstance(task, ProgramTask) else "")
 
 
-def test_a_task_that_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     whole = {"name": "t", "scenario": "s", "variant": "v", "schema_version": 1}
     (tmp_path / "trial.json").write_text(json.dumps({**whole, "purpose": "load-cost"}))
     with pytest.raises(ValueError, match="unknown kind 'load-cost'"):

@@ -30,7 +30,7 @@ OWN = (
 
 @pytest.mark.parametrize("folders", [FOLDERS, ()], ids=["recorded", "not-recorded"])
 @pytest.mark.parametrize("file", OWN)
-def test_code_in_a_folder_named_like_a_library_is_the_users(
+def test_code_in_a_folder_named_like_a_library_is_user_code(
     file: str, folders: tuple[str, ...]
 ) -> None:
     library = "/env/lib/python3.12/site-packages/accelerate/optimizer.py"
@@ -47,26 +47,26 @@ def test_code_in_a_folder_named_like_a_library_is_the_users(
     ],
 )
 @pytest.mark.parametrize("folders", [FOLDERS, ()], ids=["recorded", "not-recorded"])
-def test_library_code_is_not_the_users(file: str, folders: tuple[str, ...]) -> None:
+def test_library_code_is_not_user_code(file: str, folders: tuple[str, ...]) -> None:
     assert in_libraries([TORCH, file], folders) == [True, True]
     assert innermost_user([TORCH, file], folders) is None
 
 
-def test_without_a_record_moediags_own_modules_are_known_by_name() -> None:
+def test_moediag_modules_are_recognised_without_recorded_folders() -> None:
     assert in_libraries(["/any/moediag/recorder/core.py", "/any/moediag/recorder/mine.py"]) == [
         True,
         False,
     ]
 
 
-def test_a_recorded_folder_decides_against_the_path() -> None:
+def test_a_recorded_folder_takes_precedence_over_the_path() -> None:
     """The user's own site-packages folder is not the one that the rank imports from."""
     file = "/home/u/site-packages/train.py"
     assert in_libraries([file], FOLDERS) == [False] and in_libraries([file]) == [True]
 
 
 @pytest.mark.parametrize("home", ["/home/u/torch", "/home/u/moediag", "/home/u/datasets"])
-def test_a_stack_keeps_the_users_line(home: str) -> None:
+def test_a_stack_keeps_the_user_line(home: str) -> None:
     frames = tuple(Frame(file, 9, "f") for file in (TORCH, f"{home}/train.py"))
     seen = RankEvidence(0, stacks=(Stack("MainThread", "py-spy", frames),), libraries=FOLDERS)
     assert program_line(seen) == "train.py:9 f"
@@ -74,7 +74,7 @@ def test_a_stack_keeps_the_users_line(home: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["nccl-repro", "gloo", "c10d"])
-def test_a_folder_named_like_a_backend_is_no_collective(folder: str) -> None:
+def test_a_folder_named_like_a_backend_is_not_a_collective(folder: str) -> None:
     def stack(*files: str) -> Stack:
         return Stack("MainThread", "py-spy", tuple(Frame(file, 1, "f") for file in files))
 
@@ -104,7 +104,7 @@ step()
 
 
 @pytest.mark.parametrize("name", ["torch", "moediag"])
-def test_a_real_rank_below_a_folder_of_that_name(tmp_path: Path, name: str) -> None:
+def test_a_rank_in_a_folder_named_like_moediag_is_recorded(tmp_path: Path, name: str) -> None:
     """moediag in a clone named moediag, as ``git clone`` makes it, and the job in ``name``."""
     clone, home, evidence = (tmp_path / part for part in ("moediag", name, "evidence"))
     for folder in {clone, home, evidence}:

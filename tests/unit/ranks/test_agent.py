@@ -88,7 +88,7 @@ def test_other_ranks_are_stopped_only_after_the_release(
     assert told == {0: ("SIGABRT", False), 1: ("SIGTERM", True), 2: ("SIGKILL", True)}
 
 
-def test_a_pid_that_is_no_longer_a_child_gets_no_signal(tmp_path: Path) -> None:
+def test_a_pid_that_is_no_longer_a_child_is_not_signalled(tmp_path: Path) -> None:
     """The agent reaped its rank, and another process got the pid."""
     command = "sleep 60 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
@@ -102,7 +102,7 @@ def test_a_pid_that_is_no_longer_a_child_gets_no_signal(tmp_path: Path) -> None:
         os.kill(other, signal.SIGKILL)
 
 
-def test_an_error_file_has_torch_elastics_shape() -> None:
+def test_an_error_file_has_the_format_of_torch_elastic() -> None:
     try:
         raise ValueError("wrong")
     except ValueError as error:

@@ -118,7 +118,7 @@ def test_a_process_without_a_rank_number_is_not_a_rank(job: Job) -> None:
     assert not job.file("").exists()
 
 
-def test_each_start_of_the_ranks_has_its_folder(job: Job) -> None:
+def test_each_start_of_the_ranks_has_a_separate_folder(job: Job) -> None:
     job.python("import torch.distributed", RANK="0", TORCHELASTIC_RESTART_COUNT="2")
     assert job.file(protocol.pid_file(0), 2).exists()
     job.python("import torch.distributed", RANK="0", MOEDIAG_ATTEMPT="1")
@@ -145,7 +145,7 @@ def test_a_recorder_that_cannot_start_is_noted_and_the_job_continues(
     assert "torch" in job.notes()
 
 
-def test_a_rank_known_only_to_the_backend(job: Job) -> None:
+def test_a_rank_known_only_to_the_backend_is_recorded(job: Job) -> None:
     done = job.python("import torch.distributed as d; print(d.init_process_group('mpi'))")
     assert done.stdout.strip() == "joined"
     assert job.file(protocol.pid_file(0)).exists()
@@ -163,7 +163,7 @@ def test_an_isolated_python_is_not_affected(job: Job) -> None:
     assert "_Finder" in job.python("import sys; print(sys.meta_path[0])").stdout
 
 
-def test_the_environment_keeps_its_values_and_adds_ours() -> None:
+def test_environment_variables_are_kept_and_extended() -> None:
     options = watched.JobOptions(guard=True)
     base = {"PYTHONPATH": "/a", "X": "1", "MOEDIAG_ATTEMPT": "3"}
     env = watched.environment(Path("/run"), "t", options, base)
@@ -175,7 +175,7 @@ def test_the_environment_keeps_its_values_and_adds_ours() -> None:
     assert "MOEDIAG_GUARD" not in alone
 
 
-def test_the_sitecustomize_spells_names_as_the_protocol_does() -> None:
+def test_sitecustomize_uses_protocol_names() -> None:
     """It imports nothing of moediag, so it has its own copies."""
     text = (Path(inject.__file__).parent / "path" / "sitecustomize.py").read_text()
     for name in (protocol.ENV_WATCH, protocol.ENV_PACKAGE, protocol.NOT_RECORDED_FILE):

@@ -107,7 +107,7 @@ def test_a_compression_bomb_does_not_fill_the_disk(
     assert not list((tmp_path / "into").iterdir())
 
 
-def test_a_store_that_does_not_answer_is_an_error_not_silence(
+def test_a_store_that_does_not_answer_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relay that turned once and then ended, as it does when the store is gone."""

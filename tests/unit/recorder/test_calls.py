@@ -12,7 +12,7 @@ from moediag.recorder.calls import METHODS, OPERATORS, describe
 A, B = torch.zeros(3), torch.zeros(2, 3, dtype=torch.bfloat16)
 
 
-def test_every_shape_uses_the_words_of_the_protocol() -> None:
+def test_every_shape_uses_protocol_names() -> None:
     assert {shape.op for shape in (*METHODS.values(), *OPERATORS.values())} == set(OPS)
 
 
@@ -41,12 +41,14 @@ def test_every_c10d_operator_of_this_torch_is_known() -> None:
         ("barrier", (), {}, ("barrier", 0, 0, "")),
     ],
 )
-def test_sizes_and_dtype(name: str, args: tuple, kwargs: dict, expected: tuple) -> None:  # type: ignore[type-arg]
+def test_sizes_and_dtype_are_recorded(
+    name: str, args: tuple, kwargs: dict, expected: tuple
+) -> None:  # type: ignore[type-arg]
     call = describe(METHODS[name], args, kwargs)
     assert (call.op, call.numel_in, call.numel_out, call.dtype) == expected
 
 
-def test_splits_of_both_all_to_alls() -> None:
+def test_splits_of_both_all_to_alls_are_recorded() -> None:
     call = describe(METHODS["alltoall_base"], (A, A, [1, 2], [3, 0]), {})
     assert (call.splits_out, call.splits_in) == ([1, 2], [3, 0])
     call = describe(METHODS["alltoall"], ([A, B], [B]), {})
@@ -55,7 +57,7 @@ def test_splits_of_both_all_to_alls() -> None:
     assert (call.splits_out, call.splits_in) == ([], [])
 
 
-def test_peers_and_reductions() -> None:
+def test_peers_and_reductions_are_recorded() -> None:
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     assert describe(METHODS["allreduce"], ([A], options), {}).reduce == "max"
@@ -70,6 +72,6 @@ def test_peers_and_reductions() -> None:
     assert describe(OPERATORS["reduce_"], ([A], None, 1, 0), {}).peer == 1
 
 
-def test_meta_tensors_move_nothing() -> None:
+def test_calls_on_meta_tensors_are_fake() -> None:
     assert describe(METHODS["allreduce"], ([torch.zeros(2, device="meta")],), {}).fake
     assert not describe(METHODS["allreduce"], ([A],), {}).fake

@@ -41,7 +41,7 @@ def made(**works: Any) -> tuple[Completion, Log]:
     return completion, log
 
 
-def test_a_late_completion_is_noted_at_the_end() -> None:
+def test_a_late_completion_is_recorded_at_the_end() -> None:
     completion, log = made(n3=Work(4), n5=Work(1))
     completion.poll()
     assert log.noted == [5]
@@ -49,14 +49,14 @@ def test_a_late_completion_is_noted_at_the_end() -> None:
     assert log.noted == [5, 3]
 
 
-def test_a_call_that_never_ends_stays_open_and_blocks_nothing() -> None:
+def test_a_call_that_never_completes_stays_open_without_blocking() -> None:
     completion, log = made(n3=Work(10**9), n4=Work(1), n7=None)
     completion.settle(0.01)
     assert log.noted == [4]
     assert sorted(completion._native) == [3, 7]
 
 
-def test_without_operations_nothing_is_waited_for() -> None:
+def test_settle_returns_immediately_without_operations() -> None:
     work = made(n7=None)[0]
     work.settle(1e9)  # returns at once
 
@@ -125,7 +125,7 @@ def test_no_query_while_a_graph_is_captured() -> None:
     assert log.noted == [0]
 
 
-def test_a_hanging_query_blocks_nothing() -> None:
+def test_a_hanging_query_does_not_block() -> None:
     completion, log, captures = behind(Device(reached=9), 0)
     with captures.asking:  # the other thread's question does not return
         completion.poll()
@@ -133,7 +133,7 @@ def test_a_hanging_query_blocks_nothing() -> None:
     assert log.noted == []
 
 
-def test_works_without_a_wait_are_queried_by_the_recorders_thread_only() -> None:
+def test_works_without_a_wait_are_queried_only_by_the_recorder_thread() -> None:
     log = Log()
     completion = Completion(log)  # type: ignore[arg-type]
     works = [DeviceWork(done=True), DeviceWork(), DeviceWork(failed=True), DeviceWork(done=True)]
@@ -205,7 +205,7 @@ def test_captures_are_counted_and_begin_between_two_queries(
     ("nccl", "others", "kept"),
     [([{"a": 1}], [{"b": 1}], "nccl"), ([], [{"b": 1}], "others"), ([], [], "nccl")],
 )
-def test_the_recorder_that_has_operations_is_dumped(
+def test_the_flight_recorder_with_entries_is_dumped(
     monkeypatch: pytest.MonkeyPatch, nccl: list[Any], others: list[Any], kept: str
 ) -> None:
     """On NCCL torch has two Flight Recorders in one process."""
@@ -224,6 +224,6 @@ def test_the_recorder_that_has_operations_is_dumped(
     assert made.recorded == bool(nccl or others)
 
 
-def test_without_a_recorder_there_is_no_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_dump_without_a_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_distributed_c10d", None)
     assert flight.dump() is None

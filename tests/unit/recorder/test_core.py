@@ -20,13 +20,13 @@ class Thing:
 
 
 class TestByObject:
-    def test_one_object_one_entry(self) -> None:
+    def test_each_object_has_one_entry(self) -> None:
         known, one, other = ByObject(), Thing(), Thing()
         assert known.set(one, "a") == "a"
         assert known.setdefault(one, "b") == "a"
         assert (known.get(one), known.get(other)) == ("a", None)
 
-    def test_another_object_at_the_same_address_is_another(self) -> None:
+    def test_another_object_at_the_same_address_has_no_entry(self) -> None:
         known = ByObject()
         thing = Thing()
         for _ in range(1000):
@@ -54,7 +54,7 @@ def events(folder: Path, kind: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if event["e"] == kind]
 
 
-def test_a_job_says_which_branch_it_takes(recorder: Recorder, tmp_path: Path) -> None:
+def test_decisions_of_a_job_are_recorded(recorder: Recorder, tmp_path: Path) -> None:
     recorder.step(3)
     decision("micro-batches", 2)
     decision("optimizer step", "skipped optimizer.step()")
@@ -67,7 +67,7 @@ def test_a_job_says_which_branch_it_takes(recorder: Recorder, tmp_path: Path) ->
     ]
 
 
-def test_computation_in_a_pause_is_not_the_jobs(recorder: Recorder, tmp_path: Path) -> None:
+def test_computation_in_a_pause_is_not_recorded(recorder: Recorder, tmp_path: Path) -> None:
     with recorder.paused():
         decision("micro-batches", 9)
         beside = nn.Linear(2, 2)
@@ -90,7 +90,7 @@ def test_computation_in_a_pause_is_not_the_jobs(recorder: Recorder, tmp_path: Pa
         ("/home/me/comm/torch.py", "torch.py:2 layer"),
     ],
 )
-def test_deepspeeds_layer_over_torch_is_never_the_named_line(
+def test_call_site_is_never_in_deepspeeds_wrapper(
     recorder: Recorder, layer: str, named: str
 ) -> None:
     space: dict[str, object] = {"site": lambda: recorder._site()}

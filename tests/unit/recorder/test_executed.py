@@ -87,7 +87,7 @@ def test_a_killed_rank_still_records_which_functions_ran(tmp_path: Path, end: st
     assert len(set(lines)) == len(lines), "each once"
 
 
-def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_line_is_ignored(tmp_path: Path) -> None:
     (tmp_path / executed_file(0)).write_text('[0,"a.py"]\n[0,3]\n[9,7]\nnull\n[0,1', "utf-8")
     (tmp_path / executed_file(1)).write_text('[5,"a.py"]\n[5,8]\n', encoding="utf-8")
     assert read_executed(tmp_path).functions == {"a.py": {3, 8}}

@@ -44,8 +44,8 @@ def together(members: Sequence[Member], timeout: float = 60.0) -> list[Any]:
     return results
 
 
-class TestSide:
-    def test_everybody_gets_what_everybody_gave(self) -> None:
+class TestSideChannel:
+    def test_exchange_returns_the_values_of_all_members(self) -> None:
         def member(rank: int) -> Member:
             return lambda side, _: (
                 side.exchange([rank, -(2**63), 2**63 - 1]),
@@ -58,7 +58,7 @@ class TestSide:
         assert together([member(rank) for rank in range(3)]) == [expected] * 3
 
     @pytest.mark.parametrize("before", [0, 1])
-    def test_who_does_not_come_is_absent_to_all_others(self, before: int) -> None:
+    def test_a_member_that_does_not_come_is_absent_for_all_others(self, before: int) -> None:
         """At the first exchange, where the group is made, and at a later one."""
         others_done = threading.Barrier(3)
 
@@ -98,7 +98,7 @@ class TestSide:
 
         assert together([early, slow]) == [[[1, 0, 0], [2, 0, 0]]] * 2
 
-    def test_a_notice_reaches_those_who_wait_and_the_first_one_stays(self) -> None:
+    def test_waiting_members_get_a_notice_and_the_first_one_is_kept(self) -> None:
         def waits(side: Side, _: Board) -> Any:
             try:
                 return side.exchange([1, 2, 3])
@@ -111,7 +111,9 @@ class TestSide:
         notice = ("off", "é")
         assert together([waits, tells]) == [notice, (None, notice, notice)]
 
-    def test_who_has_gone_without_a_word_is_lost(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_member_that_leaves_without_a_notice_is_lost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("moediag.recorder.side_channel._PATIENCE", 0.1)
 
         def stays(side: Side, _: Board) -> Any:
@@ -138,7 +140,7 @@ def label() -> guard_messages.Label:
     return guard_messages.Label("reduce_scatter", GROUP, 2)
 
 
-def test_the_error_names_who_lacks_what() -> None:
+def test_the_error_names_ranks_and_missing_parameters() -> None:
     text = guard_messages.mismatch(label(), [side(), side(1), side()])
     assert text.splitlines()[:3] == [
         "ranks came to the reduce_scatter of model.layers.1 with different parameters, on ranks "
@@ -149,25 +151,25 @@ def test_the_error_names_who_lacks_what() -> None:
     assert "set_reduce_scatter_unused_params" in text
 
 
-def test_a_parameter_that_no_rank_brings_is_no_difference() -> None:
+def test_a_parameter_missing_on_every_rank_is_not_a_difference() -> None:
     text = guard_messages.mismatch(label(), [side(0), side(0, 2), side(0)])
     assert NAMES[2] in text
     assert NAMES[0] not in text
 
 
-def test_ranks_at_different_groups_are_said_to_be() -> None:
+def test_different_groups_are_reported() -> None:
     text = guard_messages.mismatch(label(), [side(), side(module="model.layers.0"), side()])
     assert "different FSDP2 groups" in text
     assert "rank 1: reduce_scatter of model.layers.0" in text
     assert "unused_params" not in text, "that switch does not bring a group back"
 
 
-def test_another_dtype_is_said() -> None:
+def test_a_different_dtype_is_reported() -> None:
     text = guard_messages.mismatch(label(), [side(), side(), side(dtype="bfloat16")])
     assert f"rank 2: 3 of 3 parameters; {NAMES[0]} has 512 elements of bfloat16" in text
 
 
-def test_the_absent_are_named_and_told_from_those_who_wait() -> None:
+def test_absent_and_waiting_ranks_are_listed() -> None:
     text = guard_messages.absent(label(), side(), (1,), 300.0, "model.layers.2")
     assert "rank 1 did not come to the reduce_scatter of model.layers.1 within 300 s" in text
     assert "ranks 0, 2 waited there" in text
@@ -178,7 +180,7 @@ def test_the_absent_are_named_and_told_from_those_who_wait() -> None:
 @pytest.mark.parametrize(
     ("numbers", "text"), [([3], "rank 3"), ([1, 0], "ranks 0, 1"), ([0, 2, 3, 4], "ranks 0, 2..4")]
 )
-def test_ranks_are_counted_out(numbers: list[int], text: str) -> None:
+def test_ranks_are_listed_as_ranges(numbers: list[int], text: str) -> None:
     assert guard_messages.ranks(numbers) == text
 
 
@@ -195,7 +197,7 @@ def lines(tmp_path: Path) -> str:
     return (tmp_path / "log.jsonl").read_text()
 
 
-def test_a_fingerprint_is_of_names_sizes_and_dtypes() -> None:
+def test_fingerprint_depends_on_names_sizes_and_dtypes() -> None:
     whole = ["a.weight", "a.bias"]
 
     def of(module: str = "a", carried: Any = (("a.weight", 4, "float32"),)) -> list[int]:
@@ -213,7 +215,7 @@ def test_a_fingerprint_is_of_names_sizes_and_dtypes() -> None:
     assert all(-(2**63) <= number < 2**63 for row in [of(), *others] for number in row)
 
 
-def test_a_guard_that_fails_says_so_and_lets_the_job_go_on(
+def test_a_failing_guard_disables_itself_and_the_job_continues(
     recorder: Recorder, tmp_path: Path
 ) -> None:
     """Here there is no process group to ask for a store."""
@@ -236,7 +238,7 @@ def test_only_reductions_of_fsdp2_are_checked(recorder: Recorder) -> None:
     assert watch.checks == 0
 
 
-def test_the_module_of_a_group_is_what_its_names_share() -> None:
+def test_the_module_of_a_group_is_the_common_prefix() -> None:
     assert guard_messages.common(["a.b.weight", "a.b.c.weight"]) == "a.b"
     assert guard_messages.common(["a.bc.weight", "a.bd.weight"]) == "a"
     assert guard_messages.common(["a.weight", "b.weight"]) == guard_messages.common([]) == ""
@@ -251,7 +253,7 @@ def test_the_timeout_comes_from_the_environment(
     assert ("MOEDIAG_GUARD_TIMEOUT" in capsys.readouterr().err) == (text in ("-1", "x"))
 
 
-def test_what_it_cost_is_said_once(
+def test_the_cost_is_reported_once(
     recorder: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = guard.Guard(recorder, 1.0, 1)
@@ -265,7 +267,7 @@ def test_what_it_cost_is_said_once(
     assert lines(tmp_path).count(text) == 1
 
 
-def test_everything_it_replaced_comes_back(recorder: Recorder) -> None:
+def test_uninstall_restores_every_attribute(recorder: Recorder) -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
 
     owners = (module, module.FSDPParamGroup, dist.ProcessGroup)

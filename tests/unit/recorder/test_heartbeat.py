@@ -12,7 +12,7 @@ from moediag.recorder import heartbeat
 from moediag.recorder.heartbeat import HeartbeatWriter
 
 
-def test_the_recorders_thread_keeps_the_state_in_collective(
+def test_the_recorder_thread_keeps_the_state_in_collective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is stopped in the middle of a beat; meanwhile the rank enters a collective."""

@@ -32,7 +32,7 @@ def test_events_are_lines_of_json(log: EventLog, tmp_path: Path) -> None:
     assert set(kinds) <= set(EVENT_KINDS)
 
 
-def test_the_ring_is_bounded_and_each_segment_stands_alone(tmp_path: Path) -> None:
+def test_the_log_is_bounded_and_each_segment_is_self_contained(tmp_path: Path) -> None:
     log = EventLog(str(tmp_path / "now"), str(tmp_path / "older"), segment_bytes=2000)
     log.event("start", keep=True, rank=0)
     names = int(log.names(("p",)))
@@ -53,7 +53,7 @@ def test_a_closed_descriptor_loses_events_and_raises_nothing(log: EventLog) -> N
     assert log.lost == 1
 
 
-def test_after_a_torn_line_the_next_one_is_whole(
+def test_a_line_after_a_truncated_one_is_complete(
     log: EventLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.write
@@ -69,7 +69,7 @@ def test_after_a_torn_line_the_next_one_is_whole(
     assert "1 events were lost" in texts[1]["text"]
 
 
-def test_names_that_never_repeat_do_not_fill_memory(
+def test_the_number_of_stored_names_is_limited(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moediag.recorder.log.MAX_NAMES", 3)
@@ -77,7 +77,7 @@ def test_names_that_never_repeat_do_not_fill_memory(
     assert ids == ["0", "1", "2", "null", "null"]
 
 
-def test_heartbeat_tells_state_collective_and_progress(tmp_path: Path) -> None:
+def test_heartbeat_contains_state_collective_and_progress(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     pulse = HeartbeatWriter(str(path))
 

@@ -75,7 +75,9 @@ def test_expert_counts_distinguish_blocks_from_other_modules() -> None:
     assert expert_counts(local) == (4, 8)
 
 
-def test_tokens_are_the_last_top_k_once_per_forward(recorder: Recorder, tmp_path: Path) -> None:
+def test_tokens_come_from_the_last_top_k_of_each_forward(
+    recorder: Recorder, tmp_path: Path
+) -> None:
     model, x = Model(), torch.randn(6, 4)
     model(x)
     seen = events(tmp_path, "tokens")
@@ -110,12 +112,12 @@ def test_operations_in_a_pause_are_not_recorded(recorder: Recorder, tmp_path: Pa
     assert recorder.module_names.get(model.layers[0]["mlp"]) == "layers.0.mlp"
 
 
-def test_top_k_outside_a_model_is_not_a_choice(recorder: Recorder, tmp_path: Path) -> None:
+def test_top_k_outside_a_model_is_not_recorded(recorder: Recorder, tmp_path: Path) -> None:
     torch.topk(torch.randn(3, 4), 2)
     assert events(tmp_path, "tokens") == []
 
 
-def test_steps_are_counted_by_the_optimizer_and_missing_gradients_named(
+def test_optimizer_steps_and_missing_gradients_are_recorded(
     recorder: Recorder, tmp_path: Path
 ) -> None:
     model = Model()
@@ -195,7 +197,7 @@ print(torch.jit.script(choose)(torch.tensor([1.0, 3.0])).item())
     assert done.stdout.strip() == "3.0"
 
 
-def test_uninstall_puts_everything_back(tmp_path: Path) -> None:
+def test_uninstall_restores_all_hooks(tmp_path: Path) -> None:
     before = (torch.topk, vars(torch.Tensor).get("topk"))
     made = install(str(tmp_path), 0, 1)
     model = Model()
@@ -208,7 +210,7 @@ def test_uninstall_puts_everything_back(tmp_path: Path) -> None:
     assert not nn.modules.module._global_forward_pre_hooks
 
 
-def test_the_global_hook_leaves_after_the_first_step(recorder: Recorder) -> None:
+def test_the_global_hook_is_removed_after_the_first_step(recorder: Recorder) -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.randn(5, 4)).sum().backward()

@@ -31,7 +31,7 @@ def test_own_inherited_and_static_attributes_are_restored() -> None:
     assert vars(Child)["fixed"] is fixed
 
 
-def test_an_attribute_replaced_after_us_is_left_alone() -> None:
+def test_an_attribute_replaced_later_is_not_restored() -> None:
     own = vars(Base)["greet"]
     patches = Patches()
     patches.replace(Base, "greet", lambda original: lambda self: original(self))

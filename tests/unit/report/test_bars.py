@@ -24,7 +24,7 @@ def length(svg: str) -> float:
     return float(re.findall(r'<rect class="(?:time|good|bad)" width="([\d.]+)"', svg)[0])
 
 
-def test_step_times_compare_and_the_unfixed_step_is_a_line() -> None:
+def test_time_bars_are_proportional_and_mark_the_unfixed_step() -> None:
     rows = [replace(ROW, ratio=r) for r in (1.0, 2.0, None, math.nan)]
     assert length(time_bar(2.0, rows)) == WIDTH
     assert length(time_bar(1.0, rows)) == WIDTH / 2
@@ -32,7 +32,7 @@ def test_step_times_compare_and_the_unfixed_step_is_a_line() -> None:
     assert [time_bar(r, rows) for r in (None, math.nan, math.inf, 0.0)] == [""] * 4
 
 
-def test_gradient_errors_compare_on_a_logarithmic_scale() -> None:
+def test_error_bars_are_logarithmic() -> None:
     bars = [error_bar(changed(TRIAL, gradient_error=e)) for e in (0.0, 1e-8, 1e-4, 1.0, 1e9)]
     lengths = [length(bar) for bar in bars]
     assert lengths == sorted(lengths) and lengths[0] == 0 and lengths[-1] == WIDTH
@@ -41,11 +41,11 @@ def test_gradient_errors_compare_on_a_logarithmic_scale() -> None:
 
 
 @pytest.mark.parametrize("more", [{"gradient_error": None}, {"parameters_compared": 0}])
-def test_what_was_not_compared_has_no_bar(more: dict[str, object]) -> None:
+def test_values_not_compared_have_no_bar(more: dict[str, object]) -> None:
     assert error_bar(changed(TRIAL, **more)) == ""  # type: ignore[arg-type]
 
 
-def test_the_page_has_them_beside_the_numbers() -> None:
+def test_the_page_shows_bars_beside_the_numbers() -> None:
     page = html.render([EFFECTS])
     measured = [row for row in page_of(EFFECTS).fixes if row.ratio is not None]
     assert measured and page.count("of the unfixed step time") == len(measured)

@@ -38,7 +38,7 @@ def processes(found: list[dict[str, Any]]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("fault", ["stuck", "order", "op", "size", "skip-p2p"])
-def test_the_trace_of_foreign_dumps_has_a_process_a_rank_and_marks_who_diverged(
+def test_trace_has_one_process_per_rank_and_marks_the_divergence(
     tmp_path: Path, capsys: Capture, fault: str
 ) -> None:
     folder, job = dumps(tmp_path, fault)
@@ -67,7 +67,7 @@ def test_a_healthy_job_has_no_mark(tmp_path: Path, capsys: Capture) -> None:
     assert "0 failures found" in capsys.readouterr().out, "the page on the terminal comes as well"
 
 
-def test_a_rank_of_which_nothing_was_found_has_a_process_that_says_so(tmp_path: Path) -> None:
+def test_trace_has_a_process_for_a_rank_without_evidence(tmp_path: Path) -> None:
     folder, job = dumps(tmp_path, "killed")
     target = tmp_path / "t" / "trace.json"
     assert app.main(["diagnose", str(folder), "--trace", str(target)]) == 1
@@ -75,7 +75,7 @@ def test_a_rank_of_which_nothing_was_found_has_a_process_that_says_so(tmp_path: 
     assert processes(events(target))[gone] == f"as found rank {gone} (nothing was found)"
 
 
-def test_of_long_schedules_the_newest_calls_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_keeps_the_newest_calls_of_long_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST_CALLS", 4)
     monkeypatch.setattr(trace, "FEWEST_CALLS", 1)
     evidence = expert_job(set(), set()).whole()
@@ -92,7 +92,7 @@ def run_folder(tmp_path: Path) -> Path:
     return write(expert_job(set(), {3}).run(), tmp_path / "run" / "unfixed").parent
 
 
-def test_a_run_directory_takes_the_same_way(run_folder: Path, capsys: Capture) -> None:
+def test_a_run_directory_has_the_same_views(run_folder: Path, capsys: Capture) -> None:
     target, page = run_folder / "trace.json", run_folder / "page.html"
     arguments = ["diagnose", str(run_folder), "--trace", str(target), "--html", str(page)]
     assert app.main(arguments) == 1
@@ -105,7 +105,7 @@ def test_a_run_directory_takes_the_same_way(run_folder: Path, capsys: Capture) -
     assert 'class="here"' in text
 
 
-def test_stdout_holds_one_view(run_folder: Path, capsys: Capture) -> None:
+def test_stdout_accepts_only_one_view(run_folder: Path, capsys: Capture) -> None:
     assert app.main(["diagnose", str(run_folder), "--trace", "-"]) == 1
     assert json.loads(capsys.readouterr().out)["traceEvents"]
     assert app.main(["diagnose", str(run_folder), "--html", "-"]) == 1
@@ -126,7 +126,7 @@ def test_a_result_keeps_schedules_and_states(tmp_path: Path) -> None:
     assert html.render([again]) == html.render([result])
 
 
-def test_what_came_from_the_job_is_escaped(tmp_path: Path) -> None:
+def test_text_from_the_job_is_escaped(tmp_path: Path) -> None:
     job = expert_job(set(), {3})
     nasty = "<script>alert(1)</script>"
     groups = {name: (ranks, nasty) for name, (ranks, _) in job.groups.items()}

@@ -28,7 +28,7 @@ VIEWS: dict[str, Callable[[RunResult], str]] = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_view_is_as_kept(sample: Path, view: str) -> None:
+def test_view_matches_its_snapshot(sample: Path, view: str) -> None:
     text = VIEWS[view](read_result(sample))
     kept = GOLDEN / "pages" / f"{sample.stem}.{view}"
     if os.environ.get("MOEDIAG_GOLDEN") == "write":
@@ -46,6 +46,6 @@ def test_json_view_is_the_result_itself(sample: Path, tmp_path: Path) -> None:
     assert read_result(copy) == result
 
 
-def test_no_kept_file_is_left_over() -> None:
+def test_no_snapshot_is_unused() -> None:
     wanted = {f"{sample.stem}.{view}" for sample in SAMPLES for view in VIEWS}
     assert {path.name for path in (GOLDEN / "pages").iterdir()} == wanted

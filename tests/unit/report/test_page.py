@@ -48,7 +48,7 @@ def page_text(*trials: TrialResult, width: int = 100, **conclusion: object) -> s
     return as_text(page_of(run_of(*trials, **conclusion)), width)
 
 
-def test_culprits_and_victims_are_told_apart() -> None:
+def test_culprits_and_victims_are_shown_separately() -> None:
     text = page_text(MISMATCH)
     assert "CULPRIT  rank 1" in text
     assert "VICTIMS  ranks 0, 2..7" in text
@@ -79,7 +79,7 @@ def test_equal_stacks_are_shown_once() -> None:
     assert "ranks 0, 2, innermost frame first" in text
 
 
-def test_a_claim_that_does_not_reproduce_is_told_with_its_numbers() -> None:
+def test_a_claim_that_does_not_reproduce_is_shown_with_its_numbers() -> None:
     clean = changed(
         MISMATCH, verdict="clean", met=False, culprits=(), victims=(), parameters_compared=69,
         gradient_error=1.2e-8,
@@ -89,7 +89,7 @@ def test_a_claim_that_does_not_reproduce_is_told_with_its_numbers() -> None:
     assert "69 gradients equal to the reference (largest error 1.2e-08)" in text
 
 
-def test_a_different_failure_is_not_the_one_looked_for() -> None:
+def test_a_different_failure_is_not_the_expected_one() -> None:
     crash = changed(MISMATCH, verdict="crash", met=False)
     text = " ".join(page_text(crash, reproduced=False).split())
     assert "a different failure than the expected collective-mismatch or hang" in text
@@ -109,7 +109,7 @@ def test_a_fix_that_is_not_applicable_is_one_row_with_its_reason() -> None:
     assert "2 of 2 expectations met · 1 not applicable here" in text
 
 
-def test_a_fix_that_breaks_what_was_fine_is_told_in_full() -> None:
+def test_a_fix_that_breaks_a_working_run_is_a_finding() -> None:
     healthy = changed(MISMATCH, verdict="clean", expected="clean", culprits=(), victims=())
     broken = changed(FIX, verdict="crash", expected="crash", cause="AssertionError")
     text = page_text(healthy, broken, fixes=(FixJudgement("touch", False),), reproduced=False)
@@ -131,7 +131,7 @@ def test_repeats_with_one_outcome_are_one_finding() -> None:
     assert [finding.title[-1] for finding in page.findings] == ["2 of 3 repeats", "1 of 3 repeats"]
 
 
-def test_fixes_inside_the_noise_are_called_equal() -> None:
+def test_fixes_within_the_noise_are_called_equal() -> None:
     unfixed = changed(MISMATCH, step_time_ratio=1.0, step_time_spread=(0.97, 1.03))
     quick = changed(FIX, variant="quick", step_time_ratio=1.02, step_time_spread=(1.0, 1.05))
     near = changed(FIX, variant="near", step_time_ratio=1.04, step_time_spread=(1.01, 1.06))
@@ -206,7 +206,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert not [line for line in text.splitlines() if len(line) > width]
 
 
-def test_rendering_to_a_pipe_has_no_escape_and_the_same_words() -> None:
+def test_rendering_to_a_pipe_has_no_escape_codes() -> None:
     out = StringIO()
     result = run_of(MISMATCH, FIX, CONTROL)
     render(result, Console(file=out, width=90), Path("runs/x"))
@@ -214,7 +214,7 @@ def test_rendering_to_a_pipe_has_no_escape_and_the_same_words() -> None:
     assert out.getvalue() == as_text(page_of(result), 90, Path("runs/x"))
 
 
-def test_rendering_to_a_terminal_is_coloured_unless_told_not_to() -> None:
+def test_rendering_to_a_terminal_is_coloured_unless_disabled() -> None:
     coloured, plain = StringIO(), StringIO()
     render(run_of(MISMATCH), Console(file=coloured, force_terminal=True, width=90))
     render(run_of(MISMATCH), Console(file=plain, force_terminal=True, no_color=True, width=90))
@@ -222,7 +222,7 @@ def test_rendering_to_a_terminal_is_coloured_unless_told_not_to() -> None:
     assert "\x1b[1;31m" not in plain.getvalue()
 
 
-def test_brackets_in_a_cause_are_shown_as_they_are() -> None:
+def test_brackets_in_a_cause_are_not_markup() -> None:
     out = StringIO()
     render(
         run_of(changed(MISMATCH, cause="got [bold]x[/] and :smile:")), Console(file=out, width=90)
@@ -236,14 +236,14 @@ def test_unfixed_code_that_fails_is_not_called_clean() -> None:
     assert "unfixed fails, which was expected to be clean" in text
 
 
-def test_a_run_that_was_cut_short_has_met_nothing_yet() -> None:
+def test_an_incomplete_run_is_inconclusive() -> None:
     whole = run_of(MISMATCH)
     short = replace(whole, incomplete="interrupted after 1 of 9 trials")
     assert (page_of(whole).status, page_of(short).status) == ("met", "inconclusive")
     assert page_of(short).conclusion[0] == "incomplete: interrupted after 1 of 9 trials"
 
 
-def test_what_other_programs_said_is_folded_in_files_and_named_in_the_terminal() -> None:
+def test_attached_output_is_folded_in_files_and_listed_in_the_terminal() -> None:
     said = {"nvidia-smi": "0, NVIDIA H200, 100 %", "NCCL's RAS": "rank 1 <lags>" + "`" * 4}
     with_it, without = run_of(changed(MISMATCH, attached=said)), run_of(MISMATCH)
     page = html.render([with_it])
@@ -255,6 +255,6 @@ def test_what_other_programs_said_is_folded_in_files_and_named_in_the_terminal()
     assert "Attached" not in html.render([without])
 
 
-def test_the_nccl_that_ran_is_in_the_title() -> None:
+def test_the_title_contains_the_nccl_version() -> None:
     on_nccl = changed(MISMATCH, backend="nccl", stack={**MISMATCH.stack, "nccl": "2.29.3"})
     assert "nccl 2.29.3" in page_text(on_nccl) and "nccl 2" not in page_text(MISMATCH)

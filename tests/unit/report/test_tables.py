@@ -60,7 +60,7 @@ def with_tables(result: RunResult, variant: str, *shown: Table) -> RunResult:
         ("", ""),
     ],
 )
-def test_cells(value: Cell, written: str) -> None:
+def test_cells_are_formatted(value: Cell, written: str) -> None:
     assert tables.cell(value) == written
 
 
@@ -77,19 +77,19 @@ def test_floats_of_a_column_have_the_same_decimals() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
-def test_a_float_is_right_to_seven_digits_whatever_stands_beside_it(values: list[float]) -> None:
+def test_a_float_keeps_seven_digits_in_any_column(values: list[float]) -> None:
     grid = tables.grid(Table("t", ("x",), tuple((value,) for value in values)))
     for value, (written,) in zip(values, grid.rows, strict=True):
         assert float(written.replace(",", "")) == float(f"{value:.7g}")
 
 
-def test_numbers_stand_at_the_right() -> None:
+def test_numbers_are_right_aligned() -> None:
     rows = ((1, None, "a", None, True), (2, "nan", "b", None, False), (3, 1.5, 2, None, None))
     grid = tables.grid(Table("t", ("rank", "norm", "mixed", "empty", "yes"), rows))
     assert grid.right == (True, True, False, False, False)
 
 
-def test_text_layout() -> None:
+def test_table_is_laid_out_as_text() -> None:
     assert text(replace(OWNERS, note="of 8")) == (
         " TABLE    experts per rank\n"
         "          rank  before  after\n"
@@ -100,7 +100,7 @@ def test_text_layout() -> None:
     )
 
 
-def test_headers_are_wrapped_before_words_and_stand_on_the_rule() -> None:
+def test_headers_are_wrapped_first_and_bottom_aligned() -> None:
     columns = ("name of the parameter", "largest difference from the reference")
     table = Table("t", columns, (("model.layers.0.self_attn.q_proj.weight", 1.5),))
     assert text(table, 60).splitlines()[1:] == [
@@ -122,7 +122,7 @@ def test_columns_that_do_not_fit_become_a_list() -> None:
     assert "   norm of rank 0: 3.38082\n      norm of rank 1: 4.38082\n" in shown
 
 
-def test_many_rows_are_cut_in_text_and_the_cut_is_told() -> None:
+def test_long_tables_are_truncated_with_a_count() -> None:
     table = Table("t", ("rank", "elements"), tuple((rank, 1000 + rank) for rank in range(512)))
     for shown in (text(table), tables.markdown(table)):
         assert "1,063" in shown
@@ -158,7 +158,7 @@ def test_no_character_of_a_cell_is_lost(words: list[str], width: int) -> None:
     assert sorted(body) == sorted("".join(words))
 
 
-def test_markdown_is_a_table_that_cannot_be_broken() -> None:
+def test_markdown_cells_are_escaped() -> None:
     nasty = "a | b\n*c* ~d~ <script> `e`"
     shown = tables.markdown(Table(nasty, ("rank", nasty), ((0, nasty), (1, None)), nasty))
     rows = [line for line in shown.splitlines() if line.startswith("|")]
@@ -169,7 +169,7 @@ def test_markdown_is_a_table_that_cannot_be_broken() -> None:
     assert shown.startswith("**a \\| b")
 
 
-def test_a_row_of_another_length_is_refused() -> None:
+def test_a_row_with_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="'t' has 2 columns and a row of 1"):
         Table("t", ("a", "b"), ((1,),))
     with pytest.raises(ValueError, match="'t' has no columns"):
@@ -181,7 +181,7 @@ def test_a_row_of_another_length_is_refused() -> None:
 # -- in results ------------------------------------------------------------------------
 
 
-def test_tables_survive_writing_and_reading(starvation: RunResult, tmp_path: Path) -> None:
+def test_tables_round_trip_through_a_result(starvation: RunResult, tmp_path: Path) -> None:
     table = Table("t", ("a", "b", "c"), ((1, 1.5, None), ("x", True, 1e-300)), "note")
     result = replace(with_tables(starvation, "unfixed", table, OWNERS), tables=(table,))
     result.write(tmp_path)
@@ -189,7 +189,7 @@ def test_tables_survive_writing_and_reading(starvation: RunResult, tmp_path: Pat
     assert json.loads(json_view.render(result))["tables"][0]["rows"][0] == [1, 1.5, None]
 
 
-def test_a_result_from_before_there_were_tables_has_none(tmp_path: Path) -> None:
+def test_an_older_result_has_no_tables(tmp_path: Path) -> None:
     raw = json.loads((RESULTS / "starvation.json").read_text())
     assert "tables" not in raw and "tables" not in raw["trials"][0]
     result = read_result(RESULTS / "starvation.json")
@@ -203,7 +203,7 @@ def test_fields_of_a_newer_moediag_are_ignored(tmp_path: Path) -> None:
     assert read_result(tmp_path) == read_result(RESULTS / "starvation.json")
 
 
-def test_a_broken_table_in_a_file_is_an_error_in_words(tmp_path: Path) -> None:
+def test_a_broken_table_in_a_file_is_an_error(tmp_path: Path) -> None:
     raw = json.loads((RESULTS / "starvation.json").read_text())
     raw["tables"] = [{"title": "t", "columns": ["a", "b"], "rows": [[1]]}]
     (tmp_path / "result.json").write_text(json.dumps(raw))
@@ -234,12 +234,12 @@ def test_a_clean_trial_shows_its_title_and_tables_but_no_finding(starvation: Run
     )
 
 
-def test_tables_of_the_run_stand_before_the_fixes_in_a_terminal(starvation: RunResult) -> None:
+def test_tables_of_the_run_precede_the_fixes_in_a_terminal(starvation: RunResult) -> None:
     shown = as_text(page_of(replace(starvation, tables=(OWNERS,))), 80)
     assert shown.index("CAUSE") < shown.index(OWNERS.title) < shown.index("FIXES")
 
 
-def test_tables_of_the_run_are_in_the_suite(starvation: RunResult) -> None:
+def test_tables_of_the_run_are_in_the_junit_suite(starvation: RunResult) -> None:
     (suite,) = ElementTree.fromstring(junit.render([replace(starvation, tables=(OWNERS,))]))
     assert OWNERS.title in str(suite.findtext("system-out"))
     assert OWNERS.title not in str(suite[0].findtext("system-out"))

@@ -23,12 +23,12 @@ def test_a_long_name_breaks_after_a_dot() -> None:
     ]
 
 
-def test_labels_hang() -> None:
+def test_text_is_indented_after_a_label() -> None:
     lines = [text_layout.plain(line) for line in text_layout.labelled("CAUSE", "one two three", 20)]
     assert lines == [" CAUSE    one two", "          three"]
 
 
-def test_the_right_end_moves_below_when_it_does_not_fit() -> None:
+def test_right_text_moves_to_the_next_line_if_it_does_not_fit() -> None:
     title = [((" a long title", "plain"),)]
     assert [text_layout.plain(x) for x in text_layout.at_right(title, "hang", "bad", 20)] == [
         " a long title   hang"

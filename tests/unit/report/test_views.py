@@ -41,7 +41,7 @@ def test_html_needs_no_network_and_no_script(starvation: RunResult) -> None:
     assert "<script" not in page
 
 
-def test_html_escapes_what_came_from_the_run(nasty: RunResult) -> None:
+def test_html_escapes_text_from_the_run(nasty: RunResult) -> None:
     page = html.render([nasty])
     assert "<script" not in page
     assert "&lt;script&gt;" in page
@@ -53,18 +53,18 @@ def test_html_of_several_runs_links_to_each(starvation: RunResult) -> None:
     assert 'id="run-2"' in page
 
 
-def test_rank_grid_marks_blame_by_letter_too() -> None:
+def test_rank_grid_marks_culprits_with_letters_too() -> None:
     grid = ElementTree.fromstring(html.rank_grid(4, [1], [0, 2]))
     assert [g.get("class") for g in grid] == ["victim", "culprit", "victim", "other"]
     assert ["".join(g[-1].itertext()) for g in grid] == ["V", "C", "V", ""]
     assert grid.get("aria-label") == "4 ranks; culprits: rank 1; victims: ranks 0, 2"
 
 
-def test_rank_grid_of_a_large_world_stays_small() -> None:
+def test_rank_grid_of_many_ranks_stays_small() -> None:
     assert len(html.rank_grid(4096, [7], range(8))) < 1_000_000
 
 
-def test_markdown_cannot_be_broken_out_of(nasty: RunResult) -> None:
+def test_markdown_escapes_text_from_the_run(nasty: RunResult) -> None:
     text = markdown.render([nasty])
     outside = re.sub(r"(?ms)^(`{3,})text$.*?^\1$", "", text)
     assert "<script" not in outside
@@ -73,13 +73,13 @@ def test_markdown_cannot_be_broken_out_of(nasty: RunResult) -> None:
     assert set(columns[: len(nasty.trials) + 2]) == {7}
 
 
-def test_markdown_stays_below_an_issue_body(starvation: RunResult) -> None:
+def test_markdown_fits_in_an_issue_body(starvation: RunResult) -> None:
     text = markdown.render([starvation] * 60)
     assert len(text) <= markdown.LIMIT < 65_536
     assert len(text.encode()) < 2**20
 
 
-def test_markdown_says_what_it_left_out(starvation: RunResult) -> None:
+def test_markdown_lists_omitted_parts(starvation: RunResult) -> None:
     whole = markdown.render([starvation] * 3)
     assert "left out" not in whole
     assert "1 finding left out here" in markdown.render([starvation] * 3, limit=len(whole) - 1)
@@ -97,7 +97,7 @@ def test_junit_counts_and_texts(nasty: RunResult) -> None:
     ("verdict", "tag"),
     [("inconclusive", "error"), ("not-applicable", "skipped"), ("hang", "failure")],
 )
-def test_junit_tells_a_broken_claim_from_one_not_judged(
+def test_junit_distinguishes_failed_and_undecided_claims(
     starvation: RunResult, verdict: str, tag: str
 ) -> None:
     trial = changed(starvation.trials[0], verdict=verdict, met=False)
@@ -105,7 +105,7 @@ def test_junit_tells_a_broken_claim_from_one_not_judged(
     assert root[0][0][0].tag == tag
 
 
-def test_json_has_no_number_that_json_lacks(starvation: RunResult) -> None:
+def test_json_has_no_nonfinite_numbers(starvation: RunResult) -> None:
     trial = changed(starvation.trials[0], gradient_error=float("nan"))
     raw = json.loads(
         json_view.render(replace(starvation, trials=(trial,))),
@@ -119,7 +119,7 @@ def call(index: int, op: str, time: float, completed: bool = True) -> Collective
                       completed=completed, time=time)  # fmt: skip
 
 
-def test_trace_marks_the_divergence_on_every_rank_and_draws_what_never_ended() -> None:
+def test_trace_marks_the_divergence_and_draws_unfinished_calls() -> None:
     group = {"g": Group("g", (0, 1), "dp_shard")}
     ranks = {
         0: RankEvidence(0, (call(0, "all_gather", 5.0), call(1, "all_gather", 6.0, False)), group),
@@ -140,14 +140,14 @@ def test_trace_marks_the_divergence_on_every_rank_and_draws_what_never_ended() -
     assert [(e["pid"], e["ts"]) for e in marks] == [(0, 1_000_000), (1, 2_000_000)]
 
 
-def test_trace_without_divergence_marks_nothing() -> None:
+def test_trace_without_a_divergence_has_no_marks() -> None:
     ranks = {0: RankEvidence(0, (call(0, "all_gather", 5.0),), {"g": Group("g", (0,))})}
     events = json.loads(trace.render({"control": trace.Traced(Evidence(1, ranks))}))["traceEvents"]
     assert [e["ph"] for e in events if e["name"] == "first divergence"] == []
     assert len([e for e in events if e["ph"] == "X"]) == 1
 
 
-def test_a_path_without_a_result_says_what_to_give(tmp_path: Path) -> None:
+def test_a_path_without_a_result_is_an_error_with_advice(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match=r"result\.json does not exist"):
         views.load(tmp_path)
     (tmp_path / "result.json").write_text('{"schema_version": 1}')
@@ -174,17 +174,17 @@ def test_a_view_that_cannot_be_written_is_a_usage_error(
         ('{"schema_version": 1', "Expecting"),
     ],
 )
-def test_what_is_no_result_is_said_in_words(tmp_path: Path, text: str, why: str) -> None:
+def test_an_invalid_result_file_is_an_error(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(EvidenceError, match=why):
         views.load(tmp_path)
 
 
-def test_stdout_takes_one_format(starvation: RunResult, tmp_path: Path) -> None:
+def test_stdout_accepts_only_one_format(starvation: RunResult, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stdout can hold only one format"):
         views.write([starvation], {"html": Path("-"), "junit": Path("-")}, dict)
 
 
-def test_a_full_disk_is_no_wrong_usage(starvation: RunResult, tmp_path: Path) -> None:
+def test_a_full_disk_is_not_a_usage_error(starvation: RunResult, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         views.write([starvation], {"html": Path("/dev/full")}, dict)

@@ -35,7 +35,7 @@ def test_consecutive_numbers_become_a_range() -> None:
     assert wording.compact(f"layers.{n}.gate" for n in (0, 1, 2, 5)) == ["layers.{0..2,5}.gate"]
 
 
-def test_names_without_anything_in_common_stay() -> None:
+def test_unrelated_names_are_kept() -> None:
     assert wording.compact(["a.b", "c", "a.b"]) == ["a.b", "c"]
 
 
@@ -48,13 +48,13 @@ def test_expanding_gives_back_every_name_and_no_other(listed: list[str]) -> None
     assert sorted(expanded) == sorted(set(listed))
 
 
-def test_ranks_are_listed_with_their_runs() -> None:
+def test_ranks_are_listed_as_ranges() -> None:
     assert wording.ranks([]) == "none"
     assert wording.ranks([1]) == "rank 1"
     assert wording.ranks([7, 0, 2, 3, 4]) == "ranks 0, 2..4, 7"
 
 
-def test_numbers() -> None:
+def test_numbers_are_formatted() -> None:
     assert wording.plural(15696, "element") == "15,696 elements"
     assert wording.plural(1, "element") == "1 element"
     assert [wording.seconds(s) for s in (0.416, 1.44, 125)] == ["0.42 s", "1.4 s", "2 min 5 s"]
@@ -64,7 +64,7 @@ def test_numbers() -> None:
     assert wording.ratio(None) == ""
 
 
-def test_a_stack_leads_with_what_decides_and_drops_build_tags() -> None:
+def test_stack_starts_with_the_main_packages_without_build_tags() -> None:
     versions = {
         "python": "3.11",
         "torch": "2.13.0+cpu",

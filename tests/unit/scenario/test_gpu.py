@@ -59,7 +59,7 @@ def have(monkeypatch: pytest.MonkeyPatch, gpus: int, torch_version: str = "2.13.
         (devices.SHARED_NCCL, "nccl", "torchrun", True, WATCHED | {"NCCL_MULTI_RANK_GPU_ENABLE"}),
     ],
 )
-def test_each_device_has_its_backend_and_its_settings(
+def test_each_device_has_a_backend_and_settings(
     device: str, backend: str, launcher: str, shared: bool, variables: set[str]
 ) -> None:
     made = planned(device)
@@ -76,7 +76,7 @@ def test_torchs_watchdog_waits_longer_than_the_launch() -> None:
     assert int(trial.environment["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > trial.timeout == 90
 
 
-def test_a_ranks_environment_survives_the_file(tmp_path: Path) -> None:
+def test_environment_of_a_rank_round_trips_through_its_file(tmp_path: Path) -> None:
     trial = planned(devices.SHARED_NCCL).trials[0].trial
     assert Trial.read(trial.write(tmp_path)) == trial
 
@@ -109,7 +109,7 @@ def test_fewer_gpus_than_ranks_are_refused_with_alternatives(
     doctor.require_gpus(4, shared=True)
 
 
-def test_without_a_gpu_sharing_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_is_not_suggested_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, 0)
     with pytest.raises(MachineError, match="1 GPU requested, 0 found"):
         doctor.require_gpus(4, shared=True)
@@ -130,7 +130,7 @@ def test_sharing_needs_gpus(words: list[str], capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", ["run", "bisect", "matrix", "nightly"])
-def test_every_command_that_launches_shares_gpus(
+def test_every_launching_command_accepts_share_gpu(
     command: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,11 +163,11 @@ def test_every_command_that_launches_shares_gpus(
         (devices.SHARED_NCCL, ["--gpus", "2", "--share-gpu"]),
     ],
 )
-def test_the_options_of_each_device(device: str, words: list[str]) -> None:
+def test_each_device_has_command_line_options(device: str, words: list[str]) -> None:
     assert devices.options(device, 2) == words
 
 
-def test_nights_on_a_shared_gpu_have_their_own_lane() -> None:
+def test_nights_on_a_shared_gpu_have_a_separate_lane() -> None:
     assert Asked(world_size=2, device=devices.SHARED).lane == "shared-gpu-2"
 
 
@@ -200,7 +200,7 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"})
 
 
-def test_the_values_in_use_are_noted_and_the_users_values_win(
+def test_user_settings_take_precedence_and_are_noted(
     monkeypatch: pytest.MonkeyPatch, environ: None, tmp_path: Path
 ) -> None:
     os.environ["TORCH_FR_BUFFER_SIZE"] = "77"
@@ -212,7 +212,7 @@ def test_the_values_in_use_are_noted_and_the_users_values_win(
     assert Path(os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]).parent == tmp_path
 
 
-def test_shared_gpus_are_noted_and_accelerate_gets_an_existing_one(
+def test_shared_gpus_are_noted_and_accelerate_uses_an_existing_one(
     monkeypatch: pytest.MonkeyPatch, environ: None, tmp_path: Path
 ) -> None:
     have(monkeypatch, 1)
@@ -221,7 +221,7 @@ def test_shared_gpus_are_noted_and_accelerate_gets_an_existing_one(
     assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cuda:0"
 
 
-def test_on_the_cpu_nothing_is_set(environ: None, tmp_path: Path) -> None:
+def test_nothing_is_set_on_the_cpu(environ: None, tmp_path: Path) -> None:
     before = dict(os.environ)
     assert rank_side.settle(planned("cpu").trials[0].trial, tmp_path) == []
     assert os.environ == before
@@ -230,7 +230,7 @@ def test_on_the_cpu_nothing_is_set(environ: None, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ said
 
 
-def test_a_shared_gpu_is_named_by_every_view() -> None:
+def test_a_shared_gpu_is_mentioned_in_every_view() -> None:
     trials = tuple(dataclasses.replace(t, shared_gpu=True) for t in GOLDEN.trials)
     shared = dataclasses.replace(GOLDEN, trials=trials, overrides=("--share-gpu",))
     text = as_text(page_of(shared))

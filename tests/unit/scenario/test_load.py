@@ -50,7 +50,7 @@ def refused(tmp_path: Path, text: str | bytes, *overrides: str) -> str:
     return caught.value.message.replace(f"{tmp_path}/", "")
 
 
-def test_the_correct_file_loads(tmp_path: Path) -> None:
+def test_a_correct_file_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(GOOD, encoding="utf-8")
     assert load(path).model.experts == 8
@@ -137,7 +137,9 @@ def test_the_correct_file_loads(tmp_path: Path) -> None:
         ("title: A", "1: 2\ntitle: A", "1: a field name is text"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_located_and_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_mistake_is_reported_with_its_position(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     assert old in GOOD
     said = refused(tmp_path, GOOD.replace(old, new, 1))
     assert said.startswith("s.yaml:")
@@ -166,11 +168,11 @@ def test_a_mistake_is_located_and_named(tmp_path: Path, old: str, new: str, mess
         (b"a: !!python/object:os.system x", "s.yaml:1:"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_not_a_scenario(tmp_path: Path, text: bytes, message: str) -> None:
+def test_another_file_is_refused(tmp_path: Path, text: bytes, message: str) -> None:
     assert message in refused(tmp_path, text)
 
 
-def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="is a folder"):
         load(tmp_path)
     with pytest.raises(ScenarioError, match="No such file"):
@@ -204,7 +206,7 @@ def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
         ("skew.routing=one-hot", "routing already fixes which experts get no token"),
     ],
 )  # fmt: skip
-def test_a_wrong_override_is_blamed_instead_of_the_file(
+def test_a_wrong_override_is_reported_instead_of_the_file(
     tmp_path: Path, override: str, message: str
 ) -> None:
     said = refused(tmp_path, GOOD, override)
@@ -283,7 +285,7 @@ def test_the_catalogue_finds_names_and_paths(tmp_path: Path) -> None:
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_damaged_file_loads_or_is_refused(tmp_path: Path, data: st.DataObject) -> None:
+def test_a_damaged_file_is_loaded_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Damage leads to a scenario or to one message, nothing else."""
     junk = st.sampled_from(
         ["{", "}", "[", ": ", "- ", "&a ", "*a", "!!set ", "null", "-1", "1e999", ".nan", "\t", "'",

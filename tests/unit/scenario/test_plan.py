@@ -27,7 +27,7 @@ def starvation() -> Scenario:
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize(("device", "ranks"), [("cpu", 2), ("cpu", 4), ("gpu", 8)])
-def test_every_shipped_scenario_plans(name: str, device: str, ranks: int) -> None:
+def test_every_shipped_scenario_can_be_planned(name: str, device: str, ranks: int) -> None:
     scenario = load(find(name))
     # Some layouts have two axes, and some are wide enough with a few ranks.
     ranks = max(ranks, scenario.world.min)
@@ -44,7 +44,7 @@ def test_every_shipped_scenario_plans(name: str, device: str, ranks: int) -> Non
     assert {t.variant for t in found if t.task.kind != "cost"} == set(scenario.variants)
 
 
-def test_a_planned_trial_survives_its_file(starvation: Scenario, tmp_path: Path) -> None:
+def test_a_planned_trial_round_trips_through_its_file(starvation: Scenario, tmp_path: Path) -> None:
     for planned in plan(starvation, 2, "cpu").trials:
         assert Trial.read(planned.trial.write(tmp_path)) == planned.trial
 
@@ -61,7 +61,7 @@ def test_the_variants_keep_their_order_and_role(starvation: Scenario) -> None:
     assert steps[0].stack == {"transformers": "4.53.2"}
 
 
-def test_the_cost_trial_comes_last_with_the_fixes_of_the_same_stack(starvation: Scenario) -> None:
+def test_the_cost_trial_is_last_with_fixes_of_the_same_stack(starvation: Scenario) -> None:
     last = plan(starvation, 2, "cpu").trials[-1]
     assert (last.trial.task.kind, last.trial.variant, last.trial.role) == (
         "cost",
@@ -77,7 +77,7 @@ def test_the_cost_trial_comes_last_with_the_fixes_of_the_same_stack(starvation: 
     assert last.expected is None
 
 
-def test_no_costs_without_a_fix_among_the_selected(starvation: Scenario) -> None:
+def test_no_cost_trial_without_a_selected_fix(starvation: Scenario) -> None:
     for chosen in (["unfixed"], ["upgrade"], ["identical-batches", "unfixed"]):
         trials = plan(starvation, 2, "cpu", variants=chosen).trials
         assert {p.trial.variant for p in trials} == set(chosen)
@@ -170,7 +170,7 @@ def test_other_batches_have_the_same_reference_under_every_layout(batches: str) 
     assert len(keys) == 1
 
 
-def test_a_pattern_of_ranks_reaches_every_rank() -> None:
+def test_a_rank_pattern_applies_to_every_rank() -> None:
     silent = load(find("expert-starvation-silent"))
     trial = plan(silent, 4, "cpu").trials[0].trial
     assert {(s.rank, s.expert) for s in trial.skew.starve} == {(0, 3), (2, 3), (1, 5), (3, 5)}
@@ -185,11 +185,11 @@ def test_a_variant_overrides_resume_field_by_field() -> None:
     assert len({p.reference_key for p in same}) == 1
 
 
-def test_without_the_section_nothing_is_saved(starvation: Scenario) -> None:
+def test_nothing_is_saved_without_a_resume_section(starvation: Scenario) -> None:
     assert {p.trial.task.kind for p in plan(starvation, 2, "cpu").trials} == {"step", "cost"}
 
 
-def test_repeats_have_their_own_names(starvation: Scenario) -> None:
+def test_repeats_have_separate_names(starvation: Scenario) -> None:
     trials = plan(starvation, 2, "cpu", variants=["unfixed"], repeat=3).trials
     assert [p.trial.name for p in trials] == ["unfixed", "unfixed.2", "unfixed.3"]
     assert [p.repeat for p in trials] == [0, 1, 2]
@@ -213,7 +213,7 @@ def test_the_plan_keeps_the_overrides_as_typed() -> None:
     assert made.overrides == ("--set model.experts=16", "--stack transformers=4.57.6")
 
 
-def test_launcher_timeout_and_requirements() -> None:
+def test_launcher_timeout_and_requirements_are_planned() -> None:
     wrappers = load(find("expert-starvation-wrappers"))
     made = plan(wrappers, 2, "cpu", launcher="torchrun", timeout=7.5)
     assert {(p.trial.launcher, p.trial.timeout) for p in made.trials} == {("torchrun", 7.5)}
@@ -246,7 +246,7 @@ def test_an_impossible_plan_is_refused(
         assert part in caught.value.message
 
 
-def test_a_rank_that_does_not_exist_is_refused() -> None:
+def test_a_missing_rank_is_refused() -> None:
     scenario = load(find("expert-starvation"), ["skew.starve[0].rank=2"])
     with pytest.raises(
         ScenarioError, match=r"skew\.starve\[0\]\.rank: there is no rank 2 among 2"
@@ -257,13 +257,13 @@ def test_a_rank_that_does_not_exist_is_refused() -> None:
     )
 
 
-def test_an_unknown_device_is_refused_with_those_that_exist(starvation: Scenario) -> None:
+def test_an_unknown_device_is_refused_with_the_known_ones(starvation: Scenario) -> None:
     with pytest.raises(UsageError) as caught:
         plan(starvation, 2, "tpu")
     assert caught.value.message.startswith("device 'tpu': one of cpu, gpu, ")
 
 
-def test_ranks_that_share_a_gpu_are_planned_as_typed(starvation: Scenario) -> None:
+def test_share_gpu_is_kept_as_an_override(starvation: Scenario) -> None:
     assert plan(starvation, 2, "shared-gpu").overrides == ("--share-gpu",)
     assert plan(starvation, 2, "gpu").overrides == ()
 
@@ -274,7 +274,7 @@ def test_ranks_on_gpus_get_their_environment(starvation: Scenario) -> None:
     assert one.trial.environment == expected and expected
 
 
-def test_the_limits_of_the_number_of_ranks() -> None:
+def test_the_number_of_ranks_is_limited() -> None:
     scenario = load(
         find("expert-starvation"), ["world={default: 4, min: 2, max: 8, multiple_of: 2}"]
     )
@@ -284,7 +284,7 @@ def test_the_limits_of_the_number_of_ranks() -> None:
             plan(scenario, ranks, "cpu")
 
 
-def test_a_layout_that_does_not_fit_prints_every_factor() -> None:
+def test_a_layout_that_does_not_fit_is_refused_with_every_factor() -> None:
     scenario = load(find("expert-starvation"), ["layout={dp_replicate: 2, dp_shard: world}"])
     assert plan(scenario, 4, "cpu").trials[0].trial.layout == {"dp_replicate": 2, "dp_shard": 2}
     with pytest.raises(LayoutError, match="dp_replicate=2 x dp_shard=world: 3 ranks"):
@@ -300,7 +300,7 @@ def asked(config: dict[str, object] | None, ranks: int = 4) -> dict[str, object]
     return plan(changed, ranks, "cpu").trials[0].trial.wrapper.distributed_config
 
 
-def test_the_name_of_an_axis_is_its_size_in_a_distributed_config() -> None:
+def test_axis_names_are_replaced_by_sizes_in_a_distributed_config() -> None:
     assert asked(None) is None
     assert asked({}) == {}
     assert asked({"fsdp_size": "dp_shard", "ep_size": "ep", "tp_size": "tp"}) == {

@@ -50,7 +50,7 @@ def default_of(field: Any) -> Any:
 @pytest.mark.parametrize(
     ("section", "spec", "extra"), PAIRS, ids=lambda x: getattr(x, "__name__", "")
 )
-def test_a_section_has_the_names_and_defaults_of_the_protocol(
+def test_section_fields_and_defaults_match_the_protocol(
     section: Any, spec: Any, extra: set[str]
 ) -> None:
     mine = {}
@@ -62,7 +62,7 @@ def test_a_section_has_the_names_and_defaults_of_the_protocol(
     assert extra <= set(mine)
 
 
-def test_the_words_match_the_results() -> None:
+def test_schema_values_match_the_results() -> None:
     assert typing.get_args(sections.VerdictName) == tuple(str(v) for v in Verdict)
     assert typing.get_args(sections.Family) == tuple(FAMILIES)
     assert set(json_schema()["definitions"]["Variant"]["properties"]["role"]["enum"]) == {
@@ -118,7 +118,7 @@ def test_a_shipped_scenario_loads_and_is_named_after_its_file(name: str) -> None
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_scenario_written_as_yaml_loads_as_equal(name: str, tmp_path: Path) -> None:
+def test_scenario_round_trips_through_yaml(name: str, tmp_path: Path) -> None:
     scenario = load(find(name), ["step.lr=0.01"])
     path = tmp_path / "as-run.yaml"
     path.write_text(scenario.to_yaml(), encoding="utf-8")
@@ -128,7 +128,7 @@ def test_a_scenario_written_as_yaml_loads_as_equal(name: str, tmp_path: Path) ->
         assert again.merged(variant).model_dump() == scenario.merged(variant).model_dump()
 
 
-def test_the_listing_has_the_expected_verdicts() -> None:
+def test_the_listing_contains_expected_verdicts() -> None:
     by_name = {entry.name: entry for entry in entries()}
     assert list(by_name) == names()
     assert by_name["expert-starvation"].expected == "collective-mismatch (gloo), hang (nccl)"
@@ -136,7 +136,7 @@ def test_the_listing_has_the_expected_verdicts() -> None:
     assert all(entry.variants >= 3 for entry in by_name.values())
 
 
-def test_the_known_fixes_are_the_modules() -> None:
+def test_known_fixes_match_the_modules() -> None:
     from moediag.worker import fixes
 
     assert "zero-fill" in known_fixes()
@@ -147,7 +147,7 @@ def test_the_known_fixes_are_the_modules() -> None:
         assert hasattr(module, "before_wrap") or hasattr(module, "after_wrap")
 
 
-def test_a_fix_is_described_by_its_module_and_by_its_variant() -> None:
+def test_a_fix_is_described_by_its_module_or_variant() -> None:
     variants = load(find("expert-starvation")).variants
     touch = known_fixes()["touch"]
     assert described(variants["touch"]) == (touch.summary, touch.source)
@@ -157,7 +157,7 @@ def test_a_fix_is_described_by_its_module_and_by_its_variant() -> None:
     assert described(variants["upgrade"]) == (variants["upgrade"].title, "")  # it has no module
 
 
-def test_expected_verdicts_by_backend() -> None:
+def test_expected_verdicts_depend_on_the_backend() -> None:
     def expect(verdict: Any) -> Expectation:
         return Expectation.model_validate({"verdict": verdict})
 
@@ -180,7 +180,7 @@ def test_a_variant_overrides_field_by_field() -> None:
     assert scenario.merged("fused-family").model.hidden == scenario.model.hidden
 
 
-def test_the_document_on_adding_a_scenario_works_word_for_word(tmp_path: Path) -> None:
+def test_the_scenario_in_the_documentation_works(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "add-a-scenario.md").read_text(encoding="utf-8")
     block = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert block is not None

@@ -175,7 +175,7 @@ def no_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uv, "find_uv", refuse)
 
 
-def test_overlay_sees_torch_and_its_needs_and_nothing_else(index: Index) -> None:
+def test_overlay_contains_only_torch_and_its_dependencies(index: Index) -> None:
     told: list[tuple[str, float | None]] = []
     stack = environment.ensure({"transformers": "1.0"}, lambda *t: told.append(t))
     assert stack.kind == "overlay"
@@ -192,7 +192,7 @@ def test_overlay_sees_torch_and_its_needs_and_nothing_else(index: Index) -> None
     assert told[-1][1] == 1.0 and any("transformers" in text for text, _ in told)
 
 
-def test_companions_are_those_of_the_day(index: Index) -> None:
+def test_companions_follow_the_release_date(index: Index) -> None:
     old = environment.ensure({"transformers": "1.0"})
     assert set(old.resolution) == {"transformers==1.0", "accelerate==0.9", "hub==0.5"}
     assert old.cutoff is not None and old.cutoff.isoformat() == "2024-01-11T00:00:00+00:00"
@@ -201,20 +201,20 @@ def test_companions_are_those_of_the_day(index: Index) -> None:
     assert "hub==2.5" in environment.ensure({"transformers": "2.0"}).resolution
 
 
-def test_without_dates_there_is_no_cutoff_and_a_note(index: Index) -> None:
+def test_without_dates_there_is_a_note_and_no_cutoff(index: Index) -> None:
     index.dates = False
     stack = environment.ensure({"transformers": "1.0"})
     assert stack.cutoff is None and "hub==2.5" in stack.resolution
     assert any("no index says when transformers 1.0" in note for note in stack.notes)
 
 
-def test_no_version_is_the_newest_final_release(index: Index) -> None:
+def test_default_version_is_the_newest_final_release(index: Index) -> None:
     stack = environment.ensure({"transformers": "newest"})
     assert stack.versions["transformers"] == "2.0"
     assert environment.ensure({}).key == stack.key
 
 
-def test_a_second_run_starts_no_uv_and_asks_no_index(
+def test_a_second_run_uses_neither_uv_nor_the_index(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = environment.ensure({"transformers": "1.0"})
@@ -235,7 +235,7 @@ def test_requests_with_one_resolution_share_one_environment(index: Index) -> Non
     assert len(store.list_environments()) == 1
 
 
-def test_two_runs_at_once_build_once(index: Index) -> None:
+def test_two_parallel_runs_build_once(index: Index) -> None:
     program = (
         "import sys; from moediag.stacks.environment import ensure\n"
         "s = ensure({'transformers': '1.0'}, lambda t, f: print(t))\n"
@@ -250,7 +250,7 @@ def test_two_runs_at_once_build_once(index: Index) -> None:
 
 
 @pytest.mark.parametrize("damage", ["metadata", "interpreter", "torch", "record"])
-def test_a_broken_environment_is_built_again(index: Index, damage: str) -> None:
+def test_a_broken_environment_is_rebuilt(index: Index, damage: str) -> None:
     stack = environment.ensure({"transformers": "1.0"})
     folder = stack.python.parent.parent
     victim = {
@@ -330,7 +330,7 @@ def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str) -> No
         ("error: something new", "uv failed"),
     ],
 )
-def test_errors_of_uv_become_messages(
+def test_uv_errors_become_messages(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, expected: str
 ) -> None:
     fake_uv(tmp_path, monkeypatch, message)
@@ -339,7 +339,7 @@ def test_errors_of_uv_become_messages(
     assert caught.value.help_text
 
 
-def test_without_a_solution_before_the_cutoff_today_is_used_and_noted(index: Index) -> None:
+def test_without_a_solution_the_cutoff_is_dropped_and_noted(index: Index) -> None:
     # accelerate 1.5 is a year younger than the cut-off of transformers 1.1 would be; hub 2.5 too
     with pytest.raises(StackError, match="no set of releases fits"):
         environment.ensure({"transformers": "1.2"})  # needs hub 9, which nobody has
@@ -353,14 +353,16 @@ def test_without_a_solution_before_the_cutoff_today_is_used_and_noted(index: Ind
     assert any("uploaded before 2024-09-11" in note for note in stack.notes)
 
 
-def test_no_such_release_and_no_version(index: Index) -> None:
+def test_missing_and_invalid_versions_are_refused(index: Index) -> None:
     with pytest.raises(NoSuchRelease, match=r"nearest releases are 1\.0, 1\.1"):
         environment.ensure({"transformers": "1.0.5"})
     with pytest.raises(NoSuchRelease, match="is not a version"):
         environment.ensure({"transformers": ">=1.0"})
 
 
-def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_cached_environments_are_used(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built = environment.ensure({"transformers": "newest"})
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(StackError, match="cannot ask for the releases of transformers"):
@@ -436,7 +438,7 @@ def test_links_of_a_shared_namespace_are_merged(tmp_path: Path) -> None:
 # --- the store -------------------------------------------------------------------------
 
 
-def test_list_and_clean(index: Index) -> None:
+def test_environments_are_listed_and_cleaned(index: Index) -> None:
     one = environment.ensure({"transformers": "1.0"})
     two = environment.ensure({"transformers": "1.1"})
     stamp = one.python.parent.parent / construct.LAST_USED
@@ -468,7 +470,7 @@ def test_an_environment_in_use_is_kept(index: Index) -> None:
     assert gone.reason == "" and not stack.python.exists()
 
 
-def test_after_cleaning_the_same_request_gives_the_same_releases(index: Index) -> None:
+def test_a_request_gives_the_same_releases_after_cleaning(index: Index) -> None:
     first = environment.ensure({"transformers": "1.0"})
     store.clean([first.key])
     INDEX["hub"]["0.6"] = ("2024-01-10", ())  # type: ignore[index]
@@ -515,23 +517,21 @@ def test_bundle_builds_without_any_index(
         environment.ensure({"transformers": "1.1"})
 
 
-def test_bundle_refuses_torch_and_python_of_the_other_machine(index: Index, tmp_path: Path) -> None:
+def test_bundle_refuses_another_torch_or_python(index: Index, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="that machine's torch"):
         offline.make_bundle([{"torch": "2.8.0", "transformers": "1.0"}], "3.12", tmp_path)
     with pytest.raises(UsageError, match=r"write it like 3\.12"):
         offline.make_bundle([{"transformers": "1.0"}], "312", tmp_path)
 
 
-def test_platforms_of_another_machine() -> None:
+def test_platform_tags_of_another_machine_are_listed() -> None:
     found = offline.platforms("x86_64")
     assert found[0] == "manylinux_2_28_x86_64" and found[-1] == "linux_x86_64"
     assert found.index("manylinux_2_17_x86_64") < found.index("manylinux2014_x86_64")
     assert "manylinux_2_39_x86_64" not in found
 
 
-def test_a_wheel_of_the_other_machine_is_chosen_and_what_has_none_is_refused(
-    index: Index, tmp_path: Path
-) -> None:
+def test_a_wheel_for_the_other_machine_is_selected_or_refused(index: Index, tmp_path: Path) -> None:
     for tag in ("cp312-cp312-manylinux2014_x86_64", "cp311-cp311-manylinux2014_x86_64",
                 "cp312-cp312-manylinux_2_39_x86_64"):  # fmt: skip
         made = wheel(tmp_path, "fast", "1.0")
@@ -547,7 +547,7 @@ def test_a_wheel_of_the_other_machine_is_chosen_and_what_has_none_is_refused(
         offline._download(["fast==1.0"], Target("3.13", "x86_64-manylinux_2_28"), wheels, config)
 
 
-def test_a_repacked_wheel_installs(tmp_path: Path) -> None:
+def test_a_repacked_wheel_can_be_installed(tmp_path: Path) -> None:
     path = offline.repack(importlib.metadata.distribution("filelock"), tmp_path)
     subprocess.run(
         [uv.find_uv(), "pip", "install", "-q", "--offline", "--no-deps", "--no-index",
@@ -560,7 +560,7 @@ def test_a_repacked_wheel_installs(tmp_path: Path) -> None:
 # --- requests --------------------------------------------------------------------------
 
 
-def test_requests_have_one_spelling() -> None:
+def test_requests_are_normalised() -> None:
     assert construct.normalise({"Hugging_Face.hub": "1.0", "torch": "v2.9.0+CPU"}) == {
         "hugging-face-hub": "1.0", "torch": "2.9.0+cpu",
     }  # fmt: skip

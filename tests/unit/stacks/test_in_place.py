@@ -72,7 +72,7 @@ def test_first_mode_builds_missing_releases(monkeypatch: pytest.MonkeyPatch) -> 
         ({"torch": ""}, True),
     ],
 )
-def test_matching_versions(wanted: dict[str, str], fits: bool) -> None:
+def test_installed_versions_must_match(wanted: dict[str, str], fits: bool) -> None:
     have = {"python": "3.12.3", "torch": "2.13.0+cu130"}
     if fits:
         in_place.check(wanted, have, "X")

@@ -76,7 +76,7 @@ def only_files(server: Server) -> list[IndexFile]:
     return read_index(server.url, "demo", IndexConfig(indexes=(server.url,), timeout=5))
 
 
-def test_json_index_gives_dates_yanks_and_prereleases(server: Server) -> None:
+def test_json_index_provides_dates_yanks_and_prereleases(server: Server) -> None:
     server.pages["/simple/demo/"] = page(
         entry("demo-2.0rc1-py3-none-any.whl", **{"upload-time": "2025-03-01T10:00:00Z"}),
         entry(
@@ -141,7 +141,7 @@ def test_json_dates_may_be_missing(server: Server) -> None:
         ("text/html", b'<meta name="pypi:repository-version" content="9.0">'),
     ],
 )
-def test_a_page_that_cannot_be_read_is_no_absent_package(
+def test_an_unreadable_page_is_not_a_missing_package(
     server: Server, kind: str, body: bytes
 ) -> None:
     server.pages["/simple/demo/"] = (200, kind, body)
@@ -153,7 +153,7 @@ def test_a_page_that_cannot_be_read_is_no_absent_package(
 
 @pytest.mark.parametrize("reply", [b"", b"nonsense\r\n\r\n",
                                    b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab"])  # fmt: skip
-def test_a_server_that_breaks_http_is_a_stack_error(reply: bytes) -> None:
+def test_an_invalid_http_response_is_a_stack_error(reply: bytes) -> None:
     def answer() -> None:
         while True:
             try:
@@ -174,7 +174,7 @@ def test_a_server_that_breaks_http_is_a_stack_error(reply: bytes) -> None:
     thread.join()
 
 
-def test_all_places_are_merged_and_the_dated_record_wins(server: Server, tmp_path: Path) -> None:
+def test_sources_are_merged_and_dated_files_preferred(server: Server, tmp_path: Path) -> None:
     name = "demo-1.0-py3-none-any.whl"
     (tmp_path / name).touch()
     (tmp_path / "demo-0.9.tar.gz").touch()
@@ -184,7 +184,7 @@ def test_all_places_are_merged_and_the_dated_record_wins(server: Server, tmp_pat
     assert [(r.version, r.uploaded is not None) for r in found] == [("0.9", False), ("1.0", True)]
 
 
-def test_file_index(tmp_path: Path) -> None:
+def test_file_indexes_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "simple" / "demo"
     folder.mkdir(parents=True)
     (folder / "index.html").write_text('<a href="../../files/demo-3.0.tar.gz">x</a>')
@@ -197,14 +197,14 @@ def test_file_index(tmp_path: Path) -> None:
     assert read_index(config.indexes[0], "absent", config) == []
 
 
-def test_find_links_page_and_missing_folder(tmp_path: Path) -> None:
+def test_find_links_pages_are_read_and_missing_folders_ignored(tmp_path: Path) -> None:
     links = tmp_path / "links.html"
     links.write_text('<a href="demo-1.0.tar.gz">x</a><a href="other-1.0.tar.gz">x</a>')
     assert [f.version for f in read_links(str(links), "demo", IndexConfig())] == ["1.0"]
     assert read_links(str(tmp_path / "absent"), "demo", IndexConfig()) == []
 
 
-def test_no_such_release_names_the_nearest(server: Server) -> None:
+def test_a_missing_release_error_lists_the_nearest(server: Server) -> None:
     versions = ["4.51.0", "4.52.4", "4.53.0", "4.53.1", "4.53.3", "4.54.0", "5.0.0"]
     server.pages["/simple/demo/"] = page(*(entry(f"demo-{v}.tar.gz") for v in versions))
     config = IndexConfig(indexes=(server.url,))
@@ -217,11 +217,11 @@ def test_no_such_release_names_the_nearest(server: Server) -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"), [("0.1", ["1", "2", "3", "4"]), ("9", ["2", "3", "4", "5"])]
 )
-def test_nearest_release_at_both_ends(wanted: str, expected: list[str]) -> None:
+def test_nearest_releases_are_found_at_both_ends(wanted: str, expected: list[str]) -> None:
     assert releases.nearest(wanted, ["5", "4", "3", "2", "1"]) == expected
 
 
-def test_a_local_version_is_found_by_its_public_one(tmp_path: Path) -> None:
+def test_a_local_version_is_found_by_its_public_version(tmp_path: Path) -> None:
     (tmp_path / "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl").touch()
     config = IndexConfig(indexes=(), find_links=(str(tmp_path),))
     assert releases.find("torch", "2.13.0", config).version == "2.13.0+cpu"
@@ -242,7 +242,7 @@ def test_newest_skips_yanked_prereleases_and_other_pythons(server: Server) -> No
     assert releases.newest("demo", "3.13.0", config).version == "1.2"
 
 
-def test_without_network_the_error_says_what_to_type() -> None:
+def test_a_network_error_includes_advice() -> None:
     with pytest.raises(StackError) as caught:
         releases.releases("demo", IndexConfig(indexes=("http://127.0.0.1:9/simple",), timeout=5))
     assert not isinstance(caught.value, NoSuchRelease)
@@ -261,19 +261,19 @@ def test_a_partial_network_never_reports_a_release_as_missing(tmp_path: Path) ->
     assert "secret" not in caught.value.message
 
 
-def test_unknown_package(server: Server) -> None:
+def test_an_unknown_package_is_an_error(server: Server) -> None:
     with pytest.raises(NoSuchRelease, match="no package named demo"):
         releases.releases("demo", IndexConfig(indexes=(server.url,)))
 
 
-def test_a_failing_server_is_asked_twice_and_named(server: Server) -> None:
+def test_a_failing_server_is_retried_once_and_reported(server: Server) -> None:
     server.pages["/simple/demo/"] = (503, "text/html", b"later")
     with pytest.raises(StackError, match="503"):
         releases.releases("demo", IndexConfig(indexes=(server.url,)))
     assert len(server.asked) == 2
 
 
-def test_credentials_go_into_the_header(server: Server) -> None:
+def test_credentials_are_sent_in_the_header(server: Server) -> None:
     server.pages["/simple/demo/"] = page(entry("demo-1.0.tar.gz"))
     url = server.url.replace("http://", "http://us%40er:pass@")
     assert releases.releases("demo", IndexConfig(indexes=(url,)))
@@ -291,7 +291,7 @@ def test_credentials_come_from_netrc(
     assert server.headers[0]["Authorization"] == "Basic dXNAZXI6cGFzcw=="
 
 
-def test_pips_proxy_wins_over_the_environment(
+def test_pip_proxy_takes_precedence_over_the_environment(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = "http://index.example/simple"
@@ -315,7 +315,7 @@ def config_from(tmp_path: Path, text: str = "", **environ: str) -> IndexConfig:
     return read_config({**nowhere, "PIP_CONFIG_FILE": str(file), **environ}, tmp_path / "prefix")
 
 
-def test_pip_configuration_is_read_like_pip_reads_it(tmp_path: Path) -> None:
+def test_pip_configuration_is_read_as_pip_does(tmp_path: Path) -> None:
     text = """
 [global]
 index-url = https://a.example/simple
@@ -342,7 +342,7 @@ trusted-host = c.example
     assert "--allow-insecure-host c.example" in arguments
 
 
-def test_environment_wins_over_files_and_uv_over_pip(tmp_path: Path) -> None:
+def test_environment_overrides_files_and_uv_overrides_pip(tmp_path: Path) -> None:
     text = "[global]\nindex-url = https://a.example/simple\n"
     config = config_from(tmp_path, text, PIP_INDEX_URL="https://e.example/simple")
     assert config.indexes[0] == "https://e.example/simple"
@@ -353,7 +353,7 @@ def test_environment_wins_over_files_and_uv_over_pip(tmp_path: Path) -> None:
     assert both.indexes == ("https://u.example/simple",)
 
 
-def test_dev_null_ignores_all_files(tmp_path: Path) -> None:
+def test_dev_null_disables_all_files(tmp_path: Path) -> None:
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://x.example\n")
     seen = config_from(tmp_path)
@@ -363,7 +363,7 @@ def test_dev_null_ignores_all_files(tmp_path: Path) -> None:
     )
 
 
-def test_no_index_and_the_folder_without_network(tmp_path: Path) -> None:
+def test_no_index_and_offline_folder_are_used(tmp_path: Path) -> None:
     config = config_from(tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="/srv/wheels")
     assert config.indexes == () and "--no-index" in config.uv_arguments()
     (tmp_path / "bundle" / "wheels").mkdir(parents=True)
@@ -372,7 +372,7 @@ def test_no_index_and_the_folder_without_network(tmp_path: Path) -> None:
     assert {"--no-index", "--offline"} <= set(offline.uv_arguments())
 
 
-def test_uv_gets_the_certificate_and_only_our_indexes(tmp_path: Path) -> None:
+def test_uv_receives_the_certificate_and_only_our_indexes(tmp_path: Path) -> None:
     config = config_from(tmp_path, "[global]\ncert = /etc/ca.pem\nproxy = http://p:3128\n")
     child = config.uv_environment({"UV_INDEX_URL": "https://x", "VIRTUAL_ENV": "/v", "A": "b"})
     assert child["SSL_CERT_FILE"] == "/etc/ca.pem" and child["HTTPS_PROXY"] == "http://p:3128"
@@ -380,6 +380,6 @@ def test_uv_gets_the_certificate_and_only_our_indexes(tmp_path: Path) -> None:
     assert config.uv_environment({"SSL_CERT_FILE": "/mine"})["SSL_CERT_FILE"] == "/mine"
 
 
-def test_redacted() -> None:
+def test_credentials_are_redacted() -> None:
     assert redacted("https://user:pw@h.example/simple") == "https://***@h.example/simple"
     assert redacted("https://h.example/simple") == "https://h.example/simple"

@@ -56,7 +56,7 @@ HEADINGS = {
 
 
 @pytest.mark.parametrize("project", TEMPLATES)
-def test_the_order_is_the_projects_own(project: str) -> None:
+def test_sections_follow_the_template_of_the_project(project: str) -> None:
     text = draft(project, RESULT, FAILED, MATERIAL)
     assert re.findall(r"^### (.+)$", text, re.MULTILINE) == HEADINGS[project]
     for part in ("# Collective mismatch: It breaks (transformers 4.53.2, torch 2.13.0)",
@@ -69,7 +69,7 @@ def test_the_order_is_the_projects_own(project: str) -> None:
     assert text.index("- torch: 2.13.0") > after
 
 
-def test_a_project_without_a_template() -> None:
+def test_a_project_without_a_template_is_refused() -> None:
     with pytest.raises(UsageError, match="--for slime: one of transformers"):
         draft("slime", RESULT, FAILED, MATERIAL)
 
@@ -87,7 +87,7 @@ def test_a_draft_stays_below_githubs_limit(project: str, size: int) -> None:
     assert [h for h in HEADINGS[project] if f"### {h}\n" in text] == HEADINGS[project]
 
 
-def test_a_text_that_is_too_long_is_cut() -> None:
+def test_a_text_that_is_too_long_is_truncated() -> None:
     endless = changed(FAILED, cause="c" * 70_000)
     text = draft("pytorch", run_of(endless), endless, MATERIAL)
     assert len(text) <= LIMIT and "cut at the size limit" in text
@@ -99,7 +99,7 @@ def test_code_fences_in_quoted_text_are_escaped() -> None:
     assert '````python\n"""\n```\nnot the end' in text
 
 
-def test_the_unfixed_failure_is_what_a_report_is_about() -> None:
+def test_a_report_is_about_the_unfixed_failure() -> None:
     broken_fix = changed(FIX, verdict="hang")
     assert failing(run_of(broken_fix, FAILED)) == FAILED
     assert failing(run_of(broken_fix, FAILED), "touch") == broken_fix
@@ -121,9 +121,7 @@ def test_the_unfixed_failure_is_what_a_report_is_about() -> None:
         (["https://github.com/THUDM/slime/pull/1"], [], None),
     ],
 )  # fmt: skip
-def test_the_project_that_has_the_bug(
-    sources: list[str], stack: list[str], whose: str | None
-) -> None:
+def test_upstream_project_is_found(sources: list[str], stack: list[str], whose: str | None) -> None:
     assert upstream(sources, stack) == whose
 
 
@@ -144,7 +142,7 @@ def run_directory(folder: Path, result: RunResult = RESULT) -> Path:
     return folder
 
 
-def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
+def test_a_draft_contains_the_exported_python_file(tmp_path: Path) -> None:
     found = draft_evidence.write(RESULT, run_directory(tmp_path / "run"))
     assert found is not None and found.project == "transformers"
     (code,) = re.findall(r"```python\n(.*?)\n```\n", found.text, re.DOTALL)
@@ -153,7 +151,7 @@ def test_the_exported_file_is_in_it_and_is_python(tmp_path: Path) -> None:
     assert 'pip install "torch==2.13.0" "transformers==4.53.2" "accelerate==1.8.1"' in code
 
 
-def test_the_system_information_is_that_of_the_run(tmp_path: Path) -> None:
+def test_system_information_comes_from_the_run(tmp_path: Path) -> None:
     """Another machine made this result, so nothing about this machine is shown."""
     lines = draft_evidence.system(RESULT, FAILED)
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
@@ -161,7 +159,7 @@ def test_the_system_information_is_that_of_the_run(tmp_path: Path) -> None:
     assert not any(str(doctor.machine()["kernel"]) in line for line in lines)
 
 
-def test_the_system_information_comes_from_the_failed_stack_if_it_exists(
+def test_system_information_comes_from_the_failed_stack_if_it_exists(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = replace(RESULT, machine=doctor.machine())
@@ -192,7 +190,7 @@ def test_a_file_that_is_too_long_is_written_beside_the_draft(
     assert (tmp_path / "expert-starvation-unfixed.py").read_text().startswith("x = 1\n")
 
 
-def test_a_draft_without_an_export_gives_the_command(tmp_path: Path) -> None:
+def test_a_draft_without_an_export_contains_the_command(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "run")
     text = loading.load(catalogue.find("ep-resume")).to_yaml()
     (folder / "scenario.yaml").write_text(text)
@@ -220,7 +218,7 @@ def test_a_watched_job_has_a_draft_for_a_chosen_project(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ the command
 
 
-def test_the_report_command_writes_a_draft_by_itself(
+def test_the_report_command_writes_a_draft(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, page = run_directory(tmp_path / "run"), tmp_path / "page.md"
@@ -232,7 +230,7 @@ def test_the_report_command_writes_a_draft_by_itself(
     assert "### 🐛 Describe the bug" in capsys.readouterr().out
 
 
-def test_a_run_without_a_failure_gives_tables(
+def test_a_draft_without_a_failure_contains_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = run_directory(tmp_path / "run")
@@ -246,7 +244,9 @@ def test_a_run_without_a_failure_gives_tables(
         assert "| trial | stack | verdict |" in capsys.readouterr().out
 
 
-def test_a_wrong_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_command_line_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = run_directory(tmp_path / "run")
     clean = run_directory(tmp_path / "clean", run_of(FIX, CONTROL))
     for words, says in (

@@ -105,7 +105,7 @@ def namespace(text: str, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("batches", ["distinct", "identical", "one-token"])
-def test_the_batches_are_those_of_the_worker(batches: str) -> None:
+def test_batches_match_those_of_the_worker(batches: str) -> None:
     scenario = load.load(catalogue.find("expert-starvation"), [f"skew.batches={batches}"])
     made = plan.plan(scenario, 3, "cpu", variants=["unfixed"])
     batch = namespace(write_file.export(made, "unfixed", VERSIONS, "x.py"), "batch")["batch"]
@@ -123,7 +123,7 @@ def test_ranks_of_one_copy_share_a_batch() -> None:
     assert torch.equal(batch(0, 1, 0), batch(3, 1, 0))
 
 
-def test_tolerance_and_starved_experts_are_those_of_the_worker() -> None:
+def test_tolerance_and_starved_experts_match_the_worker() -> None:
     assert write_file.TOLERANCE == gradients.TOLERANCE
     found = namespace(exported("expert-starvation-late"))
     assert found["STARVE"] == [{"expert": 3, "rank": 1, "layer": 1, "from_step": 3}]
@@ -144,7 +144,7 @@ RELEASES = {  # what DistributedConfig knows, and how the layout is asked for
     [("ep-overwrite", "unfixed"), ("ep-overwrite", "native"), ("ep-overwrite", "fsdp2-by-hand"),
      ("ep-router-gradient", "no-expert-parallelism")],
 )  # fmt: skip
-def test_a_release_gets_the_same_arguments_as_from_the_worker(
+def test_release_arguments_match_the_worker(
     release: str, name: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "_fields", lambda: dict.fromkeys(RELEASES[release]))

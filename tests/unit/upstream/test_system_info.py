@@ -20,7 +20,7 @@ def stack(python: Path, key: str = "transformers-4.53.2-abc") -> Stack:
     return Stack(python, {"python": "3.12.1", "transformers": "4.53.2"}, key, 0.0, [])
 
 
-def test_versions_builds_and_machine_are_there() -> None:
+def test_versions_builds_and_machine_are_included() -> None:
     text = "\n".join(system_info.here().lines())
     for name in ("Python", "torch", "transformers", "accelerate", "OS", "kernel", "CPU", "memory",
                  "GPUs", "driver"):  # fmt: skip
@@ -57,14 +57,14 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
     return next(line for line in found.lines() if line.startswith("- torch"))
 
 
-def test_a_build_for_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_build_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from typing import Optional\n__version__ = '2.11.0+cu130'\ndebug = False\n"
     text += "cuda: Optional[str] = '13.0'\ngit_version = 'abcdef0123456789'\nhip = None\n"
     line = build(tmp_path, monkeypatch, text)
     assert line == "- torch: 2.11.0+cu130 (CUDA 13.0, git abcdef0123)"
 
 
-def test_a_version_file_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_version_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build(tmp_path, monkeypatch, "cuda = (") == "- torch: 2.11.0+cu130"
 
 
@@ -103,7 +103,7 @@ def test_a_failing_part_does_not_break_the_report(monkeypatch: pytest.MonkeyPatc
     assert "- CPU: unknown (RuntimeError)" in system_info.here().lines()
 
 
-def test_another_python_is_asked_and_may_refuse(tmp_path: Path) -> None:
+def test_another_python_is_queried_and_may_fail(tmp_path: Path) -> None:
     found = system_info.here(stack(Path(sys.executable)))
     assert found.packages == installed_packages.packages() and found.problem == ""
     assert "- environment: transformers-4.53.2-abc, built by moediag" in found.lines()
@@ -115,7 +115,7 @@ def test_another_python_is_asked_and_may_refuse(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ the command
 
 
-def test_the_command_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["env"]) == 0
     assert capsys.readouterr().out.startswith("### moediag environment\n\n- moediag: ")
     assert app.main(["env", "--json"]) == 0
@@ -123,7 +123,7 @@ def test_the_command_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["packages"]["torch"] and told["cores"] >= 1 and told["stack"] is None
 
 
-def test_an_environment_that_is_not_built_is_refused(
+def test_a_missing_environment_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MOEDIAG_CACHE", str(tmp_path))

@@ -101,7 +101,7 @@ def test_a_change_in_the_saved_tensors_raises(change: str, block: str, said: str
 
 
 @pytest.mark.parametrize("block", ["released", "not-in-place", "every-expert"])
-def test_swapped_tokens_raise_nothing_and_every_expert_is_wrong(block: str) -> None:
+def test_swapped_tokens_make_every_expert_silently_wrong(block: str) -> None:
     with Rerouted("permuted", EXPERTS).installed():
         found = wrong(gradients(layer(block)[0]))
     assert {f"mlp.experts.{i}.weight" for i in range(EXPERTS)} <= found
@@ -112,7 +112,7 @@ def test_swapped_tokens_raise_nothing_and_every_expert_is_wrong(block: str) -> N
 
 @pytest.mark.parametrize("change", ["none", "count", "metadata", "permuted"])
 @pytest.mark.parametrize("block", ["released", "not-in-place", "every-expert"])
-def test_without_checkpointing_nothing_changes(change: str, block: str) -> None:
+def test_without_checkpointing_gradients_are_correct(change: str, block: str) -> None:
     with Rerouted(change, EXPERTS).installed():
         assert not wrong(gradients(layer(block)[0], region=False))
 
@@ -147,7 +147,7 @@ def test_a_router_outside_the_region_is_correct(change: str) -> None:
         assert not wrong(gradients(built, region=False))  # it brings regions of its own
 
 
-def test_its_regions_are_recomputed() -> None:
+def test_regions_beside_an_excluded_router_are_recomputed() -> None:
     built, anatomy = layer()
     activation_checkpointing.router_outside(anatomy)
     seen: list[bool] = []
@@ -168,7 +168,7 @@ def test_saving_the_top_k_is_correct_if_it_is_not_modified(change: str) -> None:
         assert not wrong(spared)
 
 
-def test_saving_a_top_k_that_is_normalised_in_place() -> None:
+def test_saving_a_top_k_normalised_in_place_is_wrong() -> None:
     with pytest.raises(RuntimeError, match="has been mutated"):
         gradients(layer()[0], context_fn=selective("top-k"))
     allowed = selective("top-k", allow_cache_entry_mutation=True)
@@ -211,7 +211,7 @@ def test_a_tolerant_hook_does_nothing_if_nothing_changes(substitute: str) -> Non
     assert tolerance.replaced == 0
 
 
-def test_an_unsupported_block() -> None:
+def test_an_unsupported_block_is_not_applicable() -> None:
     built, anatomy = layer()
     built.mlp.gate = nn.Identity()  # type: ignore[assignment]
     with pytest.raises(NotApplicable, match="not written for Block"):

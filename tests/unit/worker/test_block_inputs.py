@@ -62,7 +62,7 @@ STEPS = [
 @pytest.mark.parametrize(
     "step", STEPS, ids=lambda step: "-".join(map(str, step.values())) or "plain"
 )
-def test_each_rank_finds_its_own_in_the_reference(tmp_path: Any, step: dict[str, Any]) -> None:
+def test_each_rank_is_compared_with_its_own_reference(tmp_path: Any, step: dict[str, Any]) -> None:
     subject = trial(tmp_path, **step)
     reference.run(subject)
     by_rank = reference.load(str(subject.reference_path))["inputs"][0]
@@ -87,7 +87,7 @@ def detached_router(block: Any) -> None:
     gate.forward = lambda hidden: plain(hidden.detach())
 
 
-def test_a_block_that_passes_a_wrong_gradient_on_is_found(tmp_path: Any) -> None:
+def test_a_block_that_passes_a_wrong_gradient_is_found(tmp_path: Any) -> None:
     subject = trial(tmp_path)
     reference.run(subject)
     stored = reference.load(str(subject.reference_path))

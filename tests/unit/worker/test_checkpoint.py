@@ -146,7 +146,7 @@ def test_the_arguments_are_noted(release: Any) -> None:
     assert checkpoint.notes(built) == []
 
 
-def test_arguments_that_a_release_does_not_support(release: Any) -> None:
+def test_unsupported_arguments_are_not_applicable(release: Any) -> None:
     release("5.13")
     assert checkpoint._config({"tp_size": 4}).tp_size == 4
     with pytest.raises(NotApplicable, match=r"5\.13\.0 has no ep_size and no ep_plan"):
@@ -186,7 +186,7 @@ def test_a_refusal_by_the_library_is_not_applicable(release: Any) -> None:
         ("transformers.distributed.mixin", {"ep_size": 3}, {"distributed_config": {"ep_size": 3}}),
     ],
 )
-def test_any_other_error_stays_one(
+def test_other_errors_are_not_converted(
     module: str, asked: dict[str, Any] | None, wrapper: dict[str, Any]
 ) -> None:
     refuse = refusal(module)
@@ -204,12 +204,14 @@ def test_any_other_error_stays_one(
     ("number", "word"),
     [("4.53", "torch_dtype"), ("4.56", "dtype"), ("5.0", "dtype"), ("10.1", "dtype")],
 )
-def test_the_name_of_the_dtype_argument(release: Any, number: str, word: str) -> None:
+def test_dtype_argument_depends_on_the_release(release: Any, number: str, word: str) -> None:
     release(number)
     assert checkpoint._dtype_argument() == word
 
 
-def test_an_implementation_that_a_release_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_experts_implementation_is_not_applicable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     registered = ModuleType("transformers.integrations.moe")
     registered.ALL_EXPERTS_FUNCTIONS = {"grouped_mm": None}  # type: ignore[attr-defined]
     package = ModuleType("transformers.integrations")
@@ -238,7 +240,7 @@ def test_an_implementation_that_a_release_lacks(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_saved_is_loaded(tmp_path: Path, dtype: str) -> None:
+def test_a_saved_checkpoint_is_loaded_unchanged(tmp_path: Path, dtype: str) -> None:
     spec = ModelSpec(layers=1, experts=4, vocab=64, source="checkpoint", dtype=dtype)
     subject = Trial(
         "t", "s", "v", world_size=1, layout={"dp_shard": 1}, model=spec, step=StepSpec(seed=3),
@@ -262,7 +264,9 @@ def built(kind: Any, subject: Trial, model: nn.Module) -> Wrapped:
     return kind(model, Anatomy((), (), 4), subject)
 
 
-def test_a_wrapper_or_an_axis_without_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_axis_that_a_wrapper_cannot_shard_is_not_applicable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("ddp", "fsdp1", "zero3"):
         with pytest.raises(NotApplicable, match=f"wrapper {name} has no mesh axis ep"):
             kind_of(trial(EP, name))
@@ -286,7 +290,9 @@ def test_an_axis_that_the_step_cannot_run_is_refused_before_loading(axis: str, k
         preparation.prepare(trial({axis: 2}, kind), torch.device("cpu"))
 
 
-def test_gloo_that_adds_although_fsdp2_needs_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_that_sums_instead_of_averaging_is_not_applicable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(fsdp2_internals, "sums_for_means", lambda backend: backend == "gloo")
     assert kind_of(trial(EP)) is expert_parallel.Transformers, "no FSDP2 there"
     for asked in (trial(EP, **NATIVE), trial(EP, "fsdp2"), trial(FSDP, "accelerate")):
@@ -295,7 +301,7 @@ def test_gloo_that_adds_although_fsdp2_needs_a_mean(monkeypatch: pytest.MonkeyPa
         assert kind_of(dataclasses.replace(asked, backend="nccl"))
 
 
-def test_fully_shard_by_hand_leaves_no_room_for_sharded_weights() -> None:
+def test_fully_shard_refuses_weights_that_are_already_sharded() -> None:
     from torch.distributed.tensor import Replicate
 
     model = nn.Module()
@@ -306,7 +312,7 @@ def test_fully_shard_by_hand_leaves_no_room_for_sharded_weights() -> None:
 
 
 @pytest.mark.parametrize(("sync", "calls"), [(True, []), (False, [False, True])])
-def test_transformers_own_fsdp_accumulates_as_asked(sync: bool, calls: list[bool]) -> None:
+def test_fsdp_of_transformers_synchronises_as_requested(sync: bool, calls: list[bool]) -> None:
     class Sharded(nn.Linear):
         seen: list[bool] = []  # noqa: RUF012
 
@@ -336,7 +342,7 @@ def test_transformers_own_fsdp_accumulates_as_asked(sync: bool, calls: list[bool
         ({"dp_shard": 4, "ep": 1}, [None] * 4),
     ],
 )
-def test_the_place_on_the_ep_axis(layout: dict[str, int], places: list[int | None]) -> None:
+def test_position_on_the_ep_axis_is_found(layout: dict[str, int], places: list[int | None]) -> None:
     assert ep_rank(trial(layout)) is None, "no process group"
     for rank, expected in enumerate(places):
         with rank_of(rank, 4):
@@ -361,7 +367,7 @@ def saved(tmp_path: Path) -> Any:
     return save
 
 
-def test_older_releases_are_asked_by_an_argument(
+def test_older_releases_take_tp_plan_as_an_argument(
     saved: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = saved("mixtral")
@@ -382,7 +388,7 @@ def test_a_family_without_a_plan_is_refused(saved: Any) -> None:
         checkpoint.plan(saved("olmoe"), {"tp_size": 2})
 
 
-def test_a_piece_that_nothing_declares_is_refused(saved: Any) -> None:
+def test_an_undeclared_shard_is_refused(saved: Any) -> None:
     subject = saved("mixtral")
     model: Any = tiny.build(subject.model, 0)
     checkpoint._declares_pieces(model, subject)

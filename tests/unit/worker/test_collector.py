@@ -44,12 +44,12 @@ def test_each_step_is_recorded_before_the_caller_and_optimized_after_it() -> Non
     assert collector.outcome().steps_done == 3
 
 
-def test_a_range_of_the_steps() -> None:
+def test_steps_can_be_limited_to_a_range() -> None:
     assert list(Collector(TRIAL, 0, CPU).steps(first=2)) == [2, 3]
     assert list(Collector(TRIAL, 0, CPU).steps(first=2, last=2)) == [2]
 
 
-def test_a_step_that_cannot_be_optimized_is_the_last_and_is_not_done() -> None:
+def test_a_step_without_an_update_is_the_last_and_not_counted() -> None:
     model = Matrices(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     two = dataclasses.replace(TRIAL, world_size=2)  # what only one rank holds is not observed
@@ -67,13 +67,13 @@ def test_a_step_that_cannot_be_optimized_is_the_last_and_is_not_done() -> None:
     assert outcome.replicas["0"].parameters["first.weight"].gradient is None
 
 
-def test_nothing_is_observed_unless_asked() -> None:
+def test_replicas_are_observed_only_on_request() -> None:
     collector = Collector(TRIAL, 0, CPU)
     list(collector.steps())
     assert collector.outcome().replicas == {}
 
 
-def test_a_note_is_recorded_at_once_and_kept_once() -> None:
+def test_a_note_is_recorded_immediately_and_kept_once() -> None:
     recorder = Recorder()
     collector = Collector(TRIAL, 0, CPU, recorder)
     collector.note("a", "b", "a")
@@ -82,7 +82,7 @@ def test_a_note_is_recorded_at_once_and_kept_once() -> None:
     assert recorder.seen == [("note", True, {"text": "a"}), ("note", True, {"text": "b"})]
 
 
-def test_the_outcome_has_versions_and_a_refusal_has_only_those() -> None:
+def test_outcome_has_versions_and_a_refusal_has_only_versions() -> None:
     collector = Collector(TRIAL, 2, CPU)
     collector.measured.losses.append(1.5)
     collector.set(cost={"": [1.0]})

@@ -95,7 +95,7 @@ def test_every_fix_and_the_unfixed_step_twice_are_timed_each_round(
     assert set(control.ratios(outcome.cost)) == {"", "touch", "iterate-all"}
 
 
-def test_the_step_that_is_timed_is_healthy_and_of_the_size_asked_for(
+def test_the_timed_step_is_healthy_and_has_the_requested_size(
     ran: list[tuple[str, Any]],
 ) -> None:
     outcome_of(trial("touch", rounds=1))
@@ -106,7 +106,7 @@ def test_the_step_that_is_timed_is_healthy_and_of_the_size_asked_for(
         assert timed.reference_path is None
 
 
-def test_a_fix_that_cannot_be_applied_is_a_note_and_the_others_are_timed(
+def test_a_fix_that_cannot_be_applied_is_noted_and_skipped(
     ran: list[tuple[str, Any]],
 ) -> None:
     outcome = outcome_of(trial("zero-fill", "touch", rounds=2))
@@ -114,7 +114,7 @@ def test_a_fix_that_cannot_be_applied_is_a_note_and_the_others_are_timed(
     assert outcome.notes == ["cost of zero-fill: zero-fill acts on FSDP2"]
 
 
-def test_the_outcome_of_a_cost_trial_survives_its_file(
+def test_cost_outcome_round_trips_through_its_file(
     ran: list[tuple[str, Any]], tmp_path: Path
 ) -> None:
     outcome = outcome_of(trial("touch", rounds=2))

@@ -85,7 +85,7 @@ def of_rank(rank: int, folder: str) -> None:
         os._exit(1)
 
 
-def test_two_ranks_compute_what_one_does_and_experts_get_the_sum(tmp_path: Path) -> None:
+def test_two_ranks_give_the_results_and_gradients_of_one(tmp_path: Path) -> None:
     context = mp.get_context("fork")
     ranks = [context.Process(target=of_rank, args=(rank, str(tmp_path))) for rank in (0, 1)]
     for process in ranks:
@@ -107,7 +107,7 @@ def test_two_ranks_compute_what_one_does_and_experts_get_the_sum(tmp_path: Path)
         assert torch.allclose(gradient, whole.up.grad[2 * rank : 2 * rank + 2], atol=1e-6)
 
 
-class TestWhatCannotBeDivided:
+class TestNotDivisible:
     @pytest.fixture(autouse=True)
     def world(self) -> Any:
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -116,11 +116,11 @@ class TestWhatCannotBeDivided:
         yield
         dist.destroy_process_group()
 
-    def test_a_number_of_experts_that_the_ranks_cannot_divide(self) -> None:
+    def test_an_indivisible_number_of_experts_is_not_applicable(self) -> None:
         with pytest.raises(NotApplicable, match="4 experts cannot be divided over 3 ranks"):
             dispatch.divide(anatomy(Block()), dist.group.WORLD)
 
-    def test_experts_that_are_modules(self) -> None:
+    def test_experts_that_are_modules_are_not_applicable(self) -> None:
         listed = tuple((str(n), nn.Linear(2, 2)) for n in range(EXPERTS))
         modules = Anatomy((), (MoeBlock("mlp", Block(), 0, listed),), EXPERTS)
         with pytest.raises(NotApplicable, match="experts are modules in this release"):

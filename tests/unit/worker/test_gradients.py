@@ -58,7 +58,7 @@ def test_a_shard_is_compared_with_its_own_part(rank: int) -> None:
         assert judged(with_gradient(made, other), FULL).wrong
 
 
-def test_a_rank_with_no_element_is_right() -> None:
+def test_a_rank_without_elements_is_correct() -> None:
     with rank_of(3, 4) as mesh:
         made = wrapped(placed(torch.zeros(3, 2), mesh, Shard(0)))
         found = judged(
@@ -67,7 +67,7 @@ def test_a_rank_with_no_element_is_right() -> None:
         assert (found.wrong, found.max_abs) == (False, 0.0)
 
 
-def test_a_pending_sum_is_computed_first() -> None:
+def test_a_partial_gradient_is_reduced_first() -> None:
     """The parameter is whole on each rank, its gradient a part on each: on one rank that is it."""
     with rank_of(0, 1) as mesh:
         from torch.distributed.tensor import DTensor
@@ -80,7 +80,7 @@ def test_a_pending_sum_is_computed_first() -> None:
         ).wrong
 
 
-def test_a_plain_slice_is_the_one_of_its_place_on_the_ep_axis() -> None:
+def test_a_plain_slice_is_selected_by_its_ep_position() -> None:
     made = wrapped(torch.zeros(2, 2, WIDTH))
     made.ep_rank = 1
     assert not judged(with_gradient(made, FULL[2:].clone()), FULL).wrong
@@ -114,7 +114,7 @@ def test_lost_rows_are_compared_with_their_experts(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_lost_rows_may_be_cut_along_another_dimension_too(rank: int) -> None:
+def test_lost_rows_may_be_sharded_along_another_dimension(rank: int) -> None:
     whole = FULL + numbered(1, 2, WIDTH) * 10
     with rank_of(rank, 2, 2) as mesh:
         made = wrapped(placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0), Shard(1)))
@@ -124,7 +124,7 @@ def test_lost_rows_may_be_cut_along_another_dimension_too(rank: int) -> None:
         assert judged(made, whole, [1]).wrong
 
 
-def test_no_gradient_of_a_lost_parameter_is_missing() -> None:
+def test_a_lost_parameter_without_a_gradient_is_missing() -> None:
     with rank_of(0, 2) as mesh:
         made = wrapped(placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0)))
         found = judged(made, FULL, [1])
@@ -143,7 +143,7 @@ def test_a_multiple_of_the_reference_is_reported_with_its_remainder(k: float) ->
     assert found.times.numel == FULL.numel()
 
 
-def test_another_direction_leaves_more_than_a_multiple() -> None:
+def test_another_direction_leaves_a_remainder() -> None:
     other = FULL.flip(0).clone()
     times = judged(with_gradient(wrapped(torch.zeros_like(FULL)), other), FULL).times
     left = other.double() - times.factor * FULL.double()
@@ -156,7 +156,7 @@ def test_a_nonfinite_gradient_is_not_a_multiple(gradient: torch.Tensor) -> None:
     assert judged(with_gradient(wrapped(torch.zeros_like(FULL)), gradient), FULL).times is None
 
 
-def test_nothing_is_a_multiple_of_zero_and_no_gradient_is_zero_times_any() -> None:
+def test_a_zero_reference_has_no_multiple_and_a_missing_gradient_is_zero_times() -> None:
     made = with_gradient(wrapped(torch.zeros_like(FULL)), FULL.clone())
     assert judged(made, torch.zeros_like(FULL)).times is None
     assert judged(with_gradient(made, None), FULL).times.factor == 0.0
@@ -188,7 +188,7 @@ def trained(optimizer: str, k: float, steps: int = 4) -> tuple[Any, Any, list[fl
     return made, {**expected, "gradients": gradients}, losses[0], losses[1]
 
 
-def test_adamw_hides_a_factor_from_losses_and_weights_and_not_from_gradients() -> None:
+def test_adamw_hides_a_factor_from_losses_and_weights() -> None:
     """Losses alone, and weights after training alone, accept gradients that are twice too large."""
     made, expected, losses, wrong = trained("adamw", 2.0)
     assert wrong == pytest.approx(losses, rel=1e-5)
@@ -200,7 +200,7 @@ def test_adamw_hides_a_factor_from_losses_and_weights_and_not_from_gradients() -
     assert found.times.factor == pytest.approx(2.0, rel=1e-3)
 
 
-def test_sgd_shows_it_in_the_weights() -> None:
+def test_sgd_shows_a_factor_in_the_weights() -> None:
     made, expected, losses, wrong = trained("sgd", 2.0)
     assert compare.updates(made, expected, {})["0.weight"].factor == pytest.approx(2.0, abs=0.05)
     assert wrong[-1] < losses[-1], "it learns faster"
@@ -220,7 +220,7 @@ def inputs(kept: Any, reference: Any, **changes: Any) -> dict[str, Any]:
     return compare.inputs(made, kept, reference)
 
 
-def test_a_ranks_loss_is_its_own_and_the_references_the_mean() -> None:
+def test_reference_inputs_are_scaled_to_the_loss_of_one_rank() -> None:
     right = {"mlp": KEPT["mlp"] / 2}
     assert inputs(KEPT, right)["mlp"].wrong is False
     wrong = inputs({"mlp": KEPT["mlp"] * 1.01}, right)["mlp"]
@@ -229,7 +229,7 @@ def test_a_ranks_loss_is_its_own_and_the_references_the_mean() -> None:
     assert inputs({"mlp": KEPT["mlp"] * float("nan")}, right)["mlp"].wrong
 
 
-def test_what_cannot_be_compared_is_left_out() -> None:
+def test_inputs_that_cannot_be_compared_are_left_out() -> None:
     right = {"mlp": KEPT["mlp"] / 2}
     assert inputs({}, right) == {}
     assert inputs({"mlp": KEPT["mlp"][:, :1]}, right) == {}
@@ -237,7 +237,7 @@ def test_what_cannot_be_compared_is_left_out() -> None:
     assert inputs(KEPT, {}) == {}
 
 
-def test_in_bfloat16_single_tokens_prove_nothing() -> None:
+def test_inputs_are_not_compared_in_bfloat16() -> None:
     far = {"mlp": KEPT["mlp"] * 7}
     assert inputs(far, KEPT)["mlp"].wrong
     assert inputs(far, KEPT, model=ModelSpec(dtype="bfloat16")) == {}
@@ -259,12 +259,12 @@ def test_mixed_precision_is_compared_with_the_effect_of_rounding(error: float, w
     assert compare.compare(small, {"w": FULL / 100}, rounding={"w": 0.01})["w"].wrong is wrong
 
 
-def test_an_expert_without_tokens_has_a_gradient_of_zero_in_any_type() -> None:
+def test_an_expert_without_tokens_has_a_zero_gradient_in_any_dtype() -> None:
     made = with_gradient(wrapped(FULL, MIXED), torch.full_like(FULL, 1e-6))
     found = compare.compare(made, {"w": torch.zeros_like(FULL)}, rounding={"w": 0.0})["w"]
     assert found.wrong is True
 
 
-def test_the_gradients_of_inputs_are_no_measure_in_mixed_precision() -> None:
+def test_inputs_are_not_compared_in_mixed_precision() -> None:
     made = wrapped(FULL, MIXED)
     assert compare.inputs(made, {"b": FULL}, {"b": FULL}) == {}

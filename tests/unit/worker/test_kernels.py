@@ -34,7 +34,7 @@ grouped = kernels.load()
     transposed=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_any_counts_and_sizes(
+def test_kernel_matches_a_loop_for_any_sizes(
     counts: list[int], tail: int, inner: int, outer: int, transposed: bool, seed: int
 ) -> None:
     checks.against_a_loop(counts, tail, inner, outer, transposed=transposed, seed=seed)
@@ -45,7 +45,7 @@ def test_any_counts_and_sizes(
     ids=["no-rows", "first-has-all", "last-has-all", "whole-blocks", "one-and-none"],
 )  # fmt: skip
 @pytest.mark.parametrize("tail", [0, 19])
-def test_the_edges(counts: list[int], tail: int) -> None:
+def test_kernel_matches_a_loop_at_block_edges(counts: list[int], tail: int) -> None:
     checks.against_a_loop(counts, tail, 20, 24)
 
 
@@ -79,7 +79,7 @@ def test_strides_do_not_matter() -> None:
     assert torch.allclose(y.double(), expected, atol=1e-5)
 
 
-def test_mismatching_sizes_are_refused() -> None:
+def test_mismatched_sizes_are_refused() -> None:
     x, weight = torch.randn(4, 8), torch.randn(2, 8, 8)
     groups = grouped.groups_for(x, torch.tensor([1, 4]))
     for bad in (
@@ -102,7 +102,7 @@ ROUTED = {
 
 
 @pytest.mark.parametrize("routing", ROUTED)
-def test_the_experts_function(routing: str) -> None:
+def test_experts_function_matches_a_loop(routing: str) -> None:
     checks.experts_function(ROUTED[routing])
 
 
@@ -110,7 +110,7 @@ def test_the_experts_function(routing: str) -> None:
     ("transposed", "biased", "gated"),
     [(True, False, True), (False, True, True), (True, True, False)],
 )
-def test_every_layout_of_experts(transposed: bool, biased: bool, gated: bool) -> None:
+def test_experts_function_accepts_every_layout(transposed: bool, biased: bool, gated: bool) -> None:
     checks.experts_function(ROUTED["some-foreign"], transposed, biased, gated)
 
 

@@ -24,7 +24,7 @@ ROUTED = SkewSpec(routing="zero-token", batches="identical")
 
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (2, 2), (3, 2), (5, 3), (64, 8), (4, 1)])
 @pytest.mark.parametrize("routing", ["balanced", "zero-token", "one-hot"])
-def test_fixed_routing_is_as_declared(routing: str, experts: int, top_k: int) -> None:
+def test_fixed_routing_matches_its_declaration(routing: str, experts: int, top_k: int) -> None:
     tokens = 4 * experts  # whole rounds: equal means equal
     index = skew.routed(routing, tokens, experts, top_k)
     assert index.shape == (tokens, top_k)
@@ -39,7 +39,7 @@ def test_fixed_routing_is_as_declared(routing: str, experts: int, top_k: int) ->
         assert experts < 2 * top_k or not any(counts[1::2])
 
 
-def test_a_token_meets_experts_of_both_halves_and_of_one() -> None:
+def test_tokens_use_experts_of_one_or_both_halves() -> None:
     """Else mixing up two ranks' experts would not show."""
     for routing in ("balanced", "zero-token"):
         halves = skew.routed(routing, 64, 8, 2) // 4
@@ -86,7 +86,7 @@ def test_the_reference_measures_rounding_if_the_trial_rounds() -> None:
         assert 2**-10 < sorted(relative)[len(relative) // 2] < 0.1
 
 
-def test_experts_that_are_left_out_are_cast_and_come_back() -> None:
+def test_ignored_experts_are_cast_and_restored() -> None:
     module = nn.Linear(4, 4)
     before = module.weight
     expert_parallel.computing_in(torch.bfloat16, module)
@@ -116,7 +116,9 @@ def test_a_release_without_the_registry_is_not_applicable(monkeypatch: pytest.Mo
         kernels.register()
 
 
-def test_ranks_on_the_cpu_interpret_unless_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_the_cpu_use_the_interpreter_before_triton_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(kernels.ENV_INTERPRET, raising=False)
     monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
     kernels.interpret()

@@ -33,7 +33,7 @@ def takes(guard: str, config: Config) -> list[object]:
     return guards.GUARDS[guard](config)
 
 
-def test_the_fields_that_count_routed_experts() -> None:
+def test_fields_that_count_routed_experts_are_found() -> None:
     config = Config(
         num_experts=8, n_routed_experts=8, moe_num_experts=8, num_experts_per_tok=2,
         n_shared_experts=1, num_shared_experts=1,
@@ -90,7 +90,7 @@ def test_the_token_loss_does_not_show_the_auxiliary_loss() -> None:
     assert torch.equal(*logits)
 
 
-def test_a_class_that_cannot_be_built_is_named_and_not_judged() -> None:
+def test_a_class_that_cannot_be_built_is_reported_and_not_judged() -> None:
     class Broken:
         def __init__(self, config: object) -> None:
             raise TypeError("no\nsuch thing")
@@ -101,7 +101,7 @@ def test_a_class_that_cannot_be_built_is_named_and_not_judged() -> None:
     assert seen.largest is None
 
 
-def test_the_release_is_searched() -> None:
+def test_configuration_classes_of_the_release_are_found() -> None:
     with_loss = {found.name: found for found in moe_configs.find(with_loss=True)}
     assert with_loss["MixtralConfig"].model is MixtralForCausalLM
     assert all(found.has_loss for found in with_loss.values())

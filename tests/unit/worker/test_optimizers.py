@@ -35,9 +35,7 @@ def found(parameters, **step):
 
 class TestGroups:
     @pytest.mark.parametrize("how", ["foreach", "fused"])
-    def test_plain_tensors_beside_dtensors_in_one_call_are_found_and_do_raise(
-        self, parameters, how
-    ):
+    def test_plain_tensors_mixed_with_dtensors_are_found_and_raise(self, parameters, how):
         some = [p for name, p in parameters.items() if name != "d0"]
         (finding,) = found(some, **{how: True})
         assert finding.raises
@@ -64,14 +62,14 @@ class TestGroups:
         {"fused": True, "parameter_groups": "per-mesh"},
         {"foreach": False, "optimizer": "sgd"},
     ])  # fmt: skip
-    def test_nothing_is_found_where_each_call_gets_one_kind(self, parameters, step):
+    def test_calls_with_one_kind_of_tensor_have_no_finding(self, parameters, step):
         assert found(parameters.values(), **step) == []
 
-    def test_one_kind_in_one_group_is_nothing(self, parameters):
+    def test_a_group_with_one_kind_of_tensor_has_no_finding(self, parameters):
         assert found([parameters["plain0"], parameters["plain1"]], foreach=True) == []
         assert found([parameters["e0"], parameters["e1"]], fused=True) == []
 
-    def test_groups_per_mesh_hold_every_parameter_once_in_order(self, parameters):
+    def test_groups_per_mesh_contain_every_parameter_once_in_order(self, parameters):
         groups = optimizers.per_mesh(parameters.values())
         assert [len(group) for group in groups] == [3, 2, 1]
         assert [id(p) for group in groups for p in group] == [id(p) for p in parameters.values()]
@@ -102,10 +100,10 @@ class TestClip:
         assert plain["unused"].grad is None
 
     @pytest.mark.parametrize("how", ["torch", "local", "per-mesh"])
-    def test_small_gradients_stay_as_they_are(self, plain, how):
+    def test_small_gradients_are_not_scaled(self, plain, how):
         clipping.clip(plain, 100.0, how, PlainShards())
         assert torch.equal(plain["a"].grad, torch.full((3,), 2.0))
 
-    def test_an_unknown_way_is_not_applicable(self, plain):
+    def test_an_unknown_clipping_method_is_not_applicable(self, plain):
         with pytest.raises(NotApplicable, match="unknown clipping 'maybe'"):
             clipping.clip(plain, 1.0, "maybe", PlainShards())

@@ -74,7 +74,7 @@ def rows_of(found: ownership.Rows, fqn: str) -> Any:
     return next(rows for rows in found[0] if rows.fqn == fqn)
 
 
-def test_an_untouched_model_is_the_checkpoint() -> None:
+def test_an_unchanged_model_matches_the_checkpoint() -> None:
     model, anatomy, truth = made()
     rows, unequal, compared = ownership.examine(model, anatomy, truth, None)
     assert {r.fqn for r in rows} == {UP, DOWN, "layers.0.mlp.experts.bias"}
@@ -85,7 +85,7 @@ def test_an_untouched_model_is_the_checkpoint() -> None:
     assert up.first == up.should == pytest.approx(float(truth[UP].reshape(-1)[0]))
 
 
-def test_swapped_rows_are_the_experts_they_are() -> None:
+def test_swapped_rows_are_identified() -> None:
     model, anatomy, truth = made()
     up = model.layers[0].mlp.experts.up
     up.data = up.data[[0, 3, 2, 1]].clone()
@@ -96,7 +96,7 @@ def test_swapped_rows_are_the_experts_they_are() -> None:
 
 
 @pytest.mark.parametrize("value", [7.0, float("nan")])
-def test_garbage_is_no_expert(value: float) -> None:
+def test_an_invalid_row_matches_no_expert(value: float) -> None:
     model, anatomy, truth = made()
     model.layers[0].mlp.experts.up.data[2, 1, 1] = value
     found = ownership.examine(model, anatomy, truth, None)
@@ -104,7 +104,7 @@ def test_garbage_is_no_expert(value: float) -> None:
     assert rows_of(found, UP).declared == [0, 1, 2, 3]
 
 
-def test_of_equal_experts_the_declared_one_is_meant() -> None:
+def test_equal_experts_match_the_declared_one() -> None:
     model, anatomy, truth = made()
     found = ownership.examine(model, anatomy, truth, None)
     assert rows_of(found, "layers.0.mlp.experts.bias").held == [0, 1, 2, 3], "all of them zero"
@@ -114,7 +114,7 @@ def test_of_equal_experts_the_declared_one_is_meant() -> None:
     ).held == [2, 3]
 
 
-def test_a_plain_slice_is_declared_by_the_place_on_the_ep_axis() -> None:
+def test_a_plain_slice_is_declared_by_its_ep_position() -> None:
     model, anatomy, truth = made()
     experts = model.layers[0].mlp.experts
     experts.up = nn.Parameter(truth[UP][2:].clone())
@@ -129,7 +129,7 @@ def test_a_plain_slice_is_declared_by_the_place_on_the_ep_axis() -> None:
     assert (rows.declared, rows.should) == ([-1, -1, -1], None)
 
 
-def test_bfloat16_is_compared_as_it_was_saved() -> None:
+def test_bfloat16_weights_are_compared_as_saved() -> None:
     model, anatomy, _ = made()
     model.to(torch.bfloat16)
     truth = {name: p.detach().float() for name, p in model.named_parameters()}
@@ -143,7 +143,7 @@ def test_bfloat16_is_compared_as_it_was_saved() -> None:
     assert unequal == ["head.weight"]
 
 
-def test_experts_that_are_modules_are_other_weights() -> None:
+def test_experts_that_are_modules_count_as_other_weights() -> None:
     """As in transformers 4.x: whole or absent, never cut."""
     model, anatomy, truth = made(listed=True)
     assert expert_parameters(model, anatomy) == {}
@@ -153,7 +153,7 @@ def test_experts_that_are_modules_are_other_weights() -> None:
     assert unequal == ["layers.0.mlp.experts.3.weight"]
 
 
-def test_what_the_checkpoint_does_not_have_is_not_compared() -> None:
+def test_weights_missing_in_the_checkpoint_are_not_compared() -> None:
     model, anatomy, truth = made()
     del truth["head.weight"], truth[UP]
     rows, unequal, compared = ownership.examine(model, anatomy, truth, None)
@@ -161,7 +161,7 @@ def test_what_the_checkpoint_does_not_have_is_not_compared() -> None:
     assert (unequal, compared) == ([], 1)
 
 
-def test_another_size_differs() -> None:
+def test_weights_of_another_size_differ() -> None:
     model, anatomy, truth = made()
     model.head.weight = nn.Parameter(torch.zeros(1, 2))
     model.layers[0].mlp.experts.up = nn.Parameter(torch.zeros(EXPERTS, 5))
@@ -170,7 +170,7 @@ def test_another_size_differs() -> None:
     assert rows_of(found, UP).held == [-1] * 4
 
 
-def test_a_plain_piece_of_other_weights_is_compared_with_its_own_part() -> None:
+def test_a_plain_slice_of_other_weights_is_compared_with_its_own_part() -> None:
     """As llama4's plan divides attention weights, by rows or by columns, up to 5.15."""
     model, anatomy, truth = made()
     for piece, equal in ((truth["head.weight"][:, 1:], 1), (truth["head.weight"][:1], 0)):
@@ -215,7 +215,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rank", range(4))
-def test_a_right_shard_is_found_in_any_layout(layout: str, rank: int) -> None:
+def test_a_correct_shard_matches_in_any_layout(layout: str, rank: int) -> None:
     lay, held = LAYOUTS[layout]
     found = sharded(rank, lay)
     for fqn in (UP, DOWN):
@@ -241,7 +241,7 @@ def test_a_wrong_shard_is_found_in_any_layout(rank: int) -> None:
     assert found[1] == ["head.weight"]
 
 
-def test_a_slice_taken_for_the_whole_has_too_few_rows() -> None:
+def test_a_resharded_slice_has_too_few_rows() -> None:
     model, anatomy, truth = made()
     with rank_of(1, 2) as mesh:
         own = truth[UP][2:].clone()  # expert-parallel rank 1's slice
@@ -282,7 +282,7 @@ def test_the_number_of_computed_experts_is_recorded_once_per_block() -> None:
     assert watched(model, anatomy) == [{UP: 2, DOWN: 2}]
 
 
-def test_experts_that_are_modules_are_counted_where_they_have_weights() -> None:
+def test_only_expert_modules_with_weights_are_counted() -> None:
     model, anatomy, _ = made(listed=True)
     assert watched(model, anatomy) == [{"layers.0.mlp.experts": EXPERTS}]
     model, anatomy, _ = made(listed=True)

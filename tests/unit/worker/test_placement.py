@@ -20,7 +20,7 @@ def same(found: Any, parameter: Any) -> bool:
     return found.shape == local.shape and torch.equal(found.float(), local)
 
 
-def test_a_plain_tensor_has_no_place() -> None:
+def test_a_plain_tensor_has_no_placement() -> None:
     plain = torch.nn.Parameter(numbered(4, 2))
     assert placement.index(plain) is None
     assert not placement.distributed(plain)
@@ -30,13 +30,13 @@ def test_a_plain_tensor_has_no_place() -> None:
 
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("shape", [(8, 4), (5, 6), (3, 4), (7, 3), (9,), (6, 2, 3)])
-def test_a_shard_of_fsdp_is_where_fsdp_put_it(rank: int, shape: tuple[int, ...]) -> None:
+def test_index_of_an_fsdp_shard_is_correct(rank: int, shape: tuple[int, ...]) -> None:
     with rank_of(rank, 4) as mesh:
         parameter = fully_sharded(numbered(*shape), mesh)
         assert same(placement.index(parameter), parameter)
 
 
-def test_five_rows_over_four_ranks() -> None:
+def test_five_rows_are_sharded_over_four_ranks() -> None:
     held = []
     for rank in range(4):
         with rank_of(rank, 4) as mesh:
@@ -47,9 +47,7 @@ def test_five_rows_over_four_ranks() -> None:
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shape", [(8, 4), (5, 6), (7, 3), (2, 4)])
-def test_a_shard_of_a_shard_is_where_fsdp_put_it(
-    rank: int, dim: int, shape: tuple[int, ...]
-) -> None:
+def test_index_of_a_nested_shard_is_correct(rank: int, dim: int, shape: tuple[int, ...]) -> None:
     """FSDP over tensor-parallel parameters; on the same dim the pieces are strided."""
     with rank_of(rank, 2, 2) as mesh:
         outer, inner = (mesh[name] for name in mesh.mesh_dim_names)
@@ -58,7 +56,7 @@ def test_a_shard_of_a_shard_is_where_fsdp_put_it(
         assert same(placement.index(parameter), parameter)
 
 
-def test_the_ranks_of_a_strided_mesh_hold_everything_once() -> None:
+def test_strided_shards_cover_every_element_once() -> None:
     found = []
     for rank in range(4):
         with rank_of(rank, 2, 2) as mesh:
@@ -69,7 +67,7 @@ def test_the_ranks_of_a_strided_mesh_hold_everything_once() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_copy_and_a_sum_are_whole_on_every_rank(rank: int) -> None:
+def test_replicated_and_partial_tensors_are_whole_on_every_rank(rank: int) -> None:
     with rank_of(rank, 2, 2) as mesh:
         whole = numbered(4, 4)
         copy = placed(whole, mesh, Replicate(), Replicate())
@@ -81,9 +79,7 @@ def test_a_copy_and_a_sum_are_whole_on_every_rank(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_a_torch_without_src_data_rank_cuts_the_same(
-    rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_is_equal_without_src_data_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import tensor
 
     def older(whole: Any, mesh: Any, placements: Any) -> Any:
@@ -102,7 +98,7 @@ def test_a_torch_without_src_data_rank_cuts_the_same(
             placement.index(strided)
 
 
-def test_placements_in_words() -> None:
+def test_placements_are_described() -> None:
     with rank_of(0, 2, 2) as mesh:
         outer, inner = mesh.mesh_dim_names
         both = placed(numbered(4, 4), mesh, Shard(0), Replicate())
@@ -116,7 +112,7 @@ def test_placements_in_words() -> None:
         assert placement.placement(alone) == f"Shard(0) on {outer}[2]", "one rank divides nothing"
 
 
-def test_a_plain_piece_is_the_one_of_its_place() -> None:
+def test_a_plain_slice_is_selected_by_its_position() -> None:
     whole = numbered(4, 6)
     assert torch.equal(placement.piece(whole, (2, 6), 1), whole[2:])
     assert torch.equal(placement.piece(whole, (4, 3), 0), whole[:, :3])

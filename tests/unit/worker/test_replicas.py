@@ -31,12 +31,12 @@ def estimated(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 class TestSketch:
-    def test_equal_tensors_have_equal_sketches_whatever_their_shape_and_dtype(self):
+    def test_sketches_do_not_depend_on_shape_or_dtype(self):
         tensor = torch.randn(8, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
         assert replicas.sketch(tensor) == replicas.sketch(tensor.reshape(-1).double())
 
     @pytest.mark.parametrize("numel", [1, 50, 70_000, 200_000])
-    def test_the_distance_of_sketches_estimates_that_of_the_tensors(self, numel):
+    def test_distance_of_sketches_estimates_the_tensor_distance(self, numel):
         generator = torch.Generator().manual_seed(numel)
         a = torch.randn(numel, generator=generator)
         b = a + 1e-3 * torch.randn(numel, generator=generator)
@@ -44,18 +44,18 @@ class TestSketch:
         assert 0.3 * true < estimated(a, b) < 2.5 * true
         assert replicas.sketch(a).norm == pytest.approx(float(a.double().norm()), rel=1e-8)
 
-    def test_one_changed_element_shows(self):
+    def test_one_changed_element_changes_the_sketch(self):
         a = torch.ones(70_000)
         b = a.clone()
         b[-1] += 1.0
         assert estimated(a, b) == pytest.approx(1.0, rel=1e-4)
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_what_is_not_finite_is_text_without_projections(self, bad):
+    def test_a_nonfinite_norm_is_text_without_projections(self, bad):
         sketch = replicas.sketch(torch.tensor([1.0, bad]))
         assert (sketch.norm, sketch.projections) == (str(bad), [])
 
-    def test_an_empty_tensor_is_zero(self):
+    def test_an_empty_tensor_has_norm_zero(self):
         assert replicas.sketch(torch.zeros(0, 4)).norm == 0.0
 
 
@@ -96,7 +96,7 @@ class TestSlices:
             == "2:4,:,:"
         )
 
-    def test_rows_without_a_placement_are_counted_from_their_start(self):
+    def test_declared_rows_are_offset_by_their_start(self):
         """Four of eight experts lie on this rank's mesh: all of its rows, or half of them."""
         from torch.distributed.tensor import Replicate, Shard
 
@@ -116,7 +116,7 @@ class TestSlices:
         assert declared_slices.describe("w", self.placed(Replicate(), Shard(0), shape=(1, 2)),
                                PlainShards()).startswith("0:0,")  # fmt: skip
 
-    def test_fsdp_over_a_sharded_tensor_cuts_in_the_other_order(self):
+    def test_strided_shards_are_described_in_reverse_order(self):
         """The table in torch's own docstring of _StridedShard: (0, 1) holds rows 4-5."""
         from torch.distributed.tensor import Shard
         from torch.distributed.tensor.placement_types import _StridedShard
@@ -125,13 +125,13 @@ class TestSlices:
         assert declared_slices.describe("w", tensor, PlainShards()) == "4:6,:"
         assert declared_slices.holders(tensor, 4) == 1
 
-    def test_plain_tensors_are_whole_but_for_declared_rows(self):
+    def test_plain_tensors_are_whole_except_declared_rows(self):
         plain = PlainShards({"experts": (4, 8)})
         weight = torch.zeros(4, 6, 4)
         assert declared_slices.describe("experts", weight, plain) == "4:8,:,:"
         assert declared_slices.describe("norm", weight, plain) == ":"
 
-    def test_how_many_ranks_share_a_slice(self):
+    def test_holders_of_a_slice_are_counted(self):
         from torch.distributed.tensor import Replicate, Shard
 
         assert declared_slices.holders(torch.zeros(3), 4) == 4
@@ -171,10 +171,10 @@ class TestObserver:
         gradients = [r.gradient.norm**2 for r in after.parameters.values() if r.gradient]
         assert after.local_norm == pytest.approx(math.sqrt(sum(gradients)), rel=1e-6)
 
-    def test_what_no_other_rank_can_hold_is_left_out(self, wrapped):
+    def test_unshared_parameters_are_left_out(self, wrapped):
         assert replicas.Observer(wrapped, world_size=1).steps["0"].parameters == {}
 
-    def test_flat_parameters_say_nothing_but_what_the_optimizer_does(self, wrapped):
+    def test_flat_parameters_have_only_optimizer_steps_and_rates(self, wrapped):
         wrapped.tells_slices = False
         observer = replicas.Observer(wrapped, world_size=2)
         self.step(wrapped, observer, 1)
@@ -182,7 +182,7 @@ class TestObserver:
             optimizer_steps=[1.0, 1.0], learning_rates=[1e-3]
         )
 
-    def test_it_survives_the_file(self, wrapped, tmp_path):
+    def test_replicas_round_trip_through_the_outcome_file(self, wrapped, tmp_path):
         observer = replicas.Observer(wrapped, world_size=2)
         self.step(wrapped, observer, 1)
         outcome = Outcome(rank=0, replicas=observer.steps, reference_norms=[1.5])
@@ -214,11 +214,11 @@ class TestPlainExperts:
         ({"ep": 4}, 3, 2, (6, 8)),
         ({"dp_shard": 2, "ep": 2}, 1, 4, (4, 8)),
     ])  # fmt: skip
-    def test_their_place_on_the_ep_axis_gives_their_rows(self, layout, ep_rank, held, span):
+    def test_ep_position_determines_the_rows(self, layout, ep_rank, held, span):
         plain = self.rows(held, ep_rank, layout)
         assert plain.rows == {"mlp.experts.down_proj": span}
         assert plain.group is not None
 
-    def test_all_experts_or_no_ep_axis_is_the_whole_tensor(self):
+    def test_all_experts_or_no_ep_axis_gives_the_whole_tensor(self):
         assert self.rows(8, 1, {"ep": 4}) == PlainShards()
         assert self.rows(2, None, {"dp_shard": 4}) == PlainShards()

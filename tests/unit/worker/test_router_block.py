@@ -42,14 +42,14 @@ def alone(tmp_path: Path):
     dist.destroy_process_group()
 
 
-def test_every_fix_of_the_scenario_language_has_a_plan() -> None:
+def test_every_fix_in_the_schema_has_a_plan() -> None:
     assert PROGRAMS["tp-router"]["fix"] == tuple(plans.FIXES)
     assert plans.FIXES["none"] == plans.Plan()
     assert len(set(plans.FIXES.values())) == len(plans.FIXES)
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_the_block_is_a_sum_over_chosen_experts_and_the_shared_one(before: bool) -> None:
+def test_the_block_sums_chosen_and_shared_experts(before: bool) -> None:
     own = trial()
     block = look_alike.Block(own, Cell(tensor_parallel=True, scores_before=before))
     program._made(program.Model(block), own)
@@ -73,7 +73,7 @@ def test_the_block_is_a_sum_over_chosen_experts_and_the_shared_one(before: bool)
     torch.testing.assert_close(block(x).detach(), expected)
 
 
-def test_one_process_is_its_own_reference(alone: None) -> None:
+def test_one_process_matches_its_reference(alone: None) -> None:
     collector = Collector(trial(tensor_parallel=False), 0, torch.device("cpu"))
     program.run(collector)
     found = collector.outcome()
@@ -87,13 +87,13 @@ def test_one_process_is_its_own_reference(alone: None) -> None:
     assert any("look-alike" in note for note in found.notes)
 
 
-def test_sizes_that_ranks_cannot_share_are_not_applicable(alone: None) -> None:
+def test_indivisible_sizes_are_not_applicable(alone: None) -> None:
     odd = dataclasses.replace(trial(), world_size=5)
     with pytest.raises(NotApplicable, match=r"step\.seq_len is 6, which 5 ranks cannot share"):
         program.run(Collector(odd, 0, torch.device("cpu")))
 
 
-def test_a_gradient_of_another_shape_is_dropped_and_named(alone: None) -> None:
+def test_a_gradient_of_another_shape_is_dropped_and_reported(alone: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
@@ -112,7 +112,7 @@ def test_a_gradient_of_another_shape_is_dropped_and_named(alone: None) -> None:
     assert model.weight.grad is None
 
 
-def test_without_torchtitan_its_block_is_not_applicable() -> None:
+def test_the_torchtitan_block_is_not_applicable_without_torchtitan() -> None:
     if importlib.util.find_spec("torchtitan") is not None:
         pytest.skip("torchtitan is installed here")
     titan_cpu.load.cache_clear()
@@ -121,7 +121,7 @@ def test_without_torchtitan_its_block_is_not_applicable() -> None:
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_the_stand_in_for_triton_is_seen_by_one_module_alone(
+def test_only_one_module_imports_the_fake_triton(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     kernels = tmp_path / "models" / "moe" / "kernels.py"

@@ -45,7 +45,7 @@ def one_backward(model, anatomy, skew: SkewSpec = STARVED) -> dict:
 
 
 class TestData:
-    def test_a_batch_depends_on_rank_step_and_micro_batch_and_on_nothing_else(self):
+    def test_a_batch_depends_only_on_rank_step_and_micro_batch(self):
         def at(rank, number, micro):
             return data.batch(trial(**FOUR), rank, number, micro)
 
@@ -68,7 +68,7 @@ class TestData:
 
 class TestModels:
     @pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
-    def test_a_family_is_built_with_its_layers_and_experts_or_says_why_not(self, family):
+    def test_a_family_is_built_with_its_layers_and_experts_or_is_refused(self, family):
         spec = ModelSpec(family=family)
         try:
             model = tiny.build(spec, seed=0)
@@ -82,7 +82,7 @@ class TestModels:
         assert all(names[fqn] is layer for fqn, layer in anatomy.layers)
         assert anatomy.fused or all(len(b.experts) == spec.experts for b in anatomy.blocks)
 
-    def test_the_same_seed_gives_the_same_weights_and_another_seed_others(self):
+    def test_weights_depend_on_the_seed(self):
         first, same, other = (tiny.build(ModelSpec(), seed) for seed in (5, 5, 6))
         weight = "model.layers.0.mlp.gate.weight"
         assert torch.equal(first.state_dict()[weight], same.state_dict()[weight])
@@ -124,7 +124,7 @@ class TestSkew:
         assert bent[0] == natural[0]
         assert sum(bent[1]) == sum(natural[1])
 
-    def test_it_spares_other_ranks_and_earlier_steps(self):
+    def test_skew_does_not_affect_other_ranks_or_earlier_steps(self):
         skew = SkewSpec(starve=[Starve(expert=3, rank=1, layer=1, from_step=3)])
         natural = self.counts(SkewSpec())
         assert self.counts(skew, rank=0, step=3) == natural
@@ -136,7 +136,7 @@ class TestSkew:
         self.counts(STARVED)
         assert (torch.topk, torch.Tensor.topk) == before
 
-    def test_it_detects_whether_a_router_can_be_skewed(self):
+    def test_skew_detects_whether_a_router_can_be_skewed(self):
         """From step 2 on the expert starves: before that nothing was to be bent."""
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
@@ -154,7 +154,7 @@ class TestSkew:
             torch.topk(torch.rand(5, 8), 2)
         assert not bent.missed
 
-    def test_real_scores_are_returned_and_carry_the_gradient(self):
+    def test_skew_returns_real_scores_with_gradients(self):
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
         bent = RouterSkew(SkewSpec(starve=[Starve(expert=3)]), 8)
@@ -188,7 +188,7 @@ class TestFixes:
         ]
 
     @pytest.mark.parametrize("fix", ["touch", "iterate-all", "dense-experts"])
-    def test_with_it_every_parameter_has_the_right_one(self, fix):
+    def test_with_a_fix_every_gradient_is_correct(self, fix):
         plain, fixed = self.gradients(None), self.gradients(fix)
         assert set(plain) == set(fixed)
         for name, gradient in fixed.items():
@@ -197,11 +197,11 @@ class TestFixes:
             assert (gradient - expected).abs().max() < 1e-6, name
 
     @pytest.mark.parametrize("fix", ["set-reduce-scatter-unused-params", "zero-fill"])
-    def test_a_fix_of_fsdp2_says_that_it_needs_fsdp2(self, fix):
+    def test_a_fix_for_fsdp2_requires_fsdp2(self, fix):
         with pytest.raises(NotApplicable, match="FSDP2"):
             self.gradients(fix)
 
-    def test_iterate_all_leaves_the_order_of_experts_the_same_on_every_rank(self):
+    def test_iterate_all_keeps_the_order_of_experts(self):
         called = []
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
@@ -221,7 +221,7 @@ class TestReferenceAndComparison:
         reference.run(subject)
         return subject, reference.load(str(tmp_path / "reference.pt"))
 
-    def test_a_model_that_draws_random_numbers_has_no_reference(self, tmp_path, monkeypatch):
+    def test_a_model_that_draws_random_numbers_is_not_applicable(self, tmp_path, monkeypatch):
         plain = Wrapped.loss
 
         def with_dropout(self, tokens):
@@ -233,7 +233,7 @@ class TestReferenceAndComparison:
             reference.run(trial(reference_path=str(path)))
         assert not path.exists()
 
-    def test_a_router_without_a_top_k_cannot_be_made_to_starve(self, tmp_path, monkeypatch):
+    def test_a_router_without_a_top_k_cannot_be_skewed(self, tmp_path, monkeypatch):
         # As a router that samples its experts: its top-k does not see the experts' scores.
         monkeypatch.setattr(RouterSkew, "_bent", lambda self, original: original)
         path = tmp_path / "reference.pt"
@@ -242,7 +242,7 @@ class TestReferenceAndComparison:
         reference.run(trial(reference_path=str(path)))
         assert path.exists(), "a healthy routing needs no bending"
 
-    def test_it_averages_over_the_ranks(self, expected):
+    def test_reference_is_the_average_over_ranks(self, expected):
         subject, stored = expected
         model = tiny.build(ModelSpec(), 0)
         wrapped = Wrapped(model, tiny.anatomy(model, ModelSpec()), subject)
@@ -276,7 +276,7 @@ class TestReferenceAndComparison:
         assert errors[victim].missing is missing
 
 
-def test_wrapper_prefixes_are_not_part_of_a_name():
+def test_wrapper_prefixes_are_removed_from_names():
     name = "module._fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp.gate.weight"
     assert clean_fqn(name) == "model.layers.0.mlp.gate.weight"
     assert clean_fqn("my_module.weight") == "my_module.weight"

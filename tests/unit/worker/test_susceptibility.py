@@ -65,7 +65,7 @@ def test_a_starved_expert_is_predicted_with_its_parameters() -> None:
     ],
     ids=["everywhere", "swapped", "one-token", "identical"],
 )
-def test_only_what_differs_between_ranks_counts(skew: SkewSpec, expected: bool) -> None:
+def test_only_differences_between_ranks_count(skew: SkewSpec, expected: bool) -> None:
     assert shows(susceptibility.run(trial(skew))) is expected
 
 
@@ -74,7 +74,7 @@ def test_a_family_that_runs_every_expert_is_not_susceptible(family: str) -> None
     assert shows(susceptibility.run(trial(family=family))) is False
 
 
-def test_a_later_skew_shows_in_its_step() -> None:
+def test_a_later_skew_is_found_in_its_step() -> None:
     late = SkewSpec([dataclasses.replace(DIVERGENT.starve[0], from_step=2)])
     assert shows(susceptibility.run(trial(late))) is False
     found = susceptibility.run(trial(late, steps=2))
@@ -82,13 +82,13 @@ def test_a_later_skew_shows_in_its_step() -> None:
     assert "step 2" in of_susceptibility("s f", "1.0", found, 0.1, "", "").text
 
 
-def test_a_loss_that_is_not_finite_is_another_failure() -> None:
+def test_a_nonfinite_loss_is_another_failure() -> None:
     spoilt = Susceptibility([[[], []]], finite=False)
     cell = of_susceptibility("s f", "4.51.0", spoilt, 0.1, "", "")
     assert (cell.verdict, cell.shows) == ("nonfinite", None)
 
 
-def test_a_family_that_the_release_lacks_is_not_applicable(tmp_path: Path) -> None:
+def test_a_family_missing_in_the_release_is_not_applicable(tmp_path: Path) -> None:
     trial(family="qwen3_omni_moe").write(tmp_path)
     rank.main(str(tmp_path / "trial.json"))
     found = Susceptibility.read(tmp_path)

@@ -55,13 +55,13 @@ class TestRows:
         assert len(trainer_arguments.rows(shared, shared=2)) == shared.step.steps
         assert len(trainer_arguments.rows(shared, shared=1)) == 2 * shared.step.steps
 
-    def test_ranks_that_share_a_batch_cannot_have_different_ones(self):
+    def test_ranks_that_share_a_batch_cannot_have_different_batches(self):
         with pytest.raises(NotApplicable, match="gives each 2 ranks one batch"):
             trainer_arguments.rows(trial(layout={"ep": 2}), shared=2)
 
 
 class TestArguments:
-    def test_no_clipping_is_a_limit_of_zero_which_a_trainer_takes_for_none(self):
+    def test_no_clipping_sets_max_grad_norm_to_zero(self):
         assert (
             trainer_arguments.training(trial(step=StepSpec(clip=None)), "L", "f")["max_grad_norm"]
             == 0
@@ -104,7 +104,7 @@ class TestWatched:
         made.load()
         return made
 
-    def test_micro_batches_add_up_to_steps(self, watched: Watched):
+    def test_losses_of_micro_batches_are_summed_per_step(self, watched: Watched):
         for number, micro in ((1, 0), (1, 1), (2, 0), (2, 1)):
             tokens = data.batch(watched.trial, 1, number, micro)
             watched.before(watched.model, tokens)
@@ -112,7 +112,7 @@ class TestWatched:
         assert watched.collector.measured.losses == [2.0, 4.0]
         assert len(watched.collector.measured.step_seconds) == 2
 
-    def test_another_batch_than_the_references_is_noticed(self, watched: Watched):
+    def test_a_batch_that_differs_from_the_reference_is_refused(self, watched: Watched):
         with pytest.raises(NotApplicable, match="in step 1 the Trainer gave rank 1 another batch"):
             watched.before(watched.model, data.batch(watched.trial, 0, 1, 0))
 

@@ -60,7 +60,7 @@ def test_the_optimizer_and_its_settings_are_part_of_it(trained: Wrapped) -> None
     assert found.settings == ["lr 0.001, then 0.5"]
 
 
-def test_a_nan_that_came_back_is_no_difference_and_a_new_one_is() -> None:
+def test_only_a_new_nan_is_a_difference() -> None:
     nan, one = (torch.tensor([value, 2.0]) for value in (float("nan"), 1.0))
     empty = training_state.State({}, {}, [])
     with_nan, without = (dataclasses.replace(empty, weights={"w": t}) for t in (nan, one))
@@ -81,11 +81,11 @@ class TestWays:
             save_and_load.way_of(ResumeTask(through="accelerate")).check(trained)
         save_and_load.way_of(ResumeTask(through="dcp")).check(trained)
 
-    def test_an_unknown_way_is_refused(self) -> None:
+    def test_an_unknown_save_method_is_refused(self) -> None:
         with pytest.raises(NotApplicable, match="'floppy'"):
             save_and_load.way_of(ResumeTask(through="floppy"))
 
-    def test_a_saved_model_is_loaded_from_the_folder_of_the_save(self, tmp_path) -> None:
+    def test_a_saved_model_is_loaded_from_the_save_folder(self, tmp_path) -> None:
         trial = dataclasses.replace(TRIAL, wrapper=WrapperSpec(), reference_path="/elsewhere.pt")
         source = save_and_load.way_of(ResumeTask(through="save-pretrained")).source(trial, tmp_path)
         assert source.model.source == "checkpoint"

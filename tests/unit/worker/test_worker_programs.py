@@ -24,7 +24,7 @@ def options_of(made: Trial) -> dict[str, Any]:
 
 
 class TestSkippedStep:
-    def test_the_step_that_overflows_changes_nothing(self) -> None:
+    def test_a_step_that_overflows_is_skipped(self) -> None:
         made = trial("skipped-step", overflow="loss", at=2)
         truth = skipped_step.single_process(made, options_of(made))
         assert [g is None for g in truth.gradients] == [False, True, False]
@@ -34,7 +34,7 @@ class TestSkippedStep:
             assert torch.equal(weight, truth.weights[1][name])
             assert not torch.equal(weight, truth.weights[2][name])
 
-    def test_one_row_overflows_and_nothing_else(self) -> None:
+    def test_only_one_row_overflows(self) -> None:
         made = trial("skipped-step", overflow="one-row", at=1)
         model = matrices.Matrices(0)
         skipped_step._backward(model, made, options_of(made), 0, 1, torch.device("cpu"))
@@ -42,13 +42,13 @@ class TestSkippedStep:
         assert finite["first.weight"].tolist() == [True] * (matrices.WIDTH - 1) + [False]
         assert finite["middle.weight"].all() and finite["last.weight"].all()
 
-    def test_without_an_overflow_every_step_counts(self) -> None:
+    def test_every_step_updates_without_an_overflow(self) -> None:
         made = trial("skipped-step", overflow="none")
         assert skipped_step.single_process(made, options_of(made)).updates == [1.0, 2.0, 3.0]
 
 
 class TestMetrics:
-    def test_ranks_have_their_own_numbers_names_and_orders(self) -> None:
+    def test_metrics_differ_in_count_names_and_order_by_rank(self) -> None:
         given = options_of(trial("metrics", fewer=1, keys="one-missing"))
         assert [metrics.micro_batches(given, rank) for rank in range(3)] == [3, 2, 3]
         assert metrics.names(given, 1) == ("loss", "entropy")
@@ -68,7 +68,7 @@ class TestMetrics:
         only = metrics.single_process(alone, options_of(alone)).metrics[0]
         assert only["kl"] == pytest.approx(partly["kl"], rel=1e-6)
 
-    def test_the_weight_of_a_micro_batch_is_that_of_its_rank(self) -> None:
+    def test_micro_batches_are_weighted_by_their_rank(self) -> None:
         """Rank 0 alone with three, then with two: other gradients, same batches in common."""
         made = dataclasses.replace(trial("metrics", steps=1), world_size=1)
         fewer = dataclasses.replace(trial("metrics", steps=1, micro_batches=2), world_size=1)

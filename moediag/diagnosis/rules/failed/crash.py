@@ -1,5 +1,4 @@
-"""Ranks raised an exception of their own, or died. All that failed in the same way are
-culprits."""
+"""Ranks raised their own exception, or died. All ranks that failed in the same way are culprits."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def _killed(evidence: Evidence) -> str:
 
 
 def _left_waiting(left: Divergence) -> str:
-    """Who waits for a call of the ranks that failed."""
+    """Which ranks wait for a call of the ranks that failed."""
     calls = {rank: call for rank, call in left.calls.items() if call is not None}
     where = describe(next(iter(calls.values())))
     return f"{ranks(calls).capitalize()} then waited in {where} on {left.group.label}."

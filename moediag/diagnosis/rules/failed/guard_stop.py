@@ -13,7 +13,7 @@ VERDICT = Verdict.CRASH
 
 
 def find(facts: Facts) -> list[Failure] | None:
-    """What the guard raised, where it raised first."""
+    """The guard's failures, if the guard raised first."""
     if not facts.own or facts.own[0].name != GUARD:
         return None
     return [failure for failure in facts.own if failure.name == GUARD]
@@ -25,7 +25,7 @@ def judge(facts: Facts, found: list[Failure]) -> Judgement:
     if d is None:
         text = f"The guard stopped {who}: {found[0].summary}"
         return Judgement(Confidence.MEDIUM, text, failure=found[0])
-    # The ranks had not yet done what the divergence would have led to.
+    # The ranks stopped before the divergence had an effect.
     text = cause.of_divergence(d, facts.blame, facts.evidence.backend, died=False, guarded=True)
     earlier = any(call is not None and call.op == "all_gather" for call in d.calls.values())
     when = "at the next reduction" if earlier else "before that reduction"

@@ -1,7 +1,6 @@
 """Ranks failed, or a recorded job ended, and their schedules do not match.
 
-Not where an exception of the program itself came first, or where no library notices the mismatch:
-then the exception decides.
+An exception of the program decides instead if it came first or no library notices the mismatch.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ def find(facts: Facts) -> Divergence | None:
     if missing:  # the others lost the connection to the rank that made no call
         return None if own or silent(facts.evidence) else d
     late = own and 0 < own[0].time < d.time
-    # A silent divergence does not end a rank: an exception of the program's own is another
-    # failure, and an abort by the library its later consequence (sizes came to differ too).
+    # A silent divergence does not end a rank. An exception of the program is another failure;
+    # an abort by the library is a later consequence of the divergence (sizes then differ too).
     return d if not late and (facts.loud or not own) else None
 
 
 def _only_recorded(facts: Facts) -> bool:
-    """A job that is not ours, and that ended by itself."""
+    """Whether this is a user's own job that ended by itself."""
     evidence = facts.evidence
     stopped = evidence.stall is not None or evidence.timed_out or bool(evidence.launch_error)
     return (evidence.foreign or evidence.watched) and not stopped

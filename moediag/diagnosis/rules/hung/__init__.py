@@ -1,4 +1,4 @@
-"""Detectors of ranks that stood still."""
+"""Detectors of hangs."""
 
 __all__ = [
     "busy_ranks",

@@ -1,7 +1,7 @@
-"""Some ranks wait in a collective, and others are outside any: the latter are named.
+"""Some ranks wait in a collective while others are outside any: the others are named.
 
-In evidence of other tools this counts only where they are the minority and no calls were recorded:
-recorded calls show who waits for whom.
+For evidence of other tools this counts only if they are the minority and no calls were recorded:
+recorded calls show which rank waits for which.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks wait in a collective, and their schedules diverged before."""
+"""Ranks wait in a collective after their schedules diverged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks stopped, but not in a collective: this is not a hang of communication."""
+"""Ranks stopped outside any collective: this is not a communication hang."""
 
 from __future__ import annotations
 

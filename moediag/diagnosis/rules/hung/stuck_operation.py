@@ -1,4 +1,4 @@
-"""Schedules agree, and a call that was issued does not complete on some devices."""
+"""Schedules agree, and an issued call does not complete on some devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks wait in a collective, and the evidence does not show for whom: no rank is named."""
+"""Ranks wait in a collective, and the evidence does not show for which rank: none is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time limit ended ranks that were not seen to hang, or the launcher failed."""
+"""The time limit ended ranks without a detected hang, or the launcher failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VERDICT = Verdict.INCONCLUSIVE
 
 
 def find(facts: Facts) -> str | None:
-    """What cut it short, as a sentence."""
+    """What ended the trial early, as a sentence."""
     if facts.evidence.timed_out:
         return (
             "The time limit ended the launch, and no rank was seen waiting in a collective without "

@@ -1,4 +1,4 @@
-"""A rank left no measurements, and no error that says why."""
+"""A rank left no measurements and no error that explains why."""
 
 from __future__ import annotations
 

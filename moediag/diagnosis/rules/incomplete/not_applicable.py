@@ -1,4 +1,4 @@
-"""A worker says why this trial cannot be done on this stack."""
+"""A worker reports why this trial cannot run on this stack."""
 
 from __future__ import annotations
 

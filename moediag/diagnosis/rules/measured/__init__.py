@@ -1,4 +1,4 @@
-"""Detectors of trials whose every rank reached its end and left its numbers."""
+"""Detectors of trials in which every rank reached its end and left its numbers."""
 
 __all__ = [
     "nonfinite_numbers",

@@ -1,4 +1,4 @@
-"""Gradients, or what MoE blocks pass down, differ from the reference."""
+"""Gradients of parameters, or those that MoE blocks pass down, differ from the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERDICT = Verdict.WRONG_GRADIENTS
 
 
 def find(facts: Facts) -> str | None:
-    """Which are wrong, and where in the model."""
+    """Which gradients are wrong, and where in the model; None without any."""
     if not facts.gradients.wrong and not any(part.wrong for part in facts.parts):
         return None
     return which(facts)

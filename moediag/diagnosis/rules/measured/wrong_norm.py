@@ -1,6 +1,6 @@
-"""The norm used for clipping is the same on every rank and wrong, before any gradient was wrong.
+"""The norm used for clipping is equal on every rank and wrong, before any gradient was wrong.
 
-This makes the gradients wrong too: the optimizer gets them scaled by another factor.
+This makes the gradients wrong too: the optimizer gets them scaled by a wrong factor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A rank trained other weights than the checkpoint's, or was not sharded as asked.
+"""A rank did not train the checkpoint's weights, or was not sharded as requested.
 
-No rank is at fault where the library lost experts on all of them.
+No rank is at fault where the library lost experts on all ranks.
 """
 
 from __future__ import annotations

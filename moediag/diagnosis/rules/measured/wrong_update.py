@@ -1,6 +1,6 @@
-"""The optimizer left other weights, another learning rate or count of updates than in one process.
+"""The optimizer's weights, learning rate or count of updates differ from a single process's.
 
-Only after a step with correct gradients and equal replicas: otherwise those decide.
+This applies only after a step with correct gradients and equal replicas; otherwise those decide.
 """
 
 from __future__ import annotations

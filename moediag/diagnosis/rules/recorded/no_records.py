@@ -1,4 +1,4 @@
-"""No failure in a job that was only recorded, and too little evidence to rule one out."""
+"""A job that was only recorded shows no failure; the evidence is too thin to rule one out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other tools recorded calls that had not completed, in a job that is not known to hang."""
+"""Other tools recorded incomplete calls in a job that is not known to hang."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The `moediag` command: one function per command that parses, calls and chooses the exit code.
+"""The `moediag` command: one function per command parses, calls and chooses the exit code.
 
-Nothing heavy is imported here: `moediag --help` must not wait for libraries that it does not
-use, so each command imports what it needs.
+No heavy imports here: `moediag --help` must not wait for libraries that it does not use, so each
+command imports what it needs.
 """
 
 from __future__ import annotations

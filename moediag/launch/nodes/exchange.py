@@ -68,13 +68,13 @@ class Exchange:
         return heard
 
     def publish(self) -> None:
-        """Requests that our evidence, as it is now, is published."""
+        """Requests the publication of our present evidence."""
         with self._lock:
             self._asked += 1
         self._wake.set()
 
     def want(self) -> None:
-        """Requests that the others' evidence is fetched, now and whenever they publish more."""
+        """Requests fetching the others' evidence, now and whenever they publish more."""
         self._wanted = True
         self.mailbox.want()
         self._wake.set()

@@ -289,7 +289,7 @@ class Together:
         return found + ([f"the node of rank {never[0]}"] if never else [])
 
     def close(self, publish: bool = True) -> None:
-        """Ends the exchange. ``publish``: publish our evidence once more, as it is now."""
+        """Ends the exchange. ``publish``: publish our present evidence once more."""
         if self.exchange is not None:
             self.exchange.close(LAST_WORD, publish)
             self.exchange.mailbox.close()

@@ -27,7 +27,7 @@ class Peer:
     arrived: float
     """When its last new pulse arrived."""
     looked: float
-    """When a pulse with a new look at its ranks arrived."""
+    """When a pulse with new samples of its ranks arrived."""
 
 
 class Peers:
@@ -42,10 +42,10 @@ class Peers:
         self.listened = now  # when we last read the pulses
         self.listens = True  # do not wait for nodes that we could not hear
         self.known: dict[str, Peer] = {}
-        self._ranks: set[int] = set()  # ours
+        self._ranks: set[int] = set()  # this node's
 
     def hear(self, now: float, pulses: Iterable[Pulse]) -> None:
-        """Takes all ``pulses`` that exist now, new or old, also our own."""
+        """Processes all ``pulses`` that exist now, new or old, including our own."""
         if now - self.listened > _DEAF:
             for each in self.known.values():  # pulses sent in between are not late
                 each.arrived = each.looked = now
@@ -136,7 +136,7 @@ class Peers:
         return found
 
     def lacking(self, number: int) -> list[str]:
-        """Names of nodes that have yet to fetch our evidence ``number``."""
+        """Names of nodes that have not fetched our evidence ``number`` yet."""
         return [
             peer.pulse.name
             for peer in self.current

@@ -42,12 +42,12 @@ class Pulse:
     seq: int = 0
     """Grows with each pulse."""
     look: int = 0
-    """Grows with each look at the ranks."""
+    """Grows with each sampling of the ranks."""
     period: float = 0.5
     """Seconds between two pulses."""
     samples: tuple[RankSample, ...] = ()
     heard: Mapping[str, int] = field(default_factory=dict)
-    """By key: the last ``seq`` received from that node before the look."""
+    """By key: the last ``seq`` received from that node before the sampling."""
     has: Mapping[str, int] = field(default_factory=dict)
     """By key: the number of the evidence fetched from that node."""
     deaths: tuple[int, ...] = ()

@@ -162,8 +162,7 @@ class _Run(Strategy[str, TrialResult]):
         self.results[item] = value
 
     def prepare(self, coming: Sequence[str]) -> None:
-        """Prepares the next environment and its host, except for timed trials, which need the
-        machine for themselves."""
+        """Prepares the next environment and host, unless a trial is timed and needs the machine."""
         if self.ahead is None:
             return
         now = self.planned[self.wanted(1)[0]].stack

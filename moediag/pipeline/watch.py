@@ -198,8 +198,7 @@ class _Watch:
         return Then.LEAVE
 
     def _finish(self, record: LaunchRecord, folder: Path) -> None:
-        """Handles the end of an attempt. An earlier result stays, unless the job continued after
-        all."""
+        """Handles the end of an attempt. An earlier result stays unless the job continued."""
         told = self.told
         went_on = told is not None and told.verdict == "hang" and record.stall is None
         if told is None or went_on:

@@ -1,5 +1,4 @@
-"""Extends torch's elastic agent: it reports how each rank ended, and waits before it ends the
-others.
+"""Makes torch's elastic agent report how each rank ended, and wait before it ends the others.
 
 Stock agents kill the peers of a dead rank within milliseconds and keep at most one exit status.
 This one reports the first failure, waits until the control side has examined the live ranks (or all

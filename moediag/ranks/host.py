@@ -222,8 +222,7 @@ class Gate:
         os.write(self._in, b"." * self._ranks)
 
     def wait(self) -> None:
-        """Returns once the gate is open, or ends the rank if the parent has ended; called in a
-        rank."""
+        """In a rank: returns once the gate is open; ends the rank if the parent has ended."""
         os.close(self._in)
         passed = os.read(self._out, 1)
         os.close(self._out)

@@ -36,8 +36,7 @@ def job(store: Any) -> Optional[Dict[str, Any]]:
 
 
 def token(store: Any) -> str:
-    """Returns a token that is the same for all clients of one store. Never waits for another
-    client."""
+    """Returns a token, the same for all clients of one store. Waits for no other client."""
     found = store.compare_set(_KEY, "", uuid.uuid4().hex)
     return found.decode() if isinstance(found, bytes) else str(found)
 
@@ -50,8 +49,7 @@ def _node() -> Optional[int]:
 
 
 def _address(store: Any) -> Optional[List[Any]]:
-    """Returns the address of the TCP store below all prefixes; None for another kind, or if
-    unknown."""
+    """Returns the TCP store's address below all prefixes; None for another kind or if unknown."""
     with contextlib.suppress(Exception):
         while hasattr(store, "underlying_store"):
             store = store.underlying_store

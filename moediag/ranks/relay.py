@@ -121,8 +121,7 @@ class Relay:
 
 
 def pack(place: Path) -> List[str]:
-    """Returns a folder of evidence as texts, the most useful files first, at most
-    MOST_CHARACTERS."""
+    """Returns a folder of evidence as texts, most useful first, at most MOST_CHARACTERS."""
     paths = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else []
     chunks: List[str] = []
     room = MOST_CHARACTERS

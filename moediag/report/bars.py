@@ -31,8 +31,7 @@ def time_bar(ratio: float | None, rows: Sequence[FixRow]) -> Markup:
 
 
 def error_bar(trial: TrialResult) -> Markup:
-    """Returns a bar of the largest gradient error on a logarithmic scale, none for 0; nothing if no
-    gradient was compared."""
+    """Returns a bar of the largest gradient error (log scale), none for 0 or if not compared."""
     if trial.gradient_error is None or not trial.parameters_compared:
         return Markup("")
     error = float(trial.gradient_error)  # "nan" and "inf" may be text, as in JSON

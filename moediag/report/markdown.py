@@ -99,8 +99,7 @@ def _title(finding: Finding) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    """Returns a finding in a fence longer than its backticks; its tables below, where they can be
-    copied."""
+    """Returns a finding in a fence longer than its backticks, with its tables below."""
     words = replace(finding, tables=())
     text = "\n".join(plain(line) for line in finding_lines(words, 110, None))
     return f"{fenced(text)}\n" + _markdown_tables(finding) + _attached(finding)

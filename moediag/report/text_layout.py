@@ -90,8 +90,7 @@ def flow(pieces: Iterable[Piece], width: int, gap: str = "    ", indent: int = 1
 
 
 def at_right(lines: Sequence[Line], text: str, style: str, width: int) -> Iterator[Line]:
-    """Yields the lines, with ``text`` at the right end of the last one, or below it if it is
-    full."""
+    """Yields the lines, with ``text`` right-aligned on the last one, or below it if full."""
     yield from lines[:-1]
     last = lines[-1]
     space = width - sum(len(piece) for piece, _ in last) - len(text)

@@ -100,8 +100,7 @@ class Collector:
             self.set(steps_done=number)
 
     def outcome(self, refusal: Optional[BaseException] = None) -> Outcome:
-        """Returns the measurements with the versions in use; with ``refusal`` only why there are
-        none (see NotApplicable)."""
+        """Returns the measurements with versions; with ``refusal`` only why there are none."""
         kept = self.measured
         if refusal is not None:
             kept = Outcome(rank=self.rank, applicable=str(refusal))

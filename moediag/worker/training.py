@@ -77,8 +77,7 @@ def train_beside(
 
 
 def optimizing(collector: Collector, wrapped: Wrapped) -> Callable[[int], None]:
-    """Returns a function for Collector.steps that clips, steps the optimizer, and stores the norm
-    before clipping."""
+    """Returns a function that clips, steps the optimizer, and stores the norm before clipping."""
 
     def optimize(number: int) -> None:
         collector.measured.gradient_norms.append(finish(wrapped))

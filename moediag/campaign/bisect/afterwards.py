@@ -21,8 +21,7 @@ from moediag.errors import MoediagError
 def afterwards(
     question: Question, search: Search, follow: Follow, clone: Clone | None, folder: Path
 ) -> Iterator[tuple[str, Beyond]]:
-    """Returns what is known of each two-sided boundary, "began" or "ended". ``folder``: the
-    bisect's."""
+    """Returns what is known of each two-sided boundary, "began" or "ended"."""
     assert search.answer is not None
     for name, boundary in (("began", search.answer.began), ("ended", search.answer.ended)):
         if boundary is not None and boundary.good is not None:

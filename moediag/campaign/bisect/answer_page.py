@@ -104,8 +104,7 @@ def _open(package: str, releases: Sequence[str], boundary: Boundary) -> str:
 
 
 def _hidden(releases: Sequence[str], boundary: Boundary) -> str:
-    """Returns ``; 2 could not be judged: 4.53.0, 4.53.1 (skipped (…))``; each reason appears
-    once."""
+    """Returns ``; 2 could not be judged: 4.53.0, 4.53.1 (skipped (…))``, each reason once."""
     text = ""
     if boundary.undecided:
         reasons: dict[str, list[str]] = {}

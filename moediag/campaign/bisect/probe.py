@@ -50,8 +50,7 @@ class TooRare(MoediagError):
 
 
 class Releases:
-    """The real prober. ``folder``: the bisect's; ``hosts``: given if shared. Call :meth:`close` at
-    the end."""
+    """The real prober; call :meth:`close` at the end. ``hosts``: given if shared."""
 
     def __init__(
         self,

@@ -111,8 +111,7 @@ class Question:
         return wanted
 
     def plan(self, request: Mapping[str, str], trials: int) -> Plan:
-        """Returns the trials of a probe of ``request``: the variant ``trials`` times, each control
-        once."""
+        """Returns a probe's trials: the variant ``trials`` times, each control once."""
         own = self.scenario.variants[self.variant]
         variants = {
             **self.scenario.variants,

@@ -234,8 +234,7 @@ class Forecast:
 
 
 def forecast(question: Question) -> Forecast:
-    """Returns the forecast. Starts no process and builds nothing; the question already queried the
-    index."""
+    """Returns the forecast. Starts no process, builds nothing and makes no query."""
     options = question.options(question.versions, Rate())
     built = 0
     for release in question.releases:

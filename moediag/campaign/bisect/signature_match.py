@@ -52,8 +52,7 @@ class Target:
 
     @property
     def failures(self) -> frozenset[str]:
-        """Returns the declared verdicts that are failures, since a scenario may allow clean as
-        well."""
+        """Returns the declared verdicts that are failures; a scenario may allow clean too."""
         return frozenset(self.declared) & {str(v) for v in FAILURES}
 
     def matches(self, signature: str) -> bool:

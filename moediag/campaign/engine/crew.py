@@ -38,8 +38,7 @@ class Crew(Generic[Q, T]):
             self._running[self._threads.submit(self._work, item)] = item
 
     def finished(self) -> Iterator[tuple[Q, T]]:
-        """Waits for at least one item; raises an item's exception after yielding the successful
-        ones."""
+        """Waits for at least one item; raises an item's exception after the successful ones."""
         for item in self._begun:
             yield item, self._work(item)
         self._begun = []

@@ -190,8 +190,7 @@ class Lines(Display):
 
 
 class Live(Display):
-    """Shows bars for stacks being built and a row per running item; finished ones scroll past
-    above. A context manager."""
+    """Shows stack bars and rows of running items; finished ones scroll past. A context manager."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live as RichLive

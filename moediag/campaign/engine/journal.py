@@ -39,8 +39,7 @@ class Header:
     question: Mapping[str, Any]
     """Everything that decides the answer, as plain JSON, by names that users know."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Digests of what is too long to show, by name. Only digests that both commands have are
-    compared."""
+    """Digests of what is too long to show. Only names that both commands have are compared."""
     kept: Mapping[str, Any] = field(default_factory=dict)
     """What a resumed campaign takes from the journal instead of the present command."""
     command: tuple[str, ...] = ()

@@ -51,8 +51,7 @@ def append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Returns (complete lines, their size in bytes). Raises EvidenceError, with the line, and
-    OSError."""
+    """Returns (complete lines, their bytes). Raises EvidenceError, with the line, and OSError."""
     found: list[dict[str, Any]] = []
     data, start = path.read_bytes(), 0
     while start < len(data):

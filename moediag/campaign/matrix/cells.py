@@ -64,8 +64,7 @@ class Cell:
 
     @property
     def mark(self) -> str:
-        """Returns the short form for a table; a fast one in brackets; "" if the release lacks the
-        subject."""
+        """Returns a short form; a fast one in brackets; "" if the release lacks the subject."""
         if self.verdict == Verdict.NOT_APPLICABLE:
             return ""
         short = {True: "x", False: "."}
@@ -214,8 +213,7 @@ class Matrix:
 
 
 def disagree(found: Sequence[Cell]) -> bool:
-    """Whether both have a result and the results differ: shows, clean, not applicable, or another
-    failure."""
+    """Whether both results exist and differ: shows, clean, not applicable, another failure."""
     if len(found) < 2 or any(cell.status is None for cell in found):
         return False
     return found[0].status != found[1].status

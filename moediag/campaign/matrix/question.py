@@ -85,8 +85,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class MatrixQuestion:
-    """The question of a matrix. ``versions``: requested ones, oldest first; ``listed``: all
-    releases between them."""
+    """``versions``: requested ones, oldest first; ``listed``: all releases between them."""
 
     package: str
     subjects: tuple[Subject, ...]

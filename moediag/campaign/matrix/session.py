@@ -135,8 +135,7 @@ class _Fill(Strategy[Key, Cell]):
 
 
 def one_line(cell: Cell) -> str:
-    """Returns ``4.53.0  expert-starvation mixtral  fast  0.42 s  susceptible``, and why a cell has
-    no result."""
+    """Returns ``4.53.0  expert-starvation mixtral  fast  0.42 s  susceptible`` and a reason."""
     spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
     why = f" ({cell.text})" if cell.text and cell.shows is None else ""
     return f"{cell.version}  {cell.subject}  {cell.mode}{spent}  {cell.verdict}{why}"

@@ -207,8 +207,7 @@ def markdown(matrix: Matrix, made: Sequence[str] = ()) -> str:
 
 
 def placed(old: str, name: str, section: str) -> str:
-    """Returns the page with ``section``, replacing the one of the same ``name``; the rest is
-    kept."""
+    """Returns the page with ``section`` instead of the one of the same ``name``."""
     begin = _BEGIN.format(name)
     before, mark, rest = old.partition(begin)
     following = rest.find(_BEGIN.split("{")[0]) if mark else -1

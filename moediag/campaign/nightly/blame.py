@@ -40,8 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """The result. ``said``: what was found, or why nothing was searched; ``report``: markdown, ""
-    without."""
+    """``said``: the result, or why nothing was searched; ``report``: markdown, "" without."""
 
     said: str
     report: str = ""

@@ -35,8 +35,7 @@ class History:
                 self.unreadable.append(f"{path.name}: {error}")
 
     def begin(self, started: str, lane: str) -> Path:
-        """Creates the new night's file, empty until the first :meth:`keep`, so that no other night
-        takes it."""
+        """Creates the new night's file, empty until the first :meth:`keep`, to reserve it."""
         stamp = started.replace("-", "").replace(":", "").split("+")[0]
         number = 1
         while True:

@@ -17,8 +17,7 @@ _NOTHING = (Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE)
 
 
 def entries(result: RunResult, track: Track, evidence: str) -> tuple[Entry, ...]:
-    """Returns one entry per expectation, in the result's order. ``evidence``: the run directory,
-    relative."""
+    """Returns one entry per expectation, in order. ``evidence``: the run directory, relative."""
     judged = [t for t in result.trials if t.expected]
     variants = list(dict.fromkeys(t.variant for t in judged))
     found = [

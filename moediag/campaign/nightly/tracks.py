@@ -36,8 +36,7 @@ class Track:
 
 
 def parse(texts: Sequence[str]) -> list[Track]:
-    """Parses ``["pinned", "torch=pre"]``; returns all tracks for an empty list. Raises
-    UsageError."""
+    """Parses ``["pinned", "torch=pre"]``; an empty list means all. Raises UsageError."""
     found: dict[str, Track] = {}
     for text in texts or DEFAULT:
         package, equals, kind = text.partition("=")

@@ -194,8 +194,7 @@ def _own_pid() -> int | None:
 
 
 def _flight_dumps() -> list[str]:
-    """Returns prefixes that torch's watchdog writes to: the user's, else torch's own, old and
-    new."""
+    """Returns prefixes of torch's watchdog: the user's, else torch's own, old and new."""
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         if os.environ.get(name):
             return [str(Path(os.environ[name]).absolute())]
@@ -236,8 +235,7 @@ def _user_frame(error: BaseException) -> str:
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
-    """Returns the result of ``function``. On failure returns None and adds a line to the run
-    directory."""
+    """Returns the result of ``function``; on failure None, and adds a note."""
     try:
         return function(*args)
     except Exception as error:

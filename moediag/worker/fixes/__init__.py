@@ -16,6 +16,5 @@ __all__ = ["load"]
 
 
 def load(name: str) -> ModuleType:
-    """Returns the module of the fix ``name`` (kebab-case). Raises ImportError for an unknown
-    name."""
+    """Returns the module of the fix ``name`` (kebab-case). Raises ImportError."""
     return importlib.import_module(f"moediag.worker.fixes.{name.replace('-', '_')}")

@@ -67,8 +67,7 @@ def _rows_kernel(
     x_row, x_inner, w_expert, w_inner, w_outer, y_row, y_outer,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Computes y[r] = x[r] @ weight[expert of r], (inner) x (inner, outer); zero for rows of no
-    expert."""
+    """y[r] = x[r] @ weight[expert of r], (inner) x (inner, outer); zero for rows of no expert."""
     across = tl.cdiv(outer, COLUMNS)
     tile = tl.program_id(0) // across
     expert = tl.load(tile_expert + tile).to(tl.int64)
@@ -112,8 +111,7 @@ def _weight_kernel(
     dy_row, dy_outer, x_row, x_inner, w_expert, w_inner, w_outer,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Computes dw[e] = (rows of e of dy)^T @ (rows of e of x), (outer, inner); zero without
-    rows."""
+    """dw[e] = (rows of e of dy)^T @ (rows of e of x), (outer, inner); zero without rows."""
     across = tl.cdiv(inner, COLUMNS)
     pieces = tl.cdiv(outer, COLUMNS) * across
     expert = tl.program_id(0) // pieces
@@ -156,8 +154,7 @@ if INTERPRETED:
 
 
 def groups_for(x: torch.Tensor, offsets: torch.Tensor) -> Groups:
-    """Returns the tiles of ``x`` (rows, inner), shared by every product of these rows. ``offsets``:
-    see :class:`Groups`."""
+    """Returns the tiles of ``x`` (rows, inner). ``offsets``: see :class:`Groups`."""
     return Groups.of(offsets, x.shape[0], blocks(x, offsets.numel()).rows)
 
 

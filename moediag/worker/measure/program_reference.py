@@ -44,8 +44,7 @@ class Right:
         self.norms: List[float] = []
 
     def step(self, number: int) -> Dict[str, Optional[torch.Tensor]]:
-        """Returns the gradients of the next step, ``number`` from 1, by FQN; None: no batch reached
-        it."""
+        """Returns the next step's gradients, ``number`` from 1; None: no batch reached it."""
         trial, total = self._trial, 0.0
         with self._forward():
             for rank in range(trial.world_size):

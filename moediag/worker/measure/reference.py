@@ -118,8 +118,7 @@ def _train(
 def _backward(
     wrapped: Wrapped, number: int, skew: RouterSkew, kept: InputGradients
 ) -> Tuple[float, List[Dict[str, torch.Tensor]]]:
-    """Runs step ``number`` of every rank in turn; returns the mean loss and the inputs' gradients
-    by rank."""
+    """Runs step ``number`` of every rank; returns the mean loss and inputs' gradients by rank."""
     trial, total = wrapped.trial, 0.0
     share = trial.world_size * trial.step.accumulate
     by_rank: List[Dict[str, torch.Tensor]] = []

@@ -28,8 +28,7 @@ SHARDERS = ("transformers", "fsdp2", "accelerate")  # wrapper kinds that support
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    """Saves the unsharded model by ``save_pretrained``, atomically: ``folder`` is complete or
-    absent."""
+    """Saves the unsharded model atomically: ``folder`` is complete or absent."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     saving: Any = model
     saving.save_pretrained(str(temporary))

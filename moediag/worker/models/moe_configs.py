@@ -124,8 +124,7 @@ def _model_of(module: Any, config: Any) -> Optional[Any]:
 
 
 def tiny(found: Found) -> Any:
-    """Returns a configuration small enough to train in a moment; auxiliary losses have full
-    weight."""
+    """Returns a configuration small enough to train in a moment, with full auxiliary losses."""
     known = next((f for f in FAMILIES.values() if f.config == found.name), None)
     if known is not None:
         config = found.config(**known.build(ModelSpec(experts=EXPERTS, vocab=64)))
@@ -140,8 +139,7 @@ def tiny(found: Found) -> Any:
 
 
 def build(found: Found, seed: int = 0) -> nn.Module:
-    """Returns the model in training mode. Raises what the class raises for an invalid
-    configuration."""
+    """Returns the model in training mode. Raises what the class raises."""
     torch.manual_seed(seed)
     assert found.model is not None
     model: nn.Module = found.model(tiny(found))

@@ -19,8 +19,7 @@ _LEARNING_RATE = 1e-2  # a tiny model memorises random batches in some twenty st
 
 
 def pretrain(model: nn.Module, trial: Trial) -> None:
-    """Runs ``trial.model.pretrain`` steps of AdamW, in place, on all batches of the trial at
-    once."""
+    """Runs ``trial.model.pretrain`` steps of AdamW, in place, on all batches at once."""
     steps, ranks, micros = range(trial.step.steps), range(trial.world_size), trial.step.accumulate
     tokens = torch.cat(
         [data.batch(trial, r, n + 1, m) for n in steps for r in ranks for m in range(micros)]

@@ -42,8 +42,7 @@ class Rerouted:
 
     @contextmanager
     def installed(self, active: bool = True) -> Iterator[None]:
-        """Installs the patch. ``active``: this rank recomputes with other routing (noise: draws
-        any)."""
+        """Installs the patch. ``active``: this rank recomputes otherwise (noise: draws any)."""
         if self._change == "none" or not active:
             yield
             return

@@ -19,8 +19,7 @@ __all__ = ["load", "run"]
 
 
 def load(name: str) -> ModuleType:
-    """Returns the module of program ``name`` (kebab-case). Raises ImportError for an unknown
-    name."""
+    """Returns the module of program ``name`` (kebab-case). Raises ImportError."""
     return importlib.import_module(f"moediag.worker.programs.{name.replace('-', '_')}")
 
 

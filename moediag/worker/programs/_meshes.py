@@ -39,8 +39,7 @@ def run(collector: Collector, wrap: Wrap) -> None:
 
 
 def mesh(trial: Trial) -> DeviceMesh:
-    """Returns the axes dp_shard and ep, in this order, a missing one of size 1. Raises
-    NotApplicable."""
+    """Returns the axes dp_shard and ep; a missing one has size 1. Raises NotApplicable."""
     axes, layout = (DP_SHARD, EP), Layout(trial.layout)
     foreign = [axis for axis in layout.active if axis not in axes]
     if foreign:

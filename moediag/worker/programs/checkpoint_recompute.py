@@ -60,6 +60,5 @@ def run(collector: Collector) -> None:
 
 
 def draw_anew(trial: Trial, rank: int, number: int) -> None:
-    """Seeds the forward of ``rank`` in step ``number``, so that it draws the same wherever it
-    runs."""
+    """Seeds the forward of ``rank`` in step ``number``, so that it always draws the same."""
     torch.manual_seed(trial.step.seed * 1_000_003 + rank * 10_007 + number * 101)

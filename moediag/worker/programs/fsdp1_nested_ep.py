@@ -61,8 +61,7 @@ class Nested(FSDP1):
     # -- ways to nest ------------------------------------------------------------------
 
     def _ignored_modules(self, model: nn.Module) -> nn.Module:
-        """Wraps as in the report: experts first, then everything else by a policy that ignores
-        them."""
+        """Wraps experts first, then the rest by a policy that ignores them, as in the report."""
         ignored = [self._wrap_experts(block.module) for block in self.anatomy.blocks]
         asked = self._as_reported(auto_wrap_policy=self._layers(), ignored_modules=ignored)
         return FSDP(model, **asked)

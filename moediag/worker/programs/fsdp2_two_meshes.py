@@ -29,8 +29,7 @@ def run(collector: Collector) -> None:
 
 
 class TwoMeshes(Wrapped):
-    """Implements the options of the trial's program. ``held``: the expert of each local row, per
-    expert parameter."""
+    """The options of the trial's program. ``held``: each local row's expert, by parameter."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.trial.task, ProgramTask)

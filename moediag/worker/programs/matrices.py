@@ -73,8 +73,8 @@ def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
 
 
 def batch(trial: Trial, rank: int, number: int, micro: int = 0) -> Batch:
-    """Returns inputs and targets, fp32 (SAMPLES, FEATURES), of step ``number`` from 1; a function
-    of the arguments alone."""
+    """Returns inputs and targets, fp32 (SAMPLES, FEATURES), of step ``number`` from 1; depends on
+    the arguments alone."""
     seed = trial.step.seed * 1_000_003 + rank * 10_007 + number * 101 + micro
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(SAMPLES, FEATURES, generator=generator)

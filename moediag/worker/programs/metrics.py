@@ -113,8 +113,7 @@ def names(options: Dict[str, Any], rank: int) -> Sequence[str]:
 def _forward(
     model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, wanted: Sequence[str]
 ) -> Any:
-    """Returns the loss, and the metrics in the order of ``wanted``: fp32 scalars, without
-    history."""
+    """Returns the loss and the ``wanted`` metrics in order: fp32 scalars, without history."""
     output = model(inputs)
     loss = nn.functional.mse_loss(output, targets)
     log = torch.log_softmax(output.detach(), -1)

@@ -132,8 +132,7 @@ class Measured:
         return {fqn: p.grad.clone() for fqn, p in named if p.grad is not None}
 
     def errors(self, guard: str) -> Dict[str, GradientError]:
-        """Returns errors of the routers' gradients under ``guard`` (or ``always``), relative to an
-        enabled loss."""
+        """Returns errors of the routers' gradients under ``guard`` or ``always``."""
         found = self._with if guard == "always" else self._guarded(guard)
         tolerance = compare.Tolerance.of("float32", self.share.values())
         return {

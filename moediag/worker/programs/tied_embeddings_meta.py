@@ -110,8 +110,7 @@ def _accelerate(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int
 
 
 def _broadcasts(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
-    """Broadcasts each parameter that this rank has; those missing in rank 0's checkpoint stay
-    unchanged."""
+    """Broadcasts each parameter of this rank; those not in the checkpoint stay unchanged."""
     from torch.distributed.tensor import distribute_tensor
 
     with torch.no_grad():

@@ -126,8 +126,7 @@ def _made(model: Model, trial: Trial) -> Model:
 
 
 def _batch(trial: Trial, number: int, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Returns the input of the block and its output's weights in the loss, both (batch, sequence,
-    hidden)."""
+    """Returns the block's input and its output's weights, both (batch, sequence, hidden)."""
     generator = torch.Generator().manual_seed(1_000 * (trial.step.seed + 1) + number)
     shape = (trial.step.batch, trial.step.seq_len, trial.model.hidden)
     x, weight = (torch.randn(shape, generator=generator).to(device) for _ in range(2))

@@ -23,8 +23,7 @@ PARALLELISM = (
 
 @contextlib.contextmanager
 def as_on_gpus(note: Callable[[str], None]) -> Iterator[None]:
-    """Patches an Accelerator that is created inside. Calls ``note`` with a description of any
-    change."""
+    """Patches an Accelerator created inside. Calls ``note`` with any change."""
     from accelerate import state
     from accelerate.utils import DistributedType
 
@@ -50,8 +49,7 @@ def as_on_gpus(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _parallelism_accepted(note: Callable[[str], None]) -> Iterator[None]:
-    """Makes accelerate accept a ParallelismConfig. No effect before accelerate 1.10, which added
-    it."""
+    """Makes accelerate accept a ParallelismConfig. No effect before accelerate 1.10."""
     try:
         from accelerate import ParallelismConfig
     except ImportError:

@@ -158,8 +158,7 @@ def _unpack(strict: Any, frame: Any, substitute: str, found: Tolerance, holder: 
 
 
 def _again(strict: Any, holder: Any) -> Optional[torch.Tensor]:
-    """Returns the tensor if there is one. The region is already marked as recomputed and is not
-    checked again."""
+    """Returns the tensor, if any; the region is already recomputed and not checked again."""
     try:
         value: torch.Tensor = strict(holder)
     except (torch_checkpoint.CheckpointError, AssertionError):

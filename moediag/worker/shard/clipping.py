@@ -44,8 +44,7 @@ def clip(parameters: Dict[str, Any], limit: float, how: str, plain: PlainShards)
 
 
 def local_norm(gradients: Any) -> torch.Tensor:
-    """Returns the L2 norm of this rank's pieces without reduction; float64 scalar on the gradients'
-    device."""
+    """Returns the L2 norm of this rank's pieces, unreduced; float64 on the gradients' device."""
     squares = [torch.linalg.vector_norm(local(g).double()) ** 2 for g in gradients]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
@@ -71,8 +70,7 @@ def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
 
 
 def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
-    """Returns (mesh or None, the mesh dims that shard it, whether it is one of the group's
-    shards)."""
+    """Returns (mesh or None, the mesh dims that shard it, whether the group shards it)."""
     by_group = plain.group is not None and fqn in plain.rows
     if not distributed(gradient):
         return None, (), by_group

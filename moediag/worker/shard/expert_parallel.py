@@ -160,8 +160,7 @@ def only_rank_0_loads(trial: Trial) -> bool:
 
 
 def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: str) -> Any:
-    """Returns an Accelerator with the FSDP2 plugin that the trial requests. Raises
-    NotApplicable."""
+    """Returns an Accelerator with the trial's FSDP2 plugin. Raises NotApplicable."""
     try:
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
         from accelerate.utils import DistributedType

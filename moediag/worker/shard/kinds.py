@@ -1,5 +1,4 @@
-"""Selects the class that shards the model under test, by the scenario's ``wrapper.kind`` and
-layout."""
+"""Selects the class that shards the model under test, by ``wrapper.kind`` and layout."""
 
 from __future__ import annotations
 

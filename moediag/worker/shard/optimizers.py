@@ -48,8 +48,7 @@ class GroupFinding:
 
 
 def build(parameters: Iterable[Any], step: StepSpec) -> torch.optim.Optimizer:
-    """Returns an optimizer of those ``parameters`` that require a gradient. Raises
-    NotApplicable."""
+    """Returns an optimizer of the trainable ``parameters``. Raises NotApplicable."""
     trained = [p for p in parameters if p.requires_grad]
     if step.optimizer not in _OPTIMIZERS:
         raise NotApplicable(f"unknown optimizer {step.optimizer!r}")
@@ -87,8 +86,7 @@ def findings(optimizer: Any) -> List[GroupFinding]:
 
 
 def unwrapped(optimizer: Any) -> Optional[torch.optim.Optimizer]:
-    """Returns torch's own optimizer inside accelerate's AcceleratedOptimizer; None for another kind
-    (DeepSpeed)."""
+    """Returns torch's optimizer inside AcceleratedOptimizer; None for another kind (DeepSpeed)."""
     inner = getattr(optimizer, "optimizer", optimizer)
     return inner if isinstance(inner, torch.optim.Optimizer) else None
 

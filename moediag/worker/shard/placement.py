@@ -82,8 +82,7 @@ def _chunks(whole: torch.Tensor, parameter: Any) -> torch.Tensor:
 
 
 def placement(parameter: Any) -> str:
-    """Returns ``Shard(0) on ep[2]``, ``Shard(0) on dp_shard[2] x Shard(1) on tp[2]``; "" if
-    plain."""
+    """Returns ``Shard(0) on ep[2]``, ``Shard(0) on dp_shard[2] x Shard(1) on tp[2]``, or ""."""
     if not distributed(parameter):
         return ""
     names: Sequence[Any] = parameter.device_mesh.mesh_dim_names or ()

@@ -49,8 +49,7 @@ def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
 
 
 def mesh_of(trial: Trial) -> DeviceMesh:
-    """Returns the trial's device mesh. Raises NotApplicable for an axis this wrapper does not
-    support."""
+    """Returns the trial's device mesh. Raises NotApplicable for an unsupported axis."""
     layout = Layout(trial.layout)
     foreign = [axis for axis in layout.active if not axis.data_parallel]
     if foreign:
@@ -90,8 +89,7 @@ class Wrapped:
         self.optimizer = optimizers.build(self.model.parameters(), self.trial.step)
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the mean next-token cross-entropy in fp32, scalar. tokens (batch, seq_len)
-        int64."""
+        """Returns mean next-token cross-entropy, fp32 scalar. tokens (batch, seq_len) int64."""
         # The mask is all ones. Without one, some releases mistake 3-D position ids of multimodal
         # families for packed sequences.
         mask = torch.ones_like(tokens)
@@ -110,8 +108,7 @@ class Wrapped:
         loss.backward()
 
     def clip(self, limit: float) -> Optional[float]:
-        """Clips to ``limit``; returns the norm before, or None if the library does not report
-        it."""
+        """Clips to ``limit``; returns the norm before, or None if unknown."""
         parameters = {clean_fqn(name): p for name, p in self.model.named_parameters()}
         return clip.clip(parameters, limit, self.trial.step.clipping, self.plain_shards)
 
@@ -120,8 +117,7 @@ class Wrapped:
         self.optimizer.zero_grad()
 
     def gathered(self) -> ContextManager[Any]:
-        """Restores the shape of parameters that a wrapper flattens or empties, while they are read.
-        Collective."""
+        """Restores flattened or emptied parameters while they are read. Collective."""
         return contextlib.nullcontext()
 
     def gradients(self) -> Iterator[GradientView]:

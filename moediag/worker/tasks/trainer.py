@@ -100,8 +100,7 @@ class Watched:
             yield
 
     def before(self, model: nn.Module, tokens: torch.Tensor) -> None:
-        """Observes a step before it runs. ``model``: what the Trainer trains, prepared; ``tokens``:
-        this rank's."""
+        """Observes a step before it runs. ``model``: the Trainer's; ``tokens``: this rank's."""
         rank, measured = self.collector.rank, self.collector.measured
         number, micro = divmod(self._forwards, self.trial.step.accumulate)
         number += 1
@@ -120,8 +119,7 @@ class Watched:
         self._began = time.perf_counter()
 
     def after(self, loss: float) -> None:
-        """Observes a step after it ran. ``loss``: of the micro-batch, divided by accumulation as in
-        the Trainer."""
+        """Observes a step after it ran. ``loss``: the micro-batch's, divided by accumulation."""
         measured = self.collector.measured
         measured.step_seconds[-1] += time.perf_counter() - self._began
         measured.losses[-1] += loss
@@ -227,8 +225,7 @@ def _watching(base: Any, watched: Watched) -> Any:
 
 
 def _norms(trainer: Any) -> List[Optional[float]]:
-    """Returns the gradient norm of every step before clipping, as the Trainer logged it on this
-    rank."""
+    """Returns the logged gradient norm of every step before clipping on this rank."""
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     norms = [entry.get("grad_norm") for entry in logged]
     return [None if norm is None else float(norm) for norm in norms]

@@ -108,8 +108,7 @@ def _row(tokens: List[int]) -> Row:
 
 
 def tokenizer(vocab: int) -> Any:
-    """Returns a tokenizer with one word per token; SFTTrainer needs one, though the data are
-    numbers."""
+    """Returns a tokenizer with one word per token, because SFTTrainer requires one."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

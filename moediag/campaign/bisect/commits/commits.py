@@ -57,8 +57,7 @@ def tops_of(package: str, request: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def name_the_commit(between: Between, clone: Clone, follow: Follow, folder: Path) -> CommitAnswer:
-    """Returns the commit; the answer's ``problem`` says why there is none. ``folder``: the
-    bisect's."""
+    """Returns the commit; the answer's ``problem`` says why there is none."""
     nothing = CommitAnswer(between.package, between.old, between.new, between.turns)
     try:
         old, new = (clone.tagged(between.package, v) for v in (between.old, between.new))

@@ -120,8 +120,7 @@ class _Blame:
         return self._probe(self._setting(corner))
 
     def _setting(self, corner: Corner) -> Setting:
-        """Returns the setting with every package pinned, or only the libraries if that cannot be
-        built."""
+        """Returns the setting with every package pinned, or else only the libraries."""
         s = self.sides
         made = (*([self.own] * corner.package_new), *(self.others * corner.companion_new))
         pinned = self._request(applied(self.resolution, made))

@@ -38,8 +38,7 @@ class Rate:
         return self.shown == self.trials
 
     def missed(self, clean: int) -> float:
-        """Returns the chance, 0 to 1, that ``clean`` trials of a release with the failure all miss
-        it."""
+        """Returns the chance, 0 to 1, that ``clean`` trials all miss an existing failure."""
         if clean < 0:
             raise ValueError(f"{clean} clean trials")
         hidden = self.trials - self.shown

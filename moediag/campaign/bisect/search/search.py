@@ -108,8 +108,7 @@ class Search(Machine[Probe, Answer]):
         return Answer(status, self.options.bad, end)
 
     def _beside(self, boundaries: list[Boundary], seen: Seen) -> Iterator[tuple[int, Kind]]:
-        """Returns releases outside the search's path that are good among the bad, or bad among the
-        good."""
+        """Returns releases off the search's path that are good among bad or bad among good."""
         for index, verdict in self.verdicts.items():
             if index in seen.attempts or not verdict.decided:
                 continue

@@ -43,8 +43,7 @@ class Machine(ABC, Generic[Q, A]):
 
     @abstractmethod
     def _decide(self, ask: Ask[Q]) -> A:
-        """Runs the whole search from its beginning; deterministic; reads verdicts through
-        ``ask``."""
+        """Runs the whole search from its beginning; deterministic; asks through ``ask``."""
 
     @abstractmethod
     def _check(self, question: Q) -> None:
@@ -106,7 +105,7 @@ class Machine(ABC, Generic[Q, A]):
         return wanted
 
     def _stop(self, supposed: Mapping[Q, ProbeVerdict]) -> _Open | None:
-        """Returns where the replay stops if ``supposed`` were known as well; None: it has an
+        """Returns where the replay stops with ``supposed`` known as well; None: it has an
         answer."""
         if not supposed:
             self._replay()

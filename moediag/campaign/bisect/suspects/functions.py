@@ -43,8 +43,7 @@ class Piece:
 
     @functools.cached_property
     def lines(self) -> tuple[str, ...]:
-        """Returns normalised source, made on request because it costs more than reading the
-        file."""
+        """Returns normalised source, made on request because it is expensive."""
         return self.write()
 
     def entire(self) -> Piece:

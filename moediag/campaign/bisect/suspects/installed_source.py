@@ -84,8 +84,7 @@ def repository(about: metadata.PackageMetadata) -> str:
 
 
 def compare(address: str, old: str, new: str) -> str:
-    """Returns the public page that compares the tags ``vOLD`` and ``vNEW``; "" without an
-    address."""
+    """Returns the page that compares the tags ``vOLD`` and ``vNEW``; "" without an address."""
     if not address:
         return ""
     between = "/-/compare/" if "//gitlab." in address else "/compare/"

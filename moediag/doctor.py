@@ -1,6 +1,6 @@
-"""Checks this machine, and says what to type if something is missing.
+"""Checks this machine and shows what to type if something is missing.
 
-Each check covers one thing and never raises: a check that fails reports that it failed.
+Each check covers one thing and never raises: a check that fails reports this as its result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Check:
 
 
 def checks(network: bool = True) -> list[Check]:
-    """Runs every check, in the order in which a person would fix them."""
+    """Runs every check, in the order in which to fix problems."""
     looks: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("torch", _torch),
@@ -69,7 +69,7 @@ def checks(network: bool = True) -> list[Check]:
 
 
 def machine() -> dict[str, Any]:
-    """Returns the facts about this machine that a result records; none identifies a person."""
+    """Returns facts about this machine to record in results; none identifies a person."""
     return {
         "os": _os_name(),
         "kernel": platform.release(),

@@ -1,7 +1,7 @@
 """Builds environments that will probably be needed next, while the present items run.
 
-Each is built by a process of its own at low priority (a thread could not be ended on Ctrl-C while
-uv works), which ends with this one, however that ends: it notices the end of the pipe to it.
+Each has its own low-priority process (a thread could not be ended on Ctrl-C while uv works). A
+builder detects the end of its pipe, so it ends with this process however that ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sys
 import threading
 from collections.abc import Mapping
 
-MOST = 2  # at once
+MOST = 2  # at the same time
 NICE = 10
-_PATIENCE = 10.0  # seconds between asking a builder to end and ending it
+_PATIENCE = 10.0  # seconds between a stop request to a builder and its kill
 
 
 class Ahead:
@@ -39,7 +39,7 @@ class Ahead:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for us; we end it
+                start_new_session=True,  # Ctrl-C is for this process, which ends the builder
             )
 
     def working(self) -> list[str]:
@@ -79,7 +79,7 @@ def _end(builders: list[subprocess.Popen[bytes]]) -> None:
 
 
 def main(text: str) -> int:
-    """Builds the environment; a new one is imported once, because its first import compiles it."""
+    """Builds the environment and imports a new one once, because its first import compiles it."""
     from moediag.errors import MoediagError
     from moediag.launch import signals
     from moediag.stacks.environment import ensure, ready

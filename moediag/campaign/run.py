@@ -1,4 +1,4 @@
-"""`moediag run`: the trials of one plan, and the judgement of them all."""
+"""`moediag run`: the trials of one plan, and their judgement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from moediag.stacks.environment import Stack
 
 
 def header(plan: Plan, launch: LaunchOptions, command: Sequence[str] = ()) -> Header:
-    """What a run of ``plan`` asks."""
+    """Returns the question of a run of ``plan``."""
     trials = [p.trial for p in plan.trials]
     stacks = [", ".join(f"{k} {v}" for k, v in p.stack.items()) for p in plan.trials]
     return Header(
@@ -59,15 +59,15 @@ def header(plan: Plan, launch: LaunchOptions, command: Sequence[str] = ()) -> He
 
 
 def digest(plan: Plan) -> str:
-    """Of the scenario as it is run, overrides included."""
+    """Returns the digest of the scenario as it runs, overrides included."""
     return hashlib.sha256(plan.scenario.to_yaml().encode()).hexdigest()[:16]
 
 
 def run(plan: Plan, journal: Journal, options: TrialOptions, display: Display) -> RunResult:
     """Runs every trial of ``plan`` that is not in ``journal`` and writes ``result.json`` beside it.
 
-    Raises MoediagError when nothing could be run at all, Interrupted after Ctrl-C (with what was
-    finished until then in ``result.json``).
+    Raises MoediagError if nothing could run, Interrupted after Ctrl-C (finished trials are in
+    ``result.json``).
     """
     folder = journal.folder
     (folder / SCENARIO_FILE).write_text(plan.scenario.to_yaml(), encoding="utf-8")
@@ -77,7 +77,7 @@ def run(plan: Plan, journal: Journal, options: TrialOptions, display: Display) -
 
     def ensure(request: Mapping[str, str], progress: Callable[[str, float | None], None]) -> Stack:
         stack = given(request, progress)
-        ahead.end(_label(request))  # what is built ahead must not import beside a trial
+        ahead.end(_label(request))  # a build must not import during a trial
         return stack
 
     alone = options.ensure is not None or options.launch.nnodes > 1
@@ -99,13 +99,13 @@ def run(plan: Plan, journal: Journal, options: TrialOptions, display: Display) -
             ) from error
     assert strategy.result is not None
     if trials.launch_errors and len(trials.launch_errors) >= len(strategy.results):
-        raise trials.launch_errors[0]  # nothing ran at all: that is the answer
+        raise trials.launch_errors[0]  # nothing ran at all: raise the reason
     return strategy.result
 
 
 class _References:
-    """The references that were computed. Only those that succeeded, or are not applicable, are
-    written down: the others are tried again by a resumed run."""
+    """The computed references. Only successful and not-applicable ones are recorded; a resumed run
+    tries the others again."""
 
     def __init__(self, journal: Journal) -> None:
         folder = journal.folder
@@ -132,7 +132,7 @@ class _References:
 
 
 class _Run(Strategy[str, TrialResult]):
-    """An item is the name of a trial. ``ahead``: None where nothing is made ready ahead."""
+    """An item is the name of a trial. ``ahead``: None to prepare nothing in advance."""
 
     def __init__(self, plan: Plan, journal: Journal, trials: Trials, ahead: Ahead | None) -> None:
         self.plan = plan
@@ -155,15 +155,14 @@ class _Run(Strategy[str, TrialResult]):
         return self.trials.run(self.planned[item])
 
     def keeps(self, value: TrialResult) -> bool:
-        """What never ran says something about this machine, and not about the trial."""
+        """Whether it is final: a trial that never ran says something about this machine only."""
         return bool(value.evidence)
 
     def taken(self, item: str, value: TrialResult) -> None:
         self.results[item] = value
 
     def prepare(self, coming: Sequence[str]) -> None:
-        """The next environment and its host, unless something is timed: that wants the machine for
-        itself."""
+        """Prepares the next environment and host, unless a trial is timed and needs the machine."""
         if self.ahead is None:
             return
         now = self.planned[self.wanted(1)[0]].stack
@@ -185,7 +184,7 @@ class _Run(Strategy[str, TrialResult]):
         trials = with_regressions(self.plan, trials)
         trials, tables = together(trials)
         conclusion = conclude(trials)
-        if incomplete:  # a fix that was not tried may be cheaper
+        if incomplete:  # an untried fix may be cheaper
             conclusion = dataclasses.replace(conclusion, cheapest_correct_fix=None)
         self.result = RunResult(
             scenario=self.plan.scenario.name,
@@ -206,7 +205,7 @@ def _label(request: Mapping[str, str]) -> str:
 
 
 def outcome(result: TrialResult) -> str:
-    """``unfixed: collective-mismatch, culprit rank 1 (0.9 s)``."""
+    """Returns ``unfixed: collective-mismatch, culprit rank 1 (0.9 s)``."""
     text = f"{result.variant}: {result.verdict}"
     if result.culprits:
         text += f", culprit {wording.ranks(result.culprits)}"

@@ -1,7 +1,7 @@
-"""The `moediag` command: one function per command that parses, calls and chooses the exit code.
+"""The `moediag` command: one function per command parses, calls and chooses the exit code.
 
-Nothing heavy is imported here: `moediag --help` must not wait for libraries that it does not
-use, so each command imports what it needs.
+No heavy imports here: `moediag --help` must not wait for libraries that it does not use, so each
+command imports what it needs.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None: 
         stdout.line(scenario.to_yaml().rstrip("\n"))
         used = {variant.fix for variant in scenario.variants.values()}
         for fix in known_fixes().values():
-            if fix.name in used:  # as comments: what is printed stays a scenario file
+            if fix.name in used:  # as comments, so that the output stays a scenario file
                 stdout.line(f"# fix {fix.name}: {fix.summary} ({fix.source})")
 
 

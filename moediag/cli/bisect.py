@@ -161,7 +161,7 @@ def bisect(
 
 
 def _clone(repo: Path, what: Question) -> Clone:
-    """Opens the clone. Raises UsageError now rather than after an hour of probes."""
+    """Opens the clone now, so that UsageError comes before an hour of probes."""
     from moediag.campaign.bisect.commits.clone import Clone
 
     found = Clone(repo)

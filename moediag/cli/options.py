@@ -1,4 +1,4 @@
-"""The command line's options: one definition each, shared by the commands that take them."""
+"""The command line's options: one definition each, shared by all commands."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def pairs(texts: list[str], option: str) -> dict[str, str]:
 
 
 def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:
-    """(world size, ``cpu`` or ``gpu``); the size is None, the scenario's own, when neither is
+    """Returns (world size, ``cpu`` or ``gpu``). The size is None, the scenario's own, if neither is
     given."""
     if gpus is not None and cpu is not None:
         raise UsageError("--gpus and --cpu exclude each other", "Each of them sets the world size.")
@@ -190,8 +190,8 @@ def world(gpus: int | None, cpu: int | None) -> tuple[int | None, str]:
 
 
 def shared(device: str, share_gpu: bool, nccl: str | None) -> str:
-    """Returns the device, with the way in which ranks share GPUs. ``nccl``: its version, None if
-    unknown. Raises UsageError without --gpus."""
+    """Returns the device and how ranks share GPUs. ``nccl``: its version, None if unknown. Raises
+    UsageError without --gpus."""
     if not share_gpu:
         return device
     if device != "gpu":
@@ -222,7 +222,7 @@ def require_gpus(device: str, ranks: int, torch: str | None = None) -> None:
 
 
 def command(context: typer.Context) -> tuple[str, ...]:
-    """The command line as typed."""
+    """Returns the command line as typed."""
     return ("moediag", *(context.obj or ()))
 
 
@@ -240,7 +240,7 @@ def nodes(
     every: bool = False,
     resume: bool = False,
 ) -> None:
-    """Raises UsageError for options of several nodes that do not fit. ``folder``: of --shared."""
+    """Raises UsageError for inconsistent multi-node options. ``folder``: of --shared."""
     if nnodes == 1 and endpoint is None and node_rank is None and folder is None:
         return
     if launcher == "fork":

@@ -122,7 +122,7 @@ def clean(
 
 
 def _catalogue() -> list[dict[str, str]]:
-    """Every stack that some trial of the catalogue asks for, each once."""
+    """Returns every stack that a trial of the catalogue requests, without duplicates."""
     from moediag.scenario import catalogue
     from moediag.scenario.load import load
     from moediag.scenario.plan import plan
@@ -148,7 +148,7 @@ def _label(request: Mapping[str, str]) -> str:
 
 
 def _bytes(size: float) -> str:
-    """Decimal units, as `df -H` and disks have them."""
+    """Returns the size in decimal units, as `df -H` and disks use."""
     units: Sequence[str] = ("B", "kB", "MB", "GB")
     for unit in units:
         if size < 1000 or unit == units[-1]:

@@ -1,4 +1,4 @@
-"""What all launchers share: start a trial, let a follower watch it, write the record."""
+"""The base class of launchers: starts a trial, has it followed and writes its record."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ class StackLike(Protocol):
 
 
 class Running(ABC):
-    """One launched trial; ``root`` is its root process (the elastic agent, or the single rank)."""
+    """One launched trial."""
 
-    root: int
+    root: int  # pid of the elastic agent or of the single rank
     family: Family
 
     @abstractmethod
     def poll(self) -> int | None:
         """The root's exit code (negative: the signal that ended it); None while it runs. Raises
-        LaunchError when this can no longer be known."""
+        LaunchError if it can no longer be determined."""
 
 
-# (what runs, the trial, its folder, how many of its ranks run on this node, options, kind of the
-# launcher, whom to tell): follows a trial until nothing of it is left.
+# (the launched trial, its description, its folder, its ranks on this node, options, launcher kind,
+# progress callback): follows a trial until all its processes are gone.
 Follow = Callable[
     [Running, Trial, Path, int, LaunchOptions, str, "OnProgress | None"], LaunchRecord
 ]
 
 
 class Launcher(ABC):
-    """Runs trials one after the other on one stack."""
+    """Runs trials on one stack, one at a time."""
 
     kind = ""
 
@@ -80,10 +80,10 @@ class Launcher(ABC):
         self.close()
 
     def close(self) -> None:  # noqa: B027 - not every launcher keeps something
-        """Ends what outlives single trials; safe to call twice."""
+        """Ends processes that outlive single trials. Safe to call twice."""
 
     def local_ranks(self, trial: Trial) -> int:
-        """How many ranks of ``trial`` run on this node."""
+        """The number of ranks of ``trial`` on this node."""
         if trial.alone:
             return 1
         if trial.world_size % self.options.nnodes:
@@ -95,9 +95,9 @@ class Launcher(ABC):
     def run(
         self, trial: Trial, folder: Path, on_progress: OnProgress | None = None
     ) -> LaunchRecord:
-        """Launches ``trial`` and returns its record when nothing of it is left. Its files are in
-        ``folder``, which is made if missing. Raises Interrupted after Ctrl-C, once the ranks were
-        ended and the record was written."""
+        """Launches ``trial`` and returns its record once all its processes are gone. Its files go
+        into ``folder``, which is created if missing. Raises Interrupted after Ctrl-C, once the
+        ranks are ended and the record is written."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.options.nnodes == 1:  # nodes may share the folder
             _clear(folder)
@@ -126,7 +126,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def _start(self, trial: Trial, folder: Path) -> Running:
-        """Starts the trial. Raises LaunchError when it cannot be started."""
+        """Starts the trial. Raises LaunchError if it cannot be started."""
 
     def environment(self) -> dict[str, str]:
         """The environment of every process of this launcher."""
@@ -149,14 +149,14 @@ class Launcher(ABC):
 
 
 def _clear(folder: Path) -> None:
-    """Removes the files of an earlier launch, so that none is taken for one of this launch."""
+    """Removes the files of an earlier launch, so that none is mistaken for one of this launch."""
     for pattern in ("rank-*", "launcher.*", "launch.json", "capture/rank-*"):
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
 
 
 def last_lines(path: Path, count: int = 5) -> str:
-    """The end of a log, for an error message; empty when there is none."""
+    """Returns the end of a log, for an error message; empty if there is none."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -165,7 +165,7 @@ def last_lines(path: Path, count: int = 5) -> str:
 
 
 def json_lines(text: str) -> list[dict[str, object]]:
-    """The complete JSON objects of ``text``, one a line; other lines are skipped."""
+    """Returns the JSON objects of ``text``, one per line; skips other lines."""
     found = []
     for line in text.splitlines():
         try:

@@ -62,13 +62,13 @@ class Host:
         return self._process.poll() is None
 
     def wait_ready(self, seconds: float) -> None:
-        """Waits for the end of the imports. Raises LaunchError if the host dies or takes longer."""
+        """Waits until the imports are done. Raises LaunchError if the host dies or takes longer."""
         if not self._ready:
             self._expect("ready", seconds)
             self._ready = True
 
     def start(self, request: dict[str, Any], seconds: float) -> int:
-        """Asks for a trial; returns its process id."""
+        """Requests a trial; returns its process id."""
         self._exits.clear()
         assert self._process.stdin is not None
         try:
@@ -79,7 +79,7 @@ class Host:
         return int(self._expect("started", seconds)["pid"])
 
     def exit_code(self, pid: int) -> int | None:
-        """None while the trial runs; raises LaunchError when the host is gone."""
+        """The trial's exit code; None while it runs. Raises LaunchError if the host is gone."""
         while pid not in self._exits:
             events = self._read(0.0)
             if not events:
@@ -94,7 +94,7 @@ class Host:
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            # While it imports it does not read its input, so waiting is useless.
+            # A host that is importing does not read its input, so do not wait for it.
             self._process.wait(2.0 if self._ready else 0.0)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
@@ -120,7 +120,7 @@ class Host:
         self._exits.update({int(e["pid"]): int(e["code"]) for e in events if e["e"] == "exited"})
 
     def _read(self, seconds: float) -> list[dict[str, Any]]:
-        """Reports that arrived within ``seconds``; raises LaunchError at the pipe's end."""
+        """Returns reports that arrive within ``seconds``. Raises LaunchError if the pipe closes."""
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
         if not select.select([fd], [], [], seconds)[0]:
@@ -144,8 +144,8 @@ class ForkedTrial(Running):
 
 
 class ForkLauncher(Launcher):
-    """Starts the host on entry, so that its imports overlap with the caller's work, and again when
-    it died."""
+    """Starts the host on entry, so that its imports overlap with the caller's work, and restarts it
+    if it dies."""
 
     kind = "fork"
 

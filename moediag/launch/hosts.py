@@ -1,8 +1,8 @@
-"""Fork hosts that outlive a run. They start while the previous run works and are kept, because
+"""Fork hosts that outlive a run. A host starts during the previous run and is kept, because
 scenarios share stacks and a bisect probes the neighbours of a boundary twice.
 
-Imports take most of a short run. Each trial is still its own process, forked from a host that has
-only imported.
+Imports take most of the time of a short run. Each trial is still a separate process, forked from a
+host that has only imported.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Hosts:
     def __init__(self, folder: Path, options: LaunchOptions) -> None:
         self._folder = folder
         self._options = options
-        self._idle: dict[str, Launcher] = {}  # the one used last is the last
+        self._idle: dict[str, Launcher] = {}  # least recently used first
         self._lock = threading.Lock()
 
     def begin(self, stack: StackLike) -> None:
-        """Starts a host for ``stack`` unless there is one."""
+        """Starts a host for ``stack`` unless one exists."""
         with self._lock:
             if stack.key in self._idle:
                 return
@@ -42,7 +42,7 @@ class Hosts:
     def launcher(
         self, kind: str, stack: StackLike, run_folder: Path, options: LaunchOptions
     ) -> Iterator[Launcher]:
-        """As :func:`moediag.launch.launcher.launcher`, for a run; its host is kept afterwards."""
+        """Like :func:`moediag.launch.launcher.launcher`, but keeps the host after the run."""
         if kind != "fork":
             with launcher(kind, stack, run_folder, options) as one:
                 yield one
@@ -68,7 +68,7 @@ class Hosts:
         _close(hosts)
 
     def _spare(self) -> list[Launcher]:
-        """Removes and returns the hosts that were not used for the longest time."""
+        """Removes and returns the least recently used hosts beyond KEPT."""
         return [self._idle.pop(key) for key in list(self._idle)[:-KEPT]]
 
 

@@ -1,4 +1,4 @@
-"""One way to launch: ``with launcher(kind, stack, run_folder) as it: it.run(trial, folder)``.
+"""Creates launchers: ``with launcher(kind, stack, run_folder) as it: it.run(trial, folder)``.
 
 ``run`` launches the trial, follows it, collects evidence, ends it and writes ``launch.json``.
 """
@@ -25,7 +25,7 @@ KINDS: Mapping[str, type[Launcher]] = {"fork": ForkLauncher, "torchrun": Torchru
 def launcher(
     kind: str, stack: StackLike, run_folder: Path, options: LaunchOptions | None = None
 ) -> Launcher:
-    """``kind``: "fork" (one host per stack, forked ranks, one node) or "torchrun".
+    """Returns a launcher: "fork" (one host per stack, forked ranks, one node) or "torchrun".
 
     Raises UsageError for another kind, or for fork on several nodes."""
     chosen = options or LaunchOptions()
@@ -53,18 +53,18 @@ def follow(
     kind: str,
     on_progress: OnProgress | None,
 ) -> LaunchRecord:
-    """Follows a launched trial until nothing of it is left. ``ranks``: how many of them run on this
-    node."""
+    """Follows a launched trial until all its processes are gone. ``ranks`` is the number of its
+    ranks on this node."""
     supervisor = NodesSupervisor if options.nnodes > 1 and not trial.alone else Supervisor
     return supervisor(running, trial, folder, ranks, options, on_progress).run(kind)
 
 
 def require_loopback() -> None:
-    """Raises MachineError where the ranks of one node cannot connect to each other. In a network
-    namespace without a loopback interface (some sandboxes) they would wait for ever."""
+    """Raises MachineError if the ranks of one node cannot connect to each other. In a network
+    namespace without a loopback interface (some sandboxes) they would wait forever."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("127.0.0.1", 9))  # a datagram socket sends nothing by connecting
+            probe.connect(("127.0.0.1", 9))  # connecting a datagram socket sends nothing
         except OSError as error:
             raise MachineError(
                 f"the loopback interface cannot be used ({error.strerror}), so ranks cannot meet",

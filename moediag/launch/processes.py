@@ -1,9 +1,9 @@
-"""Processes of a launch, from /proc: which there are, whether they run, whether any is left.
+"""Finds the processes of a launch in /proc.
 
 A process belongs to a launch if it is in the process group or session of the root process, descends
 from it, or was started with the launch's marker in its environment (a forked child shows its
-parent's environment). It is then remembered by pid and start time: a process that was orphaned
-later is still found, and another process that got its pid is not.
+parent's environment). Known processes are identified by pid and start time: a process orphaned
+later is still found, and another process that reuses its pid is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from moediag import protocol
 
-ENV_LAUNCH = "MOEDIAG_LAUNCH"  # the marker: a token that is unique to one launch
+ENV_LAUNCH = "MOEDIAG_LAUNCH"  # the marker: a token unique to one launch
 NEVER = -1
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -29,13 +29,13 @@ class ProcStat:
 
     pid: int
     state: str
-    """Of the main thread: R running or runnable, S sleeping, D waiting for a disk, T stopped, Z
-    zombie."""
+    """State of the main thread: R running or runnable, S sleeping, D waiting for a disk, T stopped,
+    Z zombie."""
     ppid: int
     group: int
     session: int
     cpu: float
-    """Seconds of user and system time of all threads."""
+    """User and system time of all threads in seconds."""
     started: int
     """Clock ticks since boot; together with the pid this identifies a process."""
 
@@ -50,7 +50,7 @@ class ProcStat:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, and not another that got its pid later."""
+    """One process; never another that reuses its pid."""
 
     pid: int
     started: int  # clock ticks since boot; NEVER matches no process
@@ -62,7 +62,7 @@ class Process:
         return cls(pid, NEVER) if stat is None else stat.process
 
     def stat(self) -> ProcStat | None:
-        """None when it is gone."""
+        """Its present state; None if it is gone."""
         stat = read_stat(self.pid)
         return stat if stat is not None and stat.started == self.started else None
 
@@ -71,14 +71,14 @@ class Process:
         return (stat := self.stat()) is not None and stat.alive
 
     def send(self, sig: int) -> None:
-        """Does nothing when it is gone, whoever has its pid now."""
+        """Sends signal ``sig``; does nothing if the process is gone, even if its pid is reused."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, sig)
 
 
 def read_stat(pid: int) -> ProcStat | None:
-    """The state of process ``pid`` now; None when there is no such process."""
+    """Returns the present state of process ``pid``; None if there is no such process."""
     f = protocol.stat_fields(pid)
     if not f:
         return None
@@ -87,7 +87,7 @@ def read_stat(pid: int) -> ProcStat | None:
 
 
 def all_stats() -> dict[int, ProcStat]:
-    """Every process of this machine that we may see, by pid."""
+    """Returns every visible process of this machine, by pid."""
     found = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - called often, strings suffice
         if name.isdigit() and (stat := read_stat(int(name))) is not None:
@@ -96,8 +96,8 @@ def all_stats() -> dict[int, ProcStat]:
 
 
 def oom_kills() -> int | None:
-    """How often the kernel of this machine ended a process for memory since it booted; None where
-    it does not tell (before Linux 4.13)."""
+    """Returns the number of OOM kills on this machine since boot; None if the kernel does not count
+    them (before Linux 4.13)."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(" ")
@@ -116,7 +116,7 @@ def is_marked(pid: int, token: str) -> bool:
 
 
 def catches(pid: int, sig: signal.Signals) -> bool:
-    """Whether ``pid`` handles ``sig``: sending it to one that does not would end it."""
+    """Whether ``pid`` handles ``sig``, which would otherwise end it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -140,12 +140,12 @@ class Family:
             self._known[root] = stat.started
 
     def alive(self) -> dict[int, ProcStat]:
-        """Members that still run (zombies are gone: they hold nothing but an exit status)."""
+        """Members that still run. Zombies do not count: they hold only an exit status."""
         stats = {p: s for p, s in all_stats().items() if s.alive and p not in self.keep}
         ours = {
             p for p, started in self._known.items() if p in stats and stats[p].started == started
         }
-        # Repeated until nothing is added: a child may have a lower pid than its parent.
+        # Repeat until nothing is added: a child may have a lower pid than its parent.
         grown = True
         while grown:
             groups = {stats[p].group for p in ours} | {stats[p].session for p in ours}
@@ -161,7 +161,8 @@ class Family:
         return {pid: stats[pid] for pid in ours}
 
     def _marked(self, stat: ProcStat) -> bool:
-        """The environment of an unrelated process is read once: it cannot get the marker later."""
+        """Whether a process has the marker. An unrelated process is checked only once, because it
+        cannot get the marker later."""
         key = (stat.pid, stat.started)
         if key not in self._unrelated:
             if is_marked(stat.pid, self.token):
@@ -170,8 +171,8 @@ class Family:
         return False
 
     def signal(self, sig: signal.Signals) -> None:
-        """Sends ``sig`` to every living member: to whole groups where all of the group is ours, so
-        that a child forked meanwhile gets it too."""
+        """Sends ``sig`` to every living member; to whole process groups if all their processes are
+        members, so that a child forked meanwhile also gets it."""
         alive = self.alive()
         groups = {s.group for s in alive.values()}
         kept = {s.group for p in self.keep if (s := read_stat(p)) is not None}
@@ -183,7 +184,7 @@ class Family:
                 stat.process.send(sig)
 
     def wait(self, seconds: float) -> bool:
-        """Whether all members are gone, within ``seconds``."""
+        """Waits up to ``seconds``; returns whether all members are gone."""
         deadline = time.monotonic() + seconds
         while self.alive():
             if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""One look at one rank: what the supervisors of a launch decide by."""
+"""The observed state of one rank, which the supervisors of a launch use to decide."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """A rank of this node, or of another as its supervisor there described it."""
+    """A rank of this node, or of another node as described by its supervisor."""
 
     rank: int
     known: bool = True
     """Its process is known."""
     alive: bool = True
-    """It runs."""
+    """Its process runs."""
     state: str = "starting"
     """One of the heartbeat's states."""
     progress: int = -1
@@ -25,25 +25,25 @@ class RankSample:
     cpu: float = 0.0
     """Seconds of CPU time so far."""
     runnable: bool = False
-    """Its main thread runs, wants to run, or waits for a disk (R or D in /proc)."""
+    """Its main thread runs, is ready to run, or waits for a disk (R or D in /proc)."""
     stopped: bool = False
     """SIGSTOP stopped it."""
     at: float | None = None
-    """Of a rank on another node: when its supervisor looked, on a clock of that node."""
+    """On another node: when its supervisor looked, by that node's clock."""
     work: str = ""
-    """Of a rank on another node: what its stack says that it does."""
+    """On another node: the work that its stack shows."""
     on_device: bool = False
-    """Of a rank on another node: its stack says that it waits for its device."""
+    """On another node: its stack shows that it waits for its device."""
     blocked: bool = False
-    """Of a rank on another node: its stack says that it is in a collective."""
+    """On another node: its stack shows that it is in a collective."""
     looked: bool = True
-    """Whether the supervisor of another node looked at stacks in this pause."""
+    """On another node: its supervisor read stacks in this pause."""
     silent: bool = False
-    """Nothing comes from its node any more."""
+    """Its node no longer sends heartbeats."""
     unseen: bool = False
-    """Nothing ever came from its node."""
+    """Its node never sent a heartbeat."""
 
 
 def states(samples: Sequence[RankSample]) -> Mapping[int, str]:
-    """What each rank does, for the live display."""
+    """Returns the state of each rank, for the live display."""
     return {s.rank: s.state if s.alive or not s.known else "exited" for s in samples}

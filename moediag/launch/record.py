@@ -34,7 +34,7 @@ class LaunchRecord:
     ended: float
     launcher: str = ""
     first_progress: float | None = None
-    """The first heartbeat; None where no rank wrote one."""
+    """The first heartbeat; None if no rank wrote one."""
     exits: Mapping[int, ExitStatus] = field(default_factory=dict)
     """By rank, of each rank whose end was seen."""
     deaths: tuple[Death, ...] = ()
@@ -43,17 +43,17 @@ class LaunchRecord:
     timed_out: bool = False
     interrupted: bool = False
     launch_error: str = ""
-    """Why the ranks could not be started, or why the launcher died; the other fields then hold what
-    was seen until then."""
+    """Why the ranks could not be started, or why the launcher died; other fields then hold what was
+    seen before."""
     capture_seconds: float | None = None
     not_seen: tuple[str, ...] = ()
     pids: Mapping[int, int] = field(default_factory=dict)
     """By rank."""
     notes: tuple[str, ...] = ()
-    """How the launch was done."""
+    """Remarks on how the launch ran."""
     oom_kills: int | None = None
-    """Number of processes that the kernel killed for memory meanwhile; None where it does not
-    count them."""
+    """Number of OOM kills on this machine during the launch; None if the kernel does not count
+    them."""
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -19,7 +19,7 @@ class LaunchOptions:
     silence: float = 20.0
     """On several nodes, a node is silent after this long without a heartbeat."""
     poll: float = 0.03
-    """Time between two looks at the ranks."""
+    """Time between two samples of the ranks."""
     capture: float = 2.5
     """Upper bound for collecting stacks before the ranks are ended."""
     settle: float = 0.3

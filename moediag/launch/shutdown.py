@@ -13,8 +13,8 @@ STEPS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 def end(family: Family, graces: Sequence[float]) -> tuple[dict[Process, str], list[int]]:
     """Ends every process of ``family``.
 
-    Returns the signal after which each living process was gone, and the pids that even SIGKILL did
-    not remove within its grace (a process stuck in the kernel).
+    Returns the signal that ended each process, and the pids that survived SIGKILL for its grace (a
+    process stuck in the kernel).
     """
     gone: dict[Process, str] = {}
     before = _alive(family)

@@ -1,4 +1,4 @@
-"""Signals that ask moediag to end. All of them have one meaning, and none interrupts the cleanup.
+"""Handles the signals that end moediag. All have the same meaning, and none interrupts the cleanup.
 
 SIGTERM (a scheduler, a cancelled CI job) and SIGHUP (a closed terminal) mean what Ctrl-C (SIGINT)
 means: end the ranks, keep the evidence, exit code 130. Only SIGKILL leaves no time for that. A
@@ -21,8 +21,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def as_interrupts(*, for_good: bool = False) -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does in Python. An ignored
-    signal stays ignored, and a handler that is already installed stays.
+    """Makes SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does in Python. An ignored signal
+    stays ignored, and an installed handler stays.
 
     ``for_good``: the process ends afterwards. After an interruption all of these signals are
     ignored: nothing is left to interrupt, and another one would only print a traceback from the
@@ -50,7 +50,7 @@ def as_interrupts(*, for_good: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def held() -> Iterator[list[int]]:
     """Defers these signals while processes are ended or results are written, which takes a bounded
-    time. The list names the signals that came: the caller must act on them afterwards."""
+    time. The list has the received signals; the caller must act on them afterwards."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came

@@ -1,4 +1,4 @@
-"""The torchrun launcher, control side: one ``torch.distributed.run`` per trial."""
+"""The torchrun launcher: starts one ``torch.distributed.run`` per trial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moediag.protocol import LAUNCHER_LOG, TRIAL_FILE, Trial
 
 
 class TorchrunTrial(Running):
-    """Holds the write end of the launcher's standard input; when it closes, the launcher ends."""
+    """Holds the write end of the launcher's standard input. When that closes, the launcher ends."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str) -> None:
         self._process = process
@@ -55,7 +55,7 @@ class TorchrunLauncher(Launcher):
 
 
 def rendezvous(options: LaunchOptions, name: str, alone: bool) -> list[str]:
-    """torchrun's rendezvous options. On one node the ranks meet on the loopback interface."""
+    """Returns torchrun's rendezvous options. On one node, ranks use the loopback interface."""
     if options.nnodes == 1 or alone:
         return ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
                 f"--rdzv-id={name}-{os.getpid()}", "--local-addr=127.0.0.1"]  # fmt: skip
@@ -64,7 +64,7 @@ def rendezvous(options: LaunchOptions, name: str, alone: bool) -> list[str]:
             f"{options.nnodes} nodes need --rdzv-endpoint and --node-rank",
             "The same --rdzv-endpoint HOST:PORT on every node, --node-rank 0, 1, …",
         )
-    # Not c10d: there the agents number themselves by their addresses, whatever --node-rank says.
+    # Not c10d, where agents order themselves by address and ignore --node-rank.
     return [
         f"--nnodes={options.nnodes}", "--rdzv-backend=static",
         f"--rdzv-endpoint={options.rdzv_endpoint}", f"--node-rank={options.node_rank}",

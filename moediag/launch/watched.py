@@ -46,17 +46,17 @@ class JobOptions:
     guard: bool = False
     """Before each reduction, ranks check that they carry the same parameters."""
     segment_bytes: int = SEGMENT_BYTES
-    """Size of a segment of a rank's log, which is a ring of two."""
+    """Size of a log segment of a rank; its log is a ring of two."""
 
 
 def environment(
     run_folder: Path, token: str, options: JobOptions, base: Mapping[str, str]
 ) -> dict[str, str]:
-    """``base`` with the variables that put the recorder into every rank."""
+    """Returns ``base`` with the variables that load the recorder in every rank."""
     env = dict(base)
     of_another = (protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD)
     for name in of_another:
-        env.pop(name, None)  # this may itself run inside a watched job
+        env.pop(name, None)  # moediag itself may run in a watched job
     path = env.get("PYTHONPATH")
     env["PYTHONPATH"] = os.pathsep.join([str(INJECTED), *([path] if path else [])])
     env[protocol.ENV_WATCH] = str(run_folder.resolve())
@@ -77,7 +77,7 @@ def start(
 ) -> WatchedJob:
     """Starts ``command``. ``stdout``, ``stderr``: its file descriptors; default: those of moediag.
 
-    Raises UsageError when there is no such command, MachineError when it cannot be started."""
+    Raises UsageError if there is no such command, MachineError if it cannot be started."""
     token = uuid.uuid4().hex
     try:
         process = subprocess.Popen(
@@ -100,11 +100,11 @@ def start(
 
 
 def end_with_us() -> Callable[[], None] | None:
-    """For ``preexec_fn``: the kernel sends the new process SIGTERM when moediag is killed. The
-    request is bound to the thread that forks, so only the main thread makes it."""
+    """Returns a ``preexec_fn`` that makes the kernel send SIGTERM to the child when moediag is
+    killed. The kernel ties this to the forking thread, so only the main thread does it."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
-    prctl, us = ctypes.CDLL(None).prctl, os.getpid()  # nothing is looked up after the fork
+    prctl, us = ctypes.CDLL(None).prctl, os.getpid()  # look up nothing after the fork
 
     def request() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""`moediag diagnose`: from directories that ranks left behind to a result without expectations."""
+"""`moediag diagnose`: turns directories left by ranks into a result without expectations."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ HELP = (
     "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
 )
 _NOT_JUDGED = (ReferenceTask, CostTask)
-_SHOWN = 4  # refused files that an error names
+_SHOWN = 4  # refused files that an error lists
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """``result``: as of a run, one trial for each job. ``evidence``: of each trial, in order."""
+    """The diagnosis of the given paths."""
 
-    result: RunResult
-    evidence: tuple[Evidence, ...]
+    result: RunResult  # like a run's, one trial per job
+    evidence: tuple[Evidence, ...]  # of each trial, in order
 
     def traced(self) -> dict[str, Traced]:
-        """By name, for a trace."""
+        """Returns the trials by name, for a trace."""
         of_trials: dict[str, Traced] = {}
         for trial, evidence in zip(self.result.trials, self.evidence, strict=True):
             again = trial.variant in of_trials
@@ -46,9 +46,9 @@ class Examined:
 
 
 def examine(paths: Sequence[Path]) -> Examined:
-    """Diagnoses every trial found at ``paths``, what several nodes left of one once, and all other
-    paths together as one job; ``expected`` stays empty, because nothing was. Raises EvidenceError
-    where nothing is known."""
+    """Diagnoses every trial found at ``paths``. Several nodes' parts of a trial are diagnosed
+    together, and all other paths as one job. ``expected`` stays empty. Raises EvidenceError if
+    nothing is known."""
     trials: list[Path] = []
     others = []
     for path in paths:
@@ -71,8 +71,8 @@ def examine(paths: Sequence[Path]) -> Examined:
 
 
 def trial_folders(path: Path) -> list[Path]:
-    """The trial directories at ``path``: itself, or those in it that ran what is judged. None for
-    what is no run of moediag. Raises EvidenceError for a run that cannot be judged."""
+    """Returns the trial directories at ``path``: itself, or those in it that ran what is judged.
+    None if ``path`` is not a moediag run. Raises EvidenceError for a run that cannot be judged."""
     if not path.is_dir():
         if not path.exists():
             raise EvidenceError(f"{path} does not exist", HELP)
@@ -113,7 +113,7 @@ def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult, Evidence]:
 
 
 def _by_job(folders: Sequence[Path]) -> list[list[Path]]:
-    """Folders that watchers on several nodes left of the same start of a job belong together."""
+    """Groups folders that watchers on several nodes left of the same start of a job."""
     found: dict[str, list[Path]] = {}
     for folder in folders:
         found.setdefault(job_of(folder) or str(folder.resolve()), []).append(folder)
@@ -127,9 +127,9 @@ def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
 
 
 def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
-    """The diagnosis of ``evidence``, of which nothing was expected. ``where``: the evidence, as a
+    """Returns the diagnosis of ``evidence`` without expectations. ``where``: the evidence, as a
     reader of the result finds it."""
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
     if not evidence.nccl:
-        versions.pop("nccl", None)  # torch has it, the job did not use it
+        versions.pop("nccl", None)  # torch includes it, but the job did not use it
     return rows.row(trial, diagnose(evidence), versions, where)

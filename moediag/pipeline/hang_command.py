@@ -1,4 +1,4 @@
-"""The command of ``watch --on-hang COMMAND``: it runs beside the watcher, for a bounded time."""
+"""Runs the command of ``watch --on-hang COMMAND`` beside the watcher, for a limited time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from moediag.launch.processes import ENV_LAUNCH, Family
 from moediag.launch.watched import end_with_us
 
 LOG = "on-hang.log"
-SECONDS = 300.0  # a command that takes longer is ended
+SECONDS = 300.0  # time limit of the command
 _GRACES = (1.0, 5.0, 5.0)
 
 
 class HangCommand:
-    """One run of the command. Its output, standard error included, goes to ``folder/on-hang.log``:
-    moediag's own standard output may be a JSON object."""
+    """One run of the command. Its output, standard error included, goes to ``folder/on-hang.log``,
+    because moediag's own standard output may be a JSON object."""
 
     def __init__(
         self, command: str, environment: Mapping[str, str], folder: Path, seconds: float = SECONDS
@@ -61,8 +61,8 @@ class HangCommand:
         self._process.wait()
 
     def finish(self, wait: bool) -> str:
-        """How the command ended, once nothing of it is left. ``wait``: let it run until its time is
-        up. A second Ctrl-C ends the waiting."""
+        """Returns how the command ended, once all its processes have ended. ``wait``: let it run
+        until its time limit. A second Ctrl-C ends the waiting."""
         try:
             if wait:
                 self._thread.join()

@@ -1,4 +1,4 @@
-"""The interface through which running trials report, and a running trial in a few words."""
+"""The interface through which running trials report, and a short text for a running trial."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Calls may come from several threads."""
+    """Receives progress, possibly from several threads."""
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:
-        """A software stack is being built; ``fraction`` from 0 to 1, None when not known."""
+        """Reports a software stack being built; ``fraction`` from 0 to 1, None if unknown."""
 
     def doing(self, name: str, text: str) -> None:
-        """What the trial ``name`` does now; often."""
+        """Reports what the trial ``name`` is doing; called often."""
 
     def event(self, text: str) -> None:
-        """Something that belongs into a log."""
+        """Reports something that belongs in a log."""
 
 
 class Silent:
-    """Says nothing."""
+    """Ignores everything."""
 
     def stack(self, key: str, text: str, fraction: float | None) -> None: ...
 
@@ -35,7 +35,7 @@ class Silent:
 
 
 def glance(progress: Progress) -> str:
-    """Rank states in few words: ``running  rank 0 in-collective, rank 1 running  step 2``."""
+    """Returns rank states in brief: ``running  rank 0 in-collective, rank 1 running  step 2``."""
     by_state: dict[str, list[int]] = {}
     for rank, state in progress.states.items():
         by_state.setdefault(state, []).append(rank)

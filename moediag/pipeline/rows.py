@@ -1,4 +1,4 @@
-"""Rows of result.json: from a trial and its diagnosis to its result."""
+"""Rows of result.json: turns a trial and its diagnosis into a result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moediag.scenario.plan import PlannedTrial
 def row(
     trial: Trial, diagnosis: Diagnosis, stack: Mapping[str, str | None], evidence: str = ""
 ) -> TrialResult:
-    """The result of a trial of which nothing was expected. ``evidence``: where its files are, as a
+    """Returns the result of a trial without expectations. ``evidence``: where its files are, as a
     reader of the result finds them."""
     return TrialResult(
         variant=trial.variant,
@@ -38,7 +38,7 @@ def planned_row(
     stack: Mapping[str, str | None],
     evidence: str = "",
 ) -> TrialResult:
-    """The result of a planned trial, held against what the plan expects of it."""
+    """Returns the result of a planned trial, compared with the plan's expectation."""
     if planned.note:
         diagnosis = dataclasses.replace(diagnosis, notes=(planned.note, *diagnosis.notes))
     backend, expected = planned.trial.backend, planned.expected
@@ -56,9 +56,9 @@ def planned_row(
 
 
 def not_built(planned: PlannedTrial, error: StackError) -> TrialResult:
-    """The result of a trial whose environment could not be built."""
+    """Returns the result of a trial whose environment could not be built."""
     requested: dict[str, str | None] = dict(planned.stack)
-    if planned.requires:  # an optional extra: without it the question does not arise
+    if planned.requires:  # an optional extra: without it the trial does not apply
         reason = f"needs {', '.join(planned.requires)}: {error.message}"
         return without_launch(planned, requested, Verdict.NOT_APPLICABLE, reason)
     return without_launch(planned, requested, Verdict.INCONCLUSIVE, error.message)
@@ -67,6 +67,6 @@ def not_built(planned: PlannedTrial, error: StackError) -> TrialResult:
 def without_launch(
     planned: PlannedTrial, stack: Mapping[str, str | None], verdict: Verdict, reason: str
 ) -> TrialResult:
-    """The result of a trial whose ranks never ran."""
+    """Returns the result of a trial whose ranks never ran."""
     found = Diagnosis(verdict, signature=str(verdict), confidence=Confidence.HIGH, cause=reason)
     return planned_row(planned, found, stack)

@@ -1,4 +1,4 @@
-"""The folder of a run, which holds its result and its evidence and is never overwritten."""
+"""The folder of a run: holds its result and evidence, and is never overwritten."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moediag.errors import UsageError
 
 def run_folder(out: Path | None, name: str) -> Path:
     """Makes the run directory: ``out``, or a new one below ``moediag-runs`` named after the time
-    and the scenario. Raises UsageError when it exists and is not empty."""
+    and the scenario. Raises UsageError if it exists and is not empty."""
     try:
         out = _new_folder(name) if out is None else out
         out.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def run_folder(out: Path | None, name: str) -> Path:
 
 
 def _new_folder(name: str) -> Path:
-    """Creates a new folder; nodes on one disk may start in the same second. Raises OSError."""
+    """Creates a folder; nodes on one disk may start in the same second. Raises OSError."""
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     base = Path("moediag-runs")
     base.mkdir(exist_ok=True)

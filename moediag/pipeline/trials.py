@@ -1,7 +1,7 @@
 """The trials of a plan, one at a time: stack -> launch -> evidence -> diagnosis -> row.
 
-Nothing here knows a particular failure. An environment is built, a host started and a reference
-computed when the first trial needs it.
+This module knows no particular failure. Environments, hosts and references are created when the
+first trial needs them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from moediag.scenario.plan import Plan, PlannedTrial
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
 
-# (kind, stack, run directory, options): to be used as a context manager
+# (kind, stack, run directory, options) -> context manager
 GiveLauncher = Callable[
     [str, Stack, Path, LaunchOptions], contextlib.AbstractContextManager[Launcher]
 ]
 GiveStack = Callable[[Mapping[str, str], Callable[[str, float | None], None]], Stack]
-INTERRUPTED = "interrupted"  # folder of what trials left that did not end
+INTERRUPTED = "interrupted"  # folder of the files of interrupted trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class TrialOptions:
 
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     launcher: GiveLauncher | None = None
-    """Gives launchers that may outlive the run; default: its own."""
+    """Returns launchers that may outlive the run; default: the run's own."""
     ensure: GiveStack | None = None
-    """Gives environments; default: stacks.environment."""
+    """Returns environments; default: stacks.environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Reference:
     verdict: Verdict | None = None
     """None, or the verdict of every trial that needs this reference."""
     reason: str = ""
-    """Why it has that verdict."""
+    """The reason for that verdict."""
 
 
 class References(Protocol):
@@ -81,7 +81,7 @@ def in_order(plan: Plan) -> list[PlannedTrial]:
 
 
 class Trials:
-    """Use as a context manager. ``references``: those that are there already, and new ones."""
+    """Runs trials; a context manager. ``references``: existing and new ones."""
 
     def __init__(
         self, plan: Plan, folder: Path, options: TrialOptions, observer: Observer,
@@ -118,8 +118,8 @@ class Trials:
             self._hosts.close()
 
     def run(self, planned: PlannedTrial) -> TrialResult:
-        """Its result. Raises Interrupted and KeyboardInterrupt, StackError where no environment of
-        the plan can be had or one was mistyped, NodeLost."""
+        """Runs a trial and returns its result. Raises Interrupted and KeyboardInterrupt, NodeLost,
+        and StackError if no environment of the plan can be built or one was mistyped."""
         if self.meeting is None:
             self._join()
         stack = self._stack(planned.stack)
@@ -129,7 +129,7 @@ class Trials:
         return self._one(planned, stack, self._launcher(planned, stack))
 
     def warm(self, planned: PlannedTrial) -> bool:
-        """Begins to start the host of a trial that comes soon. False: its environment is not
+        """Starts the host of a trial that comes soon. Returns False if its environment is not
         built."""
         key = _request(planned)
         if isinstance(self.stacks.get(key), StackError):
@@ -151,7 +151,7 @@ class Trials:
         return self._launchers[key]
 
     def _join(self) -> None:
-        """On several nodes: waits until each is there, with the same plan."""
+        """On several nodes: waits until each is present with the same plan."""
         options = self.launch_options
         if options.nnodes == 1 or options.shared is None:
             return
@@ -175,8 +175,8 @@ class Trials:
         return self.meeting.meet(problem) if self.meeting is not None else ""
 
     def _stack(self, request: Mapping[str, str]) -> Stack | StackError:
-        """Built or from the cache. One that cannot be built fails its own trials only, unless
-        none can be, or what was typed names no release."""
+        """Builds the stack or takes it from the cache. A failed build fails only its own trials,
+        unless no stack can be built or a typed release does not exist."""
         key = tuple(sorted(request.items()))
         if key in self.stacks:
             return self.stacks[key]
@@ -201,12 +201,12 @@ class Trials:
         return stack
 
     def _go_on(self) -> None:
-        """Raises KeyboardInterrupt where another thread asked to stop."""
+        """Raises KeyboardInterrupt if another thread requested a stop."""
         if self.launch_options.stopped:
             raise KeyboardInterrupt
 
     def _mistyped(self, error: StackError, request: Mapping[str, str]) -> bool:
-        """Whether ``--stack`` asked for what does not exist: a question to correct, no result."""
+        """Whether ``--stack`` names something that does not exist, which the user must correct."""
         typed = any(text.startswith("--stack ") for text in self.plan.overrides)
         return isinstance(error, NoSuchRelease) and typed and request == self.plan.scenario.stack
 
@@ -232,7 +232,7 @@ class Trials:
         except LaunchError as error:
             self.launch_errors.append(error)
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
-        if record.launch_error == BROKEN_OFF:  # what its ranks raised then shows nothing
+        if record.launch_error == BROKEN_OFF:  # what its ranks raised after that proves nothing
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF)
         evidence = read_trial(folder)
         found = diagnose(evidence)
@@ -246,7 +246,7 @@ class Trials:
             total=round(time.monotonic() - began, 3),
             reference=took,
         )
-        # Fewer samples than the ranks could take; who shares one over a model axis is no matter.
+        # Fewer samples than the ranks could take; ranks may share one along a model axis.
         repeated = trial.skew.batches in ("identical", "one-token")
         other_batch = repeated and trial.skew.batches != self.plan.scenario.skew.batches
         done = rows.planned_row(planned, found, versions, folder.name)
@@ -255,8 +255,8 @@ class Trials:
     def _reference(
         self, planned: PlannedTrial, stack: Stack, start: Launcher
     ) -> tuple[Reference, float | None]:
-        """The single-process run that this trial is held against, done once per key and stack; and
-        its seconds, None where it was done before."""
+        """Returns the single-process run to compare this trial with, done once per key and stack;
+        and its seconds, None if it already existed."""
         name = f"reference-{planned.reference_key}-{stack.key}"
         known = self.references.get(name)
         if known is not None:
@@ -291,7 +291,7 @@ class Trials:
         return found, round(time.monotonic() - began, 3)
 
     def _fresh(self, name: str) -> Path:
-        """The folder of a trial. What an interrupted one left there is kept beside it."""
+        """Returns the folder of a trial; an interrupted trial's files are moved aside."""
         folder = self.folder / name
         if folder.exists() and self.launch_options.nnodes == 1:
             kept, number = self.folder / INTERRUPTED, 1
@@ -303,7 +303,7 @@ class Trials:
 
 
 def _telling(observer: Observer, name: str) -> Callable[[Progress], None]:
-    """Says what the trial ``name`` does; once, that it stopped."""
+    """Reports what the trial ``name`` does, and once that it stopped."""
     doing = ""
 
     def tell(progress: Progress) -> None:
@@ -326,7 +326,7 @@ def _since(start: float, end: float | None) -> float | None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that says something; "" without any."""
+    """Returns the last non-empty line, or ""."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

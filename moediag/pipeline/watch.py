@@ -1,7 +1,7 @@
 """`moediag watch`: records and monitors an unmodified command, and reports when it stops.
 
-The same path as a trial's: launch, evidence, diagnosis, result. What differs is who wrote the
-program: it is left alone unless its user said otherwise, and it ends as it would have ended.
+It uses the same path as a trial: launch, evidence, diagnosis, result. But the program is the
+user's: moediag leaves it unchanged unless asked, and it ends as it would without moediag.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
 JOB_FILE = "job.json"
-# How a job ended that stood still before: launch.json keeps what was seen then.
+# How a job that hung ended; launch.json keeps what was seen during the hang.
 END_FILE = "launch-end.json"
 _LAUNCHERS = frozenset(
     ("torchrun", "accelerate", "deepspeed", "srun", "mpirun", "env", "python", "python3", "uv")
@@ -46,37 +46,35 @@ _LAUNCHERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """``on_hang``: report, abort, continue, or a shell command. ``out``: the run directory, which
-    must not exist or be empty. ``shared``: a folder that the watchers of all nodes of the job can
-    reach. ``stdout``, ``stderr``: file
-    descriptors of the job; by default ours."""
+    """The options of a watched job."""
 
-    on_hang: str = REPORT
-    out: Path | None = None
-    shared: Path | None = None
+    on_hang: str = REPORT  # report, abort, continue, or a shell command
+    out: Path | None = None  # the run directory, which must be new or empty
+    shared: Path | None = None  # a folder that the watchers of all nodes of the job can reach
     job: watched.JobOptions = field(default_factory=watched.JobOptions)
     launch: LaunchOptions = field(
         default_factory=lambda: LaunchOptions(poll=0.2, graces=(10.0, 10.0, 5.0))
     )
-    stdout: int | None = None
-    stderr: int | None = None
+    stdout: int | None = None  # the job's file descriptor; default: moediag's own
+    stderr: int | None = None  # the job's file descriptor; default: moediag's own
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A job that ended."""
+    """A finished job."""
 
     result: RunResult
     """One trial per attempt."""
     folder: Path
     code: int
-    """The job's own exit code; negative: a signal."""
+    """The job's exit code; negative: a signal."""
     commands: tuple[str, ...] = ()
     """How each run of the ``--on-hang`` command ended."""
 
     @property
     def exit_code(self) -> int:
-        """The job's own while nothing failed; what its launcher restarted to a good end is none."""
+        """Returns the exit code of the last attempt: a failure that the job's launcher recovered
+        from by a restart does not count."""
         last = self.result.trials[-1]
         if last.verdict in FAILURES:
             return ExitCode.FAILURE_FOUND
@@ -94,10 +92,10 @@ def watch(
     on_result: OnResult,
     on_progress: OnProgress | None = None,
 ) -> Watched:
-    """Runs ``command`` until it ends. ``on_result`` is told of every failure as soon as it is
-    diagnosed, and of the end of each attempt.
+    """Runs ``command`` until it ends. Calls ``on_result`` for every failure as soon as it is
+    diagnosed, and at the end of each attempt.
 
-    Raises UsageError when there is no such command, Interrupted on Ctrl-C after the job was ended
+    Raises UsageError if there is no such command, and Interrupted on Ctrl-C after the job was ended
     and the evidence written.
     """
     name = title(command)
@@ -107,7 +105,7 @@ def watch(
 
 
 def title(command: Sequence[str]) -> str:
-    """What a person calls the job: its script, else its command."""
+    """Returns a short name of the job: its script, else its command."""
     for word in command:
         if word.endswith(".py"):
             return Path(word).name
@@ -134,7 +132,7 @@ class _Watch:
         self.on_result = on_result
         self.on_progress = on_progress
         self.results: list[TrialResult] = []
-        self.told: TrialResult | None = None  # of the attempt that runs
+        self.told: TrialResult | None = None  # of the current attempt
         self.commands: list[HangCommand] = []
 
     def run(self) -> Watched:
@@ -183,7 +181,7 @@ class _Watch:
             attempt += 1
 
     def _trouble(self, record: LaunchRecord, folder: Path, running: Running) -> Then:
-        """Something stands still or died, and the job is still there."""
+        """Handles a rank that hangs or died while the job still exists."""
         found = self._diagnose(record, folder)
         choice = self.options.on_hang
         if found.verdict not in FAILURES:
@@ -200,7 +198,7 @@ class _Watch:
         return Then.LEAVE
 
     def _finish(self, record: LaunchRecord, folder: Path) -> None:
-        """The end of an attempt. What was told of it stays, unless the job went on after all."""
+        """Handles the end of an attempt. An earlier result stays unless the job continued."""
         told = self.told
         went_on = told is not None and told.verdict == "hang" and record.stall is None
         if told is None or went_on:
@@ -234,7 +232,7 @@ class _Watch:
         )
 
     def _trial(self, folder: Path) -> Trial:
-        """Of a job nobody told us the size of: what its ranks say."""
+        """Returns the trial of a job of unknown size, as its ranks describe it."""
         size = 0
         for path in folder.glob("rank-*.pid"):
             with suppress(OSError, ValueError):
@@ -268,7 +266,7 @@ class _Watch:
         self.commands.append(HangCommand(command, env, folder))
 
     def _commands_ended(self, wait: bool) -> tuple[str, ...]:
-        """Notes how each ended in the result of its attempt."""
+        """Records how each command ended, in the result of its attempt."""
         said = []
         for command in self.commands:
             said.append(command.finish(wait))
@@ -293,7 +291,7 @@ class _Watch:
 
 
 def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = None) -> RunResult:
-    """The result of a job called ``name`` with these attempts."""
+    """Returns the result of a job called ``name`` with these attempts."""
     return RunResult(
         scenario=name,
         started=(started or datetime.now(timezone.utc)).isoformat(timespec="seconds"),
@@ -306,7 +304,7 @@ def of_job(name: str, trials: Sequence[TrialResult], started: datetime | None = 
 
 @contextmanager
 def passed_on(job: Process) -> Iterator[None]:
-    """Inside, signals that mean something to the job and nothing to moediag reach it."""
+    """Forwards signals that are meant for the job, for the duration of the context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,10 +1,9 @@
-"""torch's elastic agent, with one addition: it reports how each rank ended, and waits before it
-ends the others.
+"""Makes torch's elastic agent report how each rank ended, and wait before it ends the others.
 
-Stock agents kill the peers of a dead rank within milliseconds and keep one exit status at most.
-Here the agent reports the first failure, waits until the control side has examined the ranks that
-are alive (or all are dead), then ends them in short steps and reports each. Reports go to
-``launcher.events.jsonl``; the go-ahead is the file ``launcher.release``.
+Stock agents kill the peers of a dead rank within milliseconds and keep at most one exit status.
+This one reports the first failure, waits until the control side has examined the live ranks (or all
+are dead), then ends them in short steps and reports each. Reports go to ``launcher.events.jsonl``;
+the file ``launcher.release`` lets the agent continue.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from moediag import protocol
 HOLD = 30.0  # seconds; the control side bounds its capture far below
 Graces = Tuple[Tuple[signal.Signals, float], ...]
 GRACES: Graces = ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0))
-# For a watched job, as in a stock agent: its ranks may save a checkpoint on SIGTERM.
+# As in a stock agent: a watched job's ranks may save a checkpoint on SIGTERM.
 JOB_GRACES: Graces = ((signal.SIGTERM, 30.0), (signal.SIGKILL, 5.0))
 
 
 class Observer:
-    """Follows the workers of one agent. It reads statuses without reaping them (WNOWAIT), which is
-    left to the agent."""
+    """Follows the workers of one agent. It reads statuses without reaping them (WNOWAIT); the agent
+    does that."""
 
     def __init__(self, folder: Path, graces: Graces = GRACES) -> None:
         self._graces = graces
         self._events = folder / protocol.AGENT_EVENTS
         self._release = folder / protocol.RELEASE_FILE
         self._ended: Dict[int, int] = {}  # rank -> code, negative: signal
-        self._sent: Dict[int, int] = {}  # rank -> last signal we sent it
+        self._sent: Dict[int, int] = {}  # rank -> last signal sent by the observer
         self._held = False
-        self._died: Dict[int, float] = {}  # rank -> epoch seconds, by the watching thread
+        self._died: Dict[int, float] = {}  # rank -> epoch seconds, set by the watching thread
         self._watching = False
 
     def watch(self, pids: Dict[int, int]) -> None:
-        """Notes when each rank ends, to the millisecond: polling is too slow to tell a killed rank
-        from a peer that failed because of it. Uses a thread, started after the fork."""
+        """Records when each rank ends, to the millisecond: polling is too slow to distinguish a
+        killed rank from a peer that failed because of it. Uses a thread, started after the fork."""
         if self._watching or not hasattr(os, "pidfd_open"):
             return
         self._watching = True
@@ -90,7 +89,7 @@ class Observer:
         self.report("exit", t=at, rank=rank, code=code_only, signal=name, by_us=by_us)
 
     def hold(self, pids: Dict[int, int]) -> None:
-        """Waits for the go-ahead or until all ranks ended, then ends the remaining ones."""
+        """Waits for the release file or until all ranks ended, then ends the remaining ones."""
         if self._held:
             return
         self._held = True
@@ -108,7 +107,7 @@ class Observer:
                 self.look(pids)
 
     def succeeded(self, pids: Dict[int, int]) -> None:
-        """Reports success of every rank: the agent may have reaped them before `look` saw them."""
+        """Reports success of every rank: the agent may reap them before `look` sees them."""
         for rank in pids:
             if rank not in self._ended:
                 self._ended[rank] = 0
@@ -123,7 +122,7 @@ class Observer:
                 continue
             self._sent[rank] = sig
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                # torchrun gives every rank a session of its own: end its children with it.
+                # torchrun gives every rank its own session: end its children with it.
                 if os.getpgid(pid) == pid:
                     os.killpg(pid, sig)
                 else:
@@ -131,8 +130,8 @@ class Observer:
 
 
 def is_child(pid: int) -> bool:
-    """Whether ``pid`` is a child of this process, running or not yet reaped; once it was reaped,
-    another process may have its pid."""
+    """Whether ``pid`` is a child of this process, running or not yet reaped. After reaping, another
+    process may have its pid."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -141,8 +140,8 @@ def is_child(pid: int) -> bool:
 
 
 def peek(pid: int) -> Optional[int]:
-    """Exit code of our child ``pid`` (negative: the signal that ended it); None while it runs or
-    when it was reaped already."""
+    """Returns the exit code of the child ``pid`` (negative: a signal); None while it runs or if it
+    was already reaped."""
     try:
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -162,13 +161,13 @@ def signal_name(number: int) -> str:
 def observe(
     folder: Path, started: Callable[[], object] = lambda: None, of_job: bool = False
 ) -> Observer:
-    """Makes the elastic agent of this process report to ``folder``. ``started`` is called once all
-    its workers are started. ``of_job``: the agent of a watched job, which may start its ranks
-    several times: each time into a folder of its own below ``folder``; and which must go on when
-    the observer fails.
+    """Makes the elastic agent of this process report to ``folder``. ``started``: called once all
+    workers are started. ``of_job``: the agent of a watched job, which may start its ranks several
+    times, each time into a new folder below ``folder``, and which must continue if the observer
+    fails.
 
-    Wraps ``_start_workers`` and ``_monitor_workers`` (the same from torch 1.9 to 2.13); where they
-    are gone, the agent runs as it is and the file says so.
+    Wraps ``_start_workers`` and ``_monitor_workers`` (the same from torch 1.9 to 2.13). If they are
+    missing, the agent runs unchanged and the file says so.
     """
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -212,7 +211,7 @@ def observe(
 
 
 class _Seat:
-    """Holds the observer of the ranks that were started last."""
+    """Holds the observer of the most recently started ranks."""
 
     def __init__(self, folder: Path, of_job: bool) -> None:
         self._folder = folder
@@ -234,7 +233,7 @@ class _Seat:
 
     def meet(self, store: Any) -> None:
         """Sets the token of this start, which the ranks inherit. ``store``: where the agents of all
-        nodes have just met, a new one each time."""
+        nodes have just met; new for each start."""
         os.environ.pop(protocol.ENV_JOB, None)
         if self._of_job and store is not None:
             from moediag.ranks import job_token

@@ -1,4 +1,4 @@
-"""What every rank does first and last, under either launcher: output, lifeline, error file.
+"""What every rank does first and last, under either launcher: output, parent death, error file.
 
 ``python -m moediag.ranks.entry TRIAL_JSON`` (torchrun) or ``run(TRIAL_JSON)`` (fork). Everything
 that could fail or be lost comes after the output is redirected and the pid is on disk.
@@ -18,7 +18,7 @@ from typing import Callable, Dict
 from moediag import protocol
 from moediag.ranks import parent
 
-# What a rank runs, "module:function" of one argument, the trial's path. Tests replace it.
+# What a rank runs: "module:function" with one argument, the trial's path. Tests replace it.
 ENV_MAIN = "MOEDIAG_RANK_MAIN"
 DEFAULT_MAIN = "moediag.worker.rank:main"
 ENV_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -49,7 +49,7 @@ def run(trial_path: str) -> None:
 
 
 def find(name: str) -> Callable[..., object]:
-    """The function called ``module:function``."""
+    """Returns the function ``module:function``."""
     module, _, function = name.partition(":")
     found: Callable[..., object] = getattr(importlib.import_module(module), function)
     return found
@@ -76,28 +76,28 @@ def _lifeline(folder: Path, rank: int) -> None:
 
 
 def _write_error(path: Path, error: BaseException) -> None:
-    """Writes the error in torch elastic's format with the exact time, to ``path`` and to where the
-    agent looks for it, so that its own summary is right."""
+    """Writes the error in torch elastic's format with the exact time, to ``path`` and to the
+    agent's own error file, so that the agent's summary is correct."""
     content = error_content(error)
     for target in {path, Path(os.environ.get(ENV_ERROR_FILE, str(path)))}:
         try:
             protocol.write_json(target, content)
         except OSError:
             traceback.print_exc()
-    # The agent's own record of the error, in a forked rank, would round the time.
+    # In a forked rank, the agent's own record of the error would round the time.
     os.environ.pop(ENV_ERROR_FILE, None)
 
 
 def error_content(error: BaseException) -> Dict[str, object]:
     stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    # The agent only reads whole seconds; ``time`` is what orders the ranks' ends.
+    # The agent reads whole seconds only; ``time`` orders the ranks' ends.
     now = time.time()
     extra = {"py_callstack": stack, "timestamp": str(int(now)), "time": now}
     return {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
 
 
 def main(trial_path: str) -> None:
-    """Runs the trial and ends this process as a forked rank ends, without the interpreter's
+    """Runs the trial and ends this process as a forked rank ends. It skips the interpreter's
     teardown, in which a live process group may abort ("terminate called without an active
     exception") and hide the exit code of the failure."""
     code = 0

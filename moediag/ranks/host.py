@@ -1,10 +1,10 @@
 """The fork launcher's host: one process per stack that imports torch and transformers once.
 
-``python -m moediag.ranks.host``. Requests come as JSON lines on standard input, reports go as
-JSON lines to what was standard output; both ends notice the other's death by the pipe's end. For
-each request it forks a trial process in a session of its own, which runs torch's elastic agent
-with forked ranks (or, for a reference, is the single rank itself). The host never creates a
-process group, so gloo is fork-safe in the ranks.
+``python -m moediag.ranks.host``. Requests are JSON lines on standard input, reports are JSON lines
+on the original standard output. Each end detects the other's death by the end of the pipe. For each
+request it forks a trial process in its own session, which runs torch's elastic agent with forked
+ranks (or, for a reference, is the single rank itself). The host never creates a process group, so
+gloo is fork-safe in the ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set
 from moediag import protocol
 from moediag.ranks import agent, entry, parent
 
-# What is imported before forking, "module:function" of one argument, a list of model families.
+# What to import before forking: "module:function" with one argument, a list of model families.
 ENV_WARM = "MOEDIAG_WARM"
 DEFAULT_WARM = "moediag.worker.warm:warm"
-MONITOR_INTERVAL = 0.05  # seconds between two looks of the elastic agent at its workers
+MONITOR_INTERVAL = 0.05  # seconds between two polls of the workers by the elastic agent
 
 
 class Host:
@@ -49,15 +49,15 @@ class Host:
             self.leave()
 
     def leave(self) -> None:
-        """Ends every trial and this process, because the control side is gone."""
+        """Ends every trial and this process, because the control side has ended."""
         for pid in self._trials:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
         os._exit(1)
 
     def warm(self, families: Sequence[str]) -> None:
-        """Imports what the ranks will need. A failure is only logged here: the rank that needs
-        the missing part fails again and reports it with its trial."""
+        """Imports what the ranks will need. A failure is only logged: the rank that needs the
+        missing part fails too and reports it with its trial."""
         new = [f for f in families if f not in self._warmed]
         if not new and self._warmed:
             return
@@ -82,7 +82,7 @@ class Host:
         self._listen()
 
     def _watch_parent(self) -> None:
-        """Checks the parent by a timer, because the pipe is not read during the imports."""
+        """Polls the parent, because the pipe is not read during the imports."""
 
         def check(*_: object) -> None:
             if os.getppid() != self._control:
@@ -167,7 +167,7 @@ def run_trial(request: Dict[str, Any]) -> int:
     trial, folder = request["trial"], Path(request["folder"])
     os.environ.update(request.get("environment", {}))
     if request["single"]:
-        # The host forked it, so the host is the parent that its lifeline watches.
+        # The host forked this process, so it is the parent whose death ends it.
         os.environ[protocol.ENV_PARENT] = str(os.getppid())
         entry.run(trial)
         return 0
@@ -191,7 +191,7 @@ def run_trial(request: Dict[str, Any]) -> int:
         logs_specs=_logs(folder),
     )
     # torch keeps the traceback of each forked rank that raised in a temporary file and never
-    # removes it: this way it at least stays inside the run directory when we are killed.
+    # removes it: here it at least stays inside the run directory if this process is killed.
     tempfile.tempdir = str(folder)
     try:
         elastic_launch(config, _rank)(trial, gate)
@@ -207,10 +207,10 @@ def run_trial(request: Dict[str, Any]) -> int:
 class Gate:
     """Blocks the forked ranks until the last one is forked.
 
-    The agent's TCPStore server is a thread of the forking process. A rank that talks to it while
-    the next one is forked can make it hold a lock of the C++ runtime at that moment, and nobody
-    ever releases the child's copy: seen as a rank that waits on a futex inside ``TCPStore()``,
-    once in some hundred starts of four ranks, once in ten of eight on a busy machine.
+    The agent's TCPStore server is a thread of the forking process. A rank that talks to it during
+    the next fork can make it hold a lock of the C++ runtime at that moment, and the child's copy is
+    never released. Observed as a rank that waits on a futex inside ``TCPStore()``, once in some
+    hundred starts of four ranks, once in ten of eight on a busy machine.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -218,11 +218,11 @@ class Gate:
         self._out, self._in = os.pipe()
 
     def open(self) -> None:
-        """In the parent."""
+        """Opens the gate; called in the parent."""
         os.write(self._in, b"." * self._ranks)
 
     def wait(self) -> None:
-        """In a rank: returns once the gate is open; ends the rank when the parent is gone."""
+        """In a rank: returns once the gate is open; ends the rank if the parent has ended."""
         os.close(self._in)
         passed = os.read(self._out, 1)
         os.close(self._out)
@@ -238,7 +238,7 @@ def _rank(trial: str, gate: Gate) -> None:
 
 def _logs(folder: Path) -> Any:
     """Tells the agent where the ranks' error files are. The ranks redirect their own output, which
-    also catches what is printed before and after the agent's redirection."""
+    also captures what is printed before and after the agent's redirection."""
     from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
     from moediag import protocol
@@ -266,7 +266,7 @@ def _logs(folder: Path) -> Any:
 
 def main(argv: Optional[List[str]] = None) -> None:
     families = list(sys.argv[1:] if argv is None else argv)
-    out = os.dup(1)  # not inheritable by exec; forks close it themselves
+    out = os.dup(1)  # not inheritable by exec; forked processes close it
     os.dup2(2, 1)
     serve: Callable[[Sequence[str]], None] = Host(out).serve
     serve(families)

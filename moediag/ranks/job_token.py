@@ -1,10 +1,9 @@
 """Identifies the job by a token in the store through which its ranks have just met.
 
-Addresses, ports and run ids repeat (the next job takes the port that this one left, a restarted one
-keeps its own), so the ranks agree on a token that nobody has had before: the first that comes puts
-it down, the others find it. That takes one exchange with a store that has just answered many.
-Under an elastic agent the agents do it, at each rendezvous: ranks that are started again may find
-the store of their predecessors.
+Addresses, ports and run ids repeat (the next job reuses the port of this one, a restarted one keeps
+its own). So the ranks agree on a unique token: the first one writes it, the others read it. That
+takes one exchange with a store that has just answered many. Under an elastic agent the agents do it
+at each rendezvous, because restarted ranks may find the store of their predecessors.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from typing import Any, Dict, List, Optional
 from moediag import protocol
 
 _KEY = "moediag/job"
-# Variables that number the nodes, of torch's elastic agent and Slurm.
+# Variables with the node's number, of torch's elastic agent and Slurm.
 _NODE = ("GROUP_RANK", "SLURM_NODEID")
 
 
 def job(store: Any) -> Optional[Dict[str, Any]]:
-    """What ``protocol.job_file`` holds; None where it is not known. ``store``: where the ranks met,
-    None before that or where there is none (MPI). Raises what the store raises."""
+    """Returns the content of ``protocol.job_file``; None if unknown. ``store``: where the ranks
+    met, None before that or if there is none (MPI). Raises what the store raises."""
     agreed = os.environ.get(protocol.ENV_JOB)
     if store is None and not agreed:
         return None
@@ -37,7 +36,7 @@ def job(store: Any) -> Optional[Dict[str, Any]]:
 
 
 def token(store: Any) -> str:
-    """A token that is the same for all clients of one store. Never waits for another client."""
+    """Returns a token, the same for all clients of one store. Waits for no other client."""
     found = store.compare_set(_KEY, "", uuid.uuid4().hex)
     return found.decode() if isinstance(found, bytes) else str(found)
 
@@ -50,7 +49,7 @@ def _node() -> Optional[int]:
 
 
 def _address(store: Any) -> Optional[List[Any]]:
-    """Of the TCP store beneath all prefixes; None for another kind, or where it is not known."""
+    """Returns the TCP store's address below all prefixes; None for another kind or if unknown."""
     with contextlib.suppress(Exception):
         while hasattr(store, "underlying_store"):
             store = store.underlying_store

@@ -1,7 +1,7 @@
 """Ends each process of a launch with the process that started it.
 
-Linux sends the parent-death signal when the *thread* that forked ends, so it is only asked for
-where that thread is a main thread; the rest watch a pipe or the parent's pid.
+Linux sends the parent-death signal when the *thread* that forked ends, so it is only used if that
+is a main thread; other processes watch a pipe or the parent's pid.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Requests SIGKILL for this process when the thread that forked it ends. ``parent``: its
-    pid; if that is gone already, no signal would come, so this ends the process."""
+    """Requests SIGKILL for this process when the thread that forked it ends. ``parent``: its pid.
+    If the parent has already ended, no signal would come, so this ends the process."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -26,7 +26,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def allow_tracing() -> None:
-    """Allows py-spy and pystack of the same user to inspect this process where Yama's scope 1
+    """Allows py-spy and pystack of the same user to inspect this process, even if Yama's scope 1
     allows only its ancestors; no effect elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)

@@ -1,10 +1,9 @@
 """Relays messages between the watchers of a job through the job's own rendezvous store.
 
-A watcher starts it as a process of its own, with the job's Python, where nodes share no folder: a
-store that does not answer blocks this process and no rank. It is one more client of the store, with
-keys of its own, and mirrors a folder on each node: it sends what the watcher writes in its part,
-and writes what the others send. It imports the standard library and torch, and nothing of moediag,
-because it runs as a script.
+If nodes share no folder, a watcher starts this script in a separate process with the job's Python,
+so that an unresponsive store blocks this process and no rank. It is one more client of the store,
+with its own keys, and mirrors a folder on each node: it sends the watcher's part and writes the
+parts of the others. It imports only the standard library and torch, because it runs as a script.
 
     relay.py HOST PORT JOB KEY FOLDER PARENT PULSE_FILE WANT_FILE LINK_FILE
 """
@@ -24,15 +23,15 @@ import zlib
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-PERIOD = 0.4  # seconds between two turns
-ANSWER = 10.0  # seconds that the store may take to answer
-CHUNK = 512 * 1024  # characters of one value
-MOST_CHARACTERS = 8 * 1024 * 1024  # of one node's evidence, compressed: the store keeps it
-MOST_BYTES = 256 * 1024 * 1024  # of what comes in from one node
+PERIOD = 0.4  # seconds between two exchanges
+ANSWER = 10.0  # timeout of the store in seconds
+CHUNK = 512 * 1024  # characters per value
+MOST_CHARACTERS = 8 * 1024 * 1024  # per node's evidence, compressed: the store keeps it
+MOST_BYTES = 256 * 1024 * 1024  # received from one node
 MOST_NODES = 4096
 _NAME = re.compile(r"(?:capture/)?[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _KEY = re.compile(r"[0-9a-f]{8,64}")
-# The smallest and most useful files first; those that do not fit are left out.
+# The smallest and most useful files first; those that do not fit are omitted.
 _LAST = (".events.jsonl", ".flight.json", ".native.txt", ".pystack.txt", ".older.jsonl", ".log")
 
 
@@ -45,8 +44,8 @@ class Names(NamedTuple):
 
 
 class Relay:
-    """``store``: anything with set, get, check and add of torch's stores. ``own``: the key of the
-    watcher, whose part of ``folder`` goes out."""
+    """``store``: anything with set, get, check and add of torch's stores. ``own``: key of the
+    watcher, whose part of ``folder`` is sent."""
 
     def __init__(self, store: Any, job: str, own: str, folder: Path, names: Names) -> None:
         self._names = names
@@ -55,9 +54,9 @@ class Relay:
         self._own = own
         self._folder = folder
         self._turns = 0
-        self._keys: Dict[int, str] = {}  # by number of arrival
+        self._keys: Dict[int, str] = {}  # by order of arrival
         self._sent = 0
-        self._came: Dict[str, int] = {}  # which evidence of a node is here
+        self._came: Dict[str, int] = {}  # node -> received evidence version
         self._said = ""
         self._joined = False
 
@@ -84,7 +83,7 @@ class Relay:
         except OSError:
             return
         number = int(json.loads(text).get("published", 0))
-        if number > self._sent:  # before the pulse that says that it is there
+        if number > self._sent:  # before the pulse that announces it
             chunks = pack(mine / f"evidence-{number}")
             for at, chunk in enumerate(chunks):
                 self._set(f"evidence/{self._own}/{number}/{at}", chunk)
@@ -115,14 +114,14 @@ class Relay:
         self._store.set(self._prefix + name, text)
 
     def _get(self, name: str) -> Optional[str]:
-        """None where there is no such key: a plain get would wait for it."""
+        """Returns the value, or None if the key is missing: a plain get would wait for it."""
         if not self._store.check([self._prefix + name]):
             return None
         return str(self._store.get(self._prefix + name).decode("utf-8"))
 
 
 def pack(place: Path) -> List[str]:
-    """A folder of evidence as texts, the most telling files first, at most MOST_CHARACTERS."""
+    """Returns a folder of evidence as texts, most useful first, at most MOST_CHARACTERS."""
     paths = [path for path in place.rglob("*") if path.is_file()] if place.is_dir() else []
     chunks: List[str] = []
     room = MOST_CHARACTERS
@@ -136,7 +135,7 @@ def pack(place: Path) -> List[str]:
 
 
 def unpack(chunks: List[str], place: Path) -> None:
-    """Writes what :func:`pack` made; names that lead elsewhere are left out."""
+    """Writes what :func:`pack` made; skips names that lead outside ``place``."""
     place.mkdir(parents=True, exist_ok=True)
     bodies: Dict[str, List[str]] = {}
     for chunk in chunks:
@@ -165,7 +164,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """The kernel ends this process with the watcher."""
+    """Makes the kernel end this process with the watcher."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

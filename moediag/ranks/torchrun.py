@@ -1,8 +1,8 @@
-"""The torchrun launcher's own process: ``torch.distributed.run`` that dies with moediag.
+"""The torchrun launcher's own process: ``torch.distributed.run`` that ends with moediag.
 
-``python -m moediag.ranks.torchrun TRIAL_JSON NPROC [torchrun options…]``. It runs torch's
-launcher in this process, observed (see agent), and ends its whole session when the control side's
-end of standard input is closed.
+``python -m moediag.ranks.torchrun TRIAL_JSON NPROC [torchrun options…]``. It runs torch's launcher
+in this process with an observer (see agent), and ends its whole session when the control side
+closes its end of standard input.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(argv: List[str]) -> int:
 
 def _end_with_stdin() -> None:
     """Ends this session when standard input is closed. A thread is safe because torchrun starts
-    ranks by exec; ranks in sessions of their own end by their parent-death signal."""
+    ranks by exec; ranks in their own sessions end by their parent-death signal."""
     pipe = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

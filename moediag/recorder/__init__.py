@@ -1,6 +1,6 @@
-"""Records what one rank does: collectives and their parameters, tokens per expert, lost gradients.
+"""Records what one rank does: collectives, their parameters, tokens per expert, missing gradients.
 
-The job's source and its numbers stay as they are, and an error of the recorder never ends the job.
+It changes neither the job's source nor its results, and a recorder error never ends the job.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["Recorder", "decision", "install"]
 
 
 def decision(what: str, value: Union[float, str, Sequence[str]]) -> None:
-    """Says which branch this rank takes, before it takes it, for a job that knows that others may
-    take another one; does nothing where no recorder is installed.
+    """Records the branch that this rank is about to take; call it where ranks may take different
+    branches. Does nothing without an installed recorder.
 
-    ``value``: a number (``decision("micro-batches", 3)``), the names of what the rank has
-    (``decision("metric", list(metrics))``), or words that follow "rank 1 "
-    (``decision("optimizer step", "skipped optimizer.step()")``). ``what`` names one of what is
-    counted or listed. Where ranks differ, the diagnosis says so beside the first divergence.
+    ``what`` names one item of what is counted or listed. ``value`` is a number
+    (``decision("micro-batches", 3)``), a list of names (``decision("metric", list(metrics))``), or
+    words that follow "rank 1 " (``decision("optimizer step", "skipped optimizer.step()")``). If
+    ranks differ, the diagnosis shows this beside the first divergence.
     """
     if start.installed is not None and start.installed.active:
         given = value if isinstance(value, (str, int, float)) else list(value)

@@ -1,7 +1,6 @@
-"""The recorder's own thread: it ends a rank whose launcher is gone, asks the device how far it is
-once the rank has come to a stop, and dumps the Flight Recorder when asked. It must be invisible to
-a watchdog that measures whether the rank computes: 5 wake-ups a second, about 20 microseconds
-each."""
+"""The recorder's thread. It ends the rank when its launcher is gone, polls the device once the rank
+has stopped, and dumps the Flight Recorder on request. A watchdog that measures whether the rank
+computes must not notice it: it wakes 5 times a second, for about 20 microseconds."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from moediag.recorder import flight, lifeline
 from moediag.recorder.core import Recorder
 
 _PERIOD = 0.2
-_STOPPED = 3  # periods without an event after which the rank has come to a stop
+_STOPPED = 3  # periods without an event after which the rank counts as stopped
 
 
 class Watch:
-    """A daemon thread; :meth:`stop` ends it."""
+    """The daemon thread; :meth:`stop` ends it."""
 
     def __init__(self, recorder: Recorder, folder: str) -> None:
         self._recorder = recorder
@@ -45,7 +44,7 @@ class Watch:
             if quiet >= _STOPPED and quiet % _STOPPED == 0:
                 self._recorder.stopped()
             try:
-                # Removing the request is taking it: a second one asks for a second dump.
+                # Remove the request: a second request asks for a second dump.
                 self._request.unlink()
             except OSError:
                 continue
@@ -56,7 +55,7 @@ class Watch:
             self._recorder.stopped()
             captures = self._recorder.captures
             if captures is not None and captures.running:
-                # NCCL's Flight Recorder asks events when it is dumped.
+                # A dump of NCCL's Flight Recorder queries events.
                 self._recorder.note_not_seen("Flight Recorder: a CUDA graph was being captured")
                 return
             made = flight.dump()
@@ -67,7 +66,7 @@ class Watch:
                 self._recorder.note_not_seen(
                     "Flight Recorder: this torch kept no operation of this backend"
                 )
-            # The answer comes last: whoever asked may end this process once it is there.
+            # Write the answer last: the requester may end this process once it exists.
             write_text(self._answer, made.text)
         except Exception as error:
             self._recorder.note_not_seen(f"Flight Recorder: {error!r}")

@@ -1,7 +1,7 @@
-"""What recording one collective costs: ``python -m moediag.recorder.benchmark``.
+"""Measures the cost of recording one collective: ``python -m moediag.recorder.benchmark``.
 
-Measured on torch's fake process group, whose collectives do nothing, so that the difference is the
-recorder's alone; recorded and unrecorded rounds alternate and the fastest round of each counts.
+It uses torch's fake process group, whose collectives do nothing, so the difference is the cost of
+recording. Recorded and unrecorded rounds alternate, and the fastest round of each counts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from moediag.recorder.start import install
 
 
 def microseconds_per_collective(rounds: int = 7, calls: int = 500) -> Dict[str, float]:
-    """Seconds x 1e6 added to one call, by way of calling: ``python`` (``dist.all_reduce``) and
-    ``native`` (a functional collective, issued from C++). Needs no other process group."""
+    """Returns the microseconds added to one call: ``python`` (``dist.all_reduce``) and ``native``
+    (a functional collective, issued from C++). No other process group may exist."""
     import torch.distributed._functional_collectives as functional
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,8 +1,8 @@
-"""What one c10d call puts on the wire, read from its arguments.
+"""Reads from the arguments of a c10d call what it sends and receives.
 
-Two call conventions lead to the same operation: the methods of ``torch.distributed.ProcessGroup``
-(what Python calls) and the operators ``torch.ops.c10d.*`` (what C++ calls, DDP's reducer and the
-functional collectives among them; schemas in torch/csrc/distributed/c10d/Ops.cpp).
+An operation has two call conventions: Python calls the methods of
+``torch.distributed.ProcessGroup``; C++, including DDP's reducer and the functional collectives,
+calls the operators ``torch.ops.c10d.*`` (schemas in torch/csrc/distributed/c10d/Ops.cpp).
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 
 class Shape(NamedTuple):
-    """How to read one method or operator: ``op`` in the words of the protocol; ``layout`` of the
-    leading arguments; ``peer`` where a peer or root is found (method name of the options, or the
-    index of the positional argument)."""
+    """How to read the arguments of one method or operator."""
 
-    op: str
+    op: str  # the protocol's name for the operation
     layout: str  # same: arg 0 is input and output; out_in: arg 0 output, arg 1 input; none
     root: str = ""  # attribute of the options object that holds the root
-    peer: int = -1  # index of the positional argument that holds peer or root
+    peer: int = -1  # index of the positional argument that holds the peer or root
     splits: int = -1  # index of output_split_sizes; input_split_sizes follows
 
 
@@ -50,8 +48,8 @@ METHODS: Dict[str, Shape] = {
     "monitored_barrier": Shape("barrier", "none"),
 }
 
-# In the operators the process group stands between tensors and options; the indices of ``peer``
-# and ``splits`` count the arguments without it.
+# Operators take the process group between tensors and options; the indices ``peer`` and ``splits``
+# do not count it.
 OPERATORS: Dict[str, Shape] = {
     "allreduce_": Shape("all_reduce", "same"),
     "allreduce_coalesced_": Shape("all_reduce", "same"),
@@ -74,14 +72,14 @@ OPERATORS: Dict[str, Shape] = {
     "barrier": Shape("barrier", "none"),
 }
 
-# Names that pybind gives the leading arguments, for callers that use keywords.
+# pybind's names of the leading arguments, for callers that use keywords.
 _OUTPUTS = ("output", "output_tensors", "output_lists", "outputs", "output_tensor")
 _INPUTS = ("input", "input_tensors", "input_list", "inputs", "input_tensor")
 _SAME = ("tensors", "tensor")
 
 
 class Call(NamedTuple):
-    """One call: element counts, dtype name, splits, peer (rank within the group), reduction."""
+    """One call to an operation."""
 
     op: str
     numel_in: int
@@ -89,16 +87,16 @@ class Call(NamedTuple):
     dtype: str
     splits_in: Optional[List[int]]
     splits_out: Optional[List[int]]
-    peer: Optional[int]
+    peer: Optional[int]  # rank within the group
     reduce: Optional[str]
-    waits: Optional[bool]  # False when the caller asked for an asynchronous operation
-    fake: bool  # no data: a trace of torch.compile or a meta tensor
-    device: bool  # runs on an accelerator, so that waiting does not block the host
-    tensors: Tuple[Any, ...]  # outputs, to find the call again when they are waited for
+    waits: Optional[bool]  # False for an asynchronous operation
+    fake: bool  # no data: a torch.compile trace or a meta tensor
+    device: bool  # runs on an accelerator, so waiting does not block the host
+    tensors: Tuple[Any, ...]  # outputs, which identify the call when they are waited for
 
 
 def describe(shape: Shape, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Reads one call; ``args`` without the process group."""
+    """Reads one call. ``args`` excludes the process group."""
     outputs: List[Any] = []
     inputs: List[Any] = []
     if shape.layout == "same":
@@ -141,7 +139,7 @@ def _argument(
 
 
 def _flatten(value: Any, into: List[Any]) -> None:
-    """Tensors of a tensor, a list of tensors or a list of lists of tensors."""
+    """Appends all tensors of a tensor or nested list to ``into``."""
     if hasattr(value, "numel"):
         into.append(value)
     elif isinstance(value, (list, tuple)):
@@ -176,8 +174,8 @@ def _splits(
     outputs: List[Any],
     inputs: List[Any],
 ) -> Tuple[Optional[List[int]], Optional[List[int]]]:
-    """Output and input splits: rows for one tensor each side (empty list: equal parts), elements
-    where every part is a tensor of its own."""
+    """Output and input splits: rows if each side is one tensor (empty list: equal parts), elements
+    if each part is a separate tensor."""
     if shape.splits < 0:
         return [t.numel() for t in outputs], [t.numel() for t in inputs]
     out = _argument(args, kwargs, shape.splits, ("output_split_sizes",))
@@ -203,5 +201,5 @@ def _reduction(options: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         op = next((a for a in args if type(a).__name__ in ("ReduceOp", "RedOpType")), None)
     if op is None:
         return None
-    # A ReduceOp prints as an address; its ``op`` and the enum RedOpType print as their names.
+    # str(ReduceOp) is an address; str of its ``op`` or of the enum RedOpType is the name.
     return str(getattr(op, "op", op)).rsplit(".", 1)[-1].lower()

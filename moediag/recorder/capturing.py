@@ -1,7 +1,7 @@
-"""Is a CUDA graph being captured in this process? While one is, no other thread may ask an event
-whether it completed: in torch's default mode that ends the capture with an error.
+"""Tracks whether this process is capturing a CUDA graph. During a capture no other thread may query
+an event: in torch's default mode this fails the capture.
 
-Counted where captures begin and end, because a stream tells its own thread only.
+It counts the starts and ends of captures, because a stream tells only its own thread.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 
 from moediag.recorder.patches import Patches
 
-PATIENCE = 1.0  # seconds that a capture waits for a question that is being asked
+PATIENCE = 1.0  # seconds that a capture waits for a running query
 
 
 class Captures:
-    """``asking`` is held by whoever asks the device; a capture begins between two questions."""
+    """Counts running captures. Hold ``asking`` to query the device: a capture waits for it."""
 
     def __init__(self) -> None:
         self.asking = threading.Lock()
@@ -35,7 +35,7 @@ class Captures:
 
     def _begin(self, original: Any) -> Callable[..., Any]:
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            self._running += 1  # no further question from here on
+            self._running += 1  # no new queries from here on
             held = self.asking.acquire(timeout=PATIENCE)
             try:
                 return original(graph, *args, **kwargs)

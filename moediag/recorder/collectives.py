@@ -1,9 +1,10 @@
-"""Every collective and point-to-point call of this process, at two choke points.
+"""Records every collective and point-to-point call of this process, at two places.
 
-Python callers end in a method of the pybind class ``ProcessGroup`` whatever name they imported;
-those methods are replaced. C++ callers (DDP's reducer, the functional collectives that DTensor
-and compiled code use) end in an operator ``c10d::*``; a kernel at the dispatch key BackendSelect,
-which every call passes and no torch kernel of these operators uses, sees them and calls on.
+Calls from Python reach a method of the pybind class ``ProcessGroup``, whatever name was imported;
+those methods are replaced. Calls from C++ (DDP's reducer, the functional collectives that DTensor
+and compiled code use) reach an operator ``c10d::*``. A kernel at the dispatch key BackendSelect
+records them and redispatches: every call passes that key, and no torch kernel of these operators
+uses it.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _record(
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
 ) -> Tuple[int, Any]:
-    """Describes and writes the call; index -1 when there is nothing to record."""
+    """Describes and writes the call; returns index -1 if there is nothing to record."""
     try:
         call = describe(shape, args, kwargs)
         if call.fake:
@@ -98,8 +99,8 @@ def _record(
 
 
 def _caller_waits() -> bool:
-    """torch before ``opts.asyncOp`` (2.8): the functions of torch.distributed keep the choice in
-    a local variable."""
+    """Whether the caller waits, for torch before ``opts.asyncOp`` (2.8): read from a local variable
+    of the torch.distributed function."""
     frame = sys._getframe(3)
     if frame.f_code.co_filename.endswith("distributed_c10d.py"):
         return not frame.f_locals.get("async_op", True)
@@ -160,7 +161,7 @@ def _wait(recorder: Recorder, completion: Completion) -> Callable[[Any], Any]:
     return make
 
 
-# ---------------------------------------------------------------------------- C++ callers
+# ---------------------------------------------------------------------------- calls from C++
 
 
 def _install_operators(recorder: Recorder, completion: Completion) -> None:
@@ -239,7 +240,7 @@ def _record_operator(
 
 
 def _unboxed(argument: Any) -> Any:
-    """The reduction of an operator's call; torch before 2.15 keeps it to itself."""
+    """Unboxes the reduction of an operator's call; torch before 2.15 cannot."""
     if isinstance(argument, torch.ScriptObject) and hasattr(dist.ReduceOp, "unbox"):
         return dist.ReduceOp.unbox(argument)
     return argument

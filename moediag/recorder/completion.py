@@ -1,13 +1,13 @@
-"""When is an operation done? When the rank waited for it and the data is there.
+"""Detects when an operation is done: the rank waited for it and the data is there.
 
-On a CPU backend a returned ``wait()`` says so. On an accelerator ``wait()`` only orders streams:
-there an event is recorded behind it and asked later, never with a synchronisation of our own. The
-rank asks when it issues its next operation, the recorder's own thread when the rank has come to a
-stop: a rank that stands in ``.item()`` issues nothing more.
+On a CPU backend, ``wait()`` returns when the data is there. On an accelerator, ``wait()`` only
+orders streams: an event is recorded after it and queried later, without extra synchronisation. The
+rank queries it when it issues its next operation. Once the rank has stopped, for example in
+``.item()``, it issues nothing more, and the recorder's thread queries instead.
 
-That the device *began* an operation is not asked here: an event before the call, on the stream of
-the caller, would only tell that its inputs were ready. torch's own Flight Recorder has the events
-around the kernel, see :mod:`moediag.recorder.flight`.
+This module does not detect when the device *started* an operation: an event before the call, on
+the caller's stream, would only show that its inputs were ready. torch's Flight Recorder has the
+events around the kernel, see :mod:`moediag.recorder.flight`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from moediag.recorder.capturing import Captures
 from moediag.recorder.core import Recorder
 
 SETTLE = 0.5  # seconds
-_MAX_EXPECTED = 1024  # works that nobody waited for, yet
+_MAX_EXPECTED = 1024  # Work objects not waited for yet
 _MAX_NATIVE = 64  # a Work keeps its tensors: hold few
 
 
 class Expected(NamedTuple):
-    """Operations that one Work object stands for."""
+    """The operations of one Work object."""
 
     numbers: Tuple[int, ...]
     work: Any  # weak reference: keeping a Work alive would keep its tensors
@@ -69,8 +69,9 @@ class Completion:
     # -------------------------------------------------------------------- issued from C++
 
     def expect_native(self, work: Any, number: int, call: Call) -> None:
-        """``work``: the operator's boxed Work. Completed when ``wait_tensor`` returns for one of
-        the outputs, or, for DDP's reducer, when the Work says so the next time we look."""
+        """Expects an operation issued from C++; ``work`` is the operator's boxed Work. It completes
+        when ``wait_tensor`` returns for an output or, for DDP's reducer, when a poll of the Work
+        says so."""
         for tensor in call.tensors:
             self._tensors[tensor.untyped_storage()._cdata] = number
         while len(self._tensors) > _MAX_EXPECTED:
@@ -94,7 +95,7 @@ class Completion:
     def tensor_waited(self, number: int) -> None:
         for key in [k for k, n in self._tensors.items() if n == number]:
             del self._tensors[key]
-        if number in self._native:  # else it was seen to complete before it was waited for
+        if number in self._native:  # else a poll already found it completed
             del self._native[number]
             self._completed(number, True)
 
@@ -105,14 +106,14 @@ class Completion:
             self._recorder.done(number)
             return
         if torch.cuda.is_current_stream_capturing():
-            return  # a graph replays it; what completes then is not this call
+            return  # graph replays run the operation, not this call
         event = torch.cuda.Event()
         event.record()
         self._device.append((number, event))
 
     def settle(self, seconds: float = SETTLE) -> None:
-        """At the rank's end: what nobody waits for, the flags of DDP's reducer for one, is mostly
-        done a moment later. Looks again for ``seconds`` at most."""
+        """Polls for up to ``seconds`` at the rank's end: operations that it never waits for, such
+        as the flags of DDP's reducer, usually complete a moment later."""
         until = time.monotonic() + seconds
         while any(work is not None for work in self._native.values()):
             self.poll()
@@ -121,8 +122,8 @@ class Completion:
             time.sleep(0.002)
 
     def poll(self) -> None:
-        """Writes ``done`` for what has completed meanwhile; cheap when nothing is pending. For the
-        rank's own threads; see :meth:`look` for others."""
+        """Writes ``done`` for completed operations; cheap when nothing is pending. Only the rank's
+        threads may call it; see :meth:`look` for others."""
         if not self._device and not self._native:
             return
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -130,18 +131,18 @@ class Completion:
         self._ask()
 
     def look(self) -> None:
-        """The same from another thread, of a rank that came to a stop, and of what it has not
-        waited for yet as well. Never initialises an accelerator, and leaves a capture alone."""
+        """Like :meth:`poll`, from another thread once the rank has stopped; also checks operations
+        not waited for yet. Never initialises an accelerator or disturbs a capture."""
         if self._device or self._native or any(e.device for e in list(self._works.values())):
             self._ask(works=True)
 
     def _ask(self, works: bool = False) -> None:
-        """One thread at a time; the other one's question is as good, so nobody waits."""
+        """Queries the device, unless another thread is doing it: its query has the same result."""
         asking = self._captures.asking
         if not asking.acquire(blocking=False):
             return
         try:
-            # Looked at under the lock: a capture counts itself before it waits for the lock.
+            # Check under the lock: a capture increments its count before it waits for the lock.
             if self._captures.running:
                 return
             while self._device and self._device[0][1].query():
@@ -155,7 +156,7 @@ class Completion:
                 work = expected.work() if expected.device else None
                 if work is None or not _succeeded(work):
                     continue
-                if self._works.pop(key, None) is not None:  # else the rank waited just now
+                if self._works.pop(key, None) is not None:  # else the rank has just waited
                     for number in expected.numbers:
                         self._recorder.done(number)
         finally:
@@ -163,5 +164,5 @@ class Completion:
 
 
 def _succeeded(work: Any) -> bool:
-    """Completed, and not because the library gave up on it."""
+    """Whether ``work`` completed without an error."""
     return bool(work.is_completed()) and work.exception() is None

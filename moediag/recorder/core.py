@@ -1,8 +1,8 @@
-"""The recorder of one rank. Every watcher writes through it, and no error in it reaches the job.
+"""The recorder of one rank. Every watcher writes through it, and no recorder error reaches the job.
 
 Watchers (collectives, FSDP, modules, gradients) call :meth:`Recorder.before` and
-:meth:`Recorder.done` around an operation, or :meth:`Recorder.event`. They do so inside
-``try``: an error becomes one ``not_seen`` event and the job's own call continues.
+:meth:`Recorder.done` around an operation, or :meth:`Recorder.event`, inside ``try``: an error
+becomes one ``not_seen`` event and the job's call continues.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from moediag.recorder.patches import Patches
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
 _DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string>")
-# DeepSpeed's own layer over torch.distributed: every call of it would have the same few sites.
+# DeepSpeed's wrapper of torch.distributed: all its calls would have the same few sites.
 _LAYERS = (f"{os.sep}deepspeed{os.sep}comm{os.sep}", f"{os.sep}deepspeed{os.sep}utils{os.sep}nvtx")
-_plumbing: Dict[str, bool] = {}  # file name -> answer; a process has as many as it has files
-_MAX_FRAMES = 96  # of a call site; a backward through a deep model has about 40
-_MAX_FAULTS = 20  # of one watcher before it is switched off
+_plumbing: Dict[str, bool] = {}  # file name -> result of _is_plumbing
+_MAX_FRAMES = 96  # searched for a call site; the backward of a deep model has about 40
+_MAX_FAULTS = 20  # after which a watcher is switched off
 
 
 class Block:
-    """A module of interest while its forward runs. ``experts``: the sizes that a top-k over
-    experts may have (empty: not a MoE block); ``routed``: the last such top-k's indices."""
+    """An observed module while its forward runs."""
 
     __slots__ = ("experts", "fqn", "recompute", "routed")
 
     def __init__(self, fqn: str, experts: Tuple[int, ...], recompute: bool) -> None:
         self.fqn = fqn
-        self.experts = experts
+        self.experts = experts  # possible sizes of a top-k over experts; empty: not a MoE block
         self.recompute = recompute
-        self.routed: Optional[Tuple[Any, int]] = None
+        self.routed: Optional[Tuple[Any, int]] = None  # indices and size of its last top-k
 
 
 class Carried:
@@ -63,19 +62,19 @@ class Carried:
 
 
 class ByObject:
-    """Values for objects, by identity. Python reuses an id once its object is gone (a discarded
-    model), so each entry also refers to its object."""
+    """Maps objects to values by identity. Python reuses the id of a deleted object (a discarded
+    model), so each entry also holds a weak reference to its object."""
 
     def __init__(self) -> None:
         self._known: Dict[int, Tuple[Any, Any]] = {}  # id -> weak reference, value
 
     def get(self, owner: Any) -> Any:
-        """The value for ``owner``; None where there is none."""
+        """Returns the value for ``owner``, or None."""
         found = self._known.get(id(owner))
         return found[1] if found is not None and found[0]() is owner else None
 
     def set(self, owner: Any, value: Any) -> Any:
-        """Stores and returns ``value``. Raises TypeError if ``owner`` has no weak references."""
+        """Stores and returns ``value``. Raises TypeError if ``owner`` allows no weak reference."""
         if len(self._known) > 200_000:
             self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
         self._known[id(owner)] = weakref.ref(owner), value
@@ -87,19 +86,19 @@ class ByObject:
 
 
 class ThreadState(threading.local):
-    """The state of one thread: on an accelerator, autograd runs backward in another thread."""
+    """State of one thread: on an accelerator, autograd runs the backward in another thread."""
 
     def __init__(self) -> None:
-        self.inside = False  # in a recorded call: what it calls in turn is the same operation
+        self.inside = False  # in a recorded call; nested calls belong to the same operation
         self.blocks: List[Block] = []
         self.carried: Optional[Carried] = None
         self.coalescing: Optional[List[int]] = None
-        self.fsdp_group: Any = None  # the FSDPParamGroup whose method runs
+        self.fsdp_group: Any = None  # the FSDPParamGroup whose method is running
 
 
 class Recorder:
-    """See :func:`moediag.recorder.install`. ``active`` is False before and after its life, and
-    in processes forked from the rank (data loader workers)."""
+    """Records one rank; see :func:`moediag.recorder.install`. ``active`` is False after
+    :meth:`uninstall` and in processes forked from the rank (data loader workers)."""
 
     def __init__(self, log: EventLog, heartbeat: HeartbeatWriter, rank: int) -> None:
         self.log = log
@@ -116,15 +115,15 @@ class Recorder:
         self.deferred_tokens: Any = None  # set by the watcher of experts
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
-        self.on_module: Optional[Callable[[Any, str], None]] = None  # told each of them
+        self.on_module: Optional[Callable[[Any, str], None]] = None  # called for each of them
         self.captures: Any = None  # of CUDA graphs, set by the watcher of collectives
-        self.on_flush: List[Callable[[], None]] = []  # write what was kept for later
-        # The rank issues nothing more; called by the recorder's own thread, again and again.
+        self.on_flush: List[Callable[[], None]] = []  # write deferred events
+        # Called repeatedly by the recorder's thread while the rank issues nothing.
         self.on_stop: List[Callable[[], None]] = []
-        self.on_end: List[Callable[[], None]] = []  # the rank ends, well or not; may come twice
-        self.on_finish: List[Callable[[], None]] = []  # it ends well; before the above
+        self.on_end: List[Callable[[], None]] = []  # the rank ends normally or not; may run twice
+        self.on_finish: List[Callable[[], None]] = []  # it ends normally; before the above
         self.on_uninstall: List[Callable[[], None]] = []
-        self.after_uninstall: List[Callable[[], None]] = []  # once all attributes are back
+        self.after_uninstall: List[Callable[[], None]] = []  # after all attributes are restored
         self._next = 0
         self._faults: Dict[str, int] = {}
         self._told: Dict[str, bool] = {}
@@ -133,29 +132,28 @@ class Recorder:
     # ------------------------------------------------------------------ for the job or worker
 
     def step(self, number: int) -> None:
-        """Training step ``number`` (from 1) begins; without calls, optimizer steps are counted."""
+        """Begins step ``number`` (from 1). If this is never called, optimizer steps count."""
         self.counts_steps = False
         self.set_step(number)
         self.event("phase", name=f"step {number}", step=number)
 
     def phase(self, text: str) -> None:
-        """Says what the rank is about to do, for people."""
+        """Records what the rank is about to do, as text for people."""
         self.event("phase", name=text, step=self.current_step)
 
     def finding(self, what: str, text: str, **details: Any) -> None:
-        """Records an error that was found before it has an effect. The event is kept when the log
-        rotates and is in the file before the rank can die of it. ``details`` are JSON values."""
+        """Records an error found before it has an effect. The event is in the file before the error
+        can end the rank, and is kept when the log rotates. ``details`` are JSON values."""
         self.event(
             "finding", keep=True, what=what, text=text, step=self.current_step, details=details
         )
 
     def decision(self, what: str, value: Any) -> None:
-        """Records a branch that this rank takes and others may not; see
-        :func:`moediag.recorder.decision`."""
+        """Records a branch that this rank takes; see :func:`moediag.recorder.decision`."""
         self.event("decision", what=what, value=value, step=self.current_step)
 
     def note_not_seen(self, text: str) -> None:
-        """Records, once for each text, what the recorder cannot observe in this rank."""
+        """Records, once per text, what the recorder cannot observe in this rank."""
         if self.active and text not in self._told:
             self._told[text] = True
             self.event("not_seen", text=text)
@@ -182,7 +180,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, nothing is recorded, for example while the rank computes a reference."""
+        """Suspends recording, for example while the rank computes a reference."""
         before, self.active = self.active, False
         try:
             yield
@@ -222,17 +220,17 @@ class Recorder:
             self.heartbeat.beat()
 
     def fault(self, watcher: str, error: BaseException) -> None:
-        """Records the first failure of a watcher and counts all; see :meth:`broken`."""
+        """Counts the failures of a watcher and records the first; see :meth:`broken`."""
         count = self._faults[watcher] = self._faults.get(watcher, 0) + 1
         if count == 1:
             at = traceback.extract_tb(error.__traceback__)[-1:]
             where = f" ({Path(at[0].filename).name}:{at[0].lineno})" if at else ""
-            # Nothing is left to tell a second failure to.
+            # A failure while recording a failure cannot be recorded.
             with contextlib.suppress(Exception):
                 self.note_not_seen(f"{watcher}: the recorder failed: {error!r}{where}")
 
     def broken(self, watcher: str) -> bool:
-        """Whether ``watcher`` failed so often that it is switched off."""
+        """Whether ``watcher`` is switched off because it failed too often."""
         return self._faults.get(watcher, 0) >= _MAX_FAULTS
 
     def flush(self) -> None:
@@ -256,7 +254,7 @@ class Recorder:
         thread = self.thread
         carried = thread.carried
         if thread.blocks and thread.blocks[-1].routed is not None:
-            self.flush()  # the tokens come first: this operation may never return
+            self.flush()  # write the tokens first: this operation may never return
         if carried is not None:
             module, phase = carried.module, carried.phase
             names = f'"carries":{carried.carries},"of":{carried.of},"sizes":{carried.sizes}'
@@ -287,7 +285,7 @@ class Recorder:
         self.heartbeat.beat()
 
     def current_phase(self) -> str:
-        """forward | backward | recompute | optimizer | other, for this thread, now."""
+        """This thread's phase: forward, backward, recompute, optimizer or other."""
         in_backward = torch._C._current_graph_task_id() != -1
         blocks = self.thread.blocks
         if in_backward:
@@ -297,8 +295,8 @@ class Recorder:
         return "optimizer" if self.optimizer_running else "other"
 
     def _site(self) -> str:
-        """The innermost frame outside torch as JSON ``"file.py:12 function"``; if all frames are
-        torch's (autograd's thread), the innermost of them."""
+        """Returns the innermost frame outside torch as JSON ``"file.py:12 function"``; in
+        autograd's thread, where all frames are torch's, the innermost frame."""
         frame: Any = sys._getframe(2)
         fallback = None
         for _ in range(_MAX_FRAMES):
@@ -326,7 +324,7 @@ class Recorder:
 
 
 def _is_plumbing(filename: str) -> bool:
-    """Whether the file is the recorder's own, or holds wrappers of torch or DeepSpeed."""
+    """Whether the file is part of the recorder or holds wrappers of torch or DeepSpeed."""
     known = _plumbing.get(filename)
     if known is None:
         known = filename.startswith(_OWN) or filename.endswith(_DECORATORS)
@@ -335,7 +333,7 @@ def _is_plumbing(filename: str) -> bool:
 
 
 def _details(call: Call, info: GroupInfo) -> str:
-    """JSON fields: splits, peer (its rank in the world) and reduction."""
+    """Returns the JSON fields of splits, peer (its global rank) and reduction."""
     peer: Optional[int] = call.peer
     if peer is not None and 0 <= peer < len(info.ranks):
         peer = info.ranks[peer]

@@ -1,9 +1,9 @@
-"""Which functions of the installed packages this rank runs, and which classes its model is made
-of, each written down the first time.
+"""Records which functions of installed packages this rank runs and which classes its model uses,
+each at first use.
 
-A rank that is killed has written all that it ran until then. Only the thread that calls
-:func:`start` and Python threads that start later are seen: what autograd's own threads run (the
-backward on a GPU, and so what checkpointing recomputes there) is not.
+The file of a killed rank is complete up to the kill. Only the thread that calls :func:`start` and
+Python threads started later are traced; autograd's own threads (the backward on a GPU, including
+what checkpointing recomputes there) are not.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _NUMBER = re.compile(r"(^|(?<=\.))\d+(?=\.|$)")  # of a layer or an expert
 
 
 def start(folder: str, recorder: Recorder) -> Callable[[], None]:
-    """Begins; returns what ends it. Before 3.12 every call of a function costs a fraction of a
-    microsecond, later only the first call of each. Raises OSError when the file cannot be made."""
+    """Starts recording; returns the function that ends it. Before Python 3.12 every call of a
+    function costs a fraction of a microsecond; since then only its first call. Raises OSError if
+    the file cannot be created."""
     path = Path(folder) / executed_file(recorder.rank)
     log = _Log(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
     for module in list(sys.modules.values()):
-        # Not getattr: a lazy module would import what is asked of it.
+        # Not getattr, which makes a lazy module import the attribute.
         name = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(name, str):
             log.line(name, 0)
@@ -43,7 +44,7 @@ class _Log:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._roots = _roots()
-        self._files: Dict[str, Optional[int]] = {}  # None: none of an installed package
+        self._files: Dict[str, Optional[int]] = {}  # None: not in an installed package
         self._modules: Set[Tuple[type, str]] = set()
 
     def code(self, code: CodeType) -> None:
@@ -55,8 +56,8 @@ class _Log:
             self._write([number, line])
 
     def module(self, module: Any, fqn: str) -> None:
-        """The classes of ``module``, the outermost of layers and experts alike standing for all;
-        wrappers change an object's class to one derived from its own."""
+        """Writes the classes of ``module``, once for equal layers and experts. All base classes are
+        written, because wrappers replace an object's class by a subclass."""
         place = _NUMBER.sub("*", fqn)
         if (type(module), place) in self._modules:
             return
@@ -78,13 +79,13 @@ class _Log:
         return number
 
     def _write(self, line: List[Any]) -> None:
-        # A full disk is noticed by those whose files matter more.
+        # Ignore a full disk here; writers of more important files report it.
         with contextlib.suppress(OSError):
             os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
 def _profile(log: _Log) -> Callable[[], None]:
-    # By id: hashing a code object takes its whole content. Kept, so that no id is used again.
+    # By id: hashing a code object reads all of it. Keeping the objects prevents reuse of an id.
     known: Dict[int, CodeType] = {}
 
     def seen(frame: FrameType, event: str, argument: Any) -> None:
@@ -124,16 +125,16 @@ def _monitor(log: _Log) -> Callable[[], None]:
 
 
 def _roots() -> Tuple[Tuple[str, bool], ...]:
-    """The folders that modules are imported from, the innermost first, each with whether it is
-    one of packages: site-packages lie inside the standard library's own folder."""
+    """Returns the import folders, innermost first, each with whether it holds packages:
+    site-packages is inside the standard library's folder."""
     found = {str(Path(entry).absolute()) for entry in sys.path if entry}
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     return tuple((root, root not in standard) for root in sorted(found, key=len, reverse=True))
 
 
 def _relative(filename: str, roots: Tuple[Tuple[str, bool], ...]) -> Optional[str]:
-    """As imported, e.g. ``transformers/modeling_utils.py``; None for the standard library,
-    moediag itself and code without a file."""
+    """Returns the path as imported, e.g. ``transformers/modeling_utils.py``; None for the standard
+    library, moediag itself and code without a file."""
     if not filename.endswith(".py"):
         return None
     for root, packages in roots:

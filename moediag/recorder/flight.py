@@ -1,5 +1,5 @@
-"""torch's Flight Recorder, dumped as JSON without stacks (the first dump with stacks costs
-seconds of symbolisation)."""
+"""Dumps torch's Flight Recorder as JSON without stacks: the first dump with stacks takes seconds to
+symbolise."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
-# NCCL keeps a recorder of its own, in which each operation has the events around its kernel, so
-# whether the device began and completed it. The other, in newer torch, has all other backends.
+# NCCL has its own recorder. It keeps events around each kernel, so it knows whether the device
+# started and completed the operation. Newer torch has a second one for all other backends.
 _JSON = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 _PICKLE = ("_dump_nccl_trace", "_dump_fr_trace")
 
 
 class Dump(NamedTuple):
-    """``text``: the records as JSON; ``recorded``: whether they hold any operation (gloo's are kept
-    from torch 2.11 on, 2.9.1 keeps none)."""
+    """One dump of the Flight Recorder."""
 
-    text: str
-    recorded: bool
+    text: str  # the records as JSON
+    recorded: bool  # whether they hold an operation; torch 2.11 keeps gloo's, 2.9.1 does not
 
 
 def dump() -> Optional[Dump]:
-    """The records of this process, of NCCL where it has any; None when this torch keeps none."""
+    """Dumps this process's records, NCCL's if there are any; None if this torch keeps none."""
     c10d = getattr(torch._C, "_distributed_c10d", None)
     found: Optional[Dump] = None
     for name, read in [*((n, _json) for n in _JSON), *((n, _pickled) for n in _PICKLE)]:
@@ -38,7 +37,7 @@ def dump() -> Optional[Dump]:
 
 
 def _json(function: Any) -> Dump:
-    """As torch wrote it: 20,000 operations are written again in seconds, with the GIL held."""
+    """Keeps torch's own JSON: re-encoding 20,000 operations holds the GIL for seconds."""
     raw = function(includeCollectives=True, onlyActive=False)
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
     return Dump(text, _recorded(json.loads(text)))
@@ -47,7 +46,7 @@ def _json(function: Any) -> Dump:
 def _pickled(function: Any) -> Dump:
     import pickle
 
-    # Our own process made these bytes just now.
+    # Trusted: this process has just created these bytes.
     made = function(includeCollectives=True, includeStackTraces=False, onlyActive=False)
     records = pickle.loads(made)  # noqa: S301
     return Dump(json.dumps(records), _recorded(records))

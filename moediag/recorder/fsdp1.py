@@ -1,4 +1,4 @@
-"""Which parameters an FSDP1 collective carries: always the whole flat parameter of one handle."""
+"""Records the parameters of each FSDP1 collective: always the whole flat parameter of a handle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Fsdp1:
         self._known = ByObject()  # handle -> (number of observed roots, phase) -> Carried
 
     def carrying(self, original: Any) -> Callable[..., Any]:
-        """For functions (state, handle, ...) that issue the handle's collectives."""
+        """Wraps a function (state, handle, ...) that issues the handle's collectives."""
         recorder = self._recorder
         describe = self._describe
 

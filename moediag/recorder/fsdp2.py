@@ -1,9 +1,10 @@
-"""Which parameters an FSDP2 collective carries.
+"""Records which parameters an FSDP2 collective carries.
 
-``fully_shard`` moves parameters in groups: an all-gather carries all of a group, a reduce-scatter
-only those that have a gradient (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). The two
-functions that issue them get the carried parameters as their first argument; the group's methods
-around them say which group it is and in which state.
+``fully_shard`` communicates parameters in groups: an all-gather carries the whole group, a
+reduce-scatter only the parameters that have a gradient
+(torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). The functions that issue them take the
+carried parameters as their first argument; the group methods that call them identify the group and
+its state.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ def install(recorder: Recorder) -> None:
 
 
 class Fsdp2:
-    """Keeps the group whose method runs, and describes what its collectives carry."""
+    """Tracks the group whose method is running, and describes what its collectives carry."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        # Group -> number of observed roots -> (module, of, {carried ids: (carries, sizes)}); the
-        # carried parameters live as long as their group.
+        # Group -> number of observed roots -> (module, of, {carried ids: (carries, sizes)}).
+        # Carried parameters live as long as their group.
         self._known = ByObject()
 
     def inside_group(self, original: Any) -> Callable[..., Any]:
-        """For methods of FSDPParamGroup."""
+        """Wraps a method of FSDPParamGroup."""
         recorder = self._recorder
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,7 +72,7 @@ class Fsdp2:
         return method
 
     def carrying(self, original: Any) -> Callable[..., Any]:
-        """For functions whose first argument is the list of carried FSDPParams."""
+        """Wraps a function whose first argument is the list of carried FSDPParams."""
         recorder = self._recorder
         describe = self._describe
 
@@ -134,7 +135,7 @@ class Fsdp2:
 
 
 def _numel(parameter: Any) -> int:
-    """Elements of the whole, unsharded parameter."""
+    """The number of elements of the unsharded parameter."""
     size = getattr(parameter, "_orig_size", None)
     if size is None:
         size = parameter.sharded_param.shape

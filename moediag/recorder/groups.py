@@ -1,4 +1,4 @@
-"""Process groups by name: their ranks, their backend, and which mesh axis they serve."""
+"""Process groups by name: their ranks, backend and mesh axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moediag.recorder.patches import Patches
 
 
 class GroupInfo:
-    """One process group as written to the log. ``issued``: operations so far on it."""
+    """One process group as written to the log."""
 
     __slots__ = ("axis", "issued", "json_name", "mesh_version", "name", "ranks")
 
@@ -20,14 +20,14 @@ class GroupInfo:
         self.name = name
         self.json_name = json_name
         self.ranks = ranks
-        self.issued = 0
+        self.issued = 0  # operations so far
         self.axis: Optional[str] = None
         self.mesh_version = -1
 
 
 class Groups:
-    """Names groups and writes a ``group`` event at first use, and again once the axis is known
-    (a mesh may be laid over a group that was already used)."""
+    """Names groups and writes a ``group`` event at first use, and again when the axis is known (a
+    mesh may be built on a group already in use)."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -36,8 +36,8 @@ class Groups:
         self._mesh_version = 0
 
     def install(self, patches: Patches) -> None:
-        """Watches the creation of DeviceMeshes (submeshes and flattened ones included: they are
-        made through ``__init__`` too)."""
+        """Tracks new DeviceMeshes, including submeshes and flattened ones, which also use
+        ``__init__``."""
         from torch.distributed.device_mesh import DeviceMesh
 
         groups = self
@@ -53,7 +53,7 @@ class Groups:
         patches.replace(DeviceMesh, "__init__", make)
 
     def info(self, group: Any) -> GroupInfo:
-        """The entry of ``group``, written to the log when something about it is new."""
+        """Returns the entry of ``group``; writes it to the log if it is new or has changed."""
         name = str(group.group_name)
         info = self._by_name.get(name)
         if info is None:
@@ -69,7 +69,7 @@ class Groups:
         return info
 
     def only(self) -> Optional[Any]:
-        """The default group when it is the only one; C++ callers of old torch do not say."""
+        """The default group if it is the only one; C++ calls of old torch do not name theirs."""
         return dist.group.WORLD if len(dist.distributed_c10d._world.pg_map) == 1 else None
 
     def _write(self, info: GroupInfo, group: Any) -> None:
@@ -82,8 +82,8 @@ class Groups:
         )  # fmt: skip
 
     def _axis(self, name: str) -> Optional[str]:
-        """The mesh axis that ``name`` serves; the first mesh that names it wins, so that a
-        flattened or reused group keeps the name it was made for."""
+        """Returns the mesh axis of group ``name``. The first mesh that names it wins: a flattened
+        or reused group keeps its original axis."""
         alive = []
         found: Optional[str] = None
         for reference in self._meshes:
@@ -98,8 +98,8 @@ class Groups:
 
 
 def _dims(mesh: Any) -> List[Tuple[str, str]]:
-    """(axis name, group name) of each dimension. torch >= 2.9 keeps ``_dim_group_names``, older
-    ones ``_dim_group_infos``: (tag, ranks, group name)."""
+    """Returns (axis name, group name) of each dimension. torch >= 2.9 has ``_dim_group_names``;
+    older torch has ``_dim_group_infos``: (tag, ranks, group name)."""
     names = getattr(mesh, "mesh_dim_names", None) or ()
     groups = getattr(mesh, "_dim_group_names", None)
     if groups is None:

@@ -1,14 +1,13 @@
-"""``MOEDIAG_GUARD=1``: ranks agree on what they reduce before they reduce it.
+"""``MOEDIAG_GUARD=1``: checks before each reduction that all ranks reduce the same parameters.
 
-FSDP2 reduces the parameters of a group that have a gradient. Where ranks do not have the same ones,
-the reduction hangs, aborts, or adds up gradients of different parameters without a word. The guard
-compares, before each reduction of an FSDP2 group, a fingerprint of what every rank brings, on a
-side channel (:mod:`side`), and turns a difference into one :class:`ReductionMismatch` on all ranks.
+FSDP2 reduces the parameters of a group that have a gradient. If these differ between ranks, the
+reduction hangs, aborts, or silently adds gradients of different parameters. Before each reduction
+of an FSDP2 group, the guard compares a fingerprint of every rank's parameters over a side channel
+(:mod:`side_channel`). A difference raises the same :class:`ReductionMismatch` on all ranks.
 
-It reads names, sizes and dtypes only, never a device. What it needs is replaced *under* the
-recorder's own wrappers: an operation that the guard stops is already written down, and a rank that
-waits in the guard is seen to wait in that operation. Should the guard itself fail on one rank, it
-tells the others, and all go on without it.
+It reads only names, sizes and dtypes, never a device. Its wrappers are *under* the recorder's: an
+operation that the guard stops is already recorded, and a rank that waits in the guard is recorded
+as waiting in that operation. If the guard fails on one rank, all ranks continue without it.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ WATCHER = "guard"
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _REDUCTIONS = ("reduce_scatter", "all_reduce")
 _MISMATCH, _OFF = "mismatch", "off"
-_made = 0  # guards in this process so far: each has keys of its own in the job's store
+_made = 0  # guards in this process so far; each has its own keys in the job's store
 
 
 class ReductionMismatch(RuntimeError):
-    """Ranks came to one reduction of FSDP2 with different parameters, or a rank did not come. The
-    same text on every rank: which rank lacks or has which parameters, and what to do next."""
+    """Ranks reached an FSDP2 reduction with different parameters, or a rank did not reach it. All
+    ranks get the same text: each rank's parameters and what to do next."""
 
 
 def install(recorder: Recorder, timeout: Optional[float] = None) -> Optional[Guard]:
-    """To be called before the recorder's other watchers. ``timeout``: seconds before a rank that
-    others wait for is called absent; None: as the environment says. None where this torch has no
-    FSDP2 whose reductions could be guarded: the recorder then says so."""
+    """Installs the guard; call it before the recorder's other watchers. ``timeout`` is the seconds
+    after which a missing rank counts as absent; default: from the environment. Returns None, and
+    records this, if torch has no FSDP2 reductions to guard."""
     global _made
     try:
         module = importlib.import_module(_FSDP)
@@ -87,7 +86,7 @@ def _timeout() -> float:
 
 
 class Brought:
-    """What this rank brings to a reduction; ``numbers`` are its fingerprint."""
+    """The parameters that this rank reduces; ``numbers`` are their fingerprint."""
 
     __slots__ = ("details", "numbers")
 
@@ -98,7 +97,7 @@ class Brought:
 
 
 def _number(text: str) -> int:
-    """64 bits, equal on all ranks and in all processes."""
+    """Returns a 64-bit hash that is equal in all processes."""
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -109,11 +108,11 @@ class _Thread(threading.local):
 
 
 class Guard:
-    """One rank's guard. ``checks`` and ``seconds``: how many, and how long they took in all, with
-    the wait for the slowest rank, which the reduction would have had to wait for as well."""
+    """One rank's guard."""
 
     def __init__(self, recorder: Recorder, timeout: float, number: int) -> None:
         self.checks = 0
+        # In all, with the wait for the slowest rank, for which the reduction would wait as well.
         self.seconds = 0.0
         self.longest = 0.0
         self._recorder = recorder
@@ -123,14 +122,14 @@ class Guard:
         self._reported = False
         self._thread = _Thread()
         self._board: Optional[Board] = None
-        self._sides: Dict[str, Side] = {}  # by the group's name
-        self._last: Dict[str, str] = {}  # group's name -> module that was last reduced on it
-        self._known = ByObject()  # FSDPParamGroup -> {ids and dtypes of what is carried: Brought}
+        self._sides: Dict[str, Side] = {}  # by group name
+        self._last: Dict[str, str] = {}  # group name -> module last reduced on it
+        self._known = ByObject()  # FSDPParamGroup -> {ids and dtypes of parameters: Brought}
 
     # ------------------------------------------------------------------ around FSDP2 and c10d
 
     def reducing(self, original: Any) -> Callable[..., Any]:
-        """For ``foreach_reduce(fsdp_params, gradients, …)``: remembers what it is to reduce."""
+        """Wraps ``foreach_reduce(fsdp_params, gradients, …)``; notes what it is about to reduce."""
 
         def function(fsdp_params: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or self._off or not self._recorder.active:
@@ -146,13 +145,13 @@ class Guard:
         return function
 
     def checked(self, op: str) -> Callable[[Any], Any]:
-        """For the methods of ProcessGroup that FSDP2's reductions end in."""
+        """Wraps the methods of ProcessGroup that FSDP2's reductions call."""
 
         def make(original: Any) -> Any:
             def method(group: Any, *args: Any, **kwargs: Any) -> Any:
                 reducing = self._thread.reducing
                 if reducing is not None and not self._off:
-                    self._thread.reducing = None  # this method may end in another of its kind
+                    self._thread.reducing = None  # it may call another checked method
                     try:
                         self._check(group, op, *reducing)
                         return original(group, *args, **kwargs)
@@ -167,8 +166,8 @@ class Guard:
         return make
 
     def named(self, original: Any) -> Callable[..., Any]:
-        """For methods of FSDPParamGroup: a rank that waits in another collective than its peers
-        loses them when they raise, and learns here why."""
+        """Wraps methods of FSDPParamGroup. A rank in another collective loses its peers when they
+        raise; this gives its error their reason."""
 
         def method(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -189,7 +188,7 @@ class Guard:
             return None
         try:
             notice = self._on_board().read()
-        except Exception:  # the job's store went with its host
+        except Exception:  # the host of the job's store is gone
             return None
         return notice[1] if notice is not None and notice[0] == _MISMATCH else None
 
@@ -208,7 +207,7 @@ class Guard:
                 raise ReductionMismatch(told.text) from None
             self._leave(f"another rank's guard failed: {told.text}")
         except Lost as error:
-            # Whoever is gone is another failure, and the reduction itself runs into it.
+            # A lost rank is another failure, which the reduction itself will report.
             self._leave(f"a rank that others wait for has ended: {error}")
         except Exception as error:
             self._recorder.fault(WATCHER, error)
@@ -245,7 +244,7 @@ class Guard:
         raise ReductionMismatch(first if kind == _MISMATCH else text)
 
     def _side(self, group: Any) -> Side:
-        # The group's own part of the job's store: nobody else has a group there of that name.
+        # The group's own part of the job's store, where its name is unique.
         store = dist.distributed_c10d._get_process_group_store(group)
         own = dist.PrefixStore(self._prefix, store)
         return Side(own, self._on_board(), group.rank(), group.size(), self._timeout)
@@ -270,11 +269,11 @@ class Guard:
     # ------------------------------------------------------------------ the end
 
     def _fail(self, error: Exception) -> None:
-        """This rank's guard does not work: nobody may wait for it."""
+        """Turns the guard off here and tells the other ranks, so that none waits for this one."""
         self._leave(f"the guard failed: {error!r}")
         try:
             self._on_board().put(_OFF, repr(error)[:500])
-        except Exception as second:  # then they find it absent, which it is
+        except Exception as second:  # the others will find this rank absent
             self._recorder.fault(WATCHER, second)
 
     def _leave(self, why: str) -> None:
@@ -282,18 +281,18 @@ class Guard:
         self._stop()
 
     def _stop(self) -> None:
-        """For good: a job that goes on after a mismatch goes on without a guard."""
+        """Turns the guard off permanently: a job that survives a mismatch runs without it."""
         self._off = True
         self.close()
 
     def close(self) -> None:
-        """Ranks that wait for this one on a side channel notice. Idempotent."""
+        """Closes the side channels; ranks that wait for this one notice. Idempotent."""
         for side in self._sides.values():
             side.close()
         self._sides = {}
 
     def report(self) -> None:
-        """What it cost, once: a line in the rank's output, and on rank 0 a note in its log."""
+        """Reports the cost once: a line on stderr and, on rank 0, a note in the log."""
         if self._reported or not self.checks:
             return
         self._reported = True
@@ -321,6 +320,6 @@ def _fqn(parameter: Any) -> str:
 
 
 def _numel(parameter: Any) -> int:
-    """Elements of the whole, unsharded parameter."""
+    """The number of elements of the unsharded parameter."""
     size = getattr(parameter, "_orig_size", None)
     return int((parameter.sharded_param.shape if size is None else size).numel())

@@ -1,4 +1,4 @@
-"""What the guard says: pure functions of what ranks brought, so that all ranks say the same."""
+"""The guard's messages, as pure functions of all ranks' parameters: every rank prints the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEXT_ABSENT = (
 
 
 class Label:
-    """Which reduction: ``op``, the process group as the recorder names it, the training step."""
+    """Identifies a reduction: operation, process group (the recorder's entry) and training step."""
 
     def __init__(self, op: str, group: Any, step: int) -> None:
         self.op = op
@@ -38,7 +38,7 @@ class Label:
 
 
 def mismatch(label: Label, sides: Sequence[Mapping[str, Any]]) -> str:
-    """``sides``: by member of the group, what it brings (Brought.details and the op)."""
+    """The text of a mismatch. ``sides`` has each group member's Brought.details and op."""
     modules = list(dict.fromkeys(_place(side) for side in sides))
     together: Dict[str, List[int]] = {}
     for rank, side in zip(label.ranks, sides):  # noqa: B905 - Python 3.9
@@ -60,8 +60,8 @@ def mismatch(label: Label, sides: Sequence[Mapping[str, Any]]) -> str:
 def absent(
     label: Label, own: Mapping[str, Any], members: Tuple[int, ...], timeout: float, last: str
 ) -> str:
-    """``members``: indices in the group of who did not come; ``last``: the module of the last
-    reduction on this group that all came to."""
+    """The text for ranks that did not come. ``members`` are their indices in the group; ``last`` is
+    the module of this group's last complete reduction."""
     gone = [label.ranks[member] for member in members]
     there = [rank for rank in label.ranks if rank not in gone]
     if not gone:
@@ -86,7 +86,7 @@ def cost(rank: int, checks: int, seconds: float, longest: float) -> str:
 
 
 def common(names: Sequence[str]) -> str:
-    """The module that holds all of ``names``, "" for the root."""
+    """Returns the module that contains all of ``names``; "" for the root."""
     shared: List[str] = names[0].split(".")[:-1] if names else []
     for name in names:
         parts = name.split(".")[:-1]
@@ -98,7 +98,7 @@ def common(names: Sequence[str]) -> str:
 
 
 def ranks(numbers: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0, 2..7``, as the reports write it."""
+    """Formats rank numbers as the reports do: ``rank 1``, ``ranks 0, 2..7``."""
     runs: List[List[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -114,7 +114,7 @@ def _place(side: Mapping[str, Any]) -> str:
 
 
 def _side(side: Mapping[str, Any], sides: Sequence[Mapping[str, Any]], apart: bool) -> str:
-    """One rank's side; ``apart``: ranks are at different groups, which says it all."""
+    """Describes one rank's side, in short if ranks are at different groups (``apart``)."""
     carried, whole = side["carries"], side["whole"]
     text = f"{len(carried)} of {len(whole)} parameters"
     if apart:

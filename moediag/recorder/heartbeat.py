@@ -1,4 +1,4 @@
-"""The rank's pulse: 64 shared bytes that a watchdog reads without asking the rank anything."""
+"""The rank's heartbeat: 64 shared bytes that a watchdog reads without involving the rank."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STARTING, RUNNING, IN_COLLECTIVE, FINISHED = range(len(Heartbeat.STATES))
 class HeartbeatWriter:
     """Writes :class:`moediag.protocol.Heartbeat` into a shared mapping of ``path``.
 
-    A mapping, not a file write: it costs no system call and the kernel keeps the bytes whatever
-    ends the process.
+    A mapping needs no system call per write, and the kernel keeps the bytes however the process
+    ends.
     """
 
     def __init__(self, path: str) -> None:
@@ -24,8 +24,8 @@ class HeartbeatWriter:
         self.step = 0
         self.collective = -1
         self.state = STARTING
-        # The recorder's own thread beats too: without this, what it read before the rank entered a
-        # collective could be written after it. Re-entrant, as a signal handler may beat.
+        # The recorder's thread beats, too: without the lock it could overwrite the rank's entry
+        # into a collective with older values. Re-entrant, because a signal handler may beat.
         self._lock = threading.RLock()
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -42,7 +42,7 @@ class HeartbeatWriter:
         )  # fmt: skip
 
     def beat(self) -> None:
-        """One more event was recorded."""
+        """Counts one more recorded event."""
         with self._lock:
             self.progress += 1
             if self.state == STARTING:
@@ -50,7 +50,7 @@ class HeartbeatWriter:
             self._put()
 
     def enter(self, collective: int) -> int:
-        """The rank goes into ``collective``; returns the one it was inside of before (or -1)."""
+        """Marks the rank as in ``collective``; returns the one it was in before, or -1."""
         with self._lock:
             before, self.collective, self.state = self.collective, collective, IN_COLLECTIVE
             self._put()

@@ -1,5 +1,5 @@
-"""Watchers of what the job may never import: they start right after its import, and cost nothing
-before. Importing FSDP takes a second, which a job without it should not pay for being watched."""
+"""Starts watchers of optional modules right after the job imports these modules. Importing FSDP
+takes a second, which a job that does not use it should not pay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Finder:
             original(module)
             self.act()
 
-        with contextlib.suppress(AttributeError):  # a loader that takes no attributes
+        with contextlib.suppress(AttributeError):  # the loader allows no attributes
             loader.exec_module = exec_module
         return spec
 
@@ -40,8 +40,8 @@ class _Finder:
 
 
 def when_imported(name: str, act: Callable[[], None]) -> Callable[[], None]:
-    """Calls ``act`` now if module ``name`` is imported, else once it is. ``act`` must not raise.
-    Returns what takes that back."""
+    """Calls ``act`` once module ``name`` is imported, or now if it already is. ``act`` must not
+    raise. Returns a function that cancels this."""
     if name in sys.modules:
         act()
         return lambda: None

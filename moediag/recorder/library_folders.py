@@ -1,4 +1,4 @@
-"""The folders of the libraries that this process runs, as its stack frames name them."""
+"""The folders of the libraries that this process uses, as its stack frames name them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def library_folders() -> List[str]:
-    """Each folder as it was imported from and, where that differs, as it really lies."""
+    """Returns each folder as imported and, if it differs, with symlinks resolved."""
     found = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
     found |= {entry for entry in sys.path if Path(entry).name in _PACKAGES}
     found.add(str(Path(__file__).parents[1]))
     torch = _torch()
     if torch is not None:
         found.add(str(torch))
-        if any(torch.parent.glob("torch-*.dist-info")):  # a folder of packages by another name
+        if any(torch.parent.glob("torch-*.dist-info")):  # a packages folder with another name
             found.add(str(torch.parent))
     return sorted(found | {str(Path(folder).resolve()) for folder in found})
 

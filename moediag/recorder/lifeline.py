@@ -1,4 +1,4 @@
-"""A rank never outlives its launcher, and says where it stood when something ends it."""
+"""Ends a rank when its launcher dies, and writes its stacks when a signal ends it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _stacks: Optional[IO[str]] = None  # faulthandler keeps the descriptor, so the f
 def attach(folder: str, rank: int) -> None:
     """Ties this process to its parent and sends ``faulthandler`` output to ``rank-N.stacks.txt``.
 
-    On SIGTERM the stacks are written and the signal then does what it would have done; SIGUSR1
-    only writes them. Never raises: a rank without a lifeline is better than no rank.
+    SIGTERM writes the stacks and then has its normal effect; SIGUSR1 only writes them. Never
+    raises: a rank without a lifeline is better than no rank.
     """
     die_with_parent()
     _stacks_to(str(Path(folder) / stacks_file(rank)))
 
 
 def die_with_parent() -> bool:
-    """Asks the kernel to kill this process when its parent dies (Linux); True when it will.
+    """Asks the kernel to kill this process when its parent dies (Linux); returns whether it will.
 
-    The request belongs to the thread that made this process: a launcher thread that ends kills
-    its ranks too, which is what a launcher that waits for them wants.
+    The kernel ties this to the thread that created the process: if that launcher thread ends, its
+    ranks are killed, too. A launcher waits for its ranks, so that is intended.
     """
     global _parent
     _parent = os.getppid()
@@ -43,19 +43,19 @@ def die_with_parent() -> bool:
         done = bool(libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         done = False
-    # The parent may have died between fork and here; then no signal will ever come.
+    # If the parent died between fork and here, the signal will never come.
     if os.getppid() != _parent or (_parent == 1 and not _launcher_is_init()):
         os._exit(1)
     return done
 
 
 def parent_gone() -> bool:
-    """Whether the parent seen by :func:`attach` is no longer the parent; False without attach."""
+    """Whether the parent has changed since :func:`attach`; False without attach."""
     return _parent is not None and os.getppid() != _parent
 
 
 def _launcher_is_init() -> bool:
-    """In a container the launcher itself may be process 1; any other process 1 adopted us."""
+    """Whether process 1 is the launcher, as in a container; otherwise it adopted this process."""
     try:
         with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123
             command = file.read()
@@ -82,8 +82,8 @@ def _stacks_to(
 
 
 def stacks_beside_others(folder: str, rank: int) -> None:
-    """For a job that is not ours: only where it has no handler of its own. On SIGTERM the stacks
-    are written and its own handler then runs. Raises nothing."""
+    """Like :func:`attach` for a watched job, but keeps the job's own handlers: SIGTERM writes the
+    stacks and then runs the job's handler. Never raises."""
     free = signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     _stacks_to(
         str(Path(folder) / stacks_file(rank)),

@@ -1,9 +1,9 @@
-"""The rank's log: one JSON object a line, one ``write`` a line, bounded in bytes.
+"""The rank's log: one JSON object per line, one ``write`` per line, bounded in bytes.
 
-A line is handed to the kernel with a single ``os.write`` on an ``O_APPEND`` descriptor before
-the thing it describes happens, so SIGKILL and SIGABRT lose nothing that was recorded. The log is
-a ring of two segments: when the current one is full it becomes the older one (which is dropped
-the next time) and the new one starts with the *preamble*, the lines that later lines refer to.
+Each line goes to the kernel in a single ``os.write`` on an ``O_APPEND`` descriptor before the event
+that it describes, so SIGKILL and SIGABRT lose no recorded event. The log is a ring of two segments.
+A full segment replaces the older one, and the new segment starts with the *preamble*, the lines
+that later lines refer to.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import threading
 import time
 from typing import Any, Dict, List, Tuple
 
-# Bytes of one segment; the rank's files stay below twice this.
+# Bytes of one segment; the rank's log stays below twice this.
 SEGMENT_BYTES = 128 * 1024 * 1024
-# Distinct lists of parameter names that are interned, and bytes kept for the preamble. Beyond
-# them events carry null instead: a job whose carried sets never repeat must not fill memory.
+# Limits on interned lists of parameter names and on the preamble. Beyond them events carry null, so
+# that a job whose sets never repeat does not fill memory.
 MAX_NAMES = 4096
 MAX_PREAMBLE_BYTES = 16 * 1024 * 1024
 
 
 class EventLog:
-    """Appends events to ``path``; never raises. ``older`` receives the full segment."""
+    """Appends events to ``path``; never raises. A full segment is moved to ``older``."""
 
     def __init__(self, path: str, older: str, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class EventLog:
         self._preamble: List[bytes] = []
         self._preamble_bytes = 0
         self._names: Dict[Tuple[str, ...], int] = {}
-        # Re-entrant: a Python signal handler may issue a collective while a line is written.
+        # Re-entrant: a Python signal handler may issue a collective during a write.
         self.lock = threading.RLock()
         self._fd = self._open()
         self._size = os.fstat(self._fd).st_size
@@ -46,8 +46,8 @@ class EventLog:
         return os.open(self.path, flags, 0o644)
 
     def line(self, text: str, keep: bool = False) -> bool:
-        """Writes one line (no newline in ``text``); False when it was lost. ``keep``: repeat it
-        at the start of the next segment."""
+        """Writes one line (``text`` has no newline); False if it was lost. ``keep`` repeats it at
+        the start of the next segment."""
         data = text.encode("utf-8", "backslashreplace") + b"\n"
         with self.lock:
             if keep and self._preamble_bytes < MAX_PREAMBLE_BYTES:
@@ -58,14 +58,14 @@ class EventLog:
             return self._write(data)
 
     def event(self, kind: str, keep: bool = False, **fields: Any) -> bool:
-        """Writes one event of ``kind`` with the wall clock."""
+        """Writes one event of ``kind`` with the wall-clock time."""
         record = {"e": kind, "t": round(time.time(), 6)}
         record.update(fields)
         return self.line(json.dumps(record, separators=(",", ":"), default=str), keep)
 
     def names(self, fqns: Tuple[str, ...]) -> str:
-        """The id of an interned list of names as JSON (``null`` when the table is full); writes
-        the ``names`` event the first time."""
+        """Returns the JSON id of an interned list of names (``null`` when the table is full);
+        writes the ``names`` event at first use."""
         known = self._names.get(fqns)
         if known is None:
             with self.lock:
@@ -97,11 +97,11 @@ class EventLog:
         return True
 
     def _rotate(self) -> None:
-        """The current segment becomes the older one; the new one begins with the preamble."""
+        """Moves the current segment to ``older`` and starts a new one with the preamble."""
         try:
             os.replace(self.path, self.older)  # noqa: PTH105
             fresh = self._open()
-        except OSError as error:  # keep appending: a log that is too long beats none
+        except OSError as error:  # keep appending: an oversized log is better than none
             self._why_lost = str(error)
             self._size = 0
             return

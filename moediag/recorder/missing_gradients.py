@@ -1,4 +1,4 @@
-"""Parameters whose gradient never came: those whose ``.grad`` is None when the optimizer steps."""
+"""Records parameters without a gradient: those whose ``.grad`` is None when the optimizer steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ WATCHER = "gradients"
 
 
 class Gradients:
-    """Global optimizer hooks: they see every optimizer, wrapped or not."""
+    """Global optimizer hooks, which see every optimizer, wrapped or not."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._names = ByObject()  # parameter -> FQN
-        self._roots = -1  # how many roots the names were read from
-        self._unknown = 0  # parameters that were in none of them then
+        self._roots = -1  # number of roots that the names were read from
+        self._unknown = 0  # parameters that were in none of them
 
     def install(self) -> None:
         before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
@@ -36,7 +36,7 @@ class Gradients:
                 parameter
                 for group in optimizer.param_groups
                 for parameter in group["params"]
-                # FSDP1 leaves a parameter whose shard is elsewhere empty and without gradient.
+                # In FSDP1, a parameter whose shard is on another rank is empty and has no gradient.
                 if parameter.requires_grad and parameter.grad is None and parameter.numel()
             ]
             if missing:

@@ -1,8 +1,8 @@
-"""Where in the model a rank is, learnt without a change to the model.
+"""Tracks where in the model a rank is, without changes to the model.
 
-A global forward pre-hook watches for the first call of a module that has parameters: that is a
-root. Its modules get their names, its decoder layers and MoE blocks get hooks of their own, and
-once the first step is over the global hook goes away, so later steps pay for a few modules only.
+A global forward pre-hook finds each root: the first called module that has parameters. The modules
+of a root get names; its decoder layers and MoE blocks get hooks. The global hook is removed after
+the first step, so later steps pay only for a few modules.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from moediag.recorder.routing import expert_counts, tokens_of
 
 WATCHER = "modules"
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
-# Roots that only forward to ``.module``; their parameter names start with it.
+# Wrappers that only forward to ``.module``; their parameter names start with it.
 _OUTER = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "FullyShardedDataParallel")
 _LAYER = re.compile(r"(^|\.)[A-Za-z_]+\.\d+$")  # an element of a list: model.layers.3
 _COMPILE_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"
-_FIRST_ROOTS = 8  # observed at most; a job of many small models is not worth more
+_FIRST_ROOTS = 8  # limit, for jobs with many small models
 
-# The recorder whose hooks are on modules. Hooks are module-level functions that look it up, so
-# that copying or pickling a model never reaches the recorder's files and locks.
+# The recorder whose hooks are on modules. Hooks are module-level functions that look it up: copying
+# or pickling a model must not reach the recorder's files and locks.
 _recorder: Optional[Recorder] = None
 _blocks: Dict[int, Tuple[Any, str, Tuple[int, ...]]] = {}  # id -> (weak module, fqn, experts)
 
 
 def clean(fqn: str) -> str:
-    """A parameter or module name without the parts that wrappers add."""
+    """Returns a parameter or module name without the parts that wrappers add."""
     for wrapper in _WRAPPERS:
         fqn = fqn.replace(wrapper, "")
     return fqn
 
 
 class _Hook:
-    """A hook that pickles as one that does nothing: a saved model must load without moediag."""
+    """A hook that pickles as a no-op: a saved model must load without moediag."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -63,7 +63,7 @@ class _Hook:
 
 
 class Observer:
-    """Finds roots and puts hooks on their blocks; :meth:`remove` takes all of them off."""
+    """Finds roots and hooks their blocks; :meth:`remove` removes all hooks."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -78,7 +78,7 @@ class Observer:
         global _recorder
         _recorder = self._recorder
         self._global = torch_module.register_module_forward_pre_hook(_Hook(self._before_any))
-        # A compiled module warns of any global hook. This one leaves before it is traced.
+        # A compiled module warns about global hooks; this one is removed before tracing.
         warnings.filterwarnings("ignore", message=_COMPILE_WARNING)
         self._filter = warnings.filters[0]
         self._recorder.on_uninstall.append(self.remove)
@@ -101,7 +101,7 @@ class Observer:
                 warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
 
     def _before_any(self, recorder: Recorder, module: Any, _args: Any) -> None:
-        """The global hook: cheap for modules inside a root that is running."""
+        """The global hook; cheap for modules inside a running root."""
         if recorder.thread.blocks:
             return
         if self._roots and (recorder.stepped or recorder.current_step > self._first_step):
@@ -110,7 +110,7 @@ class Observer:
         if self._seen.get(module):
             return
         if torch._C._current_graph_task_id() != -1:
-            return  # a part of a model, recomputed in backward
+            return  # part of a model, recomputed in the backward
         if next(module.parameters(), None) is None:
             return  # a loss or a metric
         self._observe(module)
@@ -128,7 +128,7 @@ class Observer:
         recorder.roots.append((prefix, weakref.ref(inner)))
         compiled = False
         inside_moe: Optional[str] = None
-        # Hooks go on the outermost of equal names: a wrapper's forward contains the wrapped one.
+        # Hook the outermost of equal names: a wrapper's forward contains the wrapped one.
         hooked: Set[str] = set()
         for name, module in inner.named_modules():
             fqn = clean(prefix + name + ".")[:-1]
@@ -150,12 +150,12 @@ class Observer:
         if compiled:
             self._disarm()  # dynamo specialises on the presence of global hooks
             recorder.note_not_seen("tokens per expert and modules inside torch.compile'd code")
-        # The root's own pre-hook was added too late for the call that is under way.
+        # The root's own pre-hook was added too late for the running call.
         _enter(recorder, root, ())
 
     def _hook(self, module: Any, fqn: str, experts: Tuple[int, ...]) -> None:
         _blocks[id(module)] = (weakref.ref(module), fqn, experts)
-        # First in, last out: what FSDP's own hooks issue belongs to the module too.
+        # Run before and after FSDP's hooks: what they issue belongs to the module, too.
         self._handles.append(module.register_forward_pre_hook(_Hook(_enter), prepend=True))
         self._handles.append(module.register_forward_hook(_Hook(_leave), always_call=True))
 
@@ -177,12 +177,12 @@ def _enter(recorder: Recorder, module: Any, _args: Any) -> None:
 
 
 def _leave(recorder: Recorder, module: Any, *_: Any) -> None:
-    """After the forward of ``module``, also when it raised."""
+    """Runs after the forward of ``module``, even if it raised."""
     known = _blocks.get(id(module))
     if known is None or known[0]() is not module:
         return
     blocks = recorder.thread.blocks
-    while blocks:  # an exception may have skipped the leaving of inner blocks
+    while blocks:  # an exception may have skipped the exit of inner blocks
         block = blocks.pop()
         tokens_of(recorder, block)
         if block.fqn == known[1]:
@@ -190,7 +190,7 @@ def _leave(recorder: Recorder, module: Any, *_: Any) -> None:
 
 
 def _new_forward(recorder: Recorder) -> None:
-    """A forward outside all others: if the optimizer stepped before, a new step begins."""
+    """Starts an outermost forward: if the optimizer has stepped, a new step begins."""
     recorder.optimizer_running = False
     if recorder.counts_steps and recorder.stepped:
         recorder.stepped = False

@@ -1,4 +1,4 @@
-"""Attributes replaced in torch, and put back exactly as they were."""
+"""Replaces attributes of torch and restores them exactly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Patches:
         self._undo: List[Tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> bool:
-        """``owner.name`` becomes ``make(present value)``; False when there is no such attribute.
+        """Sets ``owner.name`` to ``make(current value)``; returns False without such an attribute.
 
-        The raw entry of ``owner.__dict__`` is kept, so that a pybind method comes back as the
-        same object, and an inherited attribute is not left behind as an own one.
+        Keeps the raw entry of ``owner.__dict__``, so that a pybind method is restored as the same
+        object and an inherited attribute does not become the owner's.
         """
         present = getattr(owner, name, _ABSENT)
         if present is _ABSENT:
@@ -30,8 +30,8 @@ class Patches:
         return True
 
     def restore(self) -> None:
-        """Restores every attribute, except one that other code replaced after us: undoing ours
-        would undo theirs, and ours only passes calls on once the recorder is off."""
+        """Restores every attribute except those that other code has replaced since: restoring would
+        undo that. Ours only passes calls on once the recorder is off."""
         while self._undo:
             owner, name, raw, new = self._undo.pop()
             if vars(owner).get(name, _ABSENT) is not new:

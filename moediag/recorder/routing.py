@@ -1,7 +1,7 @@
-"""How many tokens each expert was given, read off the router's own top-k.
+"""Counts the tokens of each expert from the router's own top-k.
 
-Every family of routers ends in ``torch.topk`` over a dimension as long as the number of experts.
-Group-limited routers call it several times; the last call of that length decides.
+Every family of routers calls ``torch.topk`` over a dimension as long as the number of experts.
+Group-limited routers call it several times; the last call of that length counts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ _MAX_DEFERRED = 4096
 
 
 def expert_counts(module: Any) -> Tuple[int, ...]:
-    """The lengths that a top-k over this block's experts may have; empty: not a MoE block.
+    """Returns the possible lengths of a top-k over this block's experts; empty: not a MoE block.
 
-    A MoE block has experts and something that chooses among them. Families name the number
-    differently, and under expert parallelism the list holds only the local ones, so all
-    candidates count.
+    A MoE block has experts and a router. Model families name the number of experts differently,
+    and under expert parallelism the list has only the local experts, so all candidates count.
     """
     children = module._modules
     experts = children.get("experts")
@@ -53,7 +52,7 @@ def _integer(value: Any) -> int:
 
 
 def install(recorder: Recorder) -> None:
-    """Replaces ``torch.topk`` and ``Tensor.topk`` with ones that remember the indices."""
+    """Replaces ``torch.topk`` and ``Tensor.topk`` with versions that keep the indices."""
     recorder.deferred_tokens = Deferred(recorder)
     recorder.on_flush.append(lambda: _flush_running(recorder))
     recorder.on_flush.append(recorder.deferred_tokens.write)
@@ -67,7 +66,7 @@ def _topk(recorder: Recorder) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def topk(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            # torch.compile traces through here and must find nothing but the call.
+            # torch.compile traces this function and must see only the call.
             if torch.compiler.is_compiling():
                 return result
             blocks = recorder.thread.blocks
@@ -85,15 +84,15 @@ def _topk(recorder: Recorder) -> Callable[[Any], Any]:
 
 
 def _tell_torchscript() -> None:
-    """``torch.jit.script`` recognises builtins by identity, in a table made at first use."""
+    """Registers our topk: ``torch.jit.script`` finds builtins by identity, in a cached table."""
     builtins = getattr(torch.jit, "_builtins", None)
     if getattr(builtins, "_builtin_table", None):
         torch.jit._builtins._register_builtin(torch.topk, "aten::topk")
 
 
 def _tell_dynamo() -> None:
-    """Dynamo looks its functions up by name, once: if that was while ``torch.topk`` was ours, it
-    would not know torch's own afterwards."""
+    """Clears Dynamo's function table: if it was built with our ``torch.topk``, Dynamo would not
+    recognise torch's own."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     clear = getattr(getattr(rules, "get_torch_obj_rule_map", None), "cache_clear", None)
     if clear is not None:
@@ -110,14 +109,14 @@ def _remember(blocks: List[Block], scores: Any, result: Any) -> None:
 
 
 def tokens_of(recorder: Recorder, block: Block) -> None:
-    """Writes the ``tokens`` event of a block's forward, if it routed anything."""
+    """Writes the ``tokens`` event of a block's forward if it routed tokens."""
     if block.routed is None:
         return
     (indices, experts), block.routed = block.routed, None
     indices = getattr(indices, "_local_tensor", indices)
     if indices.device.type == "meta" or type(indices).__name__ == "FakeTensor":
         return
-    with torch._C._DisableTorchDispatch(), torch.no_grad():  # nobody's mode may see our operators
+    with torch._C._DisableTorchDispatch(), torch.no_grad():  # no dispatch mode may see this
         flat = indices.detach().reshape(-1)
         if indices.device.type == "cpu":
             counts = torch.bincount(flat, minlength=experts).tolist()
@@ -132,7 +131,7 @@ def _flush_running(recorder: Recorder) -> None:
 
 
 class Deferred:
-    """Counts that an accelerator is still computing; reading them at once would make every MoE
+    """Counts still being computed on an accelerator: reading them immediately would make every MoE
     block wait for its device."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -152,7 +151,7 @@ class Deferred:
         self.write()
 
     def write(self) -> None:
-        """Writes those that have arrived, in order."""
+        """Writes the counts that have arrived, in order."""
         if not self._pending or torch.cuda.is_current_stream_capturing():
             return
         while self._pending and self._pending[0][3].query():

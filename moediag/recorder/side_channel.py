@@ -1,10 +1,10 @@
-"""A side channel between the ranks of one process group, for the guard: a few numbers, all to all.
+"""The guard's side channel between the ranks of one process group: exchanges a few numbers.
 
-A gloo group of its own on the CPU, whatever the job's backend is. It is no part of torch's registry
-(no name is used up, no other rank is asked), so making one is a matter between its members alone:
-they make it at their first exchange, which is where a reduction would make them meet anyway.
-Whoever waits for more than a slice of a second says so in the job's store, and looks there for what
-other ranks have to say; while all is well nobody asks the store anything.
+It is a separate gloo group on the CPU, whatever the job's backend. It is not in torch's registry
+(it uses no name and involves no other ranks), so its members can create it alone. They do so at
+their first exchange, where the reduction would synchronise them anyway. A rank that waits longer
+than a slice marks this in the job's store and reads other ranks' notices there; otherwise the store
+is not used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, List, Optional, Set, Tuple
 import torch
 import torch.distributed as dist
 
-_WIDTH = 3  # int64 numbers of one exchange
+_WIDTH = 3  # int64 numbers per exchange
 _SLICE = 1.0  # seconds
-_PATIENCE = 3.0  # seconds for the word of a rank that has closed its side, which comes before that
-_LEFT_OVER = 60.0  # seconds after the timeout until the backend itself gives an exchange up
+_PATIENCE = 3.0  # seconds to wait for the notice of a rank that closed its side
+_LEFT_OVER = 60.0  # seconds after the timeout until the backend itself aborts an exchange
 
 
 class Absent(Exception):
-    """``members`` (indices in the group) did not come within the timeout; () where all came."""
+    """``members`` (indices in the group) did not come within the timeout; () if all came."""
 
     def __init__(self, members: Tuple[int, ...]) -> None:
         super().__init__(members)
@@ -34,11 +34,11 @@ class Absent(Exception):
 
 
 class Lost(Exception):
-    """The connection to a member broke, and nobody said why."""
+    """The connection to a member broke, and no rank has posted a reason."""
 
 
 class Told(Exception):
-    """Another rank said something on the board: ``kind`` and ``text``."""
+    """Another rank posted a notice on the board."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(kind, text)
@@ -47,13 +47,13 @@ class Told(Exception):
 
 
 class Board:
-    """One notice that all ranks of the job can read: the first that is put up stays."""
+    """One notice that all ranks of the job can read; the first one posted stays."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def put(self, kind: str, text: str) -> Tuple[str, str]:
-        """Puts it up, and returns what is there now: this notice or an earlier one."""
+        """Posts a notice; returns the current one: this or an earlier one."""
         there = self._store.compare_set("notice", "", json.dumps([kind, text]))
         return _notice(there)
 
@@ -75,8 +75,8 @@ def _notice(raw: Any) -> Tuple[str, str]:
 
 
 class Side:
-    """One group's channel on one rank. ``store``: its own part of the job's store; ``rank`` and
-    ``size`` in the group; ``timeout`` in seconds, before which nobody is called absent."""
+    """One group's channel on one rank. ``store`` is its own part of the job's store; ``rank`` and
+    ``size`` refer to the group; after ``timeout`` seconds a missing rank counts as absent."""
 
     def __init__(self, store: Any, board: Board, rank: int, size: int, timeout: float) -> None:
         self._store = store
@@ -86,13 +86,13 @@ class Side:
         self._timeout = timeout
         self._slice = min(_SLICE, timeout / 4)
         self._group: Any = None
-        self._open = False  # an exchange is on its way
+        self._open = False  # an exchange is in progress
         self._count = 0
         self._mine = torch.zeros(_WIDTH, dtype=torch.int64)
         self._all = [torch.zeros(_WIDTH, dtype=torch.int64) for _ in range(size)]
 
     def exchange(self, numbers: List[int]) -> List[List[int]]:
-        """Every member's three int64 numbers, in group order. Raises Absent, Lost, Told."""
+        """Returns every member's three int64 numbers in group order. Raises Absent, Lost, Told."""
         if self._group is None:
             self._meet()
         for at, number in enumerate(numbers):
@@ -101,7 +101,7 @@ class Side:
         return [one.tolist() for one in self._all]
 
     def exchange_texts(self, text: str) -> List[str]:
-        """Every member's text, in group order; all call it, after an :meth:`exchange`."""
+        """Returns every member's text in group order; all call it after an :meth:`exchange`."""
         raw = text.encode()
         lengths = [row[0] for row in self.exchange([len(raw), 0, 0])]
         mine = torch.zeros(max(lengths), dtype=torch.uint8)
@@ -114,8 +114,8 @@ class Side:
         ]
 
     def close(self) -> None:
-        """Peers that wait notice at once. A group with an exchange on its way would block here
-        until the backend gives that up, so it is left to the end of the process."""
+        """Closes the channel; waiting peers notice immediately. Closing during an exchange would
+        block until the backend aborts it, so that group is kept until the process ends."""
         if self._open and self._group is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group = None
@@ -123,7 +123,7 @@ class Side:
     # ------------------------------------------------------------------ waiting
 
     def _meet(self) -> None:
-        """Makes the group once all members are there: torch's own wait for them cannot be left."""
+        """Creates the group once all members are there: torch's own wait cannot be aborted."""
         self._store.set(self._here(0, self._rank), "")
         began, pause, waiting = time.monotonic(), 0.001, _Waiting(self, 0)
         everyone = [self._here(0, member) for member in range(self._size)]
@@ -153,7 +153,7 @@ class Side:
             with contextlib.suppress(RuntimeError):
                 work.wait(timedelta(seconds=self._slice))
                 return
-            if work.is_completed():  # only now, or by an error: another wait tells which
+            if work.is_completed():  # just now, or with an error: wait() tells which
                 self._open = False
                 try:
                     work.wait()
@@ -171,7 +171,7 @@ class Side:
 
 
 class _Waiting:
-    """One member's wait in exchange ``count`` (0: for the group to be made)."""
+    """One member's wait in exchange ``count`` (0: for the creation of the group)."""
 
     def __init__(self, side: Side, count: int) -> None:
         self._side = side
@@ -180,8 +180,8 @@ class _Waiting:
         self._missing: Set[int] = set()
 
     def look(self, waited: float) -> None:
-        """To be called about once a slice. Raises Told, and Absent for members that were not there
-        in two looks after the timeout: one that has just come says so within a slice."""
+        """Checks the board; call it about once per slice. Raises Told, and Absent for members that
+        two checks after the timeout miss: a member that has just come marks this within a slice."""
         side = self._side
         notice = side._board.read()
         if notice is not None:

@@ -1,4 +1,4 @@
-"""Installs the recorder in this process, watcher by watcher; a failing one does not stop others."""
+"""Installs the recorder in this process. A watcher that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def install(
     segment_bytes: int = SEGMENT_BYTES,
     of_job: bool = False,
 ) -> Recorder:
-    """Starts recording this process as ``rank`` into ``folder``; call it once per process, before
-    the process group is made (later works, but meshes made before have no axis names). ``of_job``:
-    this is a watched job, which may never use FSDP.
+    """Starts recording this process as ``rank`` into ``folder``. Call it once per process, before
+    the process group is created. A later call works, but earlier meshes get no axis names.
+    ``of_job`` marks a watched job, which may never use FSDP.
 
-    Raises OSError when the log cannot be created; nothing is replaced then.
+    Raises OSError if the log cannot be created; nothing is replaced then.
     """
     global installed
     if installed is not None and installed.active:
@@ -75,8 +75,8 @@ def _begin(recorder: Recorder, name: str, start: Callable[[Recorder], None]) -> 
 
 
 def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
-    """The steps of the installation, imported here so that each failure stays its own, and the
-    module without which there is nothing to watch."""
+    """Returns (name, function, module) of each step. Imports are inside the functions, so that one
+    failure does not affect other steps. A step with a module is only needed with that module."""
 
     def guard(recorder: Recorder) -> None:
         if os.environ.get(ENV_GUARD) == "1":
@@ -125,7 +125,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
         recorder.on_uninstall.append(thread.stop)
 
     return [
-        # First: what it replaces is under what the others replace.
+        # First, so that its wrappers are under those of the others.
         ("guard", guard, ""),
         ("collectives", collectives, ""),
         ("mesh axes", meshes, ""),
@@ -139,7 +139,7 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
 
 def _nccl() -> Optional[str]:
-    """The version of the NCCL that torch loaded; reading it initialises no GPU."""
+    """Returns the version of the NCCL that torch loaded, without initialising a GPU."""
     try:
         if not torch.distributed.is_nccl_available():
             return None
@@ -150,7 +150,7 @@ def _nccl() -> Optional[str]:
 
 
 def _version(package: str) -> Optional[str]:
-    """The version in use: of the imported module, else of what is installed."""
+    """Returns the version of the imported module, else of the installed package."""
     module: Any = sys.modules.get(package)
     version = getattr(module, "__version__", None)
     if version is None:
@@ -162,7 +162,7 @@ def _version(package: str) -> Optional[str]:
 
 
 def _leave_children_alone(recorder: Recorder) -> None:
-    """A process forked from the rank (a data loader worker) is not the rank."""
+    """Deactivates the recorder in processes forked from the rank (data loader workers)."""
     reference = weakref.ref(recorder)
 
     def in_child() -> None:

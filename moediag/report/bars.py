@@ -1,4 +1,4 @@
-"""Bars beside numbers, as inline SVG, to compare variants at a glance."""
+"""Inline SVG bars beside numbers, to compare variants at a glance."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SMALLEST = 1e-9  # gradient errors from here to 1 fill the bar; the scale is log
 
 
 def time_bar(ratio: float | None, rows: Sequence[FixRow]) -> Markup:
-    """Step time against the unfixed step, which is the line; nothing where it was not measured.
-    ``rows``: all of the table, so that bars compare."""
+    """Returns a bar of the step time relative to the unfixed step, drawn as a line; nothing if not
+    measured. ``rows``: the whole table, so that bars are comparable."""
     if ratio is None or not math.isfinite(ratio) or ratio <= 0:
         return Markup("")
     measured = [r.ratio for r in rows if r.ratio is not None and math.isfinite(r.ratio)]
@@ -31,11 +31,10 @@ def time_bar(ratio: float | None, rows: Sequence[FixRow]) -> Markup:
 
 
 def error_bar(trial: TrialResult) -> Markup:
-    """The largest gradient error on a logarithmic scale, 0 being no bar; nothing where no gradient
-    was compared."""
+    """Returns a bar of the largest gradient error (log scale), none for 0 or if not compared."""
     if trial.gradient_error is None or not trial.parameters_compared:
         return Markup("")
-    error = float(trial.gradient_error)  # a reader of JSON may have kept "nan" or "inf" as text
+    error = float(trial.gradient_error)  # "nan" and "inf" may be text, as in JSON
     if not math.isfinite(error):
         share = 1.0
     elif error <= SMALLEST:
@@ -47,7 +46,7 @@ def error_bar(trial: TrialResult) -> Markup:
 
 
 def _svg(label: str, share: float, kind: str, more: str) -> Markup:
-    # Numbers and our own words.
+    # Only numbers and moediag's own words.
     return Markup(  # noqa: S704
         f'<svg class="bar" role="img" aria-label="{label}" width="{WIDTH}" height="{HEIGHT}" '
         f'viewBox="0 0 {WIDTH} {HEIGHT}"><rect class="all" width="{WIDTH}" height="{HEIGHT}" '

@@ -1,4 +1,4 @@
-"""`moediag doctor` in a terminal: one line a check, what to type below what is missing."""
+"""`moediag doctor` in a terminal: one line per check, and what to type if something is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def render(checks: Sequence[Check], console: Console) -> None:
 
 
 def lines(checks: Sequence[Check], width: int) -> Iterator[Line]:
-    """Ends with the sentence that answers the question."""
+    """Yields the lines, ending with the overall answer."""
     cells = columns([[MARKS[check.status][0], check.name, ""] for check in checks])
     for check, (mark, name, _) in zip(checks, cells, strict=True):
         indent = len(mark) + len(name) + 5

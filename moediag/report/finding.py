@@ -1,6 +1,6 @@
 """One trial in full: title, blame, both sides of the divergence, cause, stacks.
 
-Pure: a result goes in, words come out; how they are laid out is each view's own business.
+Pure: turns a result into words; each view does its own layout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks that waited with the same frames, innermost first."""
+    """Ranks that waited in the same frames, innermost first."""
 
     ranks: str
     frames: tuple[str, ...]
@@ -45,7 +45,7 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One trial, or several equal repeats of it, as a page shows it."""
+    """One trial, or several equal repeats, as a page shows it."""
 
     title: tuple[str, ...]
     verdict: str
@@ -54,7 +54,7 @@ class Finding:
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
     blame: tuple[str, ...]
-    """Culprits, victims, confidence and timing, each one piece of a line."""
+    """Culprits, victims, confidence and timing, each as one part of a line."""
     world_size: int
     divergence: str
     sides: tuple[Side, ...]
@@ -123,7 +123,7 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
 
 
 def _remark(t: TrialResult, result: RunResult) -> str:
-    """How the verdict compares with the expectation; empty where it is as expected."""
+    """Returns how the verdict differs from the expectation; empty if it does not."""
     if not t.expected:
         return ""
     if t.met:

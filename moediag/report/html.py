@@ -16,12 +16,12 @@ from moediag.result import RankState, RunResult, wording
 
 CELL = 26  # pixels of one rank's square, gap included
 PER_ROW = 16
-MOST_LABELLED = 256  # beyond it the squares are too many to carry their numbers
+MOST_LABELLED = 256  # beyond this many ranks, squares have no numbers
 LETTERS = {"waiting": "W", "elsewhere": "E", "failed": "X", "finished": "F", "unseen": "?"}
 
 
 def render(results: Sequence[RunResult]) -> str:
-    """The page as text; everything that came from a run is escaped by the template engine."""
+    """Returns the page; the template engine escapes everything that came from a run."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -50,8 +50,8 @@ def rank_grid(
     victims: Sequence[int],
     states: Sequence[RankState] = (),
 ) -> Markup:
-    """The ranks as an inline SVG, row by row: filled by blame, else by how they stood at the end.
-    Both are told by letter as well as by colour."""
+    """Returns the ranks as an inline SVG, row by row, filled by blame, else by final state. Letters
+    and colours show both."""
     columns = min(world_size, PER_ROW if world_size <= MOST_LABELLED else 64)
     cell = CELL if world_size <= MOST_LABELLED else 10
     rows = -(-world_size // max(columns, 1))
@@ -87,5 +87,5 @@ def rank_grid(
                 letter = LETTERS.get(state.kind, "")
                 parts.append(f'<text class="mark" x="{x + 6}" y="{y + 9}">{letter}</text>')
         parts.append("</g>")
-    # Numbers and our own words, and what is escaped above.
+    # Only numbers, moediag's own words, and what is escaped above.
     return Markup("".join([*parts, "</svg>"]))  # noqa: S704

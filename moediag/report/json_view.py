@@ -1,4 +1,4 @@
-"""result.json on stdout: the result object as it is, in JSON that every parser accepts."""
+"""The result object on stdout, in JSON that every parser accepts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from moediag.result import RunResult
 
 
 def render(result: RunResult) -> str:
-    """One JSON object and a newline. A gradient error of nan or inf becomes the text ``nan``,
-    ``inf`` or ``-inf``, because JSON has no such numbers."""
+    """Returns one JSON object and a newline. A gradient error of nan or inf becomes the text
+    ``nan``, ``inf`` or ``-inf``, because JSON has no such numbers."""
     return (
         json.dumps(finite(result.to_json()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     )
 
 
 def finite(value: Any) -> Any:
-    """The same structure with non-finite numbers as text."""
+    """Returns the same structure with non-finite numbers as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""JUnit XML: one suite a run, one case a trial, for the test views of CI systems.
+"""JUnit XML: one suite per run, one case per trial, for the test views of CI systems.
 
-An expectation that is not met is a failure; a trial that could not be judged is an error
-(red, but not a claim about the code under test); not-applicable is skipped.
+An unmet expectation is a failure; a trial that could not be judged is an error (red, but not a
+claim about the tested code); not-applicable is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moediag.report.text_layout import plain
 from moediag.result import RunResult, TrialResult, Verdict, wording
 
 WIDTH = 100  # of the texts, in characters
-# Characters that XML 1.0 cannot hold, even escaped; ranks' output is full of them.
+# Characters that XML 1.0 cannot represent, even escaped; ranks' output contains many.
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -65,5 +65,5 @@ def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
 
 
 def clean(text: str) -> str:
-    """What XML 1.0 can hold of ``text``."""
+    """Returns ``text`` without characters that XML 1.0 cannot represent."""
     return FORBIDDEN.sub("?", text)

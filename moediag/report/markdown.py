@@ -1,8 +1,8 @@
-"""Markdown for a step summary or an issue: the answer first, then the tables of the run, then each
-finding folded, with its own tables.
+"""Markdown for a step summary or an issue: the answer, the tables of the run, then each finding
+folded, with its own tables.
 
-GitHub drops a step summary beyond 1 MiB whole and refuses an issue body beyond 65,536 characters,
-so the text is kept below ``LIMIT`` by leaving out blocks from the end, and says so.
+GitHub drops a step summary beyond 1 MiB whole and refuses an issue body beyond 65,536 characters.
+So blocks are omitted from the end to stay below ``LIMIT``, and the text says so.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from moediag.result import RunResult, wording
 
 LIMIT = 65_000  # characters; below the 65,536 of an issue body
 MOST_OPEN = 16  # rows; a longer table of the run is folded
-MOST_ATTACHED = 4_000  # characters of what another program said
+MOST_ATTACHED = 4_000  # characters of another program's output
 MARKS = {"met": "✅", "broken": "❌", "inconclusive": "❔"}
 
 
 def render(results: Sequence[RunResult], limit: int = LIMIT) -> str:
-    """At most ``limit`` characters, and never more bytes than a step summary takes."""
+    """Returns at most ``limit`` characters, and never more bytes than a step summary takes."""
     pages = [page_of(result) for result in results]
     parts = [_summary(page, result) for page, result in zip(pages, results, strict=True)]
     blocks = [(i, *block) for i, page in enumerate(pages) for block in _blocks(page)]
@@ -82,7 +82,7 @@ def _summary(page: Page, result: RunResult) -> str:
 
 
 def _blocks(page: Page) -> Iterator[tuple[str, str]]:
-    """What may be left out, with the word for it, most important first."""
+    """Yields what may be omitted, with its name, most important first."""
     for table in page.tables:
         if len(table.rows) <= MOST_OPEN:
             yield "table", tables.markdown(table)
@@ -99,7 +99,7 @@ def _title(finding: Finding) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    """Fenced by more backticks than it holds; its tables below, where a person can copy them."""
+    """Returns a finding in a fence longer than its backticks, with its tables below."""
     words = replace(finding, tables=())
     text = "\n".join(plain(line) for line in finding_lines(words, 110, None))
     return f"{fenced(text)}\n" + _markdown_tables(finding) + _attached(finding)
@@ -112,7 +112,7 @@ def _attached(finding: Finding) -> str:
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Between more backticks than it holds."""
+    """Returns ``text`` in a fence longer than its backticks."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}\n"

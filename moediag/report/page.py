@@ -1,7 +1,7 @@
 """The page of a run: pure data, computed once, laid out by every text view.
 
-``page_of`` decides what is worth a full finding (an unfixed failure, a broken expectation, a
-fix that fails where the unfixed code is clean) and what is worth one row. Tables are always shown.
+``page_of`` decides what gets a full finding (an unfixed failure, a broken expectation, a fix that
+fails where the unfixed code is clean) and what gets one row. Tables are always shown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FixRow:
 
     @property
     def described(self) -> str:
-        """``run every expert in index order (NovaSky-AI/SkyRL #1370)``."""
+        """Returns ``run every expert in index order (NovaSky-AI/SkyRL #1370)``."""
         return f"{self.what} ({self.source})" if self.what and self.source else self.what
 
 
@@ -57,7 +57,7 @@ class ClaimRow:
     judgement: str
     """reproduced, not reproduced or not decided."""
     what: str
-    """What was found, and how much of it."""
+    """What was found, and how many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Page:
     overrides: tuple[str, ...]
     findings: tuple[Finding, ...]
     tabled: tuple[Finding, ...]
-    """Trials that are no finding but have tables."""
+    """Trials without a finding that have tables."""
     tables: tuple[Table, ...]
     """Tables of the whole run."""
     claims: tuple[ClaimRow, ...]
@@ -89,7 +89,7 @@ class Page:
 
 
 def page_of(result: RunResult) -> Page:
-    """The page of one run. Repeats with the same outcome appear once, with their number."""
+    """Returns the page of one run. Repeats with the same outcome appear once, with their number."""
     repeats = _repeats(result.trials)
     findings = tuple(finding_of(g, result) for g in repeats if _of_interest(g[0], result))
     others = (finding_of(g, result) for g in repeats if not _of_interest(g[0], result))
@@ -115,13 +115,12 @@ def page_of(result: RunResult) -> Page:
 
 
 def exit_code(result: RunResult) -> int:
-    """0 every expectation met, 1 one broken, 3 inconclusive.
+    """Returns 0 if every expectation is met, 1 if one is broken, 3 if inconclusive.
 
-    A control that fails makes the whole comparison inconclusive, whatever else happened; a
-    trial that could not be judged is inconclusive, never a broken expectation. What is not
-    applicable here says nothing, so it counts only where nothing else is left of the question.
-    A run that was cut short has not met what it did not try.
-    Where nothing was expected (a diagnosis after the fact), 1 says that a failure was found.
+    A control that fails makes the whole comparison inconclusive, whatever else happened. A trial
+    that could not be judged is inconclusive, never a broken expectation. A not-applicable trial
+    counts only if there are no others. An interrupted run has not met what it did not try. Without
+    expectations (`moediag diagnose`), 1 means that a failure was found.
     """
     judged = [t for t in result.trials if t.met or broken(t)]
     free = [t.verdict for t in result.trials if not t.expected]
@@ -141,7 +140,7 @@ def exit_code(result: RunResult) -> int:
 
 
 def _repeats(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:
-    """Trials that differ only in their repeat number and agree on what happened."""
+    """Groups trials that differ only in their repeat number and have the same outcome."""
     groups: dict[tuple[object, ...], list[TrialResult]] = {}
     for t in trials:
         stack = tuple(sorted(t.stack.items(), key=str))
@@ -162,8 +161,8 @@ def _of_interest(t: TrialResult, result: RunResult) -> bool:
 
 
 def _claim_rows(result: RunResult) -> tuple[ClaimRow, ...]:
-    """The claims, where there are several or one did not reproduce: a single claim that did has
-    its finding already."""
+    """Returns the claims if there are several or one did not reproduce. A single claim that did
+    already has its finding."""
     claims = result.conclusion.claims
     if len(claims) == 1 and claims[0].reproduced is not False:
         return ()
@@ -172,8 +171,8 @@ def _claim_rows(result: RunResult) -> tuple[ClaimRow, ...]:
 
 
 def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
-    """Correct fixes first, cheapest first. Overlapping quartiles are called equal; the spread of
-    the unfixed step's own second timing is the noise."""
+    """Returns correct fixes first, cheapest first. Overlapping quartiles count as equal; the spread
+    of the unfixed step's own second timing is the noise."""
     judged = {f.variant: f for f in result.conclusion.fixes}
     by_variant: dict[str, list[TrialResult]] = {}
     for t in result.trials:
@@ -193,7 +192,7 @@ def _fix_rows(result: RunResult) -> tuple[FixRow, ...]:
 
 
 def _said_once(rows: Iterable[FixRow]) -> Iterator[FixRow]:
-    """Notes that several fixes share appear at the first of them only."""
+    """Yields rows with notes shared by several fixes only at the first of them."""
     said: set[str] = set()
     for row in rows:
         yield replace(row, notes=tuple(note for note in row.notes if note not in said))
@@ -282,7 +281,7 @@ def _conclusion(result: RunResult) -> tuple[str, ...]:
 
 
 def _untimed(result: RunResult) -> list[str]:
-    """The correct fixes where no correct fix was timed."""
+    """Returns the correct fixes if no correct fix was timed."""
     other = {t.variant for t in result.trials if t.other_batch}
     correct = [f for f in result.conclusion.fixes if f.correct and f.variant not in other]
     return (

@@ -1,7 +1,7 @@
-"""Stacks of ranks by similarity: common frames once, and the frames in which others differ.
+"""Groups ranks by similar stacks: common frames once, and the frames in which others differ.
 
-Pure. Ranks that wait in the same place by another way (another line of the same function, one frame
-more) are told together; what is left are the few stacks that are really different.
+Pure. Ranks that wait in the same place by another path (another line of the same function, one more
+frame) are grouped, which leaves the few stacks that really differ.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-ALIKE = 0.7  # share of equal frames, by function and file, from which stacks are told together
-_MOST_COMPARED = 64  # different stacks that are compared; of thousands the rest stand alone
+ALIKE = 0.7  # minimum share of equal frames, by function and file, to group stacks
+_MOST_COMPARED = 64  # different stacks that are compared; beyond that they are not grouped
 
 Frames = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Ranks with exactly these frames; ``own``: which of them are not in the family's first."""
+    """Ranks with exactly these frames. ``own``: frames that the family's first does not have."""
 
     ranks: tuple[int, ...]
     frames: Frames
@@ -38,8 +38,8 @@ class Family:
 
 
 def families(stacks: Mapping[int, Sequence[str]]) -> tuple[Family, ...]:
-    """``stacks``: rank -> frames, innermost first. The smallest family comes
-    first, because the rank that differs is the one to look at."""
+    """Returns the families, the smallest first, because the rank that differs matters most.
+    ``stacks``: rank -> frames, innermost first."""
     exact: dict[Frames, list[int]] = {}
     for rank, frames in stacks.items():
         exact.setdefault(tuple(frames), []).append(rank)
@@ -57,8 +57,8 @@ def families(stacks: Mapping[int, Sequence[str]]) -> tuple[Family, ...]:
 
 
 def alike(one: Frames, other: Frames) -> bool:
-    """Most frames are of the same function and file, in the same order; the innermost says what a
-    rank waits for, so it must be the same."""
+    """Whether most frames have the same function and file in the same order. The innermost frames
+    must match, because they show what a rank waits for."""
     if not one or not other or _place(one[0]) != _place(other[0]):
         return False
     matcher = SequenceMatcher(None, [*map(_place, one)], [*map(_place, other)], autojunk=False)
@@ -71,5 +71,5 @@ def _variant(frames: Frames, ranks: Sequence[int], first: Frames) -> Variant:
 
 
 def _place(frame: str) -> str:
-    """``forward (model.py:12)`` without its line."""
+    """Returns ``forward (model.py:12)`` without its line."""
     return re.sub(r":\d+\)$", ")", frame)

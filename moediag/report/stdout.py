@@ -1,5 +1,5 @@
-"""Text to stdout, for commands that need no console. A reader that closes the pipe (`| head -1`)
-ends the output, not the command: its exit code stays correct."""
+"""Writes text to stdout, for commands that need no console. If the reader closes the pipe (`| head
+-1`), the output ends but the command's exit code stays correct."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def write(text: str) -> None:
-    """Writes and flushes, so that a closed pipe is noticed here and not at exit."""
+    """Writes and flushes, so that a closed pipe is detected here and not at exit."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -21,5 +21,5 @@ def line(text: str = "") -> None:
 
 
 def nowhere() -> None:
-    """Discards everything that is written to stdout from now on."""
+    """Discards everything written to stdout from now on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,6 @@
-"""The format of a :class:`Table`: of each cell, and of the table as text or markdown.
+"""Formats the cells of a :class:`Table`, and the table as text or markdown.
 
-Pure. Numbers stand at the right of their column, words at the left.
+Pure. Numbers are right-aligned, words left-aligned.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from moediag.report.text_layout import Line, indented, labelled, wrap
 from moediag.result import Cell, Table, TrialResult, wording
 
-MOST_ROWS = 64  # in text; the HTML page and result.json hold all
-DIGITS = 7  # significant ones: what fp32 carries, so equal losses look equal and others do not
-NOT_NUMBERS = ("nan", "inf", "-inf")  # as a reader of JSON may have kept them
+MOST_ROWS = 64  # in text; the HTML page and result.json have all
+DIGITS = 7  # significant digits, fp32's precision: equal losses look equal and others do not
+NOT_NUMBERS = ("nan", "inf", "-inf")  # as text in JSON
 GAP = 2
-LEAST = 12  # characters: narrower, words break too often to be read
+LEAST = 12  # characters; narrower columns break words too often
 NARROWEST = 8  # what layout.wrap can fill
 INDENT, LITTLE_INDENT = 10, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table in words: ``right`` says which columns hold numbers, ``left_out`` how many rows
-    are not among ``rows``."""
+    """A table in words. ``right``: whether each column holds numbers; ``left_out``: number of rows
+    omitted from ``rows``."""
 
     title: str
     header: tuple[str, ...]
@@ -35,8 +35,8 @@ class Grid:
 
 
 def cell(value: Cell) -> str:
-    """``15,696``; ``5.545177`` (seven significant digits, ``1.192093e-07`` where they are far from
-    the point); ``nan``; ``yes``; ``-`` for what was not measured; text on one line."""
+    """Returns ``15,696``; ``5.545177`` (seven significant digits, ``1.192093e-07`` for very large
+    or small values); ``nan``; ``yes``; ``-`` for what was not measured; text on one line."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -49,7 +49,7 @@ def cell(value: Cell) -> str:
 
 
 def grid(table: Table, most_rows: int | None = None) -> Grid:
-    """``most_rows``: None shows all; one row too many is simply shown."""
+    """Returns the table in words. ``most_rows``: None shows all; a single extra row is shown."""
     shown = table.rows
     if most_rows is not None and len(shown) > most_rows + 1:
         shown = shown[:most_rows]
@@ -65,7 +65,7 @@ def grid(table: Table, most_rows: int | None = None) -> Grid:
 
 
 def _column(values: Sequence[Cell]) -> list[str]:
-    """Floats with the same number of decimals, as far as seven significant digits reach."""
+    """Formats floats with the same number of decimals, up to seven significant digits."""
     texts = [cell(value) for value in values]
     floats = {
         i: value
@@ -88,8 +88,8 @@ def _numbers(column: Sequence[Cell]) -> bool:
 
 
 def of_repeats(trials: Sequence[TrialResult]) -> tuple[Table, ...]:
-    """The tables of equal repeats of one trial. One that reads the same is given once; where
-    repeats differ, the title of each further one says which repeat it is."""
+    """Returns the tables of equal repeats of one trial. Equal tables appear once; if repeats
+    differ, the title of each further one names its repeat."""
     found: dict[Grid, Table] = {}
     for number, trial in enumerate(trials):
         for table in trial.tables:
@@ -102,8 +102,8 @@ def of_repeats(trials: Sequence[TrialResult]) -> tuple[Table, ...]:
 
 
 def lines(table: Table, width: int) -> Iterator[Line]:
-    """The table below its title, no line longer than ``width`` (from 40 on). Headers are wrapped
-    first, then words; where not even that fits, each row becomes a short list."""
+    """Yields the table below its title, no line longer than ``width`` (from 40 on). Headers wrap
+    first, then words; if that is not enough, each row becomes a short list."""
     shown = grid(table, MOST_ROWS)
     yield from labelled("TABLE", shown.title, width)
     indent = INDENT if sum(_natural(shown)) + _gaps(shown) <= width - INDENT else LITTLE_INDENT
@@ -135,12 +135,12 @@ def _gridded(shown: Grid, widths: Sequence[int], indent: int) -> Iterator[Line]:
 def _row(
     cells: Sequence[str], right: Sequence[bool], widths: Sequence[int], indent: int, style: str
 ) -> Iterator[Line]:
-    """As many lines as its highest cell needs."""
+    """Yields as many lines as the highest cell needs."""
     parts = [wrap(text, width) for text, width in zip(cells, widths, strict=True)]
     height = max(map(len, parts))
     for part in parts:
         blank = [""] * (height - len(part))
-        part[:] = blank + part if style == "label" else part + blank  # headers stand on the rule
+        part[:] = blank + part if style == "label" else part + blank  # headers are bottom-aligned
     for texts in zip(*parts, strict=True):
         line = (" " * GAP).join(
             text.rjust(width) if at_right else text.ljust(width)
@@ -150,7 +150,7 @@ def _row(
 
 
 def _listed(shown: Grid, width: int) -> Iterator[Line]:
-    """Column and value, line by line, for a terminal too narrow for the columns."""
+    """Yields column and value, line by line, for a terminal too narrow for the columns."""
     for row in shown.rows:
         for number, (head, text) in enumerate(zip(shown.header, row, strict=True)):
             indent = LITTLE_INDENT if number == 0 else 2 * LITTLE_INDENT
@@ -166,7 +166,7 @@ def _gaps(shown: Grid) -> int:
 
 
 def _widths(shown: Grid, room: int) -> list[int] | None:
-    """One for each column, ``room`` in all with the gaps; None where that is too little."""
+    """Returns the column widths, ``room`` in all with the gaps; None if that is too little."""
     room -= _gaps(shown)
     natural = _natural(shown)
     widths = [min(size, max(room, 1)) for size in natural]
@@ -191,7 +191,7 @@ def _widths(shown: Grid, room: int) -> list[int] | None:
 
 
 def markdown(table: Table) -> str:
-    """A table of GitHub's markdown below its title, if it has one; ends in an empty line."""
+    """Returns a GitHub markdown table below its title, if any; ends in an empty line."""
     shown = grid(table, MOST_ROWS)
     out = [f"**{wording.inline(shown.title)}**", ""] if shown.title else []
     out += [_markdown_row(shown.header)]

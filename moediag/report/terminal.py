@@ -1,6 +1,6 @@
 """The page in a terminal: who diverged, where, why, which fix is correct and what it costs.
 
-``lines`` lays a :class:`Page` out for a width, ``render`` alone prints.
+``lines`` lays a :class:`Page` out for a width; only ``render`` prints.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ MOST_FRAMES = 10
 
 
 def render(result: RunResult, console: Console, run_folder: Path | None = None) -> None:
-    """Prints the page of ``result``; ``run_folder`` lets it say where the evidence is."""
+    """Prints the page of ``result``. ``run_folder``: location of the evidence, for the page."""
     for line in lines(page_of(result), min(console.width, WIDEST), run_folder):
         show(line, console)
 
 
 def show(line: Line, console: Console) -> None:
-    """Prints one line in its styles, unchanged: not wrapped, not cut, without markup."""
+    """Prints one line in its styles, without wrapping, truncating or interpreting markup."""
     text = Text.assemble(*((piece, STYLES[style]) for piece, style in line))
     text.rstrip()
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 
 
 def as_text(page: Page, width: int = 100, run_folder: Path | None = None) -> str:
-    """The same page without styles, for a file or a log."""
+    """Returns the same page without styles, for a file or a log."""
     return "\n".join(plain(line) for line in lines(page, width, run_folder)) + "\n"
 
 
 def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Line]:
-    """The whole page, top to bottom, no line longer than ``width`` (from 40 on)."""
+    """Yields the whole page, no line longer than ``width`` (from 40 on)."""
     for finding in page.findings:
         yield from finding_lines(finding, width, run_folder)
         yield ()
@@ -90,7 +90,7 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
 
 
 def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iterator[Line]:
-    """One finding in full."""
+    """Yields one finding in full."""
     yield from _title(finding, width)
     if finding.remark:
         yield from indented(finding.remark, width, 1, "doubt")
@@ -163,7 +163,7 @@ def _sides(sides: Sequence[Side], width: int) -> Iterator[Line]:
 
 
 def _whole_or_wrapped(text: str, width: int) -> Iterator[Line]:
-    """Columns keep their spaces where they fit."""
+    """Yields the text with its column spacing if it fits, else wrapped."""
     if len(text) <= width:
         yield ((text, "plain"),)
     else:
@@ -171,7 +171,7 @@ def _whole_or_wrapped(text: str, width: int) -> Iterator[Line]:
 
 
 def _some(texts: Sequence[str], most: int, noun: str) -> Iterator[str]:
-    """The first ``most``, then how many more there are (one more is simply shown)."""
+    """Yields the first ``most``, then how many more there are (a single extra one is shown)."""
     most = most if len(texts) > most + 1 else len(texts)
     yield from texts[:most]
     if len(texts) > most:

@@ -1,7 +1,7 @@
 """Lines of a text report: wrapping that respects parameter names, hanging indents, columns.
 
-Pure: a line is a sequence of (text, style) pieces; a style is a word of the house
-(``label``, ``bad``, ``good``, ``doubt``, ``faint``, ``plain``) that each view maps to its own.
+Pure: a line is a sequence of (text, style) pieces. Each view maps the styles (``label``, ``bad``,
+``good``, ``doubt``, ``faint``, ``plain``) to its own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Line = tuple[Piece, ...]
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Words to lines of at most ``width`` characters; never empty.
+    """Wraps words to lines of at most ``width`` characters; never empty.
 
-    A word that is longer than a line (a parameter's name) is broken after a dot, a slash or a
-    comma where it has one, else anywhere.
+    A word longer than a line (a parameter's name) is broken after a dot, a slash or a comma if it
+    has one, else anywhere.
     """
     width = max(width, 8)
     lines, line = [], ""
@@ -31,7 +31,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 class _Part(str):
-    """A piece of a word; ``start`` is False for the continuation of a broken word."""
+    """A part of a word; ``start`` is False for the continuation of a broken word."""
 
     __slots__ = ("start",)
     start: bool
@@ -50,7 +50,7 @@ def _parts(word: str, width: int) -> Iterator[_Part]:
 
 
 def labelled(label: str, text: str, width: int, style: str = "plain") -> Iterator[Line]:
-    """`` CAUSE    text`` with the text's further lines below its first one."""
+    """Yields `` CAUSE    text`` with further lines of the text aligned below."""
     indent = max(len(label) + 2, 10)
     for number, line in enumerate(wrap(text, width - indent)):
         head = (f" {label}".ljust(indent), "label") if number == 0 else (" " * indent, "plain")
@@ -58,14 +58,14 @@ def labelled(label: str, text: str, width: int, style: str = "plain") -> Iterato
 
 
 def indented(text: str, width: int, indent: int, style: str = "plain") -> Iterator[Line]:
-    """Wrapped text, every line ``indent`` columns in."""
+    """Yields wrapped text, every line indented by ``indent`` columns."""
     for line in wrap(text, width - indent):
         yield (" " * indent, "plain"), (line, style)
 
 
 def flow(pieces: Iterable[Piece], width: int, gap: str = "    ", indent: int = 1) -> Iterator[Line]:
-    """Pieces side by side with ``gap`` between, on as many lines as they need; a piece longer
-    than a line is wrapped."""
+    """Yields pieces side by side with ``gap`` between, on as many lines as needed; wraps a piece
+    longer than a line."""
     line: list[Piece] = []
     used = 0
     room = width - indent
@@ -90,7 +90,7 @@ def flow(pieces: Iterable[Piece], width: int, gap: str = "    ", indent: int = 1
 
 
 def at_right(lines: Sequence[Line], text: str, style: str, width: int) -> Iterator[Line]:
-    """The lines, with ``text`` at the right end of the last one, or below it if it is full."""
+    """Yields the lines, with ``text`` right-aligned on the last one, or below it if full."""
     yield from lines[:-1]
     last = lines[-1]
     space = width - sum(len(piece) for piece, _ in last) - len(text)
@@ -102,7 +102,7 @@ def at_right(lines: Sequence[Line], text: str, style: str, width: int) -> Iterat
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Cells padded to the width of their column; the last column is left as it is."""
+    """Returns cells padded to the width of their column, except the last column."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     return [
         [cell.ljust(size) for cell, size in zip(row[:-1], widths, strict=False)] + [row[-1]]
@@ -111,5 +111,5 @@ def columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def plain(line: Line) -> str:
-    """The line without its styles."""
+    """Returns the line without its styles."""
     return "".join(text for text, _ in line).rstrip()

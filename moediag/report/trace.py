@@ -1,8 +1,8 @@
-"""Chrome-trace JSON of all ranks, for Perfetto: one process a rank, one thread a group.
+"""Chrome-trace JSON of all ranks, for Perfetto: one process per rank, one thread per group.
 
-The evidence has the time at which a call began but not when it ended, so a completed call is
-drawn until the rank's next call and one that never completed until the end of the trace; both
-say so in their ``args``. Each rank's clock is its own.
+The evidence has the start time of a call but not its end. So a completed call is drawn until the
+rank's next call, and an incomplete one until the end of the trace; both say so in their ``args``.
+Each rank's clock is its own.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from moediag.result import FirstDivergence, TrialResult
 
 Event = dict[str, Any]
 
-MOST_CALLS = 400_000  # in one trace, about 150 MB; what is older is left out and said to be
-FEWEST_CALLS = 64  # of one rank
+MOST_CALLS = 400_000  # per trace, about 150 MB; older ones are omitted, with a note
+FEWEST_CALLS = 64  # per rank
 MARK = "first divergence"
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The evidence of one trial, and what a trace shows of its diagnosis."""
+    """The evidence of one trial, and the part of its diagnosis that a trace shows."""
 
     evidence: Evidence
     divergence: FirstDivergence | None = None
     calls: Mapping[str, int | None] | None = None
-    """Rank -> index of its diverging call, None where it made none. Older results have no calls;
-    then the divergence's position on its group is used."""
+    """Rank -> index of its diverging call, None if it made none. Older results have no calls; then
+    the divergence's position on its group is used."""
     culprits: Sequence[int] = ()
     victims: Sequence[int] = ()
 
@@ -42,7 +42,7 @@ def traced(evidence: Evidence, trial: TrialResult) -> Traced:
 
 
 def render(trials: Mapping[str, Traced]) -> str:
-    """``trials`` by name. Timestamps in us."""
+    """Returns the trace. ``trials``: by name. Timestamps in us."""
     events: list[Event] = []
     left_out = 0
     total = sum(len(trial.evidence.ranks) for trial in trials.values())
@@ -63,7 +63,7 @@ def _trial(name: str, first_pid: int, trial: Traced, most: int) -> list[Event]:
     evidence = trial.evidence
     times = [c.time for r in evidence.ranks.values() for c in r.collectives[-most:]]
     begin, end = min(times, default=0.0), max(times, default=0.0)
-    end += max((end - begin) * 0.05, 1e-3)  # room to see what began last and never ended
+    end += max((end - begin) * 0.05, 1e-3)  # space to show the last call, which never ended
     events: list[Event] = []
     for rank in sorted({*evidence.ranks, *range(evidence.world_size)}):
         pid = first_pid + rank
@@ -111,7 +111,7 @@ def _calls(
             events.append({**place, "ph": "i", "s": "p", "name": MARK})
         events.append(event)
     if trial.calls is not None and trial.calls.get(str(found.rank), 0) is None:
-        # It made no call where the others did: the place is after its last one.
+        # It did not make the call that others made: the position is after its last one.
         last = _us(calls[-1].time - begin) + 1 if calls else 0
         text = {"name": MARK, "args": {"call": "none was made"}}
         events.append({"pid": pid, "tid": 0, "ts": last, "ph": "i", "s": "p", **text})

@@ -1,4 +1,4 @@
-"""Where views go: consoles that honour NO_COLOR, pipes and CI, and files of each format."""
+"""Outputs of views: consoles that honour NO_COLOR, pipes and CI, and files of each format."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from moediag.result import RESULT_FILE, RunResult, read_result
 if TYPE_CHECKING:
     from moediag.report.trace import Traced
 
-PIPE_WIDTH = 100  # a log has no width of its own
+PIPE_WIDTH = 100  # a log has no width
 
 
 class _Stdout(Console):
     def on_broken_pipe(self) -> None:
-        """The reader closed the pipe: continue, so that the exit code stays correct."""
+        """Continues after the reader closed the pipe, so that the exit code stays correct."""
         self.quiet = True
         stdout.nowhere()
 
 
 def output(no_color: bool = False) -> Console:
-    """The console of stdout."""
+    """Returns the console of stdout."""
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
     return _Stdout(width=width, no_color=no_color or None, highlight=False, emoji=False)
 
 
 def watched_stderr(no_color: bool = False) -> Console | None:
-    """The console of stderr where a person watches it; None in pipes, logs and CI."""
+    """Returns the console of stderr in a terminal; None in pipes, logs and CI."""
     console = Console(stderr=True, no_color=no_color or None, highlight=False, emoji=False)
     watched = console.is_terminal and not console.is_dumb_terminal and not os.environ.get("CI")
     return console if watched else None
 
 
 def load(path: Path) -> tuple[RunResult, Path]:
-    """The result at ``path`` (a run directory or its result.json) and the run directory."""
+    """Returns the result at ``path`` (a run directory or its result.json) and the run directory."""
     file = path / RESULT_FILE if path.is_dir() else path
     try:
         return read_result(file), file.parent
@@ -52,7 +52,7 @@ def load(path: Path) -> tuple[RunResult, Path]:
             f"{file} does not exist", "Give the directory of a finished `moediag run`."
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        # What other shapes of JSON lead to says nothing to a person.
+        # Errors from other shapes of JSON do not help a user.
         why = error if isinstance(error, OSError | ValueError) else "fields are missing or wrong"
         raise EvidenceError(
             f"{file} is not a result of moediag: {why}",
@@ -66,10 +66,9 @@ def write(
     traced: Callable[[], Mapping[str, Traced]],
     made: Mapping[str, str] | None = None,
 ) -> list[Path]:
-    """Writes each wanted format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
-    ``made``: texts of formats that somebody else rendered. ``traced`` gives the evidence of all
-    trials by name, and is asked for a trace only. Returns the files written. Raises UsageError
-    where one cannot be."""
+    """Writes each requested format (``html``, ``markdown``, ``junit``, ``trace``); ``-`` is stdout.
+    ``made``: already rendered texts. ``traced``: returns the evidence of all trials by name, called
+    only for a trace. Returns the files written. Raises UsageError if one cannot be written."""
     written = []
     if sum(str(target) == "-" for target in wanted.values()) > 1:
         raise UsageError("stdout can hold only one format", "Give files for the others.")
@@ -85,7 +84,7 @@ def write(
 
 
 def put(target: Path, text: str, option: str) -> None:
-    """Writes a file that ``option`` named. Raises UsageError where it cannot be."""
+    """Writes a file named by ``option``. Raises UsageError if it cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -98,7 +97,7 @@ def put(target: Path, text: str, option: str) -> None:
 def _render(
     kind: str, results: Sequence[RunResult], traced: Callable[[], Mapping[str, Traced]]
 ) -> str:
-    """Imported one by one: each format pays for its own libraries only."""
+    """Renders a format; imports only that format's libraries."""
     if kind == "trace":
         from moediag.report import trace
 
@@ -113,7 +112,7 @@ def _render(
 
 
 def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
-    """The evidence beside the results, by trial. Raises EvidenceError where there is none."""
+    """Returns the evidence beside the results, by trial. Raises EvidenceError if there is none."""
     from moediag.evidence.trial_folder import read_trial
     from moediag.report.trace import traced
 
@@ -134,7 +133,7 @@ def evidence_of(loaded: Sequence[tuple[RunResult, Path]]) -> dict[str, Traced]:
 
 
 def short(folder: Path) -> Path:
-    """The folder as a user would type it: relative where it is below the current one."""
+    """Returns the folder as a user would type it: relative if it is below the current one."""
     with contextlib.suppress(ValueError):
         return folder.resolve().relative_to(Path.cwd())
     return folder

@@ -1,7 +1,6 @@
-"""The display of a watched job while it runs: step, speed and memory of each rank.
+"""The display of a running watched job: step, speed and memory of each rank.
 
-In a terminal it is a live table below the job's own output, elsewhere one line now and then on
-stderr.
+In a terminal it is a live table below the job's own output, elsewhere an occasional line on stderr.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def closing(result: RunResult, folder: str | Path) -> str:
-    """The last line: what was found, because what an ended launcher prints hides the page, and how
-    to see it again."""
+    """Returns the last line: what was found and how to show it again, because output of the ended
+    launcher hides the page."""
     failed = [trial for trial in result.trials if trial.verdict in FAILURES]
     if not failed:
         return f"moediag: evidence in {folder}"
@@ -43,20 +42,19 @@ def closing(result: RunResult, folder: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank at one moment. ``speed`` in steps per second, ``memory`` in bytes, None where that
-    is not known; ``behind``: events fewer than the rank that recorded most."""
+    """One rank at one moment."""
 
     rank: int
     state: str
     step: int
-    speed: float | None
-    behind: int
-    memory: int | None
+    speed: float | None  # steps per second, None if unknown
+    behind: int  # number of events fewer than the rank with most
+    memory: int | None  # bytes, None if unknown
 
 
 @dataclass(slots=True)
 class Pulse:
-    """Turns looks at a job into speeds: the steps of the last half minute."""
+    """Turns samples of a job into speeds over the last half minute."""
 
     seen: dict[int, deque[tuple[float, int]]] = field(default_factory=dict)
 
@@ -83,7 +81,7 @@ class Pulse:
 
 
 def summary(views: list[RankView], doing: str, balance: str = "") -> str:
-    """``4 ranks at step 120, 3.1 steps/s, ahead: rank 3, 1.2 GB``; one line for a log."""
+    """Returns ``4 ranks at step 120, 3.1 steps/s, ahead: rank 3, 1.2 GB``; one line for a log."""
     if not views:
         return "no rank yet"
     steps = sorted({v.step for v in views})
@@ -110,7 +108,7 @@ def summary(views: list[RankView], doing: str, balance: str = "") -> str:
 
 
 def memory_of(pids: Mapping[int, int]) -> dict[int, int]:
-    """Resident bytes of each rank that still runs."""
+    """Returns the resident bytes of each running rank."""
     found = {}
     for rank, pid in pids.items():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -120,7 +118,7 @@ def memory_of(pids: Mapping[int, int]) -> dict[int, int]:
 
 
 class View:
-    """Lines on stderr; the job writes where it always writes."""
+    """Prints lines on stderr; the job's output is not redirected."""
 
     job_stdout: int | None = None
     job_stderr: int | None = None
@@ -145,12 +143,12 @@ class View:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, a page is printed."""
+        """Allows a page to be printed, for the duration of the context."""
         yield
 
 
 class LiveView(View):
-    """A table that stays below the job's own output, which passes through here."""
+    """Shows a table below the job's own output, which is forwarded here."""
 
     def __init__(self, every: float, console: Console) -> None:
         from rich.live import Live
@@ -187,13 +185,13 @@ class LiveView(View):
         self.display.__exit__(*error)
 
     def _read(self) -> None:
-        """From the first look on: a thread must not run while the job is forked."""
+        """Starts reading at the first update: no thread may run while the job is forked."""
         for reader in self._readers:
             if reader.ident is None:
                 reader.start()
 
     def _pass_on(self, read: int, to: int) -> None:
-        """Whole lines, so that the table never cuts one."""
+        """Forwards whole lines, so that the table never splits one."""
         from rich.text import Text
 
         with os.fdopen(read, "rb") as pipe:
@@ -236,7 +234,7 @@ class LiveView(View):
 
 
 def balance_of(progress: Progress) -> str:
-    """How uneven the experts' last loads were: the largest against the mean, the worst block."""
+    """Returns the imbalance of the experts' last loads: largest over mean, of the worst block."""
     worst, where = 0.0, ""
     for layer, counts in progress.tokens.items():
         mean = sum(counts) / len(counts) if counts else 0.0
@@ -247,8 +245,8 @@ def balance_of(progress: Progress) -> str:
 
 @contextlib.contextmanager
 def view(no_color: bool, every: float, to_stderr: bool) -> Iterator[View]:
-    """Live in a terminal, lines elsewhere. ``to_stderr``: stdout is for data, so the job's own goes
-    to stderr."""
+    """Yields a live view in a terminal, else lines. ``to_stderr``: stdout is for data, so the job's
+    own output goes to stderr."""
     from moediag.report.views import watched_stderr
 
     console = watched_stderr(no_color)

@@ -1,3 +1,3 @@
-"""Software stacks: which releases a package has, and environments that hold exact releases."""
+"""Software stacks: the releases of packages, and environments with exact releases."""
 
 __all__ = ["base", "built", "environment", "first_import", "interpreter", "offline", "releases"]

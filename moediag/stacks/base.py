@@ -1,6 +1,6 @@
 """The interpreter and torch that overlays are built on.
 
-It is the interpreter that runs moediag, or the one ``MOEDIAG_BASE_PYTHON`` names.
+This is the interpreter that runs moediag, or the one in ``MOEDIAG_BASE_PYTHON``.
 """
 
 from __future__ import annotations
@@ -24,39 +24,38 @@ ENV_BASE = "MOEDIAG_BASE_PYTHON"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One installed distribution; ``links``: name in site-packages -> where it lies."""
+    """One installed distribution."""
 
     name: str
     version: str
-    links: dict[str, str]
+    links: dict[str, str]  # name in site-packages -> path
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """``executable``: as called (perhaps inside a virtual environment); ``real``: resolved.
-    ``torch`` is None where it is not installed; ``torch_info`` its metadata folder."""
+    """An interpreter and its torch."""
 
-    executable: Path
-    real: str
+    executable: Path  # as called, perhaps in a virtual environment
+    real: str  # with symlinks resolved
     python: str
-    torch: str | None
-    torch_info: str | None
+    torch: str | None  # None: not installed
+    torch_info: str | None  # torch's metadata folder
 
     @property
     def identity(self) -> str:
-        """Changes when Python or torch is upgraded or moved."""
+        """A digest that changes when Python or torch is upgraded or moved."""
         text = "\n".join((self.real, self.python, self.torch or "", self.torch_info or ""))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def torch_parts(self) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-        """torch with all that it requires, and torch's own requirement lines."""
+        """Returns torch with all its requirements, and torch's own requirement lines."""
         own = self.executable == Path(sys.executable)
         raw = interpreter.torch_parts() if own else _ask(self.executable)
         return tuple(Part(**part) for part in raw["parts"]), tuple(raw["requires"])
 
 
 def cache_root() -> Path:
-    """Where environments live: ``MOEDIAG_CACHE``, else the user's cache folder."""
+    """Returns the folder of environments: in ``MOEDIAG_CACHE``, else in the user's cache folder."""
     chosen = os.environ.get(ENV_CACHE)
     if chosen:
         return Path(chosen).expanduser().absolute() / "stacks"
@@ -66,9 +65,9 @@ def cache_root() -> Path:
 
 
 def current_base(cache: Path) -> Base:
-    """The base that counts now. ``cache``: where the answer of a foreign interpreter is kept.
+    """Returns the current base. ``cache`` keeps the answer of another interpreter.
 
-    Raises StackError where ``MOEDIAG_BASE_PYTHON`` cannot be run.
+    Raises StackError if ``MOEDIAG_BASE_PYTHON`` cannot be run.
     """
     chosen = os.environ.get(ENV_BASE)
     if not chosen or Path(chosen) == Path(sys.executable):
@@ -89,7 +88,7 @@ def _base(executable: Path, raw: dict[str, Any]) -> Base:
 
 
 def _unchanged(kept: Path) -> dict[str, Any] | None:
-    """The kept answer, unless the interpreter or one of its folders changed since."""
+    """Returns the kept answer, unless the interpreter or one of its folders has changed."""
     try:
         record = json.loads(kept.read_text(encoding="utf-8"))
         same = all(_mtime(path) == mtime for path, mtime in record["watched"].items())

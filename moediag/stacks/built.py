@@ -1,4 +1,4 @@
-"""What is built on this machine: listing it and removing it."""
+"""Lists and removes the environments built on this machine."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from moediag.stacks.base import cache_root
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """``size``: bytes on disk; ``shared``: how many of them are hard links into uv's own cache,
-    so that removing the environment does not free them. ``broken``: it would be built again,
-    because half of it or the torch under it is gone. ``in_use``: a process runs in it."""
+    """One environment."""
 
     key: str
     path: Path
     kind: str
     versions: dict[str, str]
-    size: int
-    shared: int
+    size: int  # bytes on disk
+    shared: int  # bytes hard-linked into uv's cache, which removal does not free
     last_used: datetime
-    broken: bool
-    in_use: bool
+    broken: bool  # files of it, or its torch, are gone: it would be rebuilt
+    in_use: bool  # a process runs in it
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """``freed``: bytes. ``reason``: why it was kept, empty when it was removed."""
+    """The result of removing one environment."""
 
     key: str
-    freed: int
-    reason: str = ""
+    freed: int  # bytes
+    reason: str = ""  # why it was kept; empty if it was removed
 
 
 def list_environments() -> list[EnvironmentInfo]:
-    """Every environment, last used first; half-built ones are not environments."""
+    """Returns every environment, last used first, without half-built ones."""
     root = cache_root()
     used = _prefixes_in_use(root / "envs")
     found = [_info(root, path, path.name in used) for path in _environments(root)]
@@ -50,11 +48,11 @@ def list_environments() -> list[EnvironmentInfo]:
 def clean(
     keys: Sequence[str] = (), older_than_days: float | None = None, everything: bool = False
 ) -> list[Removed]:
-    """Removes what is named, not used for ``older_than_days``, or all; never one in use.
+    """Removes environments by key, by age or all; never one in use.
 
-    Remains of interrupted builds go too. What a request resolved to is remembered, so that
-    the same request builds the same environment again, unless ``everything`` is cleaned.
-    Raises UsageError for an unknown key, and when nothing is asked for.
+    Also removes what interrupted builds left. Resolutions are kept, so that a request builds the
+    same environment again, unless ``everything`` is set. Raises UsageError for an unknown key and
+    if nothing is requested.
     """
     if not (keys or everything or older_than_days is not None):
         raise UsageError(
@@ -126,7 +124,7 @@ def _info(root: Path, path: Path, in_use: bool) -> EnvironmentInfo:
 
 
 def _sizes(folder: Path) -> tuple[int, int]:
-    """Bytes on disk, links not followed, and those that have another name elsewhere."""
+    """Returns the bytes on disk, without following links, and the bytes of hard-linked files."""
     size = shared = 0
     for parent, _, names in os.walk(folder):
         for name in names:
@@ -141,7 +139,7 @@ def _sizes(folder: Path) -> tuple[int, int]:
 
 
 def _prefixes_in_use(envs: Path) -> set[str]:
-    """Names of environments whose interpreter some process was started with."""
+    """Returns the names of environments whose interpreter runs a process."""
     import psutil  # type: ignore[import-untyped]
 
     used = set()
@@ -172,7 +170,7 @@ def _remove(root: Path, info: EnvironmentInfo) -> Removed:
 
 
 def _remove_remains(root: Path) -> None:
-    """Folders that interrupted builds and removals left, unless a build is at it now."""
+    """Removes what interrupted builds and removals left, except folders of running builds."""
     import filelock
 
     for path in (root / "envs").glob(".removed-*"):

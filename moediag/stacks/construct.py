@@ -1,8 +1,7 @@
-"""One environment on disk: made beside its place, renamed into it when complete, and checked
-before every use.
+"""Builds an environment in a temporary folder, renames it when complete, and checks it before use.
 
-Bytecode is not compiled here. The first import writes what it uses, which is cheaper than
-compiling everything (docs/stacks.md has the numbers).
+It compiles no bytecode: the first import writes what it uses, which is cheaper than compiling
+everything (docs/stacks.md has the numbers).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from moediag.stacks.indexes import IndexConfig
     from moediag.stacks.resolve import Progress, Resolution
 
-FORMAT = 1  # raised when environments of older moediag versions must not be used any more
+FORMAT = 1  # increase it to stop using environments of older moediag versions
 RECORD = "stack.json"
 LAST_USED = "last-used"
 
@@ -34,10 +33,10 @@ _VERSION = re.compile(r"v?[0-9]+(\.[0-9]+)*([._-]?[a-z]+[._-]?[0-9]*)*(\+[a-z0-9
 
 
 def normalise(request: Mapping[str, str]) -> dict[str, str]:
-    """The request in one spelling, sorted: canonical names, NEWEST for an open version.
+    """Returns the request in normal form: sorted canonical names, NEWEST for an open version.
 
-    The newest transformers is added unless the request names it or any other library.
-    Raises NoSuchRelease for what is no version.
+    Adds the newest transformers unless the request names a library. Raises NoSuchRelease for a
+    malformed version.
     """
     wanted: dict[str, str] = {}
     for name, value in request.items():
@@ -53,7 +52,7 @@ def normalise(request: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment_key(resolution: Resolution, wanted: Mapping[str, str], base: Base) -> str:
-    """A short name of the exact resolution, with its leading package for people to read."""
+    """Returns a short name of the exact resolution; it starts with the main package."""
     ground = base.identity if resolution.kind == "overlay" else f"{base.real} {base.python}"
     text = json.dumps([FORMAT, resolution.kind, resolution.pins, resolution.python, ground])
     installed = resolution.installed
@@ -63,8 +62,8 @@ def environment_key(resolution: Resolution, wanted: Mapping[str, str], base: Bas
 
 
 def intact(root: Path, key: str) -> dict[str, Any] | None:
-    """The record of environment ``key``; None where it is missing, half removed, or where the
-    Python or torch that it stands on is gone."""
+    """Returns the record of environment ``key``; None if it is missing or half removed, or if its
+    Python or torch is gone."""
     folder = root / "envs" / key
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -77,8 +76,8 @@ def intact(root: Path, key: str) -> dict[str, Any] | None:
 
 
 def stamp(root: Path, key: str) -> None:
-    """Notes that environment ``key`` is used now."""
-    with contextlib.suppress(OSError):  # a read-only cache still serves
+    """Updates the time of last use of environment ``key``."""
+    with contextlib.suppress(OSError):  # a read-only cache still works
         (root / "envs" / key / LAST_USED).touch()
 
 
@@ -91,9 +90,9 @@ def make(
     config: IndexConfig,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Builds environment ``key``; the caller holds its lock. Returns its record.
+    """Builds environment ``key`` and returns its record; the caller holds its lock.
 
-    Raises StackError; then nothing of it is left.
+    Raises StackError and then leaves nothing behind.
     """
     from moediag.stacks import uv
 
@@ -101,8 +100,8 @@ def make(
     final, building = envs / key, envs / f".building-{key}"
     try:
         envs.mkdir(parents=True, exist_ok=True)
-        remove(building)  # of a moediag that was killed: the lock says that nobody is at it
-        remove(final)  # broken, else it would not be built again
+        remove(building)  # left by a killed moediag: the lock shows that no build is running
+        remove(final)  # broken, else it would not be rebuilt
         record = _fill(building, key, resolution, base, parts, config, progress)
         building.rename(final)
     except OSError as error:
@@ -115,7 +114,7 @@ def make(
 
 
 def remove(folder: Path) -> None:
-    """Removes an environment so that no moment shows half of it under its own name."""
+    """Removes an environment; renames it first, so that a partial one never has its name."""
     if not folder.exists():
         return
     grave = folder.with_name(f".removed-{os.getpid()}-{folder.name.lstrip('.')}")
@@ -158,7 +157,7 @@ def _fill(
     linked: list[str] = []
     if not full:
         linked = overlay.link_torch(folder, parts, set(resolution.installed))
-        # Links that lead nowhere any more: the base's torch was upgraded, moved or removed.
+        # These links break when the base's torch is upgraded, moved or removed.
         links = sorted((folder / overlay.FOLDER).iterdir())
         needed += [f"{overlay.FOLDER}/{link.name}" for link in links]
     record = {
@@ -198,7 +197,7 @@ class _Downloads:
 
 
 def _metadata_folders(site: Path, names: set[str]) -> list[Path]:
-    """The .dist-info folder of every name. Raises StackError where one is missing."""
+    """Returns the .dist-info folder of every name. Raises StackError if one is missing."""
     found = {}
     for path in site.glob("*.dist-info"):
         found[re.sub(r"[-_.]+", "-", path.name.split("-")[0]).lower()] = path
@@ -217,7 +216,7 @@ def _python_version(folder: Path) -> str:
 
 
 def _frozen(torch: Path) -> bool:
-    """True where torch has no bytecode and its folder takes none."""
+    """Whether torch has no bytecode and its folder is read-only."""
     import importlib.util
 
     compiled = importlib.util.cache_from_source(str(torch / "__init__.py"))

@@ -1,8 +1,8 @@
 """Environments of exact releases, built once and found again in milliseconds.
 
-Two levels on disk: ``requests/KEY.json`` remembers which exact resolution a request led to on
-this Python and torch; ``envs/KEY`` is the environment of one resolution, shared by every request
-that leads there (:mod:`moediag.stacks.construct`).
+On disk, ``requests/KEY.json`` is the exact resolution of a request on this Python and torch, and
+``envs/KEY`` is the environment of one resolution, shared by all requests with that resolution
+(:mod:`moediag.stacks.construct`).
 """
 
 from __future__ import annotations
@@ -25,41 +25,38 @@ from moediag.stacks import construct
 from moediag.stacks.base import ENV_CACHE, Base, cache_root, current_base
 
 if TYPE_CHECKING:
-    # Everything that talks to indexes is imported only when something must be built.
+    # Modules that access indexes are imported only when something must be built.
     from moediag.stacks.resolve import Progress, Resolution
 
-# Run on the base as it is. "first": where it fits, and build else; any other value: build nothing.
+# Run on the base unchanged. "first": build if it does not fit; any other value: never build.
 ENV_INSTALLED = "MOEDIAG_INSTALLED"
-NEWEST_VALID = 24 * 3600.0  # seconds for which "the newest release" is not asked again
+NEWEST_VALID = 24 * 3600.0  # seconds for which "the newest release" is cached
 
-# Variables that would let other packages into an environment, or make every start slow.
+# Variables that would add other packages to an environment or slow down every start.
 _UNSET = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONDONTWRITEBYTECODE")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """An environment that is ready. ``python``: its interpreter; ``versions``: at least python,
-    torch, transformers, accelerate (None: not installed) and what was requested; ``key``: short
-    name of the exact resolution; ``seconds`` spent now; ``pythonpath``: what to put on PYTHONPATH
-    so that ranks can import moediag; ``cutoff``: companions are older than this; ``notes``: what a
-    reader of the result must know; ``resolution``: ``name==version`` of all that is installed."""
+    """An environment that is ready to use."""
 
-    python: Path
+    python: Path  # its interpreter
+    # Of python, torch, transformers, accelerate and what was requested; None: not installed.
     versions: dict[str, str | None]
-    key: str
-    seconds: float
-    pythonpath: list[Path]
-    cutoff: datetime | None = None
-    notes: tuple[str, ...] = ()
+    key: str  # short name of the exact resolution
+    seconds: float  # time that this call took
+    pythonpath: list[Path]  # for PYTHONPATH, so that ranks can import moediag
+    cutoff: datetime | None = None  # companions are older than this
+    notes: tuple[str, ...] = ()  # what a reader of the result must know
     kind: str = "overlay"
-    resolution: tuple[str, ...] = ()
+    resolution: tuple[str, ...] = ()  # ``name==version`` of all installed packages
     pycache: Path | None = None
 
     def environ(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """``base`` (default: this process's variables) as ranks in this stack need it.
+        """Returns ``base`` (default: this process's variables) adapted for ranks in this stack.
 
-        Bytecode must be written: without it every start compiles torch and transformers again.
-        Where torch lies in a folder that cannot be written, bytecode goes into the cache.
+        Python must write bytecode, else every start compiles torch and transformers again. If
+        torch's folder is read-only, bytecode goes into the cache.
         """
         child = dict(os.environ if base is None else base)
         for name in _UNSET:
@@ -72,27 +69,27 @@ class Stack:
 
 
 def rank_path() -> Path:
-    """A folder that holds nothing but a link to the moediag package, for PYTHONPATH: ranks can
-    import moediag, and nothing else of the environment that moediag itself lives in."""
+    """Returns a folder for PYTHONPATH with only a link to the moediag package: ranks can import
+    moediag, but no other package of its environment."""
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(str(package).encode()).hexdigest()[:12]
     folder = cache_root() / "rank-path" / digest
     link = folder / "moediag"
     if not (link.is_symlink() and link.exists()):
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another moediag made it just now
+        with contextlib.suppress(FileExistsError):  # another moediag has just created it
             link.unlink(missing_ok=True)
             link.symlink_to(package, target_is_directory=True)
     return folder
 
 
 def ensure(request: Mapping[str, str], progress: Progress | None = None) -> Stack:
-    """The environment for ``request`` ({"transformers": "4.53.2", …}), built if it is not there.
+    """Returns the environment for ``request`` ({"transformers": "4.53.2", …}), built if missing.
 
-    A request names releases; "" or "newest" is the newest. What it leaves open is resolved as of
-    the day its newest pinned release was uploaded. The torch in use stays: only another torch or
-    Python makes a full environment. ``progress`` receives a text and a fraction of 0..1 or None.
-    Raises StackError and NoSuchRelease.
+    A request names releases; "" or "newest" is the newest. Other packages are resolved as of the
+    upload day of its newest pinned release. The base's torch is reused; only a request for another
+    torch or Python builds a full environment. ``progress`` gets a text and a fraction (0..1) or
+    None. Raises StackError and NoSuchRelease.
     """
     started = time.perf_counter()
     report: Progress = progress or (lambda _text, _fraction: None)
@@ -117,7 +114,7 @@ def ensure(request: Mapping[str, str], progress: Progress | None = None) -> Stac
 
 
 def ready(request: Mapping[str, str]) -> Stack | None:
-    """The environment for ``request`` where it is built already: no process, no network."""
+    """Returns the environment for ``request`` if already built, without a process or network."""
     root = cache_root()
     base = current_base(root)
     wanted = construct.normalise(request)
@@ -131,7 +128,7 @@ def ready(request: Mapping[str, str]) -> Stack | None:
 
 
 def _installed(wanted: Mapping[str, str], base: Base) -> Stack:
-    """The base itself, where it has what is wanted. Raises StackError."""
+    """Returns the base itself. Raises StackError if it does not fit the request."""
     from moediag.stacks import in_place as installed
 
     empty = Stack(base.executable, {}, "installed", 0.0, [rank_path()], kind="installed")
@@ -152,7 +149,7 @@ def _request_key(wanted: Mapping[str, str], base: Base) -> str:
 
 
 def _warm(root: Path, key: str, wanted: Mapping[str, str], base: Base) -> Stack | None:
-    """The stack, when it is known and intact: no process, no network."""
+    """Returns the stack if it is known and intact, without a process or network."""
     record = _read(root / "requests" / f"{key}.json")
     if record is None or _expired(record):
         return None
@@ -285,7 +282,7 @@ def _writable(root: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(root: Path, name: str, progress: Progress) -> Iterator[None]:
-    """One moediag at a time; the system drops the lock of a process that dies."""
+    """Holds a lock between moediag processes; the system releases it if a process dies."""
     import filelock
 
     folder = root / "locks"

@@ -1,4 +1,4 @@
-"""One import of everything a rank needs, in a finished environment."""
+"""Imports everything that a rank needs once, in a finished environment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from moediag.errors import StackError
 if TYPE_CHECKING:
     from moediag.stacks.environment import Stack
 
-# What the first step of training imports lazily comes second: releases differ in it, and its
-# absence is no fault of the environment.
+# The second list has lazy imports of the first training step. Releases differ in them, so a missing
+# one is not an error.
 _PROGRAM = """
 import contextlib, importlib, sys
 for name in sys.argv[1].split(","):
@@ -30,9 +30,9 @@ _LIMIT = 600.0  # seconds; a cold import takes 5 to 20
 
 
 def import_once(stack: Stack) -> None:
-    """Imports the stack's libraries in a process of its own; it writes their bytecode.
+    """Imports the stack's libraries in a separate process, which writes their bytecode.
 
-    Raises StackError with the end of the traceback where an import fails.
+    Raises StackError with the end of the traceback if an import fails.
     """
     candidates = ("torch", "transformers", "accelerate")
     needed = ",".join(n for n in candidates if stack.versions.get(n))

@@ -1,4 +1,4 @@
-"""What is installed beside a Python, taken as it is: for machines where nothing can be built."""
+"""Uses the packages already installed for a Python, for machines that cannot build environments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(json.dumps({**found, "python": platform.python_version()}))
 
 
 def distributions(executable: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Canonical name -> version, ``python`` among them, as ranks would find them. Raises
+    """Returns canonical name -> version, including ``python``, as ranks would find them. Raises
     StackError."""
     try:
         done = subprocess.run(
@@ -34,7 +34,7 @@ def distributions(executable: Path, environ: Mapping[str, str]) -> dict[str, str
 
 
 def check(wanted: Mapping[str, str], have: Mapping[str, str], variable: str) -> None:
-    """Raises StackError for what is wanted and not there. An open version is the installed one."""
+    """Raises StackError for a missing or different release. An open version fits any."""
     for name, version in wanted.items():
         there = have.get(name)
         if name == "python":

@@ -1,7 +1,7 @@
-"""The files of one package on one index, in one folder, or on one page of links.
+"""Lists the files of one package on an index, in a folder, or on a page of links.
 
-HTTP is done by requests: timeouts, proxies, certificates, and credentials from the URL or
-``~/.netrc``. Pages are parsed by pypi-simple. Local folders are read here: pypi-simple knows none.
+requests handles HTTP: timeouts, proxies, certificates, and credentials from the URL or
+``~/.netrc``. pypi-simple parses pages. Local folders are read here; pypi-simple does not read them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUSY = (429, 500, 502, 503, 504)
 
 
 class Unreachable(Exception):
-    """A place that could not be asked. This does not mean that it lacks the package."""
+    """A place that could not be queried; it may still have the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,13 @@ class IndexFile:
 
     name: str
     version: str
-    #: In UTC, where the index gives it.
-    uploaded: datetime | None = None
-    #: The reason, perhaps empty, of a withdrawn file, else None.
-    yanked: str | None = None
+    uploaded: datetime | None = None  # in UTC, if the index gives it
+    yanked: str | None = None  # the reason, perhaps empty, if the file is yanked
     requires_python: str | None = None
 
 
 def read_index(url: str, package: str, config: IndexConfig) -> list[IndexFile]:
-    """The files of ``package`` on the index ``url``; empty if it does not have the package."""
+    """Returns the files of ``package`` on the index ``url``; empty without the package."""
     folder = _local_path(url)
     if folder is not None:
         return _local(folder / package / "index.html", package) or _local(folder / package, package)
@@ -59,13 +57,13 @@ def read_index(url: str, package: str, config: IndexConfig) -> list[IndexFile]:
 
 
 def read_links(place: str, package: str, config: IndexConfig) -> list[IndexFile]:
-    """The files of ``package`` in a find-links folder or page."""
+    """Returns the files of ``package`` in a find-links folder or page."""
     path = _local_path(place)
     return _remote(place, package, config) if path is None else _local(path, package)
 
 
 def _local_path(place: str) -> Path | None:
-    """The folder or file that ``place`` names, None for a real URL."""
+    """Returns the local path of ``place``; None for an HTTP URL."""
     parts = urlsplit(place)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -73,7 +71,7 @@ def _local_path(place: str) -> Path | None:
 
 
 def _local(path: Path, package: str) -> list[IndexFile]:
-    """Of a folder of files or a page of links; empty where there is neither."""
+    """Reads a folder of files or a page of links; empty if neither exists."""
     if path.is_dir():
         return [found for file in sorted(path.iterdir()) for found in _file(file.name, package)]
     if not path.is_file():
@@ -83,7 +81,7 @@ def _local(path: Path, package: str) -> list[IndexFile]:
 
 
 def _remote(url: str, package: str, config: IndexConfig) -> list[IndexFile]:
-    """Raises Unreachable for everything but an answer that can be read or "no such page"."""
+    """Reads a page; empty if it does not exist. Raises Unreachable for any other failure."""
     if config.offline:
         raise Unreachable(f"{redacted(url)}: the network is switched off")
     import requests
@@ -97,15 +95,15 @@ def _remote(url: str, package: str, config: IndexConfig) -> list[IndexFile]:
         problem = f"HTTP {answer.status_code} {answer.reason}"
     except requests.RequestException as error:
         problem = f"{type(error).__name__}: {error}"
-    except Exception as error:  # of many kinds: whatever a broken page leads the parsers to
+    except Exception as error:  # parsers raise many kinds for a broken page
         problem = f"not a simple-API page ({type(error).__name__}: {error})"
     raise Unreachable(f"{redacted(url)}: {problem}")
 
 
 def _get(url: str, config: IndexConfig) -> requests.Response:
-    """The server's answer, asked with the user's proxy and certificates.
+    """Returns the server's response, using the user's proxy and certificates.
 
-    As in pip, only the certificates of hosts named in ``trusted-host`` are not checked.
+    As in pip, certificates of hosts in ``trusted-host`` are not checked.
     """
     import requests
     import urllib3
@@ -124,8 +122,8 @@ def _get(url: str, config: IndexConfig) -> requests.Response:
             url,
             headers={"Accept": ACCEPT, "User-Agent": "moediag"},
             timeout=min(config.timeout, 60.0),
-            # Given with the request, because the session's own yield to REQUESTS_CA_BUNDLE and
-            # HTTPS_PROXY, which pip's configuration must win over.
+            # Arguments of the request, because REQUESTS_CA_BUNDLE and HTTPS_PROXY override those of
+            # the session; pip's configuration must win.
             verify=False if trusted else config.cert or os.environ.get("SSL_CERT_FILE") or True,
             cert=config.client_cert,
             proxies={"http": config.proxy, "https": config.proxy} if config.proxy else None,
@@ -149,7 +147,7 @@ def _parsed(answer: requests.Response, package: str) -> Iterator[IndexFile]:
 
 
 def _links(page: str, url: str, package: str) -> Iterator[IndexFile]:
-    """The links of an HTML page. Some indexes add upload times to them, though no standard does."""
+    """Returns the links of an HTML page. Some indexes add non-standard upload times."""
     from pypi_simple import RepositoryPage
 
     for link in RepositoryPage.from_html(page, url).links:
@@ -164,7 +162,7 @@ def _links(page: str, url: str, package: str) -> Iterator[IndexFile]:
 
 
 def _file(name: str, package: str, **known: Any) -> Iterator[IndexFile]:
-    """At most one file: nothing where the name is not a distribution of ``package``."""
+    """Yields one file, or none if the name is not a distribution of ``package``."""
     try:
         if name.endswith(".whl"):
             distribution, version, _, _ = parse_wheel_filename(name)
@@ -177,7 +175,7 @@ def _file(name: str, package: str, **known: Any) -> Iterator[IndexFile]:
 
 
 def _time(text: str) -> datetime | None:
-    """Of an ISO time in UTC; Python 3.10 reads neither its "Z" nor every fraction of a second."""
+    """Parses an ISO time in UTC. Python 3.10 parses neither "Z" nor every fraction of a second."""
     try:
         return datetime.fromisoformat(text[:19]).replace(tzinfo=timezone.utc)
     except ValueError:

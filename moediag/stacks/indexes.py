@@ -1,8 +1,8 @@
-"""Where packages come from: the user's own pip and uv configuration, read once for both tools.
+"""Reads where packages come from: the user's pip and uv configuration.
 
-pip's files and ``PIP_*`` are read directly (they are INI files in documented places), because
-an environment made by uv has no pip to ask. The same answer feeds moediag's own look-ups and
-uv's command line, so the two never see different releases.
+It reads pip's files (INI files in documented places) and ``PIP_*`` directly, because environments
+made by uv have no pip. moediag's look-ups and uv's command line use the same result, so they see
+the same releases.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 PYPI = "https://pypi.org/simple"
-ENV_WHEELS = "MOEDIAG_WHEELS"  # folder made by `moediag stacks build --out`: no network is used
+ENV_WHEELS = "MOEDIAG_WHEELS"  # folder made by `moediag stacks build --out`; disables the network
 
-# uv reads these as well; they are folded into IndexConfig and handed over as arguments.
+# uv reads these, too; IndexConfig includes them and passes them as arguments.
 _UV_INDEX_VARIABLES = (
     "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS",
     "UV_NO_INDEX", "UV_OFFLINE", "UV_INDEX_STRATEGY",
@@ -27,26 +27,23 @@ _UV_INDEX_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class IndexConfig:
-    """Where to look for packages, and how to get there."""
+    """Where to look for packages, and how to connect."""
 
-    #: Base URLs of simple-API indexes, the default one first.
-    indexes: tuple[str, ...] = (PYPI,)
-    #: Folders or pages of files.
-    find_links: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = (PYPI,)  # base URLs of simple-API indexes, the default one first
+    find_links: tuple[str, ...] = ()  # folders or pages of files
     offline: bool = False
     cert: str | None = None
     client_cert: str | None = None
     proxy: str | None = None
     trusted_hosts: tuple[str, ...] = ()
-    #: Seconds, per request.
-    timeout: float = 15.0
+    timeout: float = 15.0  # seconds per request
     bundle: Path | None = None  # the folder of ENV_WHEELS
 
     def uv_arguments(self) -> list[str]:
-        """The arguments that make ``uv pip`` look where pip looks.
+        """Returns the arguments that make ``uv pip`` look where pip looks.
 
-        pip takes the best version over all indexes; uv by default stops at the first index that
-        has the package, so the strategy is set to pip's.
+        pip takes the best version of all indexes. uv by default stops at the first index that has
+        the package, so its strategy is set to pip's.
         """
         arguments = ["--index-strategy", "unsafe-best-match"]
         if self.indexes:
@@ -64,7 +61,7 @@ class IndexConfig:
         return arguments
 
     def pip_arguments(self) -> list[str]:
-        """The same places for pip, whose own configuration does not know uv's variables."""
+        """Returns the same places for pip, which does not read uv's variables."""
         arguments = ["--timeout", f"{self.timeout:g}"]
         if self.indexes:
             arguments += ["--index-url", self.indexes[0]]
@@ -82,12 +79,12 @@ class IndexConfig:
         return arguments
 
     def pip_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """``environ`` for a pip process that looks at nothing but :meth:`pip_arguments`."""
+        """Returns ``environ`` for a pip process that uses only :meth:`pip_arguments`."""
         child = {k: v for k, v in environ.items() if not k.startswith("PIP_")}
         return {**child, "PIP_CONFIG_FILE": os.devnull}
 
     def uv_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """``environ`` for a uv process: what the user set for uv itself always wins."""
+        """Returns ``environ`` for a uv process; the user's own settings of uv win."""
         child = {k: v for k, v in environ.items() if k not in _UV_INDEX_VARIABLES}
         for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT"):
             child.pop(name, None)
@@ -106,9 +103,9 @@ class IndexConfig:
 def read_config(
     environ: Mapping[str, str] | None = None, prefix: Path | None = None
 ) -> IndexConfig:
-    """The user's configuration: ``UV_*`` over ``PIP_*`` over pip's files over the default (PyPI).
+    """Returns the user's configuration: ``UV_*``, then ``PIP_*``, pip's files, the default (PyPI).
 
-    ``prefix``: the environment whose own ``pip.conf`` counts; default: the running one.
+    ``prefix`` is the environment whose ``pip.conf`` is read; default: the running one.
     """
     environ = os.environ if environ is None else environ
     values = _pip_files(environ, prefix or Path(sys.prefix))
@@ -143,7 +140,7 @@ def read_config(
 
 
 def redacted(url: str) -> str:
-    """``url`` without user name and password, for messages."""
+    """Returns ``url`` without user name and password, for messages."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url
@@ -151,7 +148,7 @@ def redacted(url: str) -> str:
 
 
 def _pip_files(environ: Mapping[str, str], prefix: Path) -> dict[str, str]:
-    """pip's options from its configuration files, later files over earlier ones
+    """Returns pip's options from its configuration files; later files override earlier ones
     (https://pip.pypa.io/en/stable/topics/configuration/)."""
     home = Path(environ.get("HOME") or Path.home())
     xdg_all = environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")
@@ -172,7 +169,7 @@ def _pip_files(environ: Mapping[str, str], prefix: Path) -> dict[str, str]:
         try:
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError):
-            continue  # pip itself will complain about it; a look-up need not
+            continue  # pip itself will report it
         for section in ("global", "install"):
             if parser.has_section(section):
                 values.update((k.replace("_", "-"), v) for k, v in parser.items(section))
@@ -184,7 +181,7 @@ def _words(value: str | None) -> tuple[str, ...]:
 
 
 def _unnamed(url: str) -> str:
-    """uv allows ``name=URL``; the name is dropped."""
+    """Drops the name of uv's ``name=URL``."""
     name, separator, rest = url.partition("=")
     return rest if separator and name.replace("-", "").replace("_", "").isalnum() else url
 

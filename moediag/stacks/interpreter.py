@@ -1,8 +1,8 @@
-"""What an interpreter's own torch consists of, asked without importing torch.
+"""Lists the parts of an interpreter's torch without importing torch.
 
-Runs in two ways: imported by moediag for its own interpreter, or as a script under another
-one (``MOEDIAG_BASE_PYTHON``), which need not have moediag or packaging; so: standard library
-only, Python >= 3.9.
+moediag imports this module for its own interpreter and runs it as a script under another one
+(``MOEDIAG_BASE_PYTHON``). That one may lack moediag and packaging, so this needs only the standard
+library and Python >= 3.9.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def canonical(name: str) -> str:
-    """PEP 503 normalisation."""
+    """Normalises a name as in PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def identity() -> dict[str, Any]:
-    """The cheap part, under a millisecond: which Python and which torch this is.
+    """Returns the versions and places of Python and torch, in under a millisecond.
 
-    ``torch`` and ``torch_info`` (the .dist-info folder) are null where torch is not installed.
+    ``torch`` and ``torch_info`` (the .dist-info folder) are None if torch is not installed.
     """
     found: dict[str, Any] = {
         "executable": os.path.realpath(sys.executable),
@@ -51,9 +51,9 @@ def identity() -> dict[str, Any]:
 
 
 def torch_parts() -> dict[str, Any]:
-    """torch and everything that its metadata requires, as installed here.
+    """Returns torch and all its requirements as installed here.
 
-    ``requires``: torch's own requirement lines without extras. ``parts``: one entry a
+    ``requires`` has torch's own requirement lines without extras. ``parts`` has one entry per
     distribution: canonical ``name``, ``version``, ``links`` (name in site-packages -> target).
     """
     import importlib.metadata
@@ -84,7 +84,7 @@ def _requirements(distribution: Distribution) -> list[str]:
 
 
 def _links(distribution: Distribution, name: str) -> dict[str, str]:
-    """The entries that this distribution owns in its site-packages folder."""
+    """Returns the entries of this distribution in its site-packages folder."""
     links: dict[str, str] = {}
     root = Path(str(distribution.locate_file(""))).resolve()
     for file in distribution.files or ():
@@ -97,7 +97,7 @@ def _links(distribution: Distribution, name: str) -> dict[str, str]:
     if not any(top in links for top in tops):
         import importlib.util
 
-        # An editable or a distribution's package: ask the import system where it is.
+        # An editable install or a Linux distribution's package: use the import system.
         for top in tops:
             spec = importlib.util.find_spec(top)
             if spec is not None and spec.origin:

@@ -1,7 +1,7 @@
-"""A folder from which moediag and its stacks install on a machine without a network.
+"""Makes a folder (bundle) that installs moediag and its stacks on a machine without a network.
 
-It holds wheels for one Python and platform, the exact resolution of each stack (``stacks.json``),
-an install script and a README. It does not hold torch: overlays use the machine's own.
+It has wheels for one Python and platform, the exact resolution of each stack (``stacks.json``), an
+install script and a README. It has no torch: overlays use the machine's own.
 """
 
 from __future__ import annotations
@@ -43,15 +43,13 @@ _OLD_NAMES = {17: "2014", 12: "2010", 5: "1"}  # of manylinux_2_17 and so on
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """The folder that was made."""
+    """The created folder."""
 
     folder: Path
     python: str
     platform: str
-    #: File names.
-    wheels: tuple[str, ...]
-    #: Of all wheels, in bytes.
-    size: int
+    wheels: tuple[str, ...]  # file names
+    size: int  # of all wheels, in bytes
 
 
 def make_bundle(
@@ -61,7 +59,7 @@ def make_bundle(
     progress: Progress | None = None,
     platform: str | None = None,
 ) -> Bundle:
-    """Fills ``out``. ``platform``: ``x86_64`` or ``aarch64`` (default: this machine's), Linux.
+    """Fills ``out`` for Linux. ``platform``: ``x86_64`` or ``aarch64``; default: this machine's.
 
     Raises StackError (no network, no wheel for that Python) and UsageError.
     """
@@ -84,7 +82,7 @@ def make_bundle(
         resolutions.append((wanted, resolved))
     wheels = out / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    # One download each: two of them may hold different versions of one package.
+    # One download each: two stacks may need different versions of one package.
     lists = [_own_requirements(target, config), *(r.pins for _, r in resolutions)]
     fetched: set[str] = set()
     for done, pins in enumerate(lists):
@@ -103,7 +101,7 @@ def make_bundle(
 
 
 def locked(folder: Path, wanted: Mapping[str, str], base: Base) -> Resolution | None:
-    """The bundle's resolution of this request, or None, as in a plain folder of wheels.
+    """Returns the bundle's resolution of this request; None in a plain folder of wheels.
 
     Raises StackError for a bundle of another Python.
     """
@@ -129,7 +127,7 @@ def locked(folder: Path, wanted: Mapping[str, str], base: Base) -> Resolution | 
 
 
 def platforms(arch: str) -> list[str]:
-    """The platform tags that the other machine installs, best first."""
+    """Returns the platform tags that the target machine accepts, best first."""
     found = []
     for minor in range(GLIBC, 4, -1):
         found.append(f"manylinux_2_{minor}_{arch}")
@@ -139,7 +137,7 @@ def platforms(arch: str) -> list[str]:
 
 
 def _own_requirements(target: Target, config: IndexConfig) -> tuple[str, ...]:
-    """Everything moediag itself needs there, torch left out."""
+    """Returns the pins of moediag's own requirements on the target, without torch."""
     lines = importlib.metadata.requires("moediag") or []
     wanted = [line for line in lines if "extra ==" not in line and not line.startswith("torch")]
     ground = ["--python-version", target.python, "--python-platform", target.platform]
@@ -147,7 +145,7 @@ def _own_requirements(target: Target, config: IndexConfig) -> tuple[str, ...]:
 
 
 def _download(pins: Collection[str], target: Target, wheels: Path, config: IndexConfig) -> None:
-    """The wheels of ``pins`` for ``target``, by pip; one that has none is built here."""
+    """Downloads the wheels of ``pins`` for ``target`` with pip; builds missing wheels here."""
     arch = target.platform.partition("-")[0]
     tag = "cp" + target.python.replace(".", "")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
@@ -183,7 +181,7 @@ def _build(source: Path, wheels: Path, target: Target, config: IndexConfig) -> N
 
 
 def _own_wheel(wheels: Path, config: IndexConfig) -> None:
-    """The running moediag: built from its checkout, or packed again from its installed files."""
+    """Adds a wheel of the running moediag, from its checkout or its installed files."""
     checkout = Path(__file__).resolve().parents[2]
     for old in wheels.glob("moediag-*.whl"):
         old.unlink()
@@ -199,7 +197,7 @@ def _own_wheel(wheels: Path, config: IndexConfig) -> None:
 
 
 def repack(distribution: importlib.metadata.Distribution, folder: Path) -> Path:
-    """A wheel made of an installed pure-Python distribution; returns its path."""
+    """Makes a wheel from an installed pure-Python distribution; returns its path."""
     name = re.sub(r"[-_.]+", "_", distribution.metadata["Name"])
     path = folder / f"{name}-{distribution.version}-py3-none-any.whl"
     record = []

@@ -1,7 +1,7 @@
-"""The folder of links through which an overlay sees the base's torch, and nothing else of it.
+"""Links the base's torch, and nothing else of the base, into an overlay.
 
-Pointing a ``.pth`` at the base's whole site-packages would let everything installed there leak
-into the environment, and transformers changes its behaviour by what it finds installed.
+A ``.pth`` to the base's whole site-packages would expose everything installed there, and
+transformers changes its behaviour depending on installed packages.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ PTH = "zz_moediag_torch.pth"
 
 
 def site_packages(environment: Path) -> Path:
-    """The environment's own site-packages folder. Raises StackError where there is none."""
+    """Returns the environment's site-packages folder. Raises StackError if there is none."""
     for folder in sorted((environment / "lib").glob("python3*/site-packages")):
         return folder
     raise StackError(f"{environment} is not a virtual environment")
 
 
 def link_torch(environment: Path, parts: Iterable[Part], installed: set[str]) -> list[str]:
-    """Links torch and what only torch needs into ``environment``; returns the linked names.
+    """Links torch and its requirements into ``environment``; returns the linked names.
 
-    ``installed``: canonical names that the environment has itself; those win and are left out.
-    All paths are relative to the environment, so that it can be renamed once it is complete.
+    ``installed`` has the canonical names of the environment's own packages, which are not linked.
+    The ``.pth`` is relative, so that the complete environment can be renamed.
     """
     folder = environment / FOLDER
     folder.mkdir()
@@ -44,8 +44,8 @@ def link_torch(environment: Path, parts: Iterable[Part], installed: set[str]) ->
 
 
 def _link(link: Path, target: Path) -> None:
-    """A link; a folder that several distributions share (``nvidia``) becomes a real one when
-    they do not lie in the same place."""
+    """Creates a link. A folder shared by distributions in different places (``nvidia``) becomes a
+    real folder."""
     if not link.is_symlink() and not link.exists():
         link.symlink_to(target, target_is_directory=target.is_dir())
         return

@@ -1,8 +1,8 @@
-"""Which releases of a package exist, and when each was uploaded.
+"""Lists the releases of a package and their upload times.
 
-Asks the indexes of the user's own configuration (:mod:`moediag.stacks.indexes`) through the
-simple API, in its JSON form (PEP 691, upload times by PEP 700) or as HTML, and looks into
-``find-links`` folders. Upload times may be missing anywhere; nothing here invents one.
+It queries the configured indexes (:mod:`moediag.stacks.indexes`) through the simple API, as JSON
+(PEP 691, upload times by PEP 700) or HTML, and reads ``find-links`` folders. Any upload time may be
+missing; none is guessed.
 """
 
 from __future__ import annotations
@@ -31,30 +31,29 @@ NO_NETWORK_HELP = (
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """``uploaded``: when its first file was uploaded (UTC), None where no index says.
-    ``yanked``: every file of it is withdrawn; it can still be installed by exact version."""
+    """One release of a package."""
 
     version: str
-    uploaded: datetime | None = None
-    yanked: bool = False
+    uploaded: datetime | None = None  # upload time of its first file in UTC, if known
+    yanked: bool = False  # every file is yanked; it can still be installed by exact version
     prerelease: bool = False
     requires_python: str | None = None
     yanked_reason: str = ""
-    settled: datetime | None = None  # when the last file of the first day was uploaded
+    settled: datetime | None = None  # upload time of the last file of the first day
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All files of a package, and the places that could not be asked."""
+    """All files of a package, and the places that could not be queried."""
 
     files: tuple[IndexFile, ...]
     unreachable: tuple[str, ...] = ()
 
 
 def releases(package: str, config: IndexConfig | None = None) -> list[Release]:
-    """All releases, oldest version first.
+    """Returns all releases, oldest version first.
 
-    Raises StackError without a network, NoSuchRelease where no index knows the package.
+    Raises StackError without a network and NoSuchRelease if no index has the package.
     """
     listing = files(package, config)
     by_version: dict[str, list[IndexFile]] = {}
@@ -65,14 +64,14 @@ def releases(package: str, config: IndexConfig | None = None) -> list[Release]:
 
 
 def files(package: str, config: IndexConfig | None = None) -> Listing:
-    """Every file of ``package`` on every configured index. Asked once per process."""
+    """Returns every file of ``package`` on every configured index; cached per process."""
     return _files(canonicalize_name(package), config or read_config())
 
 
 def find(package: str, version: str, config: IndexConfig | None = None) -> Release:
-    """The release ``version``; a local part (``2.13.0+cpu``) may be left out.
+    """Returns the release ``version``; the local part (``2.13.0+cpu``) may be omitted.
 
-    Raises NoSuchRelease, naming the nearest releases that exist.
+    Raises NoSuchRelease, which names the nearest releases.
     """
     config = config or read_config()
     known = releases(package, config)
@@ -96,7 +95,7 @@ def find(package: str, version: str, config: IndexConfig | None = None) -> Relea
 
 
 def newest(package: str, python_version: str, config: IndexConfig | None = None) -> Release:
-    """The newest final release that is not yanked and runs on ``python_version``."""
+    """Returns the newest final, unyanked release that runs on ``python_version``."""
     for release in reversed(releases(package, config)):
         if not release.yanked and not release.prerelease and supports(release, python_version):
             return release
@@ -104,7 +103,7 @@ def newest(package: str, python_version: str, config: IndexConfig | None = None)
 
 
 def supports(release: Release, python_version: str) -> bool:
-    """True unless the release says that it does not run on this Python."""
+    """Returns False only if the release's metadata excludes this Python."""
     if not release.requires_python:
         return True
     try:
@@ -114,7 +113,7 @@ def supports(release: Release, python_version: str) -> bool:
 
 
 def nearest(version: str, known: list[str], count: int = 4) -> list[str]:
-    """The ``count`` known versions around ``version``, in order."""
+    """Returns the ``count`` known versions around ``version``, in order."""
     ordered = sorted(known, key=Version)
     place = bisect.bisect_left([Version(v) for v in ordered], Version(version))
     start = max(0, min(place - count // 2, len(ordered) - count))
@@ -131,7 +130,7 @@ def _files(package: str, config: IndexConfig) -> Listing:
     ]:
         try:
             for file in read(place, package, config):
-                # The same file on two indexes: keep the record that knows its upload time.
+                # Of the same file on two indexes, keep the record with an upload time.
                 if file.name not in found or found[file.name].uploaded is None:
                     found[file.name] = file
             asked.append(place)
@@ -139,7 +138,7 @@ def _files(package: str, config: IndexConfig) -> Listing:
             unreachable.append(str(error))
     usable = tuple(f for f in found.values() if _is_version(f.version))
     if not usable and unreachable:
-        # Not remembered: lru_cache keeps no exceptions, so the next call asks again.
+        # lru_cache does not cache exceptions, so the next call queries again.
         raise NoEnvironments(
             f"cannot ask for the releases of {package}: " + "; ".join(unreachable), NO_NETWORK_HELP
         )

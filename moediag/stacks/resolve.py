@@ -1,7 +1,7 @@
-"""From a request ("transformers 4.53.2") to the exact release of every package.
+"""Resolves a request ("transformers 4.53.2") to the exact release of every package.
 
-What a request leaves open is resolved as of the day its newest pinned release was uploaded:
-today's companions of an old release are not those its users had.
+Packages that the request does not pin are resolved as of the upload day of its newest pinned
+release: users of an old release did not have today's versions of them.
 """
 
 from __future__ import annotations
@@ -22,32 +22,27 @@ from moediag.stacks.uv import Unsatisfiable
 
 Progress = Callable[[str, "float | None"], None]
 
-# in a request: the newest release
 NO_TORCH = 'torch ; python_version < "0"'  # as an override: uv never resolves torch
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Another machine: ``python`` like "3.12", ``platform`` as uv names it. Its torch is its own,
-    so only overlays can be resolved for it."""
+    """Another machine. It has its own torch, so only overlays can be resolved for it."""
 
-    python: str
-    platform: str
+    python: str  # like "3.12"
+    platform: str  # uv's name
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """``pins``: ``name==version`` of everything to install, sorted. ``kind``: ``overlay`` on the
-    base's torch, or ``full`` with a torch (and perhaps a Python) of its own. ``cutoff``: releases
-    uploaded at or after it were not considered. ``moving``: the request asks for a newest
-    release, so the answer is not for ever."""
+    """The exact releases for a request."""
 
-    kind: str
-    pins: tuple[str, ...]
+    kind: str  # ``overlay`` on the base's torch, or ``full`` with its own torch (and Python)
+    pins: tuple[str, ...]  # ``name==version`` of everything to install, sorted
     python: str | None = None
-    cutoff: datetime | None = None
+    cutoff: datetime | None = None  # only earlier uploads were considered
     notes: tuple[str, ...] = ()
-    moving: bool = False
+    moving: bool = False  # the request names a newest release, so the result will expire
 
     @property
     def installed(self) -> dict[str, str]:
@@ -55,7 +50,7 @@ class Resolution:
 
 
 def kind_of(wanted: Mapping[str, str], base: Base) -> str:
-    """``overlay`` when the base's Python and torch are the ones asked for, else ``full``."""
+    """Returns ``overlay`` if the base has the requested Python and torch, else ``full``."""
     python = wanted.get("python")
     if python and not (base.python + ".").startswith(python + "."):
         return "full"
@@ -83,8 +78,8 @@ def resolve(
     lines: tuple[str, ...] = (),
     target: Target | None = None,
 ) -> Resolution:
-    """Asks the indexes and uv. ``lines``: the base torch's own requirements, which companions of
-    an overlay must meet; a full environment has another torch with requirements of its own.
+    """Resolves ``wanted`` with the indexes and uv. ``lines`` are the requirements of the base's
+    torch, which constrain an overlay; a full environment has another torch.
 
     Raises StackError (no network, nothing fits) and NoSuchRelease.
     """
@@ -114,10 +109,10 @@ def resolve(
 
 
 def cutoff_of(moments: list[datetime]) -> datetime:
-    """Midnight (UTC) after the last of ``moments``.
+    """Returns midnight (UTC) after the last of ``moments``.
 
-    uv takes only files uploaded strictly before the cut-off, and a release's files are
-    uploaded over seconds to hours: the exact upload time would exclude the release itself.
+    uv accepts only files uploaded strictly before the cut-off, and uploading a release takes
+    seconds to hours: the exact upload time would exclude the release itself.
     """
     day = max(moments).astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
     return day + timedelta(days=1)
@@ -131,7 +126,7 @@ def _pinned(
     config: IndexConfig,
     progress: Progress,
 ) -> tuple[dict[str, str], list[str], datetime | None]:
-    """Exact versions of what the request names, notes on them, and the cut-off for the rest."""
+    """Returns the exact versions of requested packages, notes, and the cut-off for the rest."""
     pins: dict[str, str] = {}
     notes: list[str] = []
     moments: list[datetime] = []
@@ -172,7 +167,7 @@ def _pinned(
 
 
 def _ground(python: str | None, base: Base, target: Target | None) -> list[str]:
-    """uv's arguments for the Python and platform to resolve for."""
+    """Returns uv's arguments for the Python and platform."""
     if target is not None:
         return ["--python-version", target.python, "--python-platform", target.platform]
     return ["--python-version", python] if python else ["--python", str(base.executable)]
@@ -186,9 +181,9 @@ def compile_pins(
     cutoff: datetime | None = None,
     lines: tuple[str, ...] = (),
 ) -> tuple[str, ...] | None:
-    """``name==version`` of all that ``requirements`` need, sorted; ``lines``: constraints.
+    """Returns ``name==version`` of all that ``requirements`` need, sorted. ``lines``: constraints.
 
-    None where nothing fits and a cut-off may be why. Raises StackError.
+    Returns None if nothing fits with a cut-off. Raises StackError.
     """
     with tempfile.TemporaryDirectory(prefix="moediag-") as name:
         folder = Path(name)
@@ -202,7 +197,7 @@ def compile_pins(
         if cutoff:
             arguments += ["--exclude-newer", cutoff.strftime("%Y-%m-%dT%H:%M:%SZ")]
         if cutoff and not without_torch:
-            # Indexes of CPU wheels give no dates; without this they would not count.
+            # Indexes of CPU wheels have no upload dates, so uv would exclude their files.
             arguments += ["--exclude-newer-package", "torch=false"]
         try:
             output = uv.run(arguments, config, folder, what="resolving " + ", ".join(requirements))

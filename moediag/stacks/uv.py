@@ -1,4 +1,4 @@
-"""Running uv: its progress passed on, its failures turned into messages with a next step."""
+"""Runs uv: forwards its progress and turns its failures into messages with a next step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Unsatisfiable(StackError):
 
 
 def find_uv() -> Path:
-    """uv's binary, by its module: it need not be on PATH. Raises StackError."""
+    """Returns the path of uv's binary from its module, because it may not be on PATH. Raises
+    StackError."""
     try:
         import uv
 
@@ -48,10 +49,10 @@ def run(
     on_line: Line | None = None,
     what: str = "",
 ) -> str:
-    """Runs uv in ``folder`` (so that no project's settings are picked up); returns its output.
+    """Runs uv in ``folder``, so that it reads no project's settings; returns its output.
 
-    ``on_line`` receives each line of its messages as it comes. Raises StackError; whatever ends
-    this call, Ctrl-C included, ends uv too.
+    ``on_line`` gets each line of stderr as it arrives. Raises StackError. Any exception, including
+    Ctrl-C, also ends uv.
     """
     command = [str(find_uv()), *(os.fspath(a) for a in arguments)]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:

@@ -1,6 +1,6 @@
-"""The step under test on one rank: the model, its sharding, its training, what is measured of it.
+"""The step under test on one rank: the model, its sharding, its training, its measurements.
 
-``rank.main`` runs a trial, ``warm.warm`` imports beforehand what it will need. Importing this
+``rank.main`` runs a trial, ``warm.warm`` imports in advance what it will need. Importing this
 package imports nothing else.
 """
 

@@ -1,4 +1,4 @@
-"""One rank's part of a trial: the loop over its training steps, and what it measures of them."""
+"""One rank's part of a trial: the loop over its training steps, and its measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moediag.worker.versions import versions
 
 
 class Unrecorded:
-    """Takes the place of the recorder in a trial that is not recorded."""
+    """Replaces the recorder in a trial that is not recorded."""
 
     def step(self, number: int) -> None: ...
 
@@ -36,19 +36,19 @@ class Unrecorded:
 
 
 class Collector:
-    """What a task gets to work with, and where it puts what it measures."""
+    """The interface of a task: its inputs, and where it puts its measurements."""
 
     def __init__(self, trial: Trial, rank: int, device: torch.device, recorder: Any = None) -> None:
         self.trial = trial
         self.rank = rank
         self.device = device
         self.recorder: Any = Unrecorded() if recorder is None else recorder
-        # Tasks fill its lists and dicts; `set` replaces its other fields.
+        # Tasks fill its lists and dicts; `set` replaces other fields.
         self.measured = Outcome(rank=rank)
 
     @property
     def options(self) -> Dict[str, Any]:
-        """The options of the trial's program, every one of them."""
+        """Returns all options of the trial's program."""
         assert isinstance(self.trial.task, ProgramTask)
         return self.trial.task.options
 
@@ -57,7 +57,7 @@ class Collector:
         self.measured = dataclasses.replace(self.measured, **fields)
 
     def note(self, *texts: str) -> None:
-        """Adds facts about how the trial was run. They are recorded at once: only a rank that
+        """Adds notes on how the trial was run. They are recorded at once, because only a rank that
         reaches its end writes an Outcome."""
         for text in texts:
             if text in self.measured.notes:
@@ -100,8 +100,7 @@ class Collector:
             self.set(steps_done=number)
 
     def outcome(self, refusal: Optional[BaseException] = None) -> Outcome:
-        """What was measured, with the versions in use; with ``refusal`` only why it could not be
-        (see NotApplicable)."""
+        """Returns the measurements with versions; with ``refusal`` only why there are none."""
         kept = self.measured
         if refusal is not None:
             kept = Outcome(rank=self.rank, applicable=str(refusal))

@@ -1,4 +1,4 @@
-"""The batches of every rank: a function of (seed, rank, step, micro-batch) alone, so that the
+"""The batches of every rank, a function of (seed, rank, step, micro-batch) alone, so that the
 single-process reference sees exactly what the ranks saw."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from moediag.protocol import Trial
 
 
 def batch(trial: Trial, rank: int, number: int, micro: int) -> torch.Tensor:
-    """Token ids, int64, shape (batch, seq_len). ``number`` is the training step from 1.
+    """Returns token ids, int64, shape (batch, seq_len). ``number`` is the training step from 1.
 
-    ``skew.batches``: ``distinct`` random tokens a rank; ``identical`` rank 0's on all ranks;
-    ``per-replica`` the same on all ranks that work on one copy of the model; ``one-token`` a single
-    token repeated, another one on each rank, which hits exactly top-k experts in each layer
-    without any patch. The axes of the layout say which ranks share a batch in each case.
+    ``skew.batches``: ``distinct`` random tokens per rank; ``identical`` rank 0's on all ranks;
+    ``per-replica`` the same on all ranks that share one copy of the model; ``one-token`` a single
+    repeated token, different on each rank, which reaches exactly top-k experts in each layer
+    without a patch. The axes of the layout decide which ranks share a batch in each case.
     """
     model, step, skew = trial.model, trial.step, trial.skew
     # The last ten ids are the special tokens of multimodal families, see models._special.

@@ -10,15 +10,15 @@ import torch
 
 from moediag.protocol import WATCHDOG_DUMPS, WATCHDOG_PIPES, Trial
 
-# torch's Flight Recorder writes to this prefix and the rank's number; newer and older name.
+# torch's Flight Recorder writes to this prefix plus the rank; newer and older name.
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
-# torch creates a pipe at this prefix; a write to it requests a dump, even where no Python runs.
+# torch creates a pipe at this prefix; a write to it requests a dump, even if no Python runs.
 _PIPES = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
 
 def device(trial: Trial) -> torch.device:
-    """This rank's device: the CPU, a GPU of its own, or a shared one, assigned in turn."""
+    """Returns this rank's device: the CPU, its own GPU, or a shared one, assigned in turn."""
     if not trial.on_gpu:
         return torch.device("cpu")
     local = int(os.environ["LOCAL_RANK"])
@@ -26,13 +26,13 @@ def device(trial: Trial) -> torch.device:
 
 
 def settle(trial: Trial, folder: Path) -> List[str]:
-    """Sets the variables that the trial asks for, unless the user set them; returns notes on what
+    """Sets the variables that the trial requests, unless the user set them; returns notes on what
     applies. Call it before the process group is created, which reads these variables."""
     notes = []
     for name, value in trial.environment.items():
         os.environ.setdefault(name, value)
     if trial.shared_gpu:
-        # accelerate would take the GPU of the local rank's number.
+        # accelerate would use the GPU with the local rank's number.
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", str(device(trial)))
         ranks, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
         where = "gloo on CUDA tensors" if trial.backend == "gloo" else trial.backend

@@ -1,8 +1,8 @@
-"""The exception of a trial that this stack cannot do."""
+"""The exception of a trial that this stack cannot run."""
 
 from __future__ import annotations
 
 
 class NotApplicable(Exception):
-    """This stack cannot do what the trial asks; the text says why. The verdict becomes
-    ``not-applicable``. All ranks raise it alike."""
+    """This stack cannot run the trial; the text says why. The verdict becomes ``not-applicable``.
+    All ranks raise it alike."""

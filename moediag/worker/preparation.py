@@ -1,4 +1,4 @@
-"""The model under test, made ready to train: built or loaded, with the trial's fix, and sharded."""
+"""Prepares the model under test: builds or loads it, applies the trial's fix, and shards it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OnModel = Callable[[str, nn.Module, tiny.Anatomy], None]
 
 
 def prepare(trial: Trial, device: torch.device, on_model: Optional[OnModel] = None) -> Wrapped:
-    """The wrapped model on ``device``. Calls ``on_model(when, model, anatomy)`` when it is
+    """Returns the wrapped model on ``device``. Calls ``on_model(when, model, anatomy)`` when it is
     ``loaded`` and when it is ``prepared``. Raises NotApplicable, on all ranks alike."""
-    kind_of(trial)  # refuses what cannot be sharded before anything is loaded
+    kind_of(trial)  # raises before anything is loaded
     if trial.model.source == "checkpoint":
         expert_parallel.launch_environment(trial)
         model = load.from_checkpoint(trial, device)
@@ -48,7 +48,7 @@ def prepare(trial: Trial, device: torch.device, on_model: Optional[OnModel] = No
 
 
 def wrap(model: nn.Module, anatomy: tiny.Anatomy, trial: Trial) -> Wrapped:
-    """``model`` sharded as the trial says, with its fix applied. Raises NotApplicable."""
+    """Shards ``model`` as the trial requires, with its fix applied. Raises NotApplicable."""
     fix = fixes.load(trial.fix) if trial.fix else None
     if fix is not None and hasattr(fix, "before_wrap"):
         fix.before_wrap(model, anatomy, trial.wrapper)
@@ -65,7 +65,7 @@ def wrap(model: nn.Module, anatomy: tiny.Anatomy, trial: Trial) -> Wrapped:
 
 
 def checkpoint_activations(model: nn.Module, kind: str) -> None:
-    """``kind``: none | reentrant | non-reentrant, through transformers' own switch."""
+    """Enables ``kind`` (none | reentrant | non-reentrant) through transformers' own switch."""
     if kind == "none":
         return
     switchable: Any = model
@@ -75,15 +75,15 @@ def checkpoint_activations(model: nn.Module, kind: str) -> None:
 
 
 def fill_uninitialized() -> None:
-    """Fills memory that torch allocates without writing it with nan from here on (torch's own
-    switch), so that reading it fails every time and not by chance."""
+    """Makes torch fill newly allocated, unwritten memory with nan (torch's own switch), so that
+    reading it fails every time and not by chance."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 class Weights:
-    """Records which experts this rank holds while a model is made. ``held`` is the last answer
-    (FQN -> the experts of the local rows)."""
+    """Records which experts this rank holds while a model is made. ``held``: the latest result (FQN
+    -> the experts of the local rows)."""
 
     def __init__(self, trial: Trial, recorder: Any, expected: Optional[Dict[str, Any]]) -> None:
         self.trial = trial

@@ -1,4 +1,4 @@
-"""What one rank executes: reads its trial, joins the process group, runs its task, writes the
+"""The main program of one rank: reads its trial, joins the process group, runs its task, writes the
 outcome."""
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from moediag.protocol import (
 
 
 def main(trial_path: str) -> None:
-    """``trial_path``: trial.json; its folder receives this rank's files. RANK, LOCAL_RANK,
-    WORLD_SIZE, MASTER_ADDR and MASTER_PORT are torch elastic's. Raises what the step raises."""
+    """Runs the trial. ``trial_path``: trial.json; its folder receives this rank's files. torch
+    elastic sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Raises what the step
+    raises."""
     import torch
 
     trial = Trial.read(trial_path)
@@ -91,7 +92,7 @@ def _distributed(trial: Trial, folder: Path) -> None:
 
 
 def _noted(folder: Path, recorder: Any) -> Optional[Callable[[], None]]:
-    """Starts noting which functions run; its failure must not become the trial's."""
+    """Starts recording which functions run; a failure of it must not become the trial's."""
     from moediag.recorder import executed
 
     try:
@@ -120,7 +121,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     device = gpu.device(trial)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Longer than the launch's own bound: the watchdog judges a stall, not the library's timeout.
+    # Longer than the launch's own limit: the watchdog judges a stall, not the library's timeout.
     timeout = datetime.timedelta(seconds=2 * trial.timeout)
     dist.init_process_group(trial.backend, timeout=timeout)
     collector = Collector(trial, rank, device, recorder)
@@ -129,7 +130,7 @@ def _steps(trial: Trial, rank: int, recorder: Any) -> Outcome:
     except NotApplicable as reason:
         return collector.outcome(reason)
     finally:
-        # A rank that aborts does not get here; one that raises must not wait for its peers.
+        # A rank that aborts does not reach this; one that raises must not wait for its peers.
         if not _raising():
             dist.destroy_process_group()
     return collector.outcome()

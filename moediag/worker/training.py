@@ -26,8 +26,8 @@ def train(
     expected: Optional[Dict[str, Any]],
     held: Dict[str, List[int]],
 ) -> None:
-    """All steps of a wrapped model. ``expected``: the reference's results, see reference.compute;
-    None compares nothing. ``held``: see gradients.compare. Collective."""
+    """Runs all steps of a wrapped model. ``expected``: the reference's results, see
+    reference.compute; None compares nothing. ``held``: see gradients.compare. Collective."""
     rank, measured = collector.rank, collector.measured
     skew = RouterSkew(wrapped.trial.skew, wrapped.anatomy.experts)
     skew.set_rank(rank)
@@ -62,8 +62,8 @@ def train_beside(
     right: Right,
     around: Callable[[int], ContextManager[Any]] = lambda number: contextlib.nullcontext(),
 ) -> None:
-    """All steps of a wrapped model, one batch each, compared with ``right``, which takes the same
-    steps. ``around(number)``: a context for forward and backward of a step."""
+    """Runs all steps of a wrapped model, one batch each, and compares them with those of ``right``.
+    ``around(number)``: a context for forward and backward of a step."""
     measured = collector.measured
     for number in collector.steps(wrapped, optimizing(collector, wrapped)):
         expected = right.step(number)
@@ -77,7 +77,7 @@ def train_beside(
 
 
 def optimizing(collector: Collector, wrapped: Wrapped) -> Callable[[int], None]:
-    """For Collector.steps: clips, steps the optimizer, and keeps the norm before clipping."""
+    """Returns a function that clips, steps the optimizer, and stores the norm before clipping."""
 
     def optimize(number: int) -> None:
         collector.measured.gradient_norms.append(finish(wrapped))
@@ -86,7 +86,7 @@ def optimizing(collector: Collector, wrapped: Wrapped) -> Callable[[int], None]:
 
 
 def record_optimizer(collector: Collector, wrapped: Wrapped) -> None:
-    """Records parameter groups that one call cannot take, before the step that raises."""
+    """Records parameter groups that one call cannot process, before the step that raises."""
     for found in optimizers.findings(wrapped.optimizer):
         collector.recorder.finding(optimizers.FINDING, found.text, **dataclasses.asdict(found))
 

@@ -10,7 +10,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "trl", "torchti
 
 
 def versions() -> Dict[str, Optional[str]]:
-    """Package -> version or None; ``python`` always."""
+    """Returns package -> version or None; ``python`` always has one."""
     found: Dict[str, Optional[str]] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""Imports beforehand everything that torch and transformers import lazily.
+"""Imports in advance everything that torch and transformers import lazily.
 
 The first optimizer step, ``clip_grad_norm_`` and FSDP2 call import ``torch._dynamo`` and more. The
 host does this once for all trials, so that a rank under load is not mistaken for a hung one. No
@@ -32,11 +32,11 @@ _TRAINERS = ("trl.trainer.sft_trainer", "datasets", "tokenizers")
 
 
 def warm(families: Sequence[str]) -> None:
-    """``families``: names of :data:`moediag.families.FAMILIES`; those that the installed
-    release lacks are skipped: the trial reports them."""
+    """Imports ``families``, names of :data:`moediag.families.FAMILIES`. Skips those that the
+    installed release lacks: the trial reports them."""
     import torch
 
-    # TRL reads it when it is imported. It counts its users, and a test is not one.
+    # TRL reads it on import. It counts its users, and a test is not one.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from moediag.worker import kernels
 
@@ -45,7 +45,7 @@ def warm(families: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except ImportError:
-            continue  # another torch; the step will import what it has
+            continue  # another torch; the step imports what it has
     from moediag.worker.measure import reference  # noqa: F401
     from moediag.worker.models import tiny
     from moediag.worker.not_applicable import NotApplicable
@@ -57,7 +57,7 @@ def warm(families: Sequence[str]) -> None:
     if importlib.util.find_spec("torchtitan") is not None:
         from moediag.worker.programs.router_block import titan_cpu
 
-        with contextlib.suppress(NotApplicable):  # another release than its scenario's
+        with contextlib.suppress(NotApplicable):  # a release other than its scenario's
             titan_cpu.load()
 
     for family in families:

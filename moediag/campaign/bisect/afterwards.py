@@ -1,4 +1,4 @@
-"""Once the releases are known: finds the cause, the commit and what changed."""
+"""Finds the cause, the commit and the changes once the releases are known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from moediag.errors import MoediagError
 def afterwards(
     question: Question, search: Search, follow: Follow, clone: Clone | None, folder: Path
 ) -> Iterator[tuple[str, Beyond]]:
-    """For each boundary with two sides, "began" and "ended". ``folder``: of the bisect."""
+    """Returns what is known of each two-sided boundary, "began" or "ended"."""
     assert search.answer is not None
     for name, boundary in (("began", search.answer.began), ("ended", search.answer.ended)):
         if boundary is not None and boundary.good is not None:

@@ -1,4 +1,4 @@
-"""An answer in words: sentences, JSON, and a markdown page to paste into an issue. Pure."""
+"""A bisect's answer as sentences, JSON and a markdown page for an issue. Pure."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything a page about a bisect needs. ``releases``: all that were searched, oldest first;
-    ``verdicts``: index -> what its probes say together (``Search.verdicts``); ``reproduce``:
-    command lines; ``environment``: what to paste into a bug report; ``beyond``: what is known of
-    the boundaries "began" and "ended" beyond their releases; ``extras``: probes made for that."""
+    """Everything that a page about a bisect needs."""
 
     package: str
     scenario: str
     answer: Answer
-    releases: tuple[str, ...]
+    releases: tuple[str, ...]  # all that were searched, oldest first
+    # index -> combined verdict of its probes (``Search.verdicts``)
     verdicts: Mapping[int, ProbeVerdict]
     probes: tuple[ProbeRecord, ...] = ()
     signatures: tuple[str, ...] = ()
     match: str = "exact"
-    reproduce: tuple[str, ...] = ()
+    reproduce: tuple[str, ...] = ()  # command lines
+    # system information for a bug report
     environment: Mapping[str, str] = field(default_factory=dict)
+    # what is known of "began" and "ended" beyond their releases
     beyond: Mapping[str, Beyond] = field(default_factory=dict)
-    extras: tuple[ProbeRecord, ...] = ()
+    extras: tuple[ProbeRecord, ...] = ()  # probes made for ``beyond``
 
 
 # ------------------------------------------------------------------------ sentences
 
 
 def sentences(package: str, releases: Sequence[str], answer: Answer) -> list[str]:
-    """What was found, the most important first."""
+    """Returns the findings, the most important first."""
     name = f"{package} {releases[answer.end]}"
     if answer.status == Status.NOT_REPRODUCED:
         return [f"Not reproduced: {name}, the bad end, is good."]
@@ -104,12 +104,12 @@ def _open(package: str, releases: Sequence[str], boundary: Boundary) -> str:
 
 
 def _hidden(releases: Sequence[str], boundary: Boundary) -> str:
-    """``; 2 could not be judged: 4.53.0, 4.53.1 (skipped (…))``; equal reasons are said once."""
+    """Returns ``; 2 could not be judged: 4.53.0, 4.53.1 (skipped (…))``, each reason once."""
     text = ""
     if boundary.undecided:
         reasons: dict[str, list[str]] = {}
         for index, verdict in boundary.undecided:
-            # A reason that names the release would be another one for each.
+            # A reason that names the release would be different for each.
             reason = describe(verdict).replace(f" {releases[index]} ", " ")
             reasons.setdefault(reason, []).append(releases[index])
         listed = "; ".join(f"{_named(names)}: {reason}" for reason, names in reasons.items())
@@ -130,7 +130,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Versions instead of indexes, so that it can be read without the list of releases."""
+    """Returns JSON with versions instead of indexes, readable without the list of releases."""
     answer, releases = report.answer, report.releases
     return {
         "schema_version": SCHEMA_VERSION,
@@ -186,7 +186,7 @@ def _boundary_json(report: Report, name: str, boundary: Boundary | None) -> dict
 
 
 def markdown(report: Report) -> str:
-    """A page to paste into an issue."""
+    """Returns a page to paste into an issue."""
     answer = report.answer
     told = sentences(report.package, report.releases, answer)
     lines = [f"### {report.scenario}: {told[0]}", "", *told[1:]]

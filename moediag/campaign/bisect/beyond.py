@@ -14,7 +14,7 @@ from moediag.campaign.bisect.suspects.suspects import Attribution
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """None where it was not asked for."""
+    """Each field is None if it was not requested."""
 
     attribution: Attribution | None = None
     companions: CompanionAnswer | None = None
@@ -25,7 +25,7 @@ class Beyond:
         return [*found, self.commits.sentence()] if self.commits else found
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """Returns lines for a terminal."""
         changed = suspects.lines(self.attribution) if self.attribution else []
         return [*self.sentences(), *changed]
 

@@ -1,4 +1,4 @@
-"""Which releases of a package are searched, and which of a companion was there on a day."""
+"""Selects the releases of a package to search, and the newest companion on a given day."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from moediag.stacks import releases as index
 from moediag.stacks.releases import Release
 from moediag.stacks.resolve import cutoff_of
 
-REACH = timedelta(days=2 * 365)  # releases older than that before the bad end are not searched
+REACH = timedelta(days=2 * 365)  # do not search releases older than this before the bad end
 
 
 def as_of(package: str, moment: datetime | None, python: str) -> str | None:
-    """The newest final release of ``package`` that was there at the end of ``moment``'s day;
-    None where no date says."""
+    """Returns the newest final release of ``package`` at the end of ``moment``'s day, or None
+    without upload dates."""
     if moment is None:
         return None
     end = cutoff_of([moment])
@@ -32,7 +32,7 @@ def as_of(package: str, moment: datetime | None, python: str) -> str | None:
 
 
 def spelled(package: str, version: str, listed: Sequence[Release]) -> str:
-    """As the index spells it, without a local part."""
+    """Returns the version as the index spells it, without a local part."""
     try:
         wanted = Version(version)
     except InvalidVersion:
@@ -56,7 +56,7 @@ def searched(
     pre: bool = False,
     yanked: bool = False,
 ) -> list[Release]:
-    """The releases that are searched, oldest first, builds of one version once."""
+    """Returns the releases to search, oldest first, each version once."""
     unique: dict[str, Release] = {}
     for release in listed:
         public = Version(release.version).public
@@ -79,9 +79,10 @@ def searched(
 
 
 def _floor(found: Sequence[Release], bad: str) -> Version:
-    """The oldest release within :data:`REACH` before the bad end; all of them where no date says.
+    """Returns the oldest release within :data:`REACH` before the bad end, or the oldest of all
+    without upload dates.
 
-    Years-old releases rarely run beside today's torch, and each would cost an environment."""
+    Much older releases rarely run with today's torch, and each would need an environment."""
     uploaded = next(r.uploaded for r in found if r.version == bad)
     if uploaded is None:
         return min(Version(r.version) for r in found)

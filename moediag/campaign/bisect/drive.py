@@ -1,4 +1,4 @@
-"""The search as a strategy of the engine: which release to probe next, and what the probe found."""
+"""The search as a strategy of the engine: chooses the next release and records its verdict."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from moediag.campaign.engine.drive import AHEAD
 def drive(
     question: Question, state: State, prober: Prober, display: Display, jobs: int = 1
 ) -> Search:
-    """Until there is an answer; returns the search that has it.
+    """Probes until there is an answer; returns the search that has it.
 
-    The answer depends neither on ``jobs`` nor on how often this was interrupted. Raises Interrupted
-    after Ctrl-C, naming the command that resumes it, and MoediagError where nothing can be probed.
+    The answer depends neither on ``jobs`` nor on interruptions. Raises Interrupted after Ctrl-C,
+    with the command that resumes it, and MoediagError if nothing can be probed.
     """
     try:
         return _drive(question, state, prober, display, jobs)
@@ -43,7 +43,7 @@ def _drive(question: Question, state: State, prober: Prober, display: Display, j
 
 
 class _Learning(Strategy[Probe, ProbeRecord]):
-    """The first probe, of the bad end: says which failure is looked for."""
+    """The first probe, of the bad end. It learns the target failure."""
 
     def __init__(self, question: Question, state: State, prober: Prober, display: Display) -> None:
         self.question = question
@@ -63,7 +63,7 @@ class _Learning(Strategy[Probe, ProbeRecord]):
         found = self.prober.learn(self.state.releases[item.index])
         if found.target is None:
             self.display.say(found.problem)
-        else:  # before its probe is: without a target a probed bad end is not bad
+        else:  # record it before its probe: without a target a probed bad end is not bad
             self.state.learned(found.target)
             for text in target_lines(found.target):
                 self.display.say(text)
@@ -95,7 +95,7 @@ class _Searching(_Learning):
         if target is None or self.search.answer is not None:  # None: the bad end is not bad
             return []
         end = Probe(self.question.options(self.state.releases, Rate()).bad)
-        if end not in self.search.known:  # killed between learning and writing it down
+        if end not in self.search.known:  # killed between learning and recording
             return [end]
         return self.search.next(most)
 

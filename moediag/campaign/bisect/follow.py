@@ -1,8 +1,8 @@
-"""Probes after the releases are known: commits, corners.
+"""Probes after the releases are known: commits and corners.
 
-Each is a machine of its own (:mod:`~moediag.campaign.bisect.search.search_machine`), asked one
-question at a time. A finished probe is in the journal before anything else happens, and is never
-repeated.
+Each search is a separate machine (:mod:`~moediag.campaign.bisect.search.search_machine`) that asks
+one question at a time. A finished probe is written to the journal before anything else happens, and
+is never repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Ready = Callable[[], contextlib.AbstractContextManager[Setting]]
 
 
 class Follow:
-    """Makes the probes that its machines ask for."""
+    """Makes the probes that its machines request."""
 
     def __init__(self, state: State, prober: Prober, display: Display, target: Target) -> None:
         self.state = state
@@ -38,12 +38,12 @@ class Follow:
 
     @property
     def made(self) -> int:
-        """How many probes its machines have needed so far, those of earlier commands included."""
+        """Returns how many probes its machines have needed so far, earlier commands included."""
         return len(self._needed)
 
     def probe(self, name: str, setting: Ready, attempt: int = 1) -> ProbeVerdict:
-        """The verdict on what is called ``name``; ``setting`` is only made ready where that is not
-        known yet, and where it raises StackError the verdict is SKIP."""
+        """Returns the verdict on ``name``. ``setting`` is prepared only if the verdict is unknown;
+        if it raises StackError the verdict is SKIP."""
         named = probe_name(name, attempt)
         self._needed.add(named)
         record = self.state.known(named)
@@ -55,7 +55,7 @@ class Follow:
         return record.verdict
 
     def prepare(self, settings: Sequence[Setting]) -> None:
-        """Begins to build the environments of those that are not known yet."""
+        """Starts to build the environments of those not known yet."""
         self.prober.prepare_on([s for s in settings if self.state.known(s.name) is None])
 
     def _made(self, name: str, setting: Ready, attempt: int) -> ProbeRecord:
@@ -69,7 +69,7 @@ class Follow:
 
 
 def settle(machine: Machine[Q, A], probe: Callable[[Q], ProbeVerdict], most: int) -> A | None:
-    """The machine's answer; None where it needs more than ``most`` probes now."""
+    """Returns the machine's answer, or None if it needs more than ``most`` probes."""
     for _ in range(most):
         if machine.answer is not None:
             return machine.answer

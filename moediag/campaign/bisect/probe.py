@@ -1,6 +1,6 @@
-"""Probes one release: builds its environment, runs the scenario's trials on it and judges them.
+"""Probes one release: builds its environment, runs the scenario's trials and judges them.
 
-The trials run as in every run (:mod:`moediag.campaign.run`); a probe's folder is a run directory.
+Trials run as in every run (:mod:`moediag.campaign.run`); a probe's folder is a run directory.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from moediag.stacks.environment import Stack
 
 Building = Callable[[str, "float | None"], None]
 PROBES = "probes"  # folder of the probes' run directories, in the bisect's
-SURE = 0.95  # how sure a clean release must be
-_LONGEST = 300  # letters of a reason
+SURE = 0.95  # required confidence in a clean release
+_LONGEST = 300  # characters of a reason
 
 
 class TooRare(MoediagError):
@@ -50,8 +50,7 @@ class TooRare(MoediagError):
 
 
 class Releases:
-    """The real prober. ``folder``: of the bisect; ``hosts``: where others share them. Use
-    :meth:`close` in the end."""
+    """The real prober; call :meth:`close` at the end. ``hosts``: given if shared."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class Releases:
         families = {scenario.merged(name).model.family for name in scenario.variants}
         warm = dataclasses.replace(self.launch, families=tuple(sorted(families)))
         self.hosts = hosts or Hosts(folder, warm)
-        # Importing takes a core; with two of them the probe at work needs the other.
+        # Importing takes a core; on two cores the running probe needs the other.
         self._early = 1 if cores() < 4 else 2
         self._releases = {r.version: r for r in question.releases}
 
@@ -117,12 +116,12 @@ class Releases:
             told.append(ran.record(verdict))
             if told[-1].verdict.kind != Kind.SKIP:
                 return told[-1]
-        # The first environment is the one that was meant.
+        # The first environment is the intended one.
         return dataclasses.replace(told[0], seconds=time.monotonic() - begun)
 
     def prepare(self, versions: Sequence[str]) -> None:
         for place, version in enumerate(versions):
-            with contextlib.suppress(MoediagError):  # the probe meets it again and says so
+            with contextlib.suppress(MoediagError):  # the probe fails again and reports it
                 request = self.question.request(self._releases[version])
                 stack = environment.ready(request)
                 if stack is None:
@@ -142,7 +141,7 @@ class Releases:
     def close(self) -> None:
         self.ahead.close()
         self.hosts.close()
-        self.stopping.clear()  # whom it was for is gone; what follows may probe again
+        self.stopping.clear()  # the run it was meant for has ended; later probes may run
 
     @property
     def _fork(self) -> bool:
@@ -175,7 +174,7 @@ class Releases:
 
         try:
             planned = self.question.plan(request, trials)
-            # Here and not only in the run: what is built ahead must not import beside it.
+            # Checked here as well as in the run: a build must not import during a probe.
             environment.ensure(planned.scenario.stack, observer.building)
             self.ahead.end(ran.name)
             folder = new_folder(self.folder / PROBES, ran.name.replace(" ", "-"))
@@ -196,8 +195,9 @@ class Releases:
 
 
 def overlay(stack: Stack, source: Path, name: str, package: str) -> Stack:
-    """``stack`` with ``source`` before everything that is installed. ``name``: of what lies there;
-    no other stack may have its key, by which processes that imported it are found again."""
+    """Returns ``stack`` with ``source`` first on its path. ``name``: identifies the content of
+    ``source``; it must be unique, because processes that imported it are found by the stack's
+    key."""
     had = stack.versions.get(package)
     return dataclasses.replace(
         stack,
@@ -209,7 +209,7 @@ def overlay(stack: Stack, source: Path, name: str, package: str) -> Stack:
 
 
 class _Ran:
-    """What a run left. ``reason``: why it could not be run, else ""."""
+    """What a run left. ``reason``: why it could not run, else ""."""
 
     def __init__(self, name: str, uploaded: str, attempt: int, variant: str, began: float) -> None:
         self.name = name
@@ -239,7 +239,7 @@ class _Ran:
 
 
 class _Observer(Display):
-    """Passes on in one line what a run is doing, and ends it when it is to stop."""
+    """Passes on a run's progress in one line, and ends the run on a stop request."""
 
     def __init__(self, display: Display, version: str, stopping: threading.Event) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class _Observer(Display):
 
 
 def new_folder(base: Path, version: str) -> Path:
-    """A new folder: what an interrupted probe left stays as it is."""
+    """Makes a new folder; what an interrupted probe left is kept."""
     number = 1
     while True:
         folder = base / (version if number == 1 else f"{version}-{number}")
@@ -276,7 +276,7 @@ def new_folder(base: Path, version: str) -> Path:
 
 
 def _problem(error: CannotLearn, question: Question, ran: _Ran) -> str:
-    """What showed instead; where companions are not those that the scenario names, which."""
+    """Describes what showed instead, and companions that differ from the scenario's."""
     had = next((t.stack for t in ran.trials if t.stack), {})
     drifted = {
         name: version
@@ -291,6 +291,6 @@ def _problem(error: CannotLearn, question: Question, ran: _Ran) -> str:
 
 
 def _flat(text: str) -> str:
-    """One line, so that it fits a table."""
+    """Returns one line, so that it fits a table."""
     flat = " ".join(text.split())
     return flat if len(flat) <= _LONGEST else flat[: _LONGEST - 1] + "…"

@@ -1,4 +1,4 @@
-"""A probe, and the failure that is looked for, in a line of the display."""
+"""A probe and its target failure, as lines of the display."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moediag.result import wording
 
 
 def target_lines(target: Target) -> list[str]:
-    """Which failure is looked for, and how often it shows."""
+    """Returns the target failure and how often it shows."""
     text = [f"looking for ({target.match}): {signature}" for signature in target.signatures]
     rate = target.rate
     if not rate.steady:
@@ -24,7 +24,7 @@ def target_lines(target: Target) -> list[str]:
 
 
 def probe_line(record: ProbeRecord, wanted: Sequence[str] = ()) -> Line:
-    """``4.53.0  12.1 s  bad``; what showed follows, unless it is among ``wanted``."""
+    """Returns ``4.53.0  12.1 s  bad``, followed by what showed unless it is among ``wanted``."""
     spent = "" if record.seconds is None else f"  {wording.seconds(record.seconds)}"
     verdict = record.verdict
     what = str(verdict.kind) if verdict.text in wanted else describe(verdict)

@@ -1,7 +1,7 @@
-"""What a probe of one release can say, and when several say the same.
+"""The verdict of a probe of one release, and how several verdicts combine.
 
-Only BAD (the failure looked for, by its signature) and GOOD (ran to its end, and what must hold
-held) move a bound of the search. Everything else is named in the answer and moves nothing.
+Only BAD (the target failure, by its signature) and GOOD (ran to its end, and its invariant held)
+move a bound of the search. Other verdicts are only reported.
 """
 
 from __future__ import annotations
@@ -30,21 +30,19 @@ DECIDED = frozenset({Kind.BAD, Kind.GOOD})
 
 @dataclass(frozen=True, slots=True)
 class ProbeVerdict:
-    """``text``: the signature of an OTHER, the reason of a SKIP, what a FLAKY did. ``rate``: of a
-    FLAKY, the share of its deciding trials that showed the failure, 0 to 1. ``trials``: how many
-    trials decided it; for a GOOD, those that were clean."""
+    """What a probe found."""
 
     kind: Kind
-    text: str = ""
-    rate: float | None = None
-    trials: int = 1
+    text: str = ""  # signature of an OTHER, reason of a SKIP, description of a FLAKY
+    rate: float | None = None  # of a FLAKY: share of its deciding trials with the failure, 0 to 1
+    trials: int = 1  # trials that decided it; for a GOOD, the clean ones
 
     @property
     def decided(self) -> bool:
         return self.kind in DECIDED
 
     def to_json(self) -> dict[str, Any]:
-        """Fields at their default are left out."""
+        """Returns JSON without fields at their default."""
         raw: dict[str, Any] = {"kind": str(self.kind)}
         if self.text:
             raw["text"] = self.text
@@ -80,25 +78,25 @@ def skip(reason: str) -> ProbeVerdict:
 
 
 def flaky(bad: int, good: int) -> ProbeVerdict:
-    """Of ``bad + good`` trials that ran to a decision, ``bad`` showed the failure."""
+    """Returns FLAKY: ``bad`` of ``bad + good`` deciding trials showed the failure."""
     trials = bad + good
     text = f"shows in {bad} of {trials} trials"
     return ProbeVerdict(Kind.FLAKY, text, bad / trials, trials)
 
 
 def describe(verdict: ProbeVerdict) -> str:
-    """In words, with its text."""
+    """Returns the verdict and its text in words."""
     words = {Kind.OTHER: "another failure", Kind.SKIP: "skipped", Kind.FLAKY: "flaky"}
     word = words.get(verdict.kind, str(verdict.kind))
     return f"{word} ({verdict.text})" if verdict.text else word
 
 
 def merged(attempts: Sequence[ProbeVerdict], steady: bool) -> ProbeVerdict:
-    """One verdict of several probes of the same release, in the order they were made.
+    """Returns one verdict for several probes of the same release, in the order they were made.
 
-    A failure that shows at times (``steady`` false) is there once it has been seen; one that
-    always shows is FLAKY where probes disagree. Probes that decided nothing are no evidence.
-    Raises ValueError without attempts.
+    An intermittent failure (``steady`` false) is present once it has been seen. A steady one is
+    FLAKY if probes disagree. Probes that decided nothing do not count. Raises ValueError without
+    attempts.
     """
     if not attempts:
         raise ValueError("no attempt to merge")

@@ -1,4 +1,4 @@
-"""The interface of probers: what builds, launches and judges a release for the search."""
+"""The interface of probers, which build, launch and judge a release for the search."""
 
 from __future__ import annotations
 
@@ -13,57 +13,53 @@ from moediag.campaign.bisect.timeline import ProbeRecord
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The first probe of the bad end. ``target``: None where the declared failure did not show;
-    then ``problem`` says what did, and ``record`` holds what it was."""
+    """The first probe of the bad end."""
 
-    record: ProbeRecord
-    target: Target | None
-    problem: str = ""
+    record: ProbeRecord  # the probe
+    target: Target | None  # None if the declared failure did not show
+    problem: str = ""  # then says what showed instead
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a probe runs on that is not simply a release. ``name``: of it in the state file and for
-    people; ``requests``: environments for stacks.environment, each tried where the one before
-    decided nothing; ``source``: a folder from which packages are imported before those that are
-    installed."""
+    """What a probe runs on that is not simply a release."""
 
-    name: str
+    name: str  # in the state file and in messages
+    # environments for stacks.environment, tried in order until one decides
     requests: tuple[Mapping[str, str], ...]
-    source: Path | None = None
+    source: Path | None = None  # folder to import packages from before the installed ones
 
 
 class Prober(Protocol):
-    """Builds, launches, judges. Implementations may start processes; the search never does."""
+    """Builds, launches and judges. Implementations may start processes; the search never does."""
 
     def learn(self, version: str) -> Learned:
-        """Probes the bad end, often enough to tell how often the failure shows there. Raises as
-        :meth:`probe`."""
+        """Probes the bad end often enough to estimate its failure rate. Raises as :meth:`probe`."""
         ...
 
     def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
-        """Runs the scenario on ``version``. A release that cannot be tried is a SKIP, not an error;
-        MoediagError only where no release could be (the machine, the network, Ctrl-C). Called by
-        several threads at once with ``--jobs``."""
+        """Runs the scenario on ``version``. A release that cannot be tried is a SKIP, not an error.
+        Raises MoediagError only if no release could be tried (machine, network, Ctrl-C). Several
+        threads call it at once with ``--jobs``."""
         ...
 
     def probe_on(self, setting: Setting, attempt: int, target: Target) -> ProbeRecord:
-        """The same on ``setting``; one at a time, in the main thread."""
+        """Does the same on ``setting``; one at a time, in the main thread."""
         ...
 
     def prepare(self, versions: Sequence[str]) -> None:
-        """Begins to make ready the releases that may be wanted next, the likeliest first, and
-        returns at once; failures are left for :meth:`probe` to report."""
+        """Starts to prepare the releases that may be needed next, likeliest first, and returns at
+        once. :meth:`probe` reports failures."""
         ...
 
     def prepare_on(self, settings: Sequence[Setting]) -> None:
-        """The same for :meth:`probe_on`."""
+        """Does the same for :meth:`probe_on`."""
         ...
 
     def stop(self) -> None:
-        """Makes the probes that other threads run end as after Ctrl-C."""
+        """Ends the probes of other threads as after Ctrl-C."""
         ...
 
     def close(self) -> None:
-        """Ends what :meth:`prepare` began. It may be used again afterwards."""
+        """Ends what :meth:`prepare` started. The prober can be used again afterwards."""
         ...

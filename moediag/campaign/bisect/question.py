@@ -24,48 +24,44 @@ from moediag.stacks import releases as index
 from moediag.stacks.base import cache_root, current_base
 from moediag.stacks.releases import Release
 
-PATIENCE = 6  # undecided releases between bad and good after which no more are tried
-LIBRARIES = ("transformers", "accelerate")  # uv resolves them as of a date by itself
+PATIENCE = 6  # stop after this many undecided releases between bad and good
+LIBRARIES = ("transformers", "accelerate")  # uv resolves them as of a date
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The command line. ``name``: of the scenario, as typed; ``bad``: "" for the scenario's own
-    release; ``good``: "" for none; ``oldest``: "" for :data:`candidates.REACH`; ``variant``: ""
-    for the first unfixed one; ``calibrate``: trials of the bad end."""
+    """The command line."""
 
-    name: str = ""
+    name: str = ""  # scenario, as typed
     package: str = "transformers"
-    bad: str = ""
-    good: str = ""
-    oldest: str = ""
+    bad: str = ""  # "" for the scenario's own release
+    good: str = ""  # "" for none
+    oldest: str = ""  # "" for :data:`candidates.REACH`
     window: bool = False
     pre: bool = False
     yanked: bool = False
     hold: Mapping[str, str] = field(default_factory=dict)
     python: str = ""
     match: Match = Match.EXACT
-    variant: str = ""
+    variant: str = ""  # "" for the first unfixed one
     world_size: int | None = None
     device: str = "cpu"
     launcher: str = "auto"
     timeout: float | None = None
-    calibrate: int = 3
+    calibrate: int = 3  # trials of the bad end
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``scenario``: reduced to ``variant`` and its controls, without versions; ``pins``: what the
-    scenario names beside the package; ``releases``: those that are searched, oldest first;
-    ``good``: None where it is to be found."""
+    """What a bisect searches for, and what stays fixed."""
 
-    scenario: Scenario
+    scenario: Scenario  # reduced to ``variant`` and its controls, without versions
     variant: str
     package: str
-    pins: Mapping[str, str]
-    releases: tuple[Release, ...]
+    pins: Mapping[str, str]  # other packages that the scenario pins
+    releases: tuple[Release, ...]  # those that are searched, oldest first
     bad: str
-    good: str | None
+    good: str | None  # None if it must be found
     python: str
     asked: Asked
 
@@ -87,7 +83,7 @@ class Question:
 
     @property
     def declared(self) -> tuple[str, ...]:
-        """The verdicts that the variant's expectation allows."""
+        """Returns the verdicts that the variant's expectation allows."""
         return self.scenario.variants[self.variant].expect.verdicts(self.backend)
 
     @property
@@ -95,11 +91,11 @@ class Question:
         return self.scenario.variants[self.variant].expect.pattern
 
     def request(self, release: Release) -> dict[str, str]:
-        """The environment of a probe of ``release``, for stacks.environment.
+        """Returns the environment of a probe of ``release``, for stacks.environment.
 
-        When transformers is searched its companions are those of the release's own day. Another
-        package is searched with what the scenario names beside it: the failure is one of those
-        releases. ``--hold`` overrules both.
+        A search over transformers uses the companions of the release's own day. A search over
+        another package uses the scenario's other pins, because the failure belongs to those
+        releases. ``--hold`` overrides both.
         """
         hold = dict(self.asked.hold)
         wanted = {self.package: release.version, **hold}
@@ -115,8 +111,7 @@ class Question:
         return wanted
 
     def plan(self, request: Mapping[str, str], trials: int) -> Plan:
-        """The trials of a probe of the environment of ``request``: the variant ``trials`` times,
-        each control once."""
+        """Returns a probe's trials: the variant ``trials`` times, each control once."""
         own = self.scenario.variants[self.variant]
         variants = {
             **self.scenario.variants,
@@ -134,13 +129,13 @@ class Question:
         return dataclasses.replace(whole, trials=tuple(map(self._noting, whole.trials)))
 
     def _noting(self, planned: PlannedTrial) -> PlannedTrial:
-        """The variant's trials note which functions they run, for what changed in them."""
+        """Makes the variant's trials record which functions they run, to rank the changed ones."""
         if planned.trial.variant != self.variant:
             return planned
         return dataclasses.replace(planned, trial=dataclasses.replace(planned.trial, executed=True))
 
     def options(self, versions: Sequence[str], rate: Rate) -> Options:
-        """Of a search over ``versions``."""
+        """Returns the options of a search over ``versions``."""
         place = {version: number for number, version in enumerate(versions)}
         return Options(
             bad=place[self.bad],
@@ -152,7 +147,7 @@ class Question:
 
     def header(self, command: Sequence[str]) -> Header:
         asked = self.asked
-        # Nothing of the index: a release more must not keep anyone from resuming.
+        # Nothing from the index: a new release must not prevent resuming.
         told = self.scenario.to_yaml()
         return Header(
             "bisect",
@@ -184,15 +179,15 @@ class Question:
         )
 
     def over(self, versions: Sequence[str]) -> Question:
-        """The same over the releases that an earlier run searched."""
+        """Returns the same question over the releases that an earlier run searched."""
         known = {r.version: r for r in index.releases(self.package)}
         kept = tuple(known.get(version, Release(version)) for version in versions)
         return dataclasses.replace(self, releases=kept)
 
 
 def ask(scenario: Scenario, asked: Asked) -> Question:
-    """The question of a command line. Asks the index. Raises UsageError, NoSuchRelease and what
-    :mod:`moediag.stacks.releases` raises."""
+    """Returns the question of a command line. Queries the index. Raises UsageError, NoSuchRelease
+    and what :mod:`moediag.stacks.releases` raises."""
     package = str(canonicalize_name(asked.package))
     hold = {str(canonicalize_name(name)): version for name, version in asked.hold.items()}
     if package in hold or package == "python":
@@ -230,7 +225,7 @@ def ask(scenario: Scenario, asked: Asked) -> Question:
         python,
         dataclasses.replace(asked, hold=hold),
     )
-    question.plan(question.request(chosen[0]), 1)  # what cannot be planned is said now
+    question.plan(question.request(chosen[0]), 1)  # report now what cannot be planned
     return question
 
 
@@ -245,8 +240,8 @@ def _variant(scenario: Scenario, name: str) -> str:
 
 
 def _reduced(scenario: Scenario, variant: str) -> Scenario:
-    """``variant`` and the controls that prove something about it: on the scenario's own stack,
-    with its model. Another family's control may fail where that family has a bug of its own."""
+    """Returns ``variant`` and the controls that apply to it: on the scenario's own stack, with its
+    model. Another family's control may fail because of a bug in that family."""
     family = scenario.merged(variant).model.family
     controls = {n: v for n, v in scenario.variants.items() if v.role == "control" and not v.stack}
     close = {n: v for n, v in controls.items() if scenario.merged(n).model.family == family}

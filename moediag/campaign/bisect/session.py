@@ -1,4 +1,4 @@
-"""Runs a bisect from its question to its files, and estimates one before it starts."""
+"""Runs a bisect from its question to its files, and estimates its cost before it starts."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from moediag.stacks import environment
 from moediag.stacks.base import cache_root, current_base
 
 REPORT_FILE = "report.md"
-RUNS = Path("moediag-runs")  # where earlier bisects are looked for
-# Without any measurement: a probe is mostly imports, and on two cores they took 10 to 20 s.
+RUNS = Path("moediag-runs")  # folder of earlier bisects
+# Without measurements: a probe is mostly imports, and on two cores they took 10 to 20 s.
 GUESS = 15.0
 
 MakeProber = Callable[[Question, Path], Prober]
@@ -52,11 +52,11 @@ def run(
     jobs: int = 1,
     clone: Clone | None = None,
 ) -> tuple[answer_page.Report, Path]:
-    """The report, and the folder that holds it as ``result.json`` and ``report.md`` beside the
-    journal and the probes' run directories. ``clone``: where to look for the commit.
+    """Returns the report and its folder. The folder has ``result.json`` and ``report.md`` beside
+    the journal and the probes' run directories. ``clone``: where to search for the commit.
 
-    Raises UsageError for a folder that cannot be used or belongs to another bisect, Interrupted
-    after Ctrl-C, and MoediagError where nothing can be probed.
+    Raises UsageError for a folder that is unusable or belongs to another bisect, Interrupted after
+    Ctrl-C, and MoediagError if nothing can be probed.
     """
     name = f"bisect-{question.scenario.name}"
     with states.opened(question.header(command), out, resume, name) as state:
@@ -77,7 +77,7 @@ def run(
 
 def clean(report: answer_page.Report) -> bool:
     """Whether the question is answered: each boundary lies between a bad and a good release, or the
-    failure extends to the last release, or to the first that has what the scenario needs; and
+    failure extends to the last release or to the first that has the scenario's requirements; and
     commits were found if a clone was given."""
     commits = [one.commits for one in report.beyond.values() if one.commits is not None]
     return _clean(report.answer) and all(one.answered for one in commits)
@@ -115,7 +115,7 @@ def _report(
 
 
 def _reproduce(question: Question, answer: Answer, releases: Sequence[str]) -> list[str]:
-    """A command for each release at a boundary; the bad end where there is none."""
+    """Returns a command for each release at a boundary, or for the bad end without one."""
     wanted = {answer.end} if not answer.boundaries else set()
     for boundary in answer.boundaries:
         wanted |= {boundary.bad} | ({boundary.good} if boundary.good is not None else set())
@@ -128,7 +128,7 @@ def _reproduce(question: Question, answer: Answer, releases: Sequence[str]) -> l
 
 
 def _command(question: Question, request: dict[str, str]) -> str:
-    """What a probe ran, as a command."""
+    """Returns the command that repeats a probe."""
     asked = question.asked
     words = ["moediag", "run", asked.name or question.scenario.name]
     for variant in (question.variant, *question.controls):
@@ -164,14 +164,13 @@ def _environment(question: Question) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """``probes``: at most, in a clean history; ``built``: environments that are there; ``mean``:
-    seconds a probe, ``measured`` in so many probes of earlier bisects here (0: a guess)."""
+    """What a bisect will cost."""
 
     question: Question
-    probes: int
-    built: int
-    mean: float
-    measured: int
+    probes: int  # at most, in a clean history
+    built: int  # environments that exist
+    mean: float  # seconds per probe
+    measured: int  # number of probes of earlier bisects behind ``mean``; 0: a guess
 
     @property
     def seconds(self) -> float:
@@ -235,7 +234,7 @@ class Forecast:
 
 
 def forecast(question: Question) -> Forecast:
-    """Starts no process and builds nothing; the index was asked for the question."""
+    """Returns the forecast. Starts no process, builds nothing and makes no query."""
     options = question.options(question.versions, Rate())
     built = 0
     for release in question.releases:
@@ -247,8 +246,8 @@ def forecast(question: Question) -> Forecast:
 
 
 def _earlier(question: Question) -> list[float]:
-    """Seconds of probes that launched something, of bisects on this platform in ``moediag-runs``;
-    those of this scenario where there are any."""
+    """Returns the seconds of launched probes of earlier bisects on this platform in
+    ``moediag-runs``; of this scenario if it has any."""
     own: list[float] = []
     others: list[float] = []
     wanted = question.header(()).question

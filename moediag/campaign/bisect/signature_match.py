@@ -1,16 +1,16 @@
-"""Is what a trial showed the failure that is looked for?
+"""Decides whether a trial showed the target failure.
 
 The failure is learned at the bad end: the signatures (:mod:`moediag.diagnosis.rules.signature`) of
-its unfixed trials, as far as their verdict is one that the scenario declares. How much must agree:
+its unfixed trials whose verdict the scenario declares. How much must match:
 
 - ``exact``: the whole signature;
 - ``class``: the verdict and what happened (kind and operations of the divergence, type of the
-  exception), whatever the axis, the phase, the reason or how many ranks;
+  exception), whatever the axis, the phase, the reason or the number of ranks;
 - ``any``: any of the declared verdicts.
 
-Another failure is OTHER, never GOOD: "it crashes loudly now" is no repair of silent corruption. It
-is GOOD only when the unfixed trial is clean *and* a control beside it is. A failing control, an
-import that fails and whatever was not applicable or inconclusive say nothing about the release.
+Another failure is OTHER, never GOOD: a new loud crash does not fix silent corruption. A release is
+GOOD only if the unfixed trial *and* a control are clean. A failing control, a failing import and
+trials that were not applicable or inconclusive say nothing about the release.
 """
 
 from __future__ import annotations
@@ -42,19 +42,17 @@ class CannotLearn(MoediagError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What counts as the failure. ``variant``: the unfixed variant that is probed; ``declared``:
-    the verdicts that its expectation allows on this backend; ``signatures``: learned, the most
-    frequent first; ``rate``: how often it showed while it was learned."""
+    """What counts as the failure."""
 
-    variant: str
-    declared: tuple[str, ...]
-    signatures: tuple[str, ...]
+    variant: str  # the unfixed variant that is probed
+    declared: tuple[str, ...]  # verdicts that its expectation allows on this backend
+    signatures: tuple[str, ...]  # as learned, the most frequent first
     match: Match = Match.EXACT
-    rate: Rate = field(default_factory=Rate)
+    rate: Rate = field(default_factory=Rate)  # how often it showed while it was learned
 
     @property
     def failures(self) -> frozenset[str]:
-        """The declared verdicts that are failures: a scenario may allow clean as well."""
+        """Returns the declared verdicts that are failures; a scenario may allow clean too."""
         return frozenset(self.declared) & {str(v) for v in FAILURES}
 
     def matches(self, signature: str) -> bool:
@@ -73,10 +71,9 @@ def learn(
     match: Match = Match.EXACT,
     pattern: str | None = None,
 ) -> Target:
-    """From the trials of the bad end. Trials that were not applicable or inconclusive do not
-    count; where the declared failure and another one show, only the declared one is learned.
-    ``pattern``: a part that its signature must have. Raises CannotLearn, saying what showed
-    instead."""
+    """Learns the failure from the trials of the bad end. Ignores trials that were not applicable or
+    inconclusive, and other failures if the declared one shows. ``pattern``: a required part of the
+    signature. Raises CannotLearn with what showed instead."""
     wanted = {str(v) for v in FAILURES} & set(declared)
     own = [t for t in trials if t.variant == variant]
     decided = [t for t in own if t.verdict not in _UNDECIDED]
@@ -104,9 +101,8 @@ def learn(
 
 
 def judge(trials: Sequence[TrialResult], target: Target, sure: float = 0.95) -> ProbeVerdict:
-    """The verdict of one probe from the trials of its run: those of ``target.variant`` and the
-    controls that belong to it. A probe may leave the controls away while the failure shows; it
-    is never GOOD without one."""
+    """Returns the verdict of one probe from the trials of ``target.variant`` and its controls. A
+    probe may omit the controls while the failure shows; without one it is never GOOD."""
     own = [t for t in trials if t.variant == target.variant]
     if not own:
         return skip(f"no trial of variant {target.variant}")
@@ -135,7 +131,7 @@ def _one(trial: TrialResult, target: Target) -> ProbeVerdict:
 
 
 def _failing_control(trials: Sequence[TrialResult]) -> TrialResult | None:
-    """A control that failed; one that could not be judged is no failure yet."""
+    """Returns a control that failed; one that could not be judged is no failure."""
     controls = [t for t in trials if t.role == Role.CONTROL and t.verdict not in _UNDECIDED]
     return next((t for t in controls if t.verdict != Verdict.CLEAN), None)
 
@@ -154,7 +150,7 @@ def _has(signature: str, pattern: str | None) -> bool:
 
 
 def _class(signature: str) -> tuple[str, str]:
-    """(verdict, what happened); the latter "" where the signature has none, and always for the
+    """Returns (verdict, what happened). The latter is "" if the signature has none, and for the
     pattern of ranks, which is the last part."""
     verdict, *rest = signature.split(":")
     what = rest[0] if rest and not rest[0].endswith(("-rank", "-ranks")) else ""

@@ -1,8 +1,8 @@
-"""What a bisect has found out so far, in its journal.
+"""What a bisect has found so far, in its journal.
 
-A ``learned`` line says which failure is looked for, each ``probe`` line is a finished probe of a
-release, each ``extra`` line one of something else (a commit, a mixed environment). Probes are named
-by version, never by their place in a list that grows with every release.
+The ``learned`` line holds the target failure. Each ``probe`` line is a finished probe of a release,
+each ``extra`` line one of something else (a commit, a mixed environment). Probes are named by
+version, not by position in a list that grows with every release.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _TARGET = "target"
 
 
 class State:
-    """The journal of a bisect, read and written; a context manager.
+    """Reads and writes the journal of a bisect; a context manager.
 
-    Adding raises ValueError for what is recorded already, and as :meth:`Journal.append`."""
+    Adding raises ValueError for an existing record, and as :meth:`Journal.append`."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
@@ -49,7 +49,7 @@ class State:
 
     @property
     def target(self) -> Target | None:
-        """The failure that is looked for; None until it was learned."""
+        """Returns the target failure, or None before it was learned."""
         return self._target.get(_TARGET)
 
     @property
@@ -67,11 +67,11 @@ class State:
         self.records.add(record.name, record)
 
     def finished_extra(self, record: ProbeRecord) -> None:
-        """A probe of something else than a release that is searched."""
+        """Records a probe of something else than a searched release."""
         self._extras.add(record.name, record)
 
     def known(self, name: str) -> ProbeRecord | None:
-        """Such a probe, where it is finished."""
+        """Returns such a probe if it is finished."""
         return self._extras.get(name)
 
     def done(self) -> str:
@@ -79,7 +79,7 @@ class State:
         return f"{count} finished probe{'' if count == 1 else 's'}"
 
     def tell(self, search: Search) -> None:
-        """Tells ``search`` every finished probe of a release."""
+        """Passes every finished probe of a release to ``search``."""
         places = {version: index for index, version in enumerate(self.releases)}
         for record in self.probes:
             search.told(Probe(places[record.version], record.attempt), record.verdict)
@@ -92,22 +92,22 @@ class State:
 
 
 def create(folder: Path, header: Header) -> State:
-    """As :func:`journals.create`."""
+    """Creates the state, as :func:`journals.create`."""
     return _opened(journals.create(folder, header))
 
 
 def resume(folder: Path, header: Header) -> State:
-    """As :func:`journals.resume`."""
+    """Resumes the state, as :func:`journals.resume`."""
     return _opened(journals.resume(folder, header))
 
 
 def opened(header: Header, out: Path | None, resumed: bool, name: str) -> State:
-    """As :func:`journals.opened`."""
+    """Creates or resumes the state, as :func:`journals.opened`."""
     return _opened(journals.opened(header, out, resumed, name))
 
 
 def read(folder: Path) -> State:
-    """What is in ``folder``, without changing it. Raises EvidenceError."""
+    """Reads the state in ``folder`` without changing it. Raises EvidenceError."""
     header, lines = journals.lines_of(folder)
     if header.campaign != "bisect":
         raise EvidenceError(f"{folder}: it is a {header.campaign}, not a bisect")

@@ -1,8 +1,8 @@
-"""A finished probe, and all releases that were probed on one line. Pure.
+"""A finished probe, and all probed releases on one line. Pure.
 
 ``4.52 G  4.53 B … 4.57 B │ 5.0 G``: the letters are the verdicts (Good, Bad, Other failure,
-Skipped, Flaky), the bar is a change of the major version, the dots leave out releases that say the
-same. A minor version stands for its releases where all that were probed agree.
+Skipped, Flaky), the bar marks a new major version, the dots replace releases with the same verdict.
+A minor version represents its releases if all probed ones agree.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ from packaging.version import Version
 
 from moediag.campaign.bisect.probe_verdict import ProbeVerdict
 
-_SHOWN = 3  # as many neighbours that say the same are all shown
+_SHOWN = 3  # up to this many equal neighbours are all shown
 
 
 def probe_name(version: str, attempt: int) -> str:
-    """Of a probe, in the journal and for people."""
+    """Returns the name of a probe in the journal and in messages."""
     return version if attempt == 1 else f"{version} (probe {attempt})"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRecord:
-    """A finished probe. ``uploaded``: of the release, ISO date or ""; ``signature``: what its
-    unfixed trial showed; ``seconds``: wall clock, environment included; ``evidence``: its run
-    directory, relative to the bisect's."""
+    """A finished probe."""
 
     version: str
     verdict: ProbeVerdict
     attempt: int = 1
-    uploaded: str = ""
-    signature: str = ""
-    seconds: float | None = None
-    evidence: str = ""
+    uploaded: str = ""  # date of the release, ISO 8601 or ""
+    signature: str = ""  # what its unfixed trial showed
+    seconds: float | None = None  # wall clock, environment included
+    evidence: str = ""  # its run directory, relative to the bisect's
 
     @property
     def name(self) -> str:
@@ -73,7 +71,7 @@ class ProbeRecord:
 
 
 def timeline(releases: Sequence[str], verdicts: Mapping[int, ProbeVerdict]) -> str:
-    """``releases`` oldest first; ``verdicts`` of those that were probed, by index. "" without."""
+    """Returns the line, "" without probes. ``releases``: oldest first; ``verdicts``: by index."""
     entries = _entries(releases, verdicts)
     line, previous = "", None
     for start, end in _runs(entries):
@@ -116,7 +114,7 @@ def _major(entry: _Entry) -> tuple[int, int]:
 
 
 def _runs(entries: Sequence[_Entry]) -> list[tuple[int, int]]:
-    """[start, end) of neighbours with one letter and one major version."""
+    """Returns [start, end) of neighbours with the same letter and major version."""
     starts = [
         i
         for i, entry in enumerate(entries)

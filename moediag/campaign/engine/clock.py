@@ -1,4 +1,4 @@
-"""A time limit: what runs when the time is up ends as by Ctrl-C, and can be told from it."""
+"""A time limit that ends work as Ctrl-C does and can be distinguished from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 
 
 class Clock:
-    """``stop`` is set, and ``then`` called, after ``seconds``. Use as a context manager."""
+    """Sets ``stop`` and calls ``then`` after ``seconds``. A context manager."""
 
     def __init__(self, seconds: float, then: Callable[[], None] | None = None) -> None:
         self.stop = threading.Event()

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Crew(Generic[Q, T]):
-    """Up to ``jobs`` items at once. Leaving the context ends those that are at work, with
-    ``stop``. A single one runs in this thread: signals reach it as they reach any run."""
+    """Runs up to ``jobs`` items at once. Leaving the context ends running ones with ``stop``. A
+    single item runs in this thread, so that signals reach it as in any run."""
 
     def __init__(self, jobs: int, work: Callable[[Q], T], stop: Callable[[], None]) -> None:
         self._jobs = jobs
@@ -31,14 +31,14 @@ class Crew(Generic[Q, T]):
             self._threads.shutdown(wait=True, cancel_futures=True)
 
     def begin(self, item: Q) -> None:
-        """Unless it is running, or enough others are; one that is no longer wanted runs on."""
+        """Starts ``item`` unless it is running or all slots are used. Unwanted items continue."""
         if self._threads is None:
             self._begun = [item]
         elif item not in self._running.values() and len(self._running) < self._jobs:
             self._running[self._threads.submit(self._work, item)] = item
 
     def finished(self) -> Iterator[tuple[Q, T]]:
-        """Waits for at least one; raises what an item raised, after those that ended well."""
+        """Waits for at least one item; raises an item's exception after the successful ones."""
         for item in self._begun:
             yield item, self._work(item)
         self._begun = []

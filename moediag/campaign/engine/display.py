@@ -1,7 +1,7 @@
-"""What a campaign is doing, on stderr: a live display in a terminal, a line an event elsewhere.
+"""The progress of a campaign on stderr: a live display in a terminal, else one line per event.
 
-Nothing here decides anything, and stdout stays data. An observer of trials
-(:mod:`moediag.pipeline.observer`) that also counts finished items and says how long the rest takes.
+It makes no decisions, and stdout remains data. An observer of trials
+(:mod:`moediag.pipeline.observer`) that also counts finished items and estimates the remaining time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ class Line:
     good: bool | None = None
     """None: neither good nor bad."""
     seconds: float | None = None
-    """How long it took; None where that is not known or says nothing about the next one."""
+    """Duration; None if unknown or useless for estimating the next one."""
 
 
 class Pace:
-    """Estimates how long the items that are left take: each as long as the finished ones took on
-    average."""
+    """Estimates the remaining time from the average duration of finished items."""
 
     def __init__(self) -> None:
         self.items = 0
@@ -47,8 +46,8 @@ class Pace:
             self.seconds += seconds
 
     def left(self, items: int, spent: float = 0.0, at_once: int = 1) -> float | None:
-        """Seconds until ``items`` more are finished, ``at_once`` in parallel, where the ones at
-        work have run for ``spent``. None before the first is finished."""
+        """Returns seconds until ``items`` more are finished, ``at_once`` in parallel, if the
+        running ones have run for ``spent``. None before the first is finished."""
         if not self.items or items <= 0:
             return None
         each = self.seconds / self.items
@@ -56,7 +55,7 @@ class Pace:
 
 
 class Display(Silent):
-    """Counts items, of one campaign or of the parts of a series. Says nothing by itself.
+    """Counts items, of one campaign or of the parts of a series. Prints nothing.
 
     ``bound``: seconds after which the campaign ends anyway."""
 
@@ -66,14 +65,14 @@ class Display(Silent):
         self.done = 0
         self.total: int | None = None
         self._parts = self._part = self._base = 0
-        self._at_work: dict[str, float] = {}  # name -> when it began
+        self._at_work: dict[str, float] = {}  # name -> start time
         self._at_once = 1
         self._most: int | None = None
 
-    # -- what is to do
+    # -- what is planned
 
     def series(self, noun: str, sizes: Iterable[int]) -> None:
-        """Several parts follow each other, with so many trials each."""
+        """Announces a series of parts with these numbers of trials."""
         every = list(sizes)
         self._parts, self.total = len(every), sum(every)
         self.say(f"{wording.plural(len(every), noun)}, {wording.plural(self.total, 'trial')}")
@@ -86,9 +85,9 @@ class Display(Silent):
         at_once: int = 1,
         most: int | None = None,
     ) -> None:
-        """A campaign, or the next part of the series, of ``size`` items, ``at_once`` in parallel.
-        Where ``size`` is not known it is None, and ``most`` a bound. ``earlier``: seconds of those
-        that an earlier command finished. A part that ended early counts as done when the next one
+        """Starts a campaign, or the next part of the series, of ``size`` items, ``at_once`` in
+        parallel. ``size`` is None if unknown; ``most`` is then a bound. ``earlier``: seconds of the
+        items that an earlier command finished. A part that ended early counts as done when the next
         begins."""
         known = list(earlier)
         for seconds in known:
@@ -108,11 +107,11 @@ class Display(Silent):
         self.say(title)
 
     def expect(self, left: int) -> None:
-        """So many items are left, as far as is known now."""
+        """Sets the currently known number of remaining items."""
         self.total = self.done + left
 
     def skip(self, size: int, seconds: float) -> None:
-        """A part of the series that an earlier command finished in ``seconds``."""
+        """Skips a part of the series that an earlier command finished in ``seconds``."""
         self.pace.items += size
         self.pace.seconds += seconds
         self._part += 1
@@ -137,7 +136,7 @@ class Display(Silent):
         """Shows a line."""
 
     def summary(self, text: str) -> None:
-        """What is known so far, in one line that later ones replace."""
+        """Shows the current state in one line that later ones replace."""
 
     # -- in words
 
@@ -147,7 +146,7 @@ class Display(Silent):
 
     @property
     def eta(self) -> str:
-        """``about 3 min left``; "" where that is not known."""
+        """Returns ``about 3 min left``; "" if unknown."""
         total = self.total if self._most is None else self._most
         if total is None:
             return ""
@@ -167,7 +166,7 @@ def _roughly(seconds: float) -> str:
 
 
 class Lines(Display):
-    """One line an event through ``write``, for logs and pipes."""
+    """Passes one line per event to ``write``, for logs and pipes."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
@@ -175,7 +174,7 @@ class Lines(Display):
         self.stack_texts: dict[str, str] = {}
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:  # noqa: ARG002
-        """Once per text: a bar's hundred steps are one line in a log."""
+        """Shows each text once: a bar's hundred steps are one line in a log."""
         if self.stack_texts.get(key) != text:
             self.stack_texts[key] = text
             self.write(f"stack {key}: {text}")
@@ -191,8 +190,7 @@ class Lines(Display):
 
 
 class Live(Display):
-    """Bars for stacks that are built, a row for each item at work; finished ones scroll past above.
-    Use as a context manager."""
+    """Shows stack bars and rows of running items; finished ones scroll past. A context manager."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live as RichLive
@@ -263,14 +261,14 @@ class Live(Display):
             self._print("BAD ", line.text, "bold red")
 
     def _print(self, mark: str, text: str, style: str = "") -> None:
-        """``style``: of the mark, or of the text where there is none."""
+        """Prints a line; ``style`` applies to the mark, or to the text without one."""
         from rich.text import Text
 
         shown = Text(mark, style).append(text, "") if mark else Text(text, style)
         self.console.print(shown, no_wrap=True, overflow="ellipsis")
 
     def view(self) -> Group:
-        """What the display shows now; rich calls it from its own thread, so it copies first."""
+        """Returns the current display; rich calls it from its own thread, so it copies first."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -296,7 +294,7 @@ class Live(Display):
 
 @contextlib.contextmanager
 def shown(no_color: bool = False) -> Iterator[Display]:
-    """Live on stderr when a person watches it, lines otherwise."""
+    """Yields a live display on stderr in a terminal, else lines."""
     from moediag.report.views import watched_stderr
 
     console = watched_stderr(no_color)

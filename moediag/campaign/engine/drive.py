@@ -1,8 +1,7 @@
-"""The loop of every campaign: asks its strategy what to do next, has it done, writes it down.
+"""The loop of every campaign: asks its strategy for the next item, runs it, records the result.
 
-A finished item is in the journal before anything else happens, so whatever ends this loses only
-the items at work, and the answer depends neither on how many run at once nor on how often it was
-interrupted.
+A finished item is written to the journal before anything else happens. So an interruption loses
+only the running items, and the result depends neither on parallelism nor on interruptions.
 """
 
 from __future__ import annotations
@@ -19,62 +18,62 @@ from moediag.campaign.engine.journal import Journal, Records
 from moediag.errors import DiskFull, Interrupted
 from moediag.launch import signals
 
-AHEAD = 2  # items whose environments are made ready meanwhile
+AHEAD = 2  # items whose environments are prepared meanwhile
 
 Q = TypeVar("Q", bound=Hashable)
 T = TypeVar("T")
 
 
 class Strategy(ABC, Generic[Q, T]):
-    """What a campaign does: ``Q`` is an item to do, ``T`` what came of it."""
+    """What a campaign does: ``Q`` is an item to do, ``T`` its result."""
 
     records: Records[T]
-    """What is finished, by the items' names."""
+    """Finished results, by the items' names."""
     counted = True
-    """False: its items are campaigns of their own, which count theirs."""
+    """False if its items are campaigns that count their own items."""
 
     @abstractmethod
     def wanted(self, most: int) -> Sequence[Q]:
-        """Up to ``most`` items that are not finished: the first is what everything waits for, the
-        others come next, most probably. Empty: nothing is left to do."""
+        """Returns up to ``most`` unfinished items. The campaign waits for the first; the others
+        probably come next. Empty: nothing is left to do."""
 
     @abstractmethod
     def name(self, item: Q) -> str:
-        """Of the item, in the journal and for people."""
+        """Returns the item's name in the journal and in messages."""
 
     @abstractmethod
     def make(self, item: Q) -> T:
-        """Does it; in a thread where several run at once."""
+        """Runs the item; in a thread if several run at once."""
 
     @abstractmethod
     def line(self, value: T) -> Line:
-        """What came of an item, in one line."""
+        """Returns the result of an item in one line."""
 
     @abstractmethod
     def done(self) -> str:
-        """What is finished, for an interruption: ``3 of 5 trials``."""
+        """Returns what is finished, for an interruption: ``3 of 5 trials``."""
 
     def keeps(self, value: T) -> bool:  # noqa: ARG002
-        """Whether it is final. What is not is done again by a resumed campaign."""
+        """Whether the result is final. A resumed campaign repeats the others."""
         return True
 
     def taken(self, item: Q, value: T) -> None:
-        """Called with each finished item, once it is written down."""
+        """Called with each finished item, after it is recorded."""
 
     def prepare(self, coming: Sequence[Q]) -> None:
-        """Begins to make ready what these items need, and returns at once."""
+        """Starts to prepare what these items need, and returns at once."""
 
     def stop(self) -> None:
-        """Ends the items that other threads work on, as after Ctrl-C."""
+        """Ends the items of other threads, as after Ctrl-C."""
 
     def write(self, incomplete: str) -> None:
-        """Writes the page of what is known. ``incomplete``: why more is not, "" at the end."""
+        """Writes the page of known results. ``incomplete``: why it is incomplete, "" at the end."""
 
 
 def drive(strategy: Strategy[Q, T], journal: Journal, display: Display, jobs: int = 1) -> None:
-    """Until nothing is left to do; then its page is written.
+    """Runs items until none is left; then writes the page.
 
-    Raises as :func:`resumable`, and what an item raises, after the page was written."""
+    Raises as :func:`resumable`, and an item's exception, after the page was written."""
 
     def work(item: Q) -> T:
         if strategy.counted:
@@ -100,8 +99,8 @@ def drive(strategy: Strategy[Q, T], journal: Journal, display: Display, jobs: in
 def resumable(
     journal: Journal, done: Callable[[], str], write: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """What is done inside can be resumed however it ends. ``done``: what is finished, in words;
-    ``write``: writes the page of it, given why it is incomplete.
+    """Makes the work inside resumable however it ends. ``done``: finished work in words; ``write``:
+    writes its page, given why it is incomplete.
 
     Raises Interrupted after Ctrl-C and DiskFull, each with the command that resumes it."""
     try:
@@ -115,7 +114,7 @@ def resumable(
             f"Nothing is left running.\nTo resume: {journal.resume_command}",
         ) from error
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the error counts
+        with contextlib.suppress(OSError):  # report the original error
             write(f"ended by an error: {error}")
         if _full(error):
             raise DiskFull(

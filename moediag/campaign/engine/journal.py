@@ -1,9 +1,9 @@
-"""What a campaign has finished, in a file that only grows: one JSON object a line.
+"""An append-only file of the finished items of a campaign: one JSON object per line.
 
-The first line is the header: what is asked, and the command that asked it. Every other line is one
-finished item. A line is one ``write`` to a file opened for appending and is flushed to the disk, so
-a kill at any moment costs at most the line that was being written; a line without its end is
-dropped when the file is opened again.
+The first line is the header: the question and its command. Every other line is one finished item. A
+line is one ``write`` to a file opened for appending and is flushed to the disk, so a kill at any
+moment costs at most the line being written. An incomplete last line is dropped when the file is
+opened again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a campaign asks."""
+    """The question of a campaign."""
 
     campaign: str
-    """What it is called in messages: run, bisect, matrix, …"""
+    """Name in messages: run, bisect, matrix, …"""
     question: Mapping[str, Any]
-    """Whatever decides the answer, as plain JSON, by names that a user knows."""
+    """Everything that decides the answer, as plain JSON, by names that users know."""
     digests: Mapping[str, str] = field(default_factory=dict)
-    """Digests of what is too long to show, by name. Those of things that only one of two commands
-    asks for are not compared."""
+    """Digests of what is too long to show. Only names that both commands have are compared."""
     kept: Mapping[str, Any] = field(default_factory=dict)
-    """What a resumed campaign takes from the journal, whatever the present command says."""
+    """What a resumed campaign takes from the journal instead of the present command."""
     command: tuple[str, ...] = ()
     """The command line as typed, from ``moediag`` on."""
 
@@ -73,7 +72,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Gives the lock back. Safe to call twice."""
+        """Releases the lock. Safe to call twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -87,8 +86,8 @@ class Journal:
         return resume_command(self.header.command, self.folder)
 
     def append(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Adds a line. Raises DiskFull, or EvidenceError where it cannot be written; what was
-        written before stays readable."""
+        """Adds a line. Raises DiskFull, or EvidenceError if it cannot be written; earlier lines
+        stay readable."""
         line = {"e": kind, **values}
         journal_file.append(self._fd, self.path, line, f"To resume: {self.resume_command}")
         self.lines.append(line)
@@ -97,7 +96,7 @@ class Journal:
 class Records(Mapping[str, T], Generic[T]):
     """The journal's lines of one kind as objects, by name, in the order of the lines.
 
-    Raises EvidenceError, naming the line, where one cannot be read or is there twice."""
+    Raises EvidenceError, with the line, if one is unreadable or duplicated."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class Records(Mapping[str, T], Generic[T]):
         return len(self._known)
 
     def add(self, name: str, value: T) -> None:
-        """Writes it down. Raises ValueError when there is one of that name, and as
+        """Records ``value``. Raises ValueError for an existing name, and as
         :meth:`Journal.append`."""
         if name in self._known:
             raise ValueError(f"{name} was finished before")
@@ -147,8 +146,8 @@ class Records(Mapping[str, T], Generic[T]):
 
 
 def opened(header: Header, out: Path | None, resumed: bool, name: str) -> Journal:
-    """The journal of a new campaign in ``out`` (default: a new folder named after ``name``), or
-    that of the campaign in ``out``, to be resumed. Raises as :func:`create` and :func:`resume`."""
+    """Returns the journal of a new campaign in ``out`` (default: a new folder named after
+    ``name``), or resumes the campaign in ``out``. Raises as :func:`create` and :func:`resume`."""
     if resumed:
         if out is None:
             raise UsageError(
@@ -157,12 +156,12 @@ def opened(header: Header, out: Path | None, resumed: bool, name: str) -> Journa
             )
         return resume(out.resolve(), header)
     if out is not None and (out / JOURNAL_FILE).exists():
-        return create(out.resolve(), header)  # which says what is there
+        return create(out.resolve(), header)  # which reports what is there
     return create(run_folder(out, name), header)
 
 
 def create(folder: Path, header: Header) -> Journal:
-    """A new journal in ``folder``. Raises UsageError when there is one."""
+    """Creates a journal in ``folder``. Raises UsageError if one exists."""
     path = folder / JOURNAL_FILE
     folder.mkdir(parents=True, exist_ok=True)
     if path.exists():
@@ -174,10 +173,10 @@ def create(folder: Path, header: Header) -> Journal:
 
 
 def resume(folder: Path, wanted: Header) -> Journal:
-    """The journal of an earlier command with the same question, ready to be appended to.
+    """Returns the journal of an earlier command with the same question, open for appending.
 
-    Raises UsageError when there is none, when another moediag has it open, or when it belongs to
-    another question (naming every difference); EvidenceError when it cannot be read.
+    Raises UsageError if there is none, if another moediag has it open, or if it belongs to another
+    question (naming every difference); EvidenceError if it cannot be read.
     """
     path = folder / JOURNAL_FILE
     if not path.is_file():
@@ -191,7 +190,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
             return _begun(path, fd, wanted)
         there = _header(path, lines[0])
         for line in lines[1:]:
-            if line.get("e") == "resumed":  # with more to do than the command that began it
+            if line.get("e") == "resumed":  # with more to do than the first command
                 there = dataclasses.replace(there, digests={**there.digests, **line["digests"]})
         found = list(_differences(there, wanted))
         if found:
@@ -213,7 +212,7 @@ def resume(folder: Path, wanted: Header) -> Journal:
 
 
 def lines_of(folder: Path) -> tuple[Header, list[dict[str, Any]]]:
-    """(header, further lines) of the journal in ``folder``, unlocked and unchanged. Raises
+    """Returns (header, further lines) of the journal in ``folder``, unlocked and unchanged. Raises
     EvidenceError."""
     path = folder / JOURNAL_FILE
     try:
@@ -226,8 +225,8 @@ def lines_of(folder: Path) -> tuple[Header, list[dict[str, Any]]]:
 
 
 def resume_command(command: Sequence[str], folder: Path) -> str:
-    """The line to type, from the folder the first command was typed in: the command again, with
-    ``--resume`` and the folder of its journal."""
+    """Returns the command to type in the folder of the first command: that command with
+    ``--resume`` and the journal's folder."""
     words = [word for word in command if word != "--resume"]
     if not any(word == "--out" or word.startswith("--out=") for word in words):
         words += ["--out", str(folder)]
@@ -269,7 +268,7 @@ def _header(path: Path, raw: Mapping[str, Any]) -> Header:
 
 
 def _differences(there: Header, wanted: Header) -> Iterator[str]:
-    """One text for each thing that makes the finished items answer another question."""
+    """Yields a text for each difference that changes the question."""
     if there.campaign != wanted.campaign:
         yield f"it is a {there.campaign}, not a {wanted.campaign}"
         return

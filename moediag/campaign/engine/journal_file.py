@@ -1,4 +1,4 @@
-"""The file of a journal: lines are appended whole, and a torn last line is cut off."""
+"""The file of a journal: appends whole lines and cuts off an incomplete last line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moediag.errors import DiskFull, EvidenceError, UsageError
 
 
 def locked(path: Path, flags: int = 0) -> int:
-    """``path`` opened for appending and locked. Raises UsageError when another moediag has it."""
+    """Opens and locks ``path`` for appending. Raises UsageError if another moediag has it open."""
     fd = os.open(path, os.O_RDWR | os.O_APPEND | flags, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,8 +31,8 @@ def locked(path: Path, flags: int = 0) -> int:
 
 
 def append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
-    """Adds one line, whole or not at all. ``then``: what to do once there is room. Raises DiskFull,
-    or EvidenceError for another problem."""
+    """Adds one line, whole or not at all. ``then``: what to do once there is space. Raises
+    DiskFull, or EvidenceError for another problem."""
     data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
     size = os.fstat(fd).st_size
     try:
@@ -42,7 +42,7 @@ def append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
         os.fsync(fd)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.ftruncate(fd, size)  # a torn line in the middle would spoil all that follow
+            os.ftruncate(fd, size)  # an incomplete line would corrupt the following lines
         kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else EvidenceError
         raise kind(
             f"{path}: cannot be written: {error.strerror or error}",
@@ -51,8 +51,7 @@ def append(fd: int, path: Path, line: Mapping[str, Any], then: str) -> None:
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(its lines, how many bytes of it are whole); a last line that is cut off is left out. Raises
-    EvidenceError, naming the line, and OSError."""
+    """Returns (complete lines, their bytes). Raises EvidenceError, with the line, and OSError."""
     found: list[dict[str, Any]] = []
     data, start = path.read_bytes(), 0
     while start < len(data):
@@ -63,7 +62,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
             raw = None
         if not isinstance(raw, dict):
             if end < 0:
-                break  # the line that was being written when everything ended
+                break  # the line being written when the process ended
             raise EvidenceError(
                 f"{path}:{len(found) + 1}: not a JSON object",
                 "Remove that line (what it recorded is done again), or use another folder.",
@@ -74,7 +73,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def cut(fd: int, path: Path, whole: int) -> None:
-    """Cuts the file to its ``whole`` first bytes, and ends the last line if that is missing."""
+    """Truncates the file to ``whole`` bytes, and adds a missing line end."""
     os.ftruncate(fd, whole)
     with path.open("rb") as file:
         file.seek(whole - 1)

@@ -1,8 +1,8 @@
-"""A cell of the table, and the table: what each release showed of each subject. Pure.
+"""A cell of the table, and the table: what each release showed for each subject. Pure.
 
 A *subject* is a scenario with one model family. Its cell on a release is *real* (a run of the
-unfixed variant and its controls, as a bisect probes) or *fast* (the one-process prediction), and
-both may stand at one place.
+unfixed variant and its controls, like a bisect's probe) or *fast* (the one-process prediction). One
+place can have both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Mode(StrEnum):
     FAST = "fast"
 
 
-# Words of a cell's verdict beside those of moediag.result.verdicts.Verdict.
+# Cell verdicts in addition to those of moediag.result.verdicts.Verdict.
 COULD_NOT_RUN = "could-not-run"
 FLAKY = "flaky"
 SUSCEPTIBLE = "susceptible"
@@ -36,20 +36,19 @@ Key = tuple[str, str, Mode]  # subject, version, mode
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """``verdict``: of the unfixed variant, or one of the words above; ``shows``: the failure that
-    the scenario declares does (False: clean beside a clean control; fast: ranks agree), None where
-    that cannot be said; ``text``: the signature of a failure, else why; ``evidence``: its folder,
-    relative to the matrix's; ``digest``: of the scenario as it ran."""
+    """The result for one subject on one release."""
 
     subject: str
     version: str
     mode: Mode
-    verdict: str
+    verdict: str  # of the unfixed variant, or one of the words above
+    # whether the scenario's declared failure shows (False: clean beside a clean control; fast:
+    # ranks agree), None if unknown
     shows: bool | None = None
-    text: str = ""
+    text: str = ""  # the signature of a failure, else the reason
     seconds: float | None = None
-    evidence: str = ""
-    digest: str = ""
+    evidence: str = ""  # its folder, relative to the matrix's
+    digest: str = ""  # of the scenario as it ran
 
     @property
     def key(self) -> Key:
@@ -57,7 +56,7 @@ class Cell:
 
     @property
     def status(self) -> str | None:
-        """What a neighbour is compared by; None where nothing was found out."""
+        """Returns what is compared with a neighbour, or None if nothing was found out."""
         if self.shows is not None:
             return str(self.shows)
         undecided = (COULD_NOT_RUN, str(Verdict.INCONCLUSIVE), FLAKY)
@@ -65,7 +64,7 @@ class Cell:
 
     @property
     def mark(self) -> str:
-        """As short as a table needs it; a fast one in brackets; "" where the release lacks it."""
+        """Returns a short form; a fast one in brackets; "" if the release lacks the subject."""
         if self.verdict == Verdict.NOT_APPLICABLE:
             return ""
         short = {True: "x", False: "."}
@@ -98,8 +97,8 @@ class Cell:
 def of_probe(
     subject: str, record: ProbeRecord, digest: str = "", pattern: str | None = None
 ) -> Cell:
-    """A real cell from the probe of a release. ``pattern``: a part that the signature of the
-    declared failure has; the same verdict without it is another failure."""
+    """Returns a real cell from the probe of a release. ``pattern``: a required part of the declared
+    failure's signature; the same verdict without it is another failure."""
     verdict, shows = _judged(record)
     text = record.verdict.text or (record.signature if shows else "")
     if shows and pattern is not None and pattern not in text.split(":"):
@@ -122,7 +121,7 @@ def _judged(record: ProbeRecord) -> tuple[str, bool | None]:
         return FLAKY, None
     if shown == Verdict.NOT_APPLICABLE:
         return shown, None
-    # Ranks ran, or nothing did: an import that failed says no more than a missing environment.
+    # Ranks ran, or nothing did: a failed import says no more than a missing environment.
     ran = bool(shown) and not (
         shown == Verdict.CRASH and "cannot be imported" in record.verdict.text
     )
@@ -132,7 +131,7 @@ def _judged(record: ProbeRecord) -> tuple[str, bool | None]:
 def of_susceptibility(
     subject: str, version: str, found: Susceptibility, seconds: float, evidence: str, digest: str
 ) -> Cell:
-    """A fast cell: ranks that leave other parameters without a gradient would disagree."""
+    """Returns a fast cell: ranks that leave other parameters without a gradient would disagree."""
     verdict, shows, text = _predicted(found)
     return Cell(subject, version, Mode.FAST, verdict, shows, text, seconds, evidence, digest)
 
@@ -160,24 +159,23 @@ def _predicted(found: Susceptibility) -> tuple[str, bool | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """``subjects`` and ``versions`` are its columns and rows, in order; ``looked_for``: by subject
-    the verdicts that its scenario declares; ``cells`` by key; ``listed``: every release that was
-    there to be asked, oldest first."""
+    """The table."""
 
     package: str
-    subjects: tuple[str, ...]
-    versions: tuple[str, ...]
-    cells: Mapping[Key, Cell]
+    subjects: tuple[str, ...]  # its columns, in order
+    versions: tuple[str, ...]  # its rows, in order
+    cells: Mapping[Key, Cell]  # by key
+    # by subject, the verdicts that its scenario declares
     looked_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    listed: tuple[str, ...] = ()
+    listed: tuple[str, ...] = ()  # every available release, oldest first
 
     def at(self, subject: str, version: str) -> list[Cell]:
-        """Real before fast."""
+        """Returns the cells of a place, real before fast."""
         keys = ((subject, version, mode) for mode in (Mode.REAL, Mode.FAST))
         return [self.cells[key] for key in keys if key in self.cells]
 
     def mark(self, subject: str, version: str) -> str:
-        """``x``, ``(.)``, ``x (x)``; ``?`` where nothing was run."""
+        """Returns ``x``, ``(.)``, ``x (x)``; ``?`` if nothing was run."""
         found = self.at(subject, version)
         if not found:
             return "?"
@@ -186,22 +184,22 @@ class Matrix:
 
     @property
     def missing(self) -> int:
-        """Places without any cell."""
+        """Returns the number of places without any cell."""
         return sum(not self.at(s, v) for s in self.subjects for v in self.versions)
 
     def disagreements(self) -> list[tuple[Cell, Cell]]:
-        """(real, fast) where they contradict each other."""
+        """Returns (real, fast) pairs that contradict each other."""
         places = (self.at(s, v) for s in self.subjects for v in self.versions)
         return [(found[0], found[1]) for found in places if disagree(found)]
 
     def unsettled(self) -> list[Cell]:
-        """Cells that found nothing out, and failures other than the one looked for."""
+        """Returns cells without a result, and failures other than the declared one."""
         order = [c for s in self.subjects for v in self.versions for c in self.at(s, v)]
         return [c for c in order if c.shows is None and c.verdict != Verdict.NOT_APPLICABLE]
 
     def stretches(self, subject: str) -> list[tuple[str, str]]:
-        """(first, last) of each run of rows in which the failure shows, real before fast; rows that
-        say nothing break no run."""
+        """Returns (first, last) of each run of rows in which the failure shows, real before fast;
+        rows without a result do not interrupt a run."""
         found: list[tuple[str, str]] = []
         inside = False
         for version in self.versions:
@@ -215,14 +213,14 @@ class Matrix:
 
 
 def disagree(found: Sequence[Cell]) -> bool:
-    """Both say something, and not the same: shows, clean, not applicable, or another failure."""
+    """Whether both results exist and differ: shows, clean, not applicable, another failure."""
     if len(found) < 2 or any(cell.status is None for cell in found):
         return False
     return found[0].status != found[1].status
 
 
 def ordered(versions: Iterable[str]) -> tuple[str, ...]:
-    """Oldest first, each once."""
+    """Returns each version once, oldest first."""
     return tuple(sorted(set(versions), key=Version))
 
 

@@ -29,9 +29,9 @@ def predict(
     launch: LaunchOptions,
     building: Progress,
 ) -> Cell:
-    """``folder``: new, for what the process leaves; the cell names it from its parent's parent's
-    parent. A release that cannot be tried is a cell, not an error; raises NoEnvironments where none
-    can, Interrupted and KeyboardInterrupt."""
+    """Predicts a cell. ``folder``: new, for the files of the process; the cell names it relative to
+    its third parent. A release that cannot be tried is a cell, not an error. Raises NoEnvironments
+    if no environment can be built, Interrupted and KeyboardInterrupt."""
     began = time.monotonic()
     evidence = str(Path(*folder.parts[-3:]))
     try:
@@ -52,7 +52,7 @@ def predict(
 
 
 def _trial(subject: Subject) -> Trial:
-    """The unfixed variant's, in one process."""
+    """Returns the unfixed variant's trial, in one process."""
     question = subject.question
     asked = question.asked
     planned = plan(

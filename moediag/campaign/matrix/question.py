@@ -1,4 +1,4 @@
-"""What is asked: which scenarios with which families, on which releases, in which way."""
+"""The question of a matrix: scenarios with families, releases, and mode."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from moediag.stacks import releases as index
 from moediag.stacks.base import cache_root, current_base
 from moediag.stacks.releases import Release
 
-OLDEST = {"transformers": "4.51.0"}  # where the table begins; others: two years before the newest
-ALL = "all"  # in place of a family: each of them
+OLDEST = {"transformers": "4.51.0"}  # the first row; other packages: two years before the newest
+ALL = "all"  # in place of a family: all families
 _FAMILY = "model.family="
-# What leaves out parameters without a gradient, so that the prediction means something.
+# Wrappers that omit parameters without a gradient, so that the prediction is meaningful.
 _PREDICTED = ("fsdp2", "zero2")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The command line. ``releases``: "" or empty for the newest patch of each minor between
-    ``oldest`` and ``newest`` ("": :data:`OLDEST`, the newest there is)."""
+    ``oldest`` and ``newest`` ("": :data:`OLDEST`, the newest available)."""
 
     names: tuple[str, ...]
     overrides: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A scenario with one model family. ``question``: as of a bisect over all releases, with the
+    """A scenario with one model family. ``question``: that of a bisect over all releases, with the
     unfixed variant and its controls; ``digest``: of what would run."""
 
     key: str
@@ -70,14 +70,14 @@ class Subject:
 
     @property
     def looked_for(self) -> tuple[str, ...]:
-        """The declared failures in words: verdicts, with the pattern where one is declared."""
+        """Returns the declared failures in words: verdicts, with the pattern if one is declared."""
         pattern = f":{self.question.pattern}" if self.question.pattern else ""
         return tuple(f"{verdict}{pattern}" for verdict in sorted(self.target.failures))
 
     @property
     def target(self) -> Target:
-        """Any verdict that the scenario declares. One that is declared to show at times only is
-        looked for as often as half of them would need."""
+        """Returns any verdict that the scenario declares. A declared intermittent failure gets as
+        many trials as a failure rate of one half needs."""
         own = self.question.scenario.variants[self.question.variant]
         rate = Rate(1, 2) if own.repeats > 1 else Rate()
         return Target(self.question.variant, self.question.declared, (), Match.ANY, rate)
@@ -85,7 +85,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class MatrixQuestion:
-    """``versions``: that were asked for, oldest first; ``listed``: all releases between them."""
+    """``versions``: requested ones, oldest first; ``listed``: all releases between them."""
 
     package: str
     subjects: tuple[Subject, ...]
@@ -99,8 +99,8 @@ class MatrixQuestion:
         return tuple(subject.key for subject in self.subjects)
 
     def header(self, command: Sequence[str]) -> Header:
-        """What makes a cell mean what it means; scenarios and families are in the cells, so that
-        a later command may ask for more of them in the same folder."""
+        """Returns the header of what defines a cell. Scenarios and families are in the cells, so
+        that a later command can add more of them in the same folder."""
         asked = self.asked
         base = current_base(cache_root())
         return Header(
@@ -122,7 +122,7 @@ class MatrixQuestion:
 
 
 def ask(wanted: Wanted) -> MatrixQuestion:
-    """The question of a command line. Asks the index. Raises UsageError, ScenarioError,
+    """Returns the question of a command line. Queries the index. Raises UsageError, ScenarioError,
     NoSuchRelease and what :mod:`moediag.stacks.releases` raises."""
     package = str(canonicalize_name(wanted.package))
     listed = _listed(package, wanted)
@@ -150,7 +150,7 @@ def ask(wanted: Wanted) -> MatrixQuestion:
 
 
 def _families(wanted: Wanted) -> tuple[list[str], list[str]]:
-    """(overrides without those of the family, families)."""
+    """Returns (overrides without the family's, families)."""
     given = [t[len(_FAMILY) :] for t in wanted.overrides if t.startswith(_FAMILY)]
     others = [t for t in wanted.overrides if not t.startswith(_FAMILY)]
     families = [*given, *wanted.families]
@@ -173,7 +173,7 @@ def _subject(
 
 
 def _check_predicted(subject: Subject) -> None:
-    """Raises UsageError where starvation is not the failure, or the wrapper does not mind."""
+    """Raises UsageError if starvation is not the failure, or does not affect the wrapper."""
     merged, name = subject.merged, subject.question.scenario.name
     starves = bool(merged.skew.starve) or merged.skew.batches == "one-token"
     plain = merged.program is None and merged.resume is None and merged.model.source == "config"
@@ -189,8 +189,8 @@ def _check_predicted(subject: Subject) -> None:
 
 
 def _listed(package: str, wanted: Wanted) -> list[Release]:
-    """All final releases that may be in the table, oldest first, for the Python in use; a
-    withdrawn one only where it was asked for by name."""
+    """Returns all final releases that may be in the table, oldest first, for the Python in use; a
+    withdrawn one only if it was requested by name."""
     python = wanted.asked.python or current_base(cache_root()).python
     found = [r for r in index.releases(package) if index.supports(r, python)]
     named = {spelled(package, version, found) for version in wanted.releases}
@@ -205,7 +205,7 @@ def _listed(package: str, wanted: Wanted) -> list[Release]:
 
 
 def _floor(package: str, wanted: Wanted, final: Sequence[Release]) -> str:
-    """The release that the table begins with; "" for as far back as a bisect looks."""
+    """Returns the first release of the table; "" for as far back as a bisect searches."""
     text = wanted.oldest or OLDEST.get(package, "")
     low = min(map(_version, wanted.releases)) if wanted.releases else _version(text or "0")
     if not wanted.releases and not text:
@@ -237,7 +237,7 @@ def _versions(package: str, wanted: Wanted, listed: Sequence[Release]) -> tuple[
 
 
 def newest_patches(versions: Sequence[str]) -> tuple[str, ...]:
-    """The last of each minor. ``versions``: oldest first."""
+    """Returns the last of each minor. ``versions``: oldest first."""
     by_minor: Mapping[tuple[int, ...], str] = {_minor(v): v for v in versions}
     return tuple(by_minor.values())
 

@@ -1,6 +1,6 @@
 """Runs a matrix from its question to its files: makes the missing cells, release by release.
 
-Environments and fork hosts are shared; the next release's is built meanwhile.
+Cells share environments and fork hosts; the next release's environment is built meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Maker(Protocol):
     def make(self, key: Key) -> Cell: ...
 
     def prepare(self, key: Key) -> None:
-        """Begins to make ready what this cell needs, and returns at once."""
+        """Starts to prepare what this cell needs, and returns at once."""
         ...
 
     def close(self) -> None: ...
@@ -57,9 +57,9 @@ def run(
     display: Display,
     make: MakeMaker,
 ) -> tuple[Matrix, Path]:
-    """The table, and the folder that holds it as ``matrix.json`` and ``matrix.md`` beside the
-    journal and the cells' evidence. Raises UsageError for a folder that cannot be used or belongs
-    to another question, Interrupted after Ctrl-C, MoediagError where nothing can be run at all."""
+    """Returns the table and its folder. The folder has ``matrix.json`` and ``matrix.md`` beside the
+    journal and the cells' evidence. Raises UsageError for a folder that is unusable or belongs to
+    another question, Interrupted after Ctrl-C, MoediagError if nothing can be run."""
     name = f"matrix-{question.subjects[0].question.scenario.name}"
     with opened(question.header(command), out, resume, name) as journal:
         with contextlib.closing(make(question, journal.folder, display)) as maker:
@@ -69,7 +69,7 @@ def run(
 
 
 class _Fill(Strategy[Key, Cell]):
-    """Makes cells until none is missing. What to make next follows from those that are there."""
+    """Makes cells until none is missing. The next cell follows from the existing ones."""
 
     def __init__(
         self, question: MatrixQuestion, journal: Journal, maker: Maker, display: Display
@@ -120,7 +120,7 @@ class _Fill(Strategy[Key, Cell]):
         return plan(q.way, q.keys, q.versions, q.listed, self.cells)
 
     def table(self) -> Matrix:
-        """Everything that is known: also what earlier commands asked for in the same folder."""
+        """Returns all known cells, including those of earlier commands in the same folder."""
         question = self.question
         there = dict.fromkeys([*question.keys, *(subject for subject, _, _ in self.cells)])
         versions = [*self.plan().rows, *(version for _, version, _ in self.cells)]
@@ -135,27 +135,26 @@ class _Fill(Strategy[Key, Cell]):
 
 
 def one_line(cell: Cell) -> str:
-    """``4.53.0  expert-starvation mixtral  fast  0.42 s  susceptible``, and why nothing more is
-    known."""
+    """Returns ``4.53.0  expert-starvation mixtral  fast  0.42 s  susceptible`` and a reason."""
     spent = "" if cell.seconds is None else f"  {wording.seconds(cell.seconds)}"
     why = f" ({cell.text})" if cell.text and cell.shows is None else ""
     return f"{cell.version}  {cell.subject}  {cell.mode}{spent}  {cell.verdict}{why}"
 
 
 def doubtful(matrix: Matrix) -> bool:
-    """Something could not be found out, or a run contradicts its prediction."""
+    """Whether something could not be found out, or a run contradicts its prediction."""
     return bool(matrix.disagreements()) or any(c.status is None for c in matrix.unsettled())
 
 
 def check_page(path: Path) -> None:
-    """Raises UsageError for a place where no page can be written."""
+    """Raises UsageError if no page can be written at ``path``."""
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--markdown {path}: give a file in a folder that is there")
 
 
 def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
-    """Puts the table into the markdown page at ``path``, in the place of an earlier one of the same
-    scenarios and package. Raises UsageError for a place that cannot be written."""
+    """Puts the table into the markdown page at ``path``, replacing an earlier one of the same
+    scenarios and package. Raises UsageError if it cannot be written."""
     scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
     words = [w for w in command if w != "--resume"]
     base = current_base(cache_root())
@@ -174,7 +173,7 @@ def write_page(path: Path, matrix: Matrix, command: Sequence[str]) -> None:
 
 
 def _counted(matrix: Matrix) -> str:
-    """``61 runs, 420 predictions, 3 places without any``."""
+    """Returns ``61 runs, 420 predictions, 3 places without any``."""
     modes = [cell.mode for cell in matrix.cells.values()]
     parts = [wording.plural(modes.count(Mode.REAL), "run")]
     if Mode.FAST in modes:
@@ -188,7 +187,7 @@ def _counted(matrix: Matrix) -> str:
 
 
 class Cells:
-    """Real cells are made by the prober of a bisect, one for each subject."""
+    """Makes real cells with a bisect's prober, one per subject."""
 
     def __init__(
         self, question: MatrixQuestion, folder: Path, display: Display, launch: LaunchOptions
@@ -234,7 +233,7 @@ class Cells:
 
 
 class _OfCell(Display):
-    """Passes on what a prober does, by the name of the cell."""
+    """Passes on a prober's progress under the cell's name."""
 
     def __init__(self, display: Display, subject: str) -> None:
         super().__init__()
@@ -246,5 +245,5 @@ class _OfCell(Display):
 
 
 def _word(key: str) -> str:
-    """A subject as a folder."""
+    """Returns a subject as a folder name."""
     return key.replace(" ", "-")

@@ -13,7 +13,7 @@ from moediag.report.text_layout import Line, columns, labelled
 from moediag.result import wording
 
 SCHEMA_VERSION = 1
-_SHOWN = 200  # letters of a reason
+_SHOWN = 200  # characters of a reason
 _BEGIN = "<!-- moediag matrix: {} -->"
 
 
@@ -42,7 +42,7 @@ def to_json(matrix: Matrix) -> dict[str, Any]:
 
 
 def heads(matrix: Matrix) -> list[str]:
-    """Of the columns: what all subjects share is left out."""
+    """Returns the column heads without what all subjects share."""
     parts = [subject.split(" ") for subject in matrix.subjects]
     scenarios, families = {p[0] for p in parts}, {p[-1] for p in parts}
     if len(scenarios) == 1:
@@ -58,7 +58,7 @@ def rows(matrix: Matrix) -> list[list[str]]:
 
 
 def found(matrix: Matrix) -> Iterator[tuple[str, str]]:
-    """(column, where the failure shows), the releases that were tried counted."""
+    """Yields (column, where the failure shows), with the number of tried releases."""
     for head, subject in zip(heads(matrix), matrix.subjects, strict=True):
         stretches = matrix.stretches(subject)
         tried = [v for v in matrix.versions if any(c.status for c in matrix.at(subject, v))]
@@ -78,7 +78,7 @@ def _stretch(matrix: Matrix, ends: tuple[str, str]) -> str:
 
 
 def _open(matrix: Matrix, end: str, step: int) -> Iterator[str]:
-    """Where releases that were not tried lie between this end and the next row."""
+    """Yields untried releases between this end and the next row."""
     place = matrix.versions.index(end) + step
     if not 0 <= place < len(matrix.versions):
         return
@@ -90,7 +90,7 @@ def _open(matrix: Matrix, end: str, step: int) -> Iterator[str]:
 
 
 def legend(matrix: Matrix) -> list[tuple[str, str]]:
-    """(mark, meaning) of the marks that occur, in words."""
+    """Returns (mark, meaning) of the marks that occur."""
     used = {word for row in rows(matrix) for cell in row[1:] for word in cell.split()}
     bare = {word.strip("()") for word in used}
     known = [
@@ -109,7 +109,7 @@ def legend(matrix: Matrix) -> list[tuple[str, str]]:
 
 
 def _declared(matrix: Matrix) -> str:
-    """Once, or by scenario."""
+    """Returns the declared failures, once or by scenario."""
     told = {
         subject.split(" ")[0]: " or ".join(verdicts)
         for subject, verdicts in matrix.looked_for.items()
@@ -120,8 +120,7 @@ def _declared(matrix: Matrix) -> str:
 
 
 def remarks(matrix: Matrix) -> list[str]:
-    """Every disagreement, then what nothing is known of or failed in another way, like ones
-    together."""
+    """Returns every disagreement, then unknown results and other failures, grouped."""
     told = [
         f"{real.version}, {real.subject}: the run says {real.verdict}, the prediction "
         f"{fast.verdict}"
@@ -151,7 +150,7 @@ def _why(cell: Cell) -> str:
 
 
 def lines(matrix: Matrix, width: int) -> Iterator[Line]:
-    """The table, in as many parts as its columns need, and what it says."""
+    """Yields the table, in as many parts as its columns need, and its findings."""
     head, body = heads(matrix), rows(matrix)
     for first, last in _parts(head, body, width):
         cells = columns([["", *head[first:last], ""], *([r[0], *r[first + 1 : last + 1], ""]
@@ -171,7 +170,7 @@ def lines(matrix: Matrix, width: int) -> Iterator[Line]:
 def _parts(
     head: Sequence[str], body: Sequence[Sequence[str]], width: int
 ) -> Iterator[tuple[int, int]]:
-    """(first, last) columns that fit beside the releases, at least one each."""
+    """Returns (first, last) columns that fit beside the releases, at least one each."""
     sizes = [
         max(len(name), *(len(row[place + 1]) for row in body)) + 2
         for place, name in enumerate(head)
@@ -187,7 +186,7 @@ def _parts(
 
 
 def markdown(matrix: Matrix, made: Sequence[str] = ()) -> str:
-    """``made``: lines under the title, in markdown: which command, when, where."""
+    """Returns the page. ``made``: markdown lines under the title: command, date, place."""
     head = [matrix.package, *heads(matrix)]
     table = [head, ["---"] * len(head), *rows(matrix)]
     scenarios = dict.fromkeys(subject.split(" ")[0] for subject in matrix.subjects)
@@ -208,8 +207,7 @@ def markdown(matrix: Matrix, made: Sequence[str] = ()) -> str:
 
 
 def placed(old: str, name: str, section: str) -> str:
-    """A page with ``section`` in it, in the place of the one of the same ``name``; what else is on
-    the page stays."""
+    """Returns the page with ``section`` instead of the one of the same ``name``."""
     begin = _BEGIN.format(name)
     before, mark, rest = old.partition(begin)
     following = rest.find(_BEGIN.split("{")[0]) if mark else -1

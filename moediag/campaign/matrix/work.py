@@ -1,12 +1,12 @@
 """Chooses the cells to make next, as a pure function of those that exist.
 
-So an interrupted matrix is resumed by asking again, and nothing is done twice. Three ways:
+So an interrupted matrix is resumed by asking again, and nothing is done twice. Three modes:
 
 - real: a run at every place;
 - fast: the prediction at every place;
-- confirm: the prediction at every place; between two neighbours that differ, halving among the
+- confirm: the prediction at every place; between two different neighbours, halving among the
   releases between them until the change is exact; then a run on both sides of every change and on
-  the next release, at both ends, and wherever the prediction could not be had.
+  the next release, at both ends, and wherever the prediction failed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``rows``: versions that were asked for and those between, oldest first; ``work``: cells that
-    can be made now, release by release; more may follow from what they say."""
+    """The rows of the table and the work left. ``rows``: requested versions and those between,
+    oldest first; ``work``: cells that can be made now, release by release; their results can add
+    more."""
 
     rows: tuple[str, ...]
     work: tuple[Key, ...]
@@ -44,7 +45,8 @@ def plan(
     listed: Sequence[str],
     cells: Mapping[Key, Cell],
 ) -> Plan:
-    """``asked``: versions to be in the table; ``listed``: all that may be tried between them."""
+    """Returns the next cells. ``asked``: versions for the table; ``listed``: all that may be tried
+    between them."""
     rows = ordered(asked)
     if way == Way.REAL:
         return Plan(rows, _open(rows, subjects, Mode.REAL, cells))
@@ -68,7 +70,7 @@ def _open(
 
 
 def _column(subject: str, rows: Sequence[str], cells: Mapping[Key, Cell]) -> list[tuple[str, Cell]]:
-    """The fast cells that say something, oldest first."""
+    """Returns the fast cells with a result, oldest first."""
     found = ((version, cells[subject, version, Mode.FAST]) for version in rows)
     return [(version, cell) for version, cell in found if cell.status is not None]
 
@@ -76,7 +78,7 @@ def _column(subject: str, rows: Sequence[str], cells: Mapping[Key, Cell]) -> lis
 def _between(
     column: Sequence[tuple[str, Cell]], rows: Sequence[str], listed: Sequence[str]
 ) -> list[str]:
-    """The middle release of each stretch in which the failure comes or goes."""
+    """Yields the middle release of each stretch in which the failure appears or disappears."""
     found = []
     for (old, before), (new, after) in itertools.pairwise(column):
         if before.shows is None or after.shows is None or before.shows == after.shows:
@@ -89,7 +91,7 @@ def _between(
 
 
 def _confirmed(subject: str, rows: Sequence[str], cells: Mapping[Key, Cell]) -> set[str]:
-    """Versions that want a run."""
+    """Returns versions that need a run."""
     column = _column(subject, rows, cells)
     wanted = {v for v in rows if cells[subject, v, Mode.FAST].verdict == COULD_NOT_RUN}
     there = [place for place, (_, cell) in enumerate(column) if _has(cell)]
@@ -103,5 +105,5 @@ def _confirmed(subject: str, rows: Sequence[str], cells: Mapping[Key, Cell]) -> 
 
 
 def _has(cell: Cell) -> bool:
-    """The release has what the subject is about."""
+    """Whether the release has what the subject tests."""
     return cell.verdict != Verdict.NOT_APPLICABLE

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from moediag.campaign.nightly.jobs import Asked
     from moediag.launch.settings import LaunchOptions
 
-LEAST = 30.0  # seconds without which no bisect is begun
+LEAST = 30.0  # do not start a bisect with fewer seconds left
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where to search; ``why_not``: why there is nothing to search, else ""."""
+    """The releases to search; ``why_not``: why there are none, else ""."""
 
     package: str = ""
     good: str = ""
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """``said``: what was found, or why nothing was looked for; ``report``: markdown, "" without."""
+    """``said``: the result, or why nothing was searched; ``report``: markdown, "" without."""
 
     said: str
     report: str = ""
@@ -48,8 +48,8 @@ class Blame:
 
 
 def span(compared: Compared) -> Span:
-    """Pure. The moved package where it differs between the last good night and tonight, else the
-    only one that differs."""
+    """Returns the span to search: the moved package if it differs between the last good night and
+    tonight, else the only one that differs. Pure."""
     entry, last = compared.entry, compared.last_good
     if last is None:
         return Span(why_not="no night before was good: where it began is not known")
@@ -125,7 +125,7 @@ def _bisect(
 
     def make(asked_now: Question, where: Path) -> Releases:
         probers.append(Releases(asked_now, where, display=display, launch=launch))
-        if clock.up:  # before there was anything to stop
+        if clock.up:  # before the bisect started
             stop()
         return probers[-1]
 
@@ -136,7 +136,7 @@ def _bisect(
     words = tuple(shlex.split(command))
     with Clock(seconds, stop) as clock:
         try:
-            begun = (folder / JOURNAL_FILE).exists()  # by the night that is resumed
+            begun = (folder / JOURNAL_FILE).exists()  # by the night being resumed
             report, _ = session.run(what, folder, begun, words, make, display)
         except Interrupted as error:
             if not clock.up:
@@ -148,7 +148,7 @@ def _bisect(
 
 
 def _ranks(entry: Entry, asked: Asked) -> int | None:
-    """As it ran: a scenario that needs more ranks than were asked for had them."""
+    """Returns the actual number of ranks: a scenario may need more than were requested."""
     words = shlex.split(entry.command)
     for option in ("--cpu", "--gpus"):
         if option in words:

@@ -1,7 +1,6 @@
-"""Tonight against the nights before: what is new, what got fixed, what still fails since when, what
-is flaky. Pure.
+"""Compares tonight with earlier nights: new, fixed, still failing (and since when), flaky. Pure.
 
-Nights in which a variant could not be judged are skipped over: they neither end nor begin anything.
+Nights in which a variant could not be judged are skipped: they neither end nor begin anything.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from moediag.campaign.nightly.night import Entry, Night, State
 from moediag.result.verdicts import StrEnum
 
-NIGHTS = 7  # within which contradicting verdicts on one stack are flaky
+NIGHTS = 7  # contradicting verdicts on one stack within this many nights are flaky
 
 
 class Change(StrEnum):
@@ -34,21 +33,21 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """``since``: the first night of this failure (``still``), or of the one that is gone
-    (``fixed``); ``before``: what was known last; ``last_good``: the last good night, for what is
-    bad tonight; ``outcomes``: what one stack showed within the window (``flaky``), oldest first."""
+    """A variant tonight, compared with earlier nights."""
 
     entry: Entry
     change: Change
+    # first night of this failure (``still``) or of the fixed one (``fixed``)
     since: Seen | None = None
-    before: Seen | None = None
-    last_good: Seen | None = None
+    before: Seen | None = None  # the last known entry
+    last_good: Seen | None = None  # the last good night, for what is bad tonight
+    # one stack's outcomes within the window (``flaky``), oldest first
     outcomes: tuple[Seen, ...] = ()
 
 
 def compare(tonight: Night, earlier: Sequence[Night], window: int = NIGHTS) -> tuple[Compared, ...]:
-    """Every entry of ``tonight``, in its order. ``earlier``: in any order, other lanes and later
-    nights are left out; ``window``: nights, tonight included."""
+    """Returns the comparison of every entry of ``tonight``, in its order. ``earlier``: in any
+    order; other lanes and later nights are ignored; ``window``: nights, tonight included."""
     before = sorted(
         (n for n in earlier if n.lane == tonight.lane and n.started < tonight.started),
         key=lambda night: night.started,
@@ -76,7 +75,7 @@ def _one(entry: Entry, tonight: Night, before: Sequence[Night], window: int) -> 
 
 
 def _known(entry: Entry, nights: Sequence[Night]) -> Iterator[Seen]:
-    """What the nights say about it, oldest first, where they say anything."""
+    """Yields the known entries of earlier nights, oldest first."""
     for night in nights:
         for other in night.entries:
             if other.key == entry.key and other.state != State.UNKNOWN:
@@ -86,8 +85,8 @@ def _known(entry: Entry, nights: Sequence[Night]) -> Iterator[Seen]:
 def _contradicting(
     entry: Entry, tonight: Night, before: Sequence[Night], window: int
 ) -> tuple[Seen, ...]:
-    """What this very stack showed within the window, where that differs. A judgement of another
-    moediag is no contradiction."""
+    """Returns the different outcomes of this stack within the window. A verdict of another moediag
+    release is no contradiction."""
     near = list(before)[-(window - 1) :] if window > 1 else []
     same = [n for n in near if n.moediag_version == tonight.moediag_version]
     seen = [s for s in _known(entry, same) if s.entry.stack == entry.stack]
@@ -100,7 +99,7 @@ def _same_failure(one: Entry, other: Entry) -> bool:
 
 
 def _since(known: Sequence[Seen], failure: Entry) -> Seen | None:
-    """The first of the unbroken row of nights, up to the last, with this failure."""
+    """Returns the first of the consecutive nights, up to the last, with this failure."""
     first = None
     for seen in reversed(known):
         if not _same_failure(seen.entry, failure):

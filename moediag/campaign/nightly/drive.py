@@ -1,4 +1,4 @@
-"""The night itself: jobs one after the other until the time is up, each kept once it is done."""
+"""Runs a night: one job after another until the time is up, each recorded when it is done."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from moediag.result import RunResult, read_result
 from moediag.scenario import devices
 from moediag.scenario.plan import Plan
 
-RUNS = "runs"  # folder of the run directories, in the night's
+RUNS = "runs"  # folder of the run directories, in the night's folder
 
 
 def header(planned: Sequence[Planned], asked: Asked, command: Sequence[str]) -> Header:
-    """What a night asks."""
+    """Returns the question of a night."""
     tracks = {track.name: track.version for one in planned for track in one.tracks}
     return Header(
         "nightly",
@@ -66,7 +66,7 @@ def header(planned: Sequence[Planned], asked: Asked, command: Sequence[str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a night found."""
+    """The result of a night."""
 
     night: Night
     results: dict[str, RunResult]
@@ -77,7 +77,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What became of one launch."""
+    """The result of one launch."""
 
     jobs: tuple[Job, ...]
     entries: tuple[Entry, ...] = ()
@@ -107,10 +107,10 @@ def run(
     display: Display,
     launch: LaunchOptions | None = None,
 ) -> Result:
-    """Runs what fits into ``minutes`` and keeps the night in ``history``, after each job anew. A
-    resumed night runs what did not fit or was not finished.
+    """Runs what fits into ``minutes`` and saves the night in ``history`` after each job. A resumed
+    night runs what did not fit or was not finished.
 
-    Raises Interrupted after Ctrl-C, with what was finished until then kept."""
+    Raises Interrupted after Ctrl-C; finished jobs are kept."""
     with Clock(minutes * 60) as clock:
         options = dataclasses.replace(launch or LaunchOptions(), stop=clock.stop)
         display.bound = lambda: clock.left
@@ -166,7 +166,7 @@ class _Tonight(Strategy[str, _Done]):
         needed = jobs.seconds(one, self.earlier)
         tried = (job for done in self.done_jobs.values() for job in done.jobs)
         first = not any(job.finished or job.seconds for job in tried)
-        # What never fits would never run: the first one of a night may try.
+        # A job that never fits would never run, so the first one of a night always starts.
         if self.clock.up or (needed > self.clock.left and not first):
             took = f"it took {needed:.0f} s before" if needed else "no time was left"
             return _Done(one.jobs(False, problem=f"did not fit: {took}"))
@@ -186,7 +186,7 @@ class _Tonight(Strategy[str, _Done]):
         return _Done(done, tuple(found))
 
     def keeps(self, value: _Done) -> bool:
-        """What did not fit, or gave no result, is tried again."""
+        """Whether it is final: what did not fit, or gave no result, is tried again."""
         return value.finished
 
     def taken(self, item: str, value: _Done) -> None:
@@ -204,7 +204,7 @@ class _Tonight(Strategy[str, _Done]):
         self.history.keep(self.path, self.night(complete=False))
 
     def night(self, complete: bool) -> Night:
-        """Tonight, as far as it is known; also kept where it is complete."""
+        """Returns tonight as far as it is known; saves it if it is complete."""
         done = [self.done_jobs[name] for name in self.planned if name in self.done_jobs]
         night = Night(
             started=self.started,
@@ -227,7 +227,7 @@ class _Tonight(Strategy[str, _Done]):
 
 
 def _night_of(journal: Journal, history: History, lane: str) -> tuple[str, Path]:
-    """(when the night began, its file in the history): those of the night that is resumed."""
+    """Returns (start of the night, its file in the history), or those of a resumed night."""
     nights = Records(journal, "night", dict, dict)
     if "tonight" not in nights:
         started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -241,7 +241,7 @@ def _entries(one: Planned, plan: Plan, result: RunResult, where: str) -> Iterato
     variants = plan.scenario.variants
     for track in one.tracks:
         for entry in judged.entries(result, track, where):
-            # Where the release is the pinned one, every variant ran: also those it does not move.
+            # If the release is the pinned one, every variant ran, also those it does not move.
             if track.package not in variants[entry.variant].stack:
                 yield dataclasses.replace(entry, command=_command(one, plan, entry.variant))
 
@@ -257,7 +257,7 @@ def _command(one: Planned, plan: Plan, variant: str) -> str:
 
 
 def exit_code(night: Night, new: int) -> int:
-    """1: something fails that did not; 4: nothing could run here, 3: nothing could be judged."""
+    """Returns 1 for a new failure, 4 if nothing could run here, 3 if nothing could be judged."""
     if new:
         return ExitCode.FAILURE_FOUND
     if not any(job.finished for job in night.jobs):

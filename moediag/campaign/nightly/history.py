@@ -12,7 +12,7 @@ from moediag.protocol import write_json
 
 
 class History:
-    """``folder`` is made. ``unreadable``: files that were left out, each with why."""
+    """Creates ``folder``. ``unreadable``: files that were ignored, each with the reason."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,14 +35,14 @@ class History:
                 self.unreadable.append(f"{path.name}: {error}")
 
     def begin(self, started: str, lane: str) -> Path:
-        """The new night's file: empty until the first :meth:`keep`, so that no other takes it."""
+        """Creates the new night's file, empty until the first :meth:`keep`, to reserve it."""
         stamp = started.replace("-", "").replace(":", "").split("+")[0]
         number = 1
         while True:
             path = self.folder / f"{stamp}-{lane}{'' if number == 1 else f'-{number}'}.json"
             try:
                 with path.open("x", encoding="utf-8") as new:
-                    # Whole, though empty: a killed night must not look like a broken file.
+                    # Treated as complete: a killed night must not look like a broken file.
                     json.dump(Night(started, lane, "", {}).to_json(), new)
             except FileExistsError:
                 number += 1

@@ -1,4 +1,4 @@
-"""The jobs of a night: each scenario on each track, once if several tracks ask for the same."""
+"""The jobs of a night: each scenario on each track, once if several tracks request the same."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from moediag.scenario.schema import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``scenarios``: as typed, all of the catalogue when empty; ``world_size``: None for each
-    scenario's own; ``torch``: the installed one, to which every scenario is pinned."""
+    """The command line."""
 
-    scenarios: tuple[str, ...] = ()
-    world_size: int | None = None
+    scenarios: tuple[str, ...] = ()  # as typed, all of the catalogue if empty
+    world_size: int | None = None  # None for each scenario's own
     device: str = "cpu"
     launcher: str = "auto"
     timeout: float | None = None
-    torch: str = ""
+    torch: str = ""  # the installed one, to which every scenario is pinned
 
     @property
     def lane(self) -> str:
@@ -37,14 +36,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One launch for all of ``tracks``. ``name``: of the scenario as typed; ``moved``: package ->
-    version; ``plan``: None where it cannot be planned, with ``problem``."""
+    """One launch for all of ``tracks``."""
 
-    name: str
+    name: str  # scenario, as typed
     tracks: tuple[Track, ...]
-    moved: Mapping[str, str]
-    plan: Plan | None
-    problem: str = ""
+    moved: Mapping[str, str]  # package -> version
+    plan: Plan | None  # None if it cannot be planned
+    problem: str = ""  # the reason
 
     @property
     def folder(self) -> str:
@@ -59,7 +57,7 @@ class Planned:
 
 
 def plan_all(tracks: Sequence[Track], asked: Asked) -> list[Planned]:
-    """Raises ScenarioError for a scenario that cannot be read."""
+    """Returns the launches of a night. Raises ScenarioError for a scenario that cannot be read."""
     found = []
     for name in asked.scenarios or catalogue.names():
         scenario = loading.load(catalogue.find(name))
@@ -75,8 +73,8 @@ def plan_all(tracks: Sequence[Track], asked: Asked) -> list[Planned]:
 
 
 def _moved(scenario: Scenario, track: Track, torch: str) -> dict[str, str] | None:
-    """What ``track`` changes: nothing where the scenario pins that release already; None where it
-    does not name the package at all. Every scenario runs on some torch."""
+    """Returns what ``track`` changes: nothing if the scenario already pins that release; None if
+    the scenario does not name the package. Every scenario runs on some torch."""
     if not track.package:
         return {}
     stack = {str(canonicalize_name(n)): v for n, v in scenario.stack.items()}
@@ -94,7 +92,7 @@ def _planned(
         ranks = ranks_for(scenario, asked.world_size, asked.device)
         if ranks is None:
             raise LayoutError(f"needs {scenario.world.min} ranks or more")
-        # Step times of one night say nothing about the next.
+        # Step times are not comparable between nights.
         quick = scenario.model_copy(update={"cost": None})
         plan = planning.plan(
             quick,
@@ -111,7 +109,8 @@ def _planned(
 
 
 def _variants(scenario: Scenario, moved: Mapping[str, str]) -> list[str]:
-    """Those that a moved package moves: one with a version of its own would run as every night."""
+    """Returns the variants that a moved package affects: one with its own version would run as
+    every night."""
     return [n for n, v in scenario.variants.items() if not set(moved) & set(v.stack)]
 
 
@@ -119,13 +118,13 @@ def _variants(scenario: Scenario, moved: Mapping[str, str]) -> list[str]:
 
 
 def ordered(planned: Iterable[Planned], earlier: Sequence[Night]) -> list[Planned]:
-    """The one whose last result is oldest comes first, so that what did not fit last night does;
-    then pinned stacks before moved ones, those of one stack next to each other."""
+    """Returns the jobs, the one with the oldest last result first, so that what did not fit last
+    night runs; then pinned stacks before moved ones, grouped by stack."""
     return sorted(planned, key=lambda p: (_last(p, earlier), _order(p), _stack(p), p.name))
 
 
 def _last(planned: Planned, earlier: Sequence[Night]) -> str:
-    """The night of its oldest track's newest result; "" for never."""
+    """Returns the night of its oldest track's newest result; "" for never."""
     names = {track.name for track in planned.tracks}
     newest = dict.fromkeys(names, "")
     for night in earlier:
@@ -144,7 +143,7 @@ def _stack(planned: Planned) -> tuple[tuple[str, str], ...]:
 
 
 def seconds(planned: Planned, earlier: Sequence[Night]) -> float:
-    """That it took when it last ran, or ran out of time; 0.0 where that is not known."""
+    """Returns how long it last ran (or until its time was up); 0.0 if unknown."""
     names = {track.name for track in planned.tracks}
     known = [
         (night.started, job.seconds)

@@ -1,7 +1,7 @@
 """Turns a run's result into entries: whether each variant is good, bad or unknown on a track.
 
-On the pinned stacks what the scenario expects is good. On a release that was moved a failure is
-bad, also the one that the scenario is about: whether it is still there is the question.
+On the pinned stacks the scenario's expectation is good. On a moved release every failure is bad,
+also the scenario's own: the question is whether it still exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOTHING = (Verdict.INCONCLUSIVE, Verdict.NOT_APPLICABLE)
 
 
 def entries(result: RunResult, track: Track, evidence: str) -> tuple[Entry, ...]:
-    """One an expectation, in the result's order. ``evidence``: the run directory, relative."""
+    """Returns one entry per expectation, in order. ``evidence``: the run directory, relative."""
     judged = [t for t in result.trials if t.expected]
     variants = list(dict.fromkeys(t.variant for t in judged))
     found = [
@@ -27,7 +27,7 @@ def entries(result: RunResult, track: Track, evidence: str) -> tuple[Entry, ...]
 
 
 def _entry(result: RunResult, repeats: Sequence[TrialResult], track: Track, evidence: str) -> Entry:
-    """A repeat that fails decides; without one, a repeat that says something."""
+    """Returns the entry of a failing repeat; else of a repeat with a result."""
     states = [_state(t, bool(track.package)) for t in repeats]
     wanted = next((s for s in (State.BAD, State.GOOD) if s in states), State.UNKNOWN)
     shown = repeats[states.index(wanted)]
@@ -55,7 +55,8 @@ def _state(trial: TrialResult, moved: bool) -> State:
 
 
 def _allowed(trial: TrialResult) -> set[str]:
-    """A fix that is known to be wrong, and a control that fails by design, may stay so."""
+    """Returns allowed outcomes: a fix known to be wrong, and a control that fails by design, may
+    fail."""
     expected = set(trial.expected.split(" or "))
     if trial.role == Role.UNFIXED or Verdict.CLEAN in expected:
         return {Verdict.CLEAN}
@@ -63,7 +64,7 @@ def _allowed(trial: TrialResult) -> set[str]:
 
 
 def _beside_controls(found: Sequence[Entry]) -> Iterator[Entry]:
-    """Beside a control that fails nothing else says anything."""
+    """Yields the entries; if a control fails, all others are unknown."""
     failed = [e.variant for e in found if e.role == Role.CONTROL and e.state == State.BAD]
     for entry in found:
         if failed and entry.role != Role.CONTROL:

@@ -1,4 +1,4 @@
-"""What one night leaves: a JSON file that is written once and never changed afterwards. Pure."""
+"""The result of one night: a JSON file that is written once and never changed afterwards. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ SCHEMA_VERSION = 1
 class State(StrEnum):
     GOOD = "good"
     BAD = "bad"
-    UNKNOWN = "unknown"  # it says nothing: not applicable, inconclusive, or its control failed
+    UNKNOWN = "unknown"  # no result: not applicable, inconclusive, or its control failed
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One variant of one scenario on one track. ``stack``: the versions that it ran on, package ->
-    version; ``why``: the cause of a failure, or why the state is not known; ``evidence``: its run
-    directory, relative to the folder of the night's artifacts; ``command``: what runs it again."""
+    """One variant of one scenario on one track."""
 
     scenario: str
     variant: str
@@ -32,10 +30,11 @@ class Entry:
     verdict: str
     expected: str
     signature: str = ""
-    why: str = ""
+    why: str = ""  # the cause of a failure, or why the state is unknown
+    # the versions that it ran on, package -> version
     stack: Mapping[str, str] = field(default_factory=dict)
-    evidence: str = ""
-    command: str = ""
+    evidence: str = ""  # its run directory, relative to the folder of the night's artifacts
+    command: str = ""  # repeats the run
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -43,34 +42,32 @@ class Entry:
 
     @property
     def outcome(self) -> str:
-        """What two runs of one stack must agree on."""
+        """Returns what two runs of one stack must agree on."""
         return f"{self.state}:{self.verdict}"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One scenario on one track. ``seconds``: that it took, 0.0 where it was not begun;
-    ``finished``: whether its entries are there; ``problem``: why they are not, or not all."""
+    """One scenario on one track."""
 
     scenario: str
     track: str
-    finished: bool
-    seconds: float = 0.0
-    problem: str = ""
+    finished: bool  # whether its entries exist
+    seconds: float = 0.0  # duration, 0.0 if not started
+    problem: str = ""  # why entries are missing, else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """``lane``: device and ranks, as in ``cpu-2``; nights of different lanes are not compared.
-    ``notes``: tracks that are skipped tonight, and why."""
+    """One night."""
 
     started: str  # ISO 8601, UTC
-    lane: str
+    lane: str  # device and ranks, as in ``cpu-2``; nights of different lanes are not compared
     moediag_version: str
     machine: Mapping[str, Any]
     entries: tuple[Entry, ...] = ()
     jobs: tuple[Job, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # tracks that are skipped tonight, and why
     seconds: float = 0.0
     complete: bool = False
     schema_version: int = SCHEMA_VERSION
@@ -80,7 +77,7 @@ class Night:
 
 
 def from_json(raw: Any) -> Night:
-    """Raises ValueError for anything that is no night of this schema."""
+    """Raises ValueError for anything that is not a night of this schema."""
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema_version {version!r}, this moediag reads {SCHEMA_VERSION}")
@@ -96,6 +93,6 @@ def from_json(raw: Any) -> Night:
 
 
 def known(kind: Any, raw: Mapping[str, Any]) -> Any:
-    """Readers ignore fields that they do not know."""
+    """Returns the object; unknown fields are ignored."""
     names = {f.name for f in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in raw.items() if name in names})

@@ -1,7 +1,7 @@
 """A night on one page: markdown for a step summary, lines for a terminal, annotations. Pure.
 
-First what is new, then what got fixed, what still fails since when, what is flaky; then what could
-not be judged, what did not fit, and the table of everything.
+The order: new, fixed, still failing (and since when), flaky, could not be judged, did not fit, and
+the table of everything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moediag.report.text_layout import Line, indented, labelled
 from moediag.result import wording
 
 LIMIT = 1_000_000  # bytes; GitHub drops a step summary beyond 1 MiB whole
-MOST_ANNOTATIONS = 10  # of a kind, a step; GitHub shows no more
+MOST_ANNOTATIONS = 10  # of one kind per step; GitHub shows no more
 _HEADS = {
     Change.NEW: "New failures",
     Change.FIXED: "Fixed",
@@ -30,8 +30,8 @@ _MARKS = {State.GOOD: "✅", State.BAD: "❌", State.UNKNOWN: "❔"}
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """``blames``: key of a new failure -> what its bisect said; ``unreadable``: files of the
-    history that were left out."""
+    """What the page shows. ``blames``: key of a new failure -> result of its bisect;
+    ``unreadable``: ignored files of the history."""
 
     night: Night
     compared: tuple[Compared, ...]
@@ -47,7 +47,8 @@ class Summary:
 
 
 def sentence(summary: Summary) -> str:
-    """``1 new failure, 2 fixed, 3 still failing, 0 flaky; 120 variants judged in 34 jobs, …``"""
+    """Returns ``1 new failure, 2 fixed, 3 still failing, 0 flaky; 120 variants judged in 34 jobs,
+    …``"""
     new, fixed, still, flaky = (
         len(summary.of(c)) for c in (Change.NEW, Change.FIXED, Change.STILL, Change.FLAKY)
     )
@@ -63,7 +64,7 @@ def sentence(summary: Summary) -> str:
 
 
 def what(compared: Compared) -> str:
-    """One line on one variant, without its name."""
+    """Returns one line on one variant, without its name."""
     entry = compared.entry
     now = f"{entry.verdict} on {versions(entry)}"
     if compared.change == Change.NEW:
@@ -86,7 +87,7 @@ def what(compared: Compared) -> str:
 
 
 def versions(entry: Entry) -> str:
-    """``transformers 5.0.0, accelerate 1.12.0, torch 2.13.0``."""
+    """Returns ``transformers 5.0.0, accelerate 1.12.0, torch 2.13.0``."""
     order = [n for n in ("transformers", "torchtitan", "accelerate", "torch") if n in entry.stack]
     moved = entry.track.partition("=")[0]
     if moved in entry.stack and moved not in order:
@@ -117,7 +118,7 @@ def _good_before(compared: Compared) -> str:
 
 
 def markdown(summary: Summary, limit: int = LIMIT) -> str:
-    """At most ``limit`` bytes; what is left out at the end is said."""
+    """Returns at most ``limit`` bytes, with a note if the end is omitted."""
     night = summary.night
     head = f"## moediag nightly: {sentence(summary)}\n\n"
     head += f"{night.lane}, {night.started[:16].replace('T', ' ')} UTC, moediag "
@@ -135,7 +136,7 @@ def markdown(summary: Summary, limit: int = LIMIT) -> str:
 
 
 def _blocks(summary: Summary) -> Iterator[str]:
-    """Each small, so that little is lost at the limit."""
+    """Yields small blocks, so that little is lost at the limit."""
     for change, head in _HEADS.items():
         found = summary.of(change)
         if not found:
@@ -195,7 +196,7 @@ def _table(night: Night) -> Iterator[str]:
 
 
 def lines(summary: Summary, folder: str, width: int) -> Iterator[Line]:
-    """The same for a terminal, without the table."""
+    """Yields the same for a terminal, without the table."""
     for change in _HEADS:
         style = _STYLES.get(change, "plain")
         for one in summary.of(change):
@@ -215,7 +216,7 @@ def lines(summary: Summary, folder: str, width: int) -> Iterator[Line]:
 
 
 def workflow_commands(summary: Summary) -> list[str]:
-    """GitHub's workflow commands, one a new failure, at most ten in all."""
+    """Returns GitHub's workflow commands, one per new failure, at most ten."""
     new = summary.of(Change.NEW)
     most = MOST_ANNOTATIONS if len(new) <= MOST_ANNOTATIONS else MOST_ANNOTATIONS - 1
     found = [_annotation(title(one.entry), _message(one, summary)) for one in new[:most]]
@@ -235,7 +236,7 @@ def _annotation(head: str, message: str) -> str:
 
 
 def _escaped(text: str, also: Sequence[str] = "") -> str:
-    """As the runner reads it back."""
+    """Escapes ``text`` as the runner decodes it."""
     for letter in ("%", "\r", "\n", *also):
         text = text.replace(letter, f"%{ord(letter):02X}")
     return text

@@ -19,8 +19,8 @@ _HELP = "One of pinned, newest, pre, or PACKAGE=newest, PACKAGE=pre."
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """``package``: "" for the pinned stacks; one package is moved at a time, so that what breaks is
-    known by its name. ``version``: the release it is moved to, "" for none."""
+    """A package to move. ``package``: "" for the pinned stacks; only one package moves at a time,
+    so that it identifies a breakage. ``version``: the release to use, "" for none."""
 
     package: str = ""
     kind: str = PINNED
@@ -36,7 +36,7 @@ class Track:
 
 
 def parse(texts: Sequence[str]) -> list[Track]:
-    """``["pinned", "torch=pre"]``; without any, all of them. Raises UsageError."""
+    """Parses ``["pinned", "torch=pre"]``; an empty list means all. Raises UsageError."""
     found: dict[str, Track] = {}
     for text in texts or DEFAULT:
         package, equals, kind = text.partition("=")
@@ -55,7 +55,7 @@ def parse(texts: Sequence[str]) -> list[Track]:
 
 
 def resolved(tracks: Sequence[Track], python: str, note: Callable[[str], None]) -> Iterator[Track]:
-    """Returns the tracks with versions. One with no newer release is skipped; ``note`` gets the
+    """Yields the tracks with versions. One with no newer release is skipped; ``note`` gets the
     reason."""
     for track in tracks:
         if not track.package:

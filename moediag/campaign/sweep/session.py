@@ -1,8 +1,8 @@
 """`moediag run --all`: every scenario of the catalogue, one after the other, one summary.
 
-Each scenario is a run of its own, with its own run directory and journal. They share environments
-and fork hosts: scenarios of the same release follow each other, and its host imports once. An error
-in one scenario costs its own row only.
+Each scenario is a separate run with its own run directory and journal. Runs share environments and
+fork hosts: scenarios of the same release are adjacent, and its host imports once. An error in one
+scenario affects only its own row.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ TRACEBACK_FILE = "traceback.txt"
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """``world_size``: None is each scenario's own number of ranks; for one that cannot have the
-    given number see :func:`ranks_for`."""
+    """Options of all scenarios. ``world_size``: None for each scenario's own number of ranks; see
+    :func:`ranks_for` for scenarios that cannot have the given one."""
 
     world_size: int | None = None
     device: str = "cpu"
@@ -55,7 +55,7 @@ class SweepOptions:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """``plan``: None where the scenario cannot be planned, with ``problem``."""
+    """A scenario and its plan. ``plan``: None if it cannot be planned; ``problem``: the reason."""
 
     name: str
     plan: Plan | None
@@ -67,15 +67,15 @@ class Planned:
 
 
 def plan_all(options: SweepOptions, names: Sequence[str] | None = None) -> list[Planned]:
-    """Every scenario of the catalogue (or ``names``), those of one release next to each other."""
+    """Returns every scenario of the catalogue (or ``names``), grouped by release."""
     found = [_planned(name, options) for name in names or catalogue.names()]
     return sorted(found, key=lambda p: (_stack(p.plan), p.name))
 
 
 def ranks_for(scenario: Scenario, wanted: int | None, device: str) -> int | None:
-    """The number of ranks it runs on where ``wanted`` are there: the largest that it can have. One
-    that needs more gets the fewest that it needs on a CPU, where ranks are processes and no
-    hardware, and None on GPUs."""
+    """Returns the number of ranks to run on if ``wanted`` are available: the largest valid one.
+    If the scenario needs more: its minimum on a CPU, where ranks are just processes, and None on
+    GPUs."""
     world = scenario.world
     if wanted is None:
         return world.default
@@ -87,7 +87,7 @@ def ranks_for(scenario: Scenario, wanted: int | None, device: str) -> int | None
 
 
 def header(planned: Sequence[Planned], options: SweepOptions, command: Sequence[str]) -> Header:
-    """What a sweep asks."""
+    """Returns the question of a sweep."""
     return Header(
         "run --all",
         {
@@ -109,10 +109,10 @@ def header(planned: Sequence[Planned], options: SweepOptions, command: Sequence[
 def sweep(
     planned: Sequence[Planned], options: SweepOptions, journal: Journal, display: Display
 ) -> Sweep:
-    """Runs those that are not in ``journal``, below its folder, and writes the summary there after
-    each.
+    """Runs the scenarios that are not in ``journal``, below its folder, and writes the summary
+    there after each.
 
-    Raises Interrupted after Ctrl-C, DiskFull: what was finished until then is in the summary."""
+    Raises Interrupted after Ctrl-C, and DiskFull; finished scenarios are in the summary."""
     with contextlib.closing(Hosts(journal.folder / HOSTS_FOLDER, options.launch)) as hosts:
         strategy = _Sweep(planned, options, journal, hosts, display)
         drive(strategy, journal, display)
@@ -157,7 +157,7 @@ class _Sweep(Strategy[str, Row]):
         return Row.of(item, ran.result, ran.exit_code, ran.problem, ran.seconds, ranks)
 
     def keeps(self, value: Row) -> bool:
-        """Without a whole result it is tried again."""
+        """Whether it is final: a row without a complete result is tried again."""
         return not value.problem
 
     def taken(self, item: str, value: Row) -> None:
@@ -212,19 +212,19 @@ def _stack(plan: Plan | None) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of a run."""
+    """How a run ended."""
 
     result: RunResult | None
     exit_code: int
-    """What `moediag run` of it alone would end with."""
+    """The exit code of `moediag run` of this scenario alone."""
     problem: str
-    """Why there is no result, or no whole one."""
+    """Why there is no result, or no complete one."""
     seconds: float
 
 
 def run_one(plan: Plan, below: Path, launch: LaunchOptions, hosts: Hosts, display: Display) -> Ran:
-    """Runs ``plan`` in the run directory ``below``, or resumes it there, whatever becomes of it.
-    Raises Interrupted, and DiskFull or OSError when the disk is full."""
+    """Runs ``plan`` in the run directory ``below``, or resumes it there, and reports any outcome.
+    Raises Interrupted, and DiskFull or OSError if the disk is full."""
     begun = time.monotonic()
     code, problem, result = int(ExitCode.OK), "", None
     try:
@@ -239,7 +239,7 @@ def run_one(plan: Plan, below: Path, launch: LaunchOptions, hosts: Hosts, displa
         code, problem = error.exit_code, error.message
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # the next ones would fail alike
+            raise  # the next runs would fail the same way
         code = ExitCode.BUG
         problem = f"a bug in moediag: {type(error).__name__}: {error} ({TRACEBACK_FILE})"
         below.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The summary of `moediag run --all`: one row a scenario, as data, in a terminal, in markdown."""
+"""The summary of `moediag run --all`: one row per scenario, as data, terminal text and markdown."""
 
 from __future__ import annotations
 
@@ -32,19 +32,17 @@ _WORSE = (ExitCode.OK, ExitCode.INCONCLUSIVE, ExitCode.BUG, ExitCode.FAILURE_FOU
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One scenario. ``exit_code``: what `moediag run` of it alone would end with. ``met`` of
-    ``expected`` expectations, ``reproduced`` of ``claims``; ``fixes``: effect -> number;
-    ``problem``: why there is no result, or no whole one."""
+    """One scenario."""
 
     scenario: str
-    exit_code: int
-    problem: str = ""
+    exit_code: int  # that of `moediag run` of this scenario alone
+    problem: str = ""  # why there is no result, or no complete one
     world_size: int | None = None
-    met: int = 0
-    expected: int = 0
-    reproduced: int = 0
-    claims: int = 0
-    fixes: dict[str, int] = dataclasses.field(default_factory=dict)
+    met: int = 0  # number of expectations that were met
+    expected: int = 0  # number of expectations
+    reproduced: int = 0  # number of claims that reproduced
+    claims: int = 0  # number of claims
+    fixes: dict[str, int] = dataclasses.field(default_factory=dict)  # effect -> number
     broken: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -81,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """``planned``: every scenario in the order in which it runs; ``rows``: those that are done."""
+    """``planned``: every scenario in running order; ``rows``: the finished ones."""
 
     started: str  # ISO 8601, UTC
     moediag_version: str
@@ -89,13 +87,13 @@ class Sweep:
     seconds: float
     planned: tuple[str, ...]
     rows: tuple[Row, ...]
-    overrides: tuple[str, ...] = ()  # what was typed for all of them and changes what is measured
+    overrides: tuple[str, ...] = ()  # as typed for all scenarios, if they change what is measured
     schema_version: int = 1
 
     @property
     def exit_code(self) -> int:
-        """1 where an expectation was broken, else 5, else 3 (inconclusive, or some could not run),
-        4 where none could, 0 where all is as expected."""
+        """Returns 1 if an expectation was broken, else 5, else 3 (inconclusive, or some could not
+        run), 4 if none could run, 0 if all is as expected."""
         codes = {row.exit_code for row in self.rows}
         known = [code for code in _WORSE if code in codes]
         if not known:
@@ -132,7 +130,7 @@ def lines(sweep: Sweep, folder: str, width: int) -> Iterator[Line]:
 
 
 def sentence(sweep: Sweep) -> str:
-    """``41 scenarios, 512 trials judged: 40 as expected, 1 BROKEN; 12 min``."""
+    """Returns ``41 scenarios, 512 trials judged: 40 as expected, 1 BROKEN; 12 min``."""
     statuses = [row.status for row in sweep.rows]
     parts = [f"{statuses.count(s)} {s}" for s in (*STATUS.values(), OTHER) if s in statuses]
     left = len(sweep.planned) - len(sweep.rows)
@@ -146,7 +144,7 @@ def sentence(sweep: Sweep) -> str:
 
 
 def markdown(sweep: Sweep) -> str:
-    """A table that pastes into an issue or a step summary."""
+    """Returns a table for an issue or a step summary."""
     head = ("scenario", "ranks", "expectations met", "claims reproduced", "fixes", "time", "")
     rows = [head, ("---",) * len(head), *(tuple(_cells(row)) for row in sweep.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{sentence(sweep)}\n"

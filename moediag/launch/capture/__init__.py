@@ -1,3 +1,3 @@
-"""Evidence that must be read while the ranks live: stacks, the machine's state, dumps."""
+"""Collects evidence while the ranks live: stacks, the machine's state, dumps."""
 
 __all__ = ["collect", "dumps", "machine", "token_counts"]

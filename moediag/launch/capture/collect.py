@@ -1,8 +1,8 @@
-"""What can be seen of ranks that are stuck, collected before anything is ended.
+"""Collects evidence of stuck ranks before they are ended.
 
-Every source is optional: a missing tool, a refused ptrace or a process that is gone becomes a line
-of ``not_seen``. Ranks are looked at in parallel; the tools that look at one rank run one after the
-other, because only one tracer can hold a process. Everything is bounded by one deadline.
+Every source is optional: a missing tool, a refused ptrace or an ended process becomes a line of
+``not_seen``. Ranks are read in parallel. The tools for one rank run one after the other, because
+only one tracer can attach to a process. One deadline bounds everything.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from moediag.launch.processes import Process, catches
 
 CAPTURE_FOLDER = "capture"
 TAIL_LINES = 50
-# What a thread is in that waits for its device: which may wait for a collective in its turn.
+# Functions in which a thread waits for its device, which may itself wait for a collective.
 _DEVICE = re.compile(
     r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
 )
-ANSWER = 3.0  # seconds for a rank's dump, of 20,000 operations perhaps
-_PIPE_SECONDS = 2.0  # torch's monitor looks at its pipe about once a second
+ANSWER = 3.0  # seconds for a rank's dump, which may have 20,000 operations
+_PIPE_SECONDS = 2.0  # torch's monitor reads its pipe about once a second
 _PROC_FILES = ("status", "wchan", "stat", "stack")
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a capture took and missed."""
+    """The duration of a capture and what it missed."""
 
     seconds: float
     not_seen: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class _Looker:
         seen_stat = self.process.stat()
         dump = ["py-spy", "dump", "-p", pid]
         if seen_stat is not None and seen_stat.state == "T":
-            dump.append("--nonblocking")  # py-spy cannot stop what is stopped
+            dump.append("--nonblocking")  # py-spy cannot stop a stopped process
         seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
             self.miss("Python stack (faulthandler cannot be asked either)")
@@ -99,9 +99,9 @@ class _Looker:
         path.write_text("".join(parts), encoding="utf-8")
 
     def _ask_faulthandler(self) -> bool:
-        """SIGUSR1 makes the rank write its stacks into its stacks file; needs no privilege. Only
-        a fallback, because a signal may wake a rank that was stuck in a system call, and only sent
-        to a process that catches it: others would die of it."""
+        """Sends SIGUSR1, on which the rank writes its stacks to a file. This needs no privilege but
+        may wake a rank stuck in a system call, so it is a fallback. Only sent to a process that
+        catches it, because others would die."""
         if self.gone or not catches(self.process.pid, signal.SIGUSR1):
             return False
         self.process.send(signal.SIGUSR1)
@@ -144,7 +144,7 @@ class _Looker:
                 (self.folder / protocol.dump_request_file(self.rank)).touch()
 
     def _await_flight(self) -> None:
-        """The rank's recorder thread answers, within milliseconds unless the GIL is held."""
+        """Waits for the recorder's thread, which answers in milliseconds unless the GIL is held."""
         if not (self.folder / protocol.heartbeat_file(self.rank)).exists():
             self.miss("Flight Recorder (no recorder in this rank)")
             return
@@ -160,13 +160,13 @@ class _Looker:
             time.sleep(0.01)
 
     def _by_pipe(self) -> bool:
-        """A rank whose GIL is held runs no Python; torch's own monitor of NCCL still answers."""
+        """Asks torch's NCCL monitor, which answers even if the GIL is held."""
         pipe = self.folder / f"{protocol.WATCHDOG_PIPES}{self.rank}.pipe"
         target = self.folder / protocol.watchdog_dump(self.rank)
         try:
             if not stat.S_ISFIFO(pipe.stat().st_mode):
                 return False
-            wire = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails where nobody reads
+            wire = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # fails without a reader
             try:
                 os.write(wire, b"1\n")
             finally:
@@ -185,8 +185,8 @@ class _Looker:
 def capture(
     folder: Path, ranks: Mapping[int, Process], seconds: float, *, native: bool = True
 ) -> Capture:
-    """Looks at the living ``ranks`` for at most about ``seconds``, and keeps the
-    last lines of every rank's log. Files: ``folder/capture/rank-N.*``."""
+    """Collects evidence of the living ``ranks`` for at most about ``seconds``, and the last lines
+    of every rank's log, in ``folder/capture/rank-N.*``."""
     begun = time.monotonic()
     into = folder / CAPTURE_FOLDER
     into.mkdir(parents=True, exist_ok=True)
@@ -206,8 +206,8 @@ def capture(
 
 
 def blocked_frames(ranks: Mapping[int, Process], seconds: float) -> list[int]:
-    """Ranks whose main thread is inside torch.distributed, by its Python stack; none without
-    py-spy. For waits that a heartbeat does not mark."""
+    """Returns ranks whose Python stack shows the main thread in torch.distributed; none without
+    py-spy. Finds waits that the heartbeat does not show."""
     blocked = []
     for rank, dump in python_frames(ranks, seconds).items():
         with suppress(ValueError):
@@ -219,7 +219,7 @@ def blocked_frames(ranks: Mapping[int, Process], seconds: float) -> list[int]:
 def python_frames(
     ranks: Mapping[int, Process], seconds: float, *, native: bool = False
 ) -> dict[int, bytes]:
-    """py-spy's JSON of each rank that answers within ``seconds``; empty without py-spy."""
+    """Returns py-spy's JSON of each rank read within ``seconds``; empty without py-spy."""
     found = {}
     binary = find_tool("py-spy")
     options = ["--json", *(["--native"] if native else [])]
@@ -240,9 +240,9 @@ def python_frames(
 def in_collective(dump: bytes) -> bool:
     """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed.
 
-    Importing torch.distributed is no wait, and neither is the rendezvous: with many ranks, a rank
-    whose connection the store's full queue dropped sleeps for seconds before it tries again, and
-    torch bounds that wait itself. Raises ValueError for text that is not JSON.
+    Importing torch.distributed does not count, nor does the rendezvous: with many ranks, the full
+    queue of the store may drop a connection; the rank then sleeps for seconds before it retries,
+    and torch bounds that wait. Raises ValueError for text that is not JSON.
     """
     frames = _main_thread(json.loads(dump)).get("frames", [])[:6]
     names = [str(f.get("filename", "")) for f in frames]
@@ -254,13 +254,13 @@ def in_collective(dump: bytes) -> bool:
 
 
 def on_device(dump: bytes) -> bool:
-    """Whether the main thread of py-spy's JSON, with native frames, waits for an accelerator, or
-    for a call that NCCL does not take."""
+    """Whether py-spy's JSON, with native frames, shows the main thread waiting for an accelerator
+    or in an NCCL call that does not return."""
     return any(_DEVICE.search(str(f.get("name", ""))) for f in main_frames(dump))
 
 
 def main_frames(dump: bytes) -> list[dict[str, object]]:
-    """Of the main thread in py-spy's JSON, innermost first; empty where there is none."""
+    """Returns the main thread's frames in py-spy's JSON, innermost first; empty if none."""
     with suppress(ValueError, AttributeError, TypeError):
         frames = _main_thread(json.loads(dump)).get("frames", [])
         return [f for f in frames if isinstance(f, dict)]
@@ -268,20 +268,20 @@ def main_frames(dump: bytes) -> list[dict[str, object]]:
 
 
 def _main_thread(threads: list[dict[str, Any]]) -> dict[str, Any]:
-    """The main thread by its name, else by its number: without ``threading`` there are no names."""
+    """Returns the main thread by name, else by id: without ``threading`` there are no names."""
     named = (t for t in threads if t.get("thread_name") == "MainThread")
     first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
     return next(named, None) or next(first, {})
 
 
 def find_tool(name: str) -> str | None:
-    """Beside this interpreter first, because a virtual environment need not be on PATH."""
+    """Finds a tool, first beside this interpreter: a virtual environment may not be on PATH."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.is_file() else shutil.which(name)
 
 
 def reason(stderr: bytes) -> str:
-    """The reason of a tool's failure in one line."""
+    """Returns the reason for a tool's failure in one line."""
     text = stderr.decode(errors="replace").strip()
     lowered = text.lower()
     if "permission denied" in lowered or "operation not permitted" in lowered:
@@ -290,7 +290,7 @@ def reason(stderr: bytes) -> str:
 
 
 def _tail(path: Path) -> str:
-    """The last TAIL_LINES lines, reading at most 64 KiB."""
+    """Returns the last TAIL_LINES lines, reading at most 64 KiB."""
     with path.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - 65536))

@@ -1,5 +1,5 @@
-"""Copies the Flight Recorder dumps of torch's watchdog into the run directory. They may lie in
-/tmp, where the next job overwrites them."""
+"""Copies the Flight Recorder dumps of torch's watchdog into the run directory. In /tmp, the next
+job would overwrite them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from moediag import protocol
 
 
 def keep(folder: Path, ranks: Iterable[int], since: float) -> None:
-    """Copies each rank's youngest dump written after ``since`` (epoch seconds). The rank itself
-    said where they go, when it was started."""
+    """Copies each rank's newest dump written after ``since`` (epoch seconds). The rank's pid file
+    has their paths."""
     for rank in ranks:
         target = folder / protocol.watchdog_dump(rank)
         with suppress(OSError, ValueError, TypeError):

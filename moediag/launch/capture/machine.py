@@ -1,8 +1,7 @@
-"""What the machine says while ranks stand still: its GPUs by nvidia-smi, its communicators by NCCL.
+"""Records the machine's state while ranks hang: GPUs by nvidia-smi, communicators by NCCL.
 
-NCCL 2.24 and newer answer questions about themselves (RAS) on a socket of each node: a line-based
-protocol, by default at localhost:28028. It knows which ranks of a communicator lag behind, and
-which do not answer.
+NCCL 2.24 and newer report their state (RAS) on a socket of each node, with a line-based protocol,
+by default at localhost:28028. RAS knows which ranks of a communicator lag behind or do not answer.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from moediag.launch.processes import Process
 SMI_FILE = "nvidia-smi.txt"
 RAS_FILE = "nccl-ras.txt"
 RAS_ADDRESS = "localhost:28028"
-MOST = 1 << 20  # bytes of an answer
+MOST = 1 << 20  # bytes read of an answer
 _PROTOCOL = 2
 _USES_NCCL = re.compile(rb'"backend":"[^"]*nccl')
-_HEAD = 1 << 18  # bytes of a log in which its first groups are
+_HEAD = 1 << 18  # bytes of a log that contain its first groups
 _GPU_FIELDS = (
     "index", "name", "pstate", "temperature.gpu", "utilization.gpu", "memory.used", "memory.total",
     "power.draw", "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
@@ -39,10 +38,10 @@ _QUESTIONS = (
 def look(
     folder: Path, ranks: Mapping[int, Process], seconds: float, backend: str = ""
 ) -> tuple[str, ...]:
-    """Writes what is found below ``folder/capture``; returns what could not be seen. Bounded by
-    ``seconds`` for each of the two. ``backend``: the trial's, "" where the ranks' logs tell it.
+    """Writes both states to ``folder/capture``, each within ``seconds``; returns what is missing.
+    ``backend`` is the trial's; "" reads it from the ranks' logs.
 
-    Of a job without NCCL nothing is said to be missing."""
+    For a job without NCCL, nothing is reported as missing."""
     nccl = backend == "nccl" or (not backend and uses_nccl(folder))
     into = folder / CAPTURE_FOLDER
     into.mkdir(parents=True, exist_ok=True)
@@ -53,7 +52,7 @@ def look(
 
 
 def uses_nccl(folder: Path) -> bool:
-    """Whether a rank that was recorded here has a group on NCCL."""
+    """Whether a rank recorded here has an NCCL group."""
     for path in sorted(folder.glob("rank-*.events.jsonl"))[:4]:
         with suppress(OSError), path.open("rb") as file:
             if _USES_NCCL.search(file.read(_HEAD)):
@@ -62,7 +61,7 @@ def uses_nccl(folder: Path) -> bool:
 
 
 def _smi(path: Path, ranks: Mapping[int, Process], seconds: float) -> str:
-    """Returns why there is none, or ""."""
+    """Writes the GPUs' state; returns why there is none, or ""."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "state of the GPUs (nvidia-smi missing)"
@@ -86,10 +85,10 @@ def _smi(path: Path, ranks: Mapping[int, Process], seconds: float) -> str:
 
 
 def _printed(command: list[str], until: float) -> tuple[int, bytes, bytes]:
-    """Exit code, output and errors of ``command`` before ``until`` (time.monotonic()).
+    """Returns exit code, output and errors of ``command`` before ``until`` (time.monotonic()).
 
-    A program that hangs in the driver does not even die of SIGKILL, so nobody waits for its end,
-    as subprocess.run would. Raises subprocess.TimeoutExpired and OSError."""
+    A program that hangs in the driver survives SIGKILL, so this does not wait for its end, as
+    subprocess.run would. Raises subprocess.TimeoutExpired and OSError."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -130,7 +129,7 @@ def _ras(path: Path, ranks: Iterable[Process], seconds: float) -> str:
 
 
 def _settings(ranks: Iterable[Process]) -> tuple[bool, str]:
-    """Whether RAS is on in the ranks, and where: as they were started."""
+    """Returns whether RAS is on and its address, from the ranks' environment."""
     for process in ranks:
         if not process.alive:
             continue
@@ -145,9 +144,9 @@ def _settings(ranks: Iterable[Process]) -> tuple[bool, str]:
 
 
 def ask_ras(address: str, seconds: float) -> str:
-    """The verbose status by NCCL's RAS at ``host:port``, within ``seconds`` in all.
+    """Returns the verbose status of NCCL's RAS at ``host:port``, within ``seconds`` in all.
 
-    Raises OSError (ConnectionRefusedError, TimeoutError) and ValueError for what is no RAS."""
+    Raises OSError (ConnectionRefusedError, TimeoutError), and ValueError if it is not RAS."""
     host, _, port = address.rpartition(":")
     if not port.isdigit():
         raise ValueError("it is no host:port")
@@ -176,7 +175,7 @@ def ask_ras(address: str, seconds: float) -> str:
         hello = line(f"CLIENT PROTOCOL {_PROTOCOL}")
         if not hello.upper().startswith("SERVER PROTOCOL"):
             raise ValueError(f"it answers {hello[:80]!r}, which is not NCCL's protocol")
-        # How long the other nodes may take to answer it; less than we wait for all of them.
+        # How long RAS waits for other nodes; less than our own wait.
         agreed = line(f"TIMEOUT {max(1, int(left() - 1))}")
         if agreed.upper() != "OK":
             raise ValueError(f"it answers {agreed[:80]!r} to TIMEOUT")

@@ -1,4 +1,4 @@
-"""The last tokens per expert that ranks recorded, read off the ends of logs that still grow."""
+"""Reads the last recorded tokens per expert from the ends of growing logs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _TAIL = 64 * 1024
 
 
 def last_loads(folder: Path, ranks: Iterable[int]) -> dict[str, list[int]]:
-    """By MoE block, the sum over ranks of the last counts that each of them has in its log's end;
-    empty where none is there."""
+    """Returns, by MoE block, the sum over ranks of the last counts at the end of each log; empty if
+    there are none."""
     total: dict[str, list[int]] = {}
     for rank in ranks:
         for layer, counts in _of_rank(folder / events_file(rank)).items():

@@ -1,9 +1,9 @@
 """How long ranks of a watched job may wait before it is reported as a hang.
 
-If every rank waits in a collective, or one is stopped, nothing can move again: the quiescence
-window of the watchdog is enough. If a rank is elsewhere, an endless loop and a long evaluation look
-the same, so time decides. It is that rank's own time, without the time it waits for a CPU, and it
-is compared with what this job did before:
+If every rank waits in a collective or is stopped, nothing can progress: the watchdog's quiescence
+window is enough. If a rank is elsewhere, an endless loop looks like a long evaluation, so a time
+limit decides. It applies to the rank's own time, without waits for a CPU, and depends on the job's
+history:
 
 - a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
 - one that computes: four times that;
@@ -12,7 +12,7 @@ is compared with what this job did before:
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
-Ranks of other nodes are looked at by watchers there; see launch.nodes.
+Supervisors on other nodes observe the ranks there; see launch.nodes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from moediag.launch.rank_sample import RankSample
 BUSY = 4.0
 AT_WORK = 40.0
 AS_BEFORE = 3.0
-STARVED = 0.1  # of the time that passes counts for a rank that wants a CPU or a disk
-_LOOK_AGAIN = 10.0  # seconds between two looks at stacks: each stops a rank for milliseconds
-_LOOK_THERE = 10.0  # seconds that the watcher of another node gets to look at its ranks' stacks
-# What a long pause may be, by the files on the stack of the rank that others wait for.
+STARVED = 0.1  # share of elapsed time that counts for a rank that waits for a CPU or a disk
+_LOOK_AGAIN = 10.0  # seconds between two reads of stacks: each stops a rank for milliseconds
+_LOOK_THERE = 10.0  # seconds that the supervisor of another node gets to read its ranks' stacks
+# Reasons for a long pause, by the files on the stack of the rank that others wait for.
 _WORK = {
     "compiles": ("/torch/_dynamo/", "/torch/_inductor/", "/triton/compiler/",
                  "/triton/runtime/", "/triton/backends/", "/torch/utils/cpp_extension"),
@@ -41,7 +41,7 @@ _WORK = {
     "imports": ("importlib._bootstrap",),
 }  # fmt: skip
 
-# py-spy's JSON of those that answer, with native frames if asked.
+# (ranks, with native frames): py-spy's JSON of the ranks that answer.
 Stacks = Callable[[Sequence[int], bool], Mapping[int, bytes]]
 
 
@@ -52,7 +52,7 @@ class Patience:
     def __init__(self, watchdog: Watchdog, seconds: float, stacks: Stacks) -> None:
         self.watchdog = watchdog
         self.seconds = seconds
-        self.longest = 0.0  # pause that the job came out of by itself
+        self.longest = 0.0  # longest pause that the job recovered from by itself
         self._stacks = stacks
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._since = float("inf")
@@ -61,10 +61,10 @@ class Patience:
         self._work: dict[int, str] = {}
         self._on_device: set[int] = set()
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
-        # When each was looked at, by the clock of its node, or ours once nothing comes from there.
+        # When each rank was observed, by its node's clock, or ours once that node is silent.
         self._last: dict[int, tuple[bool, float]] = {}
         self._last_cpu: dict[int, float] = {}
-        self._own: dict[int, float] = {}  # how long the pause is for each rank, by its own clock
+        self._own: dict[int, float] = {}  # length of the pause for each rank, by its own time
 
     @property
     def by_stack(self) -> Sequence[int]:
@@ -72,7 +72,7 @@ class Patience:
         return self.watchdog.by_stack
 
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
-        """The stall, once it is a hang; None while the job runs or may still go on."""
+        """Returns the stall once it is a hang; None while the job runs or may continue."""
         progress = tuple((s.rank, s.progress, s.alive) for s in samples)
         stall = self.watchdog.observe(now, samples)
         if progress != self._progress:
@@ -112,9 +112,9 @@ class Patience:
         return self.watchdog.stall(live, sorted(waiting))
 
     def _count(self, now: float, samples: Sequence[RankSample]) -> None:
-        """Adds to each rank's own time. All time counts while a rank sleeps; while it wants a CPU,
-        only the CPU time that it gets, because a busy machine also stretches an evaluation. Time
-        spent waiting for a disk counts a little."""
+        """Adds to each rank's own time. All time counts while a rank sleeps. While it wants a CPU,
+        only its CPU time counts, because a busy machine also slows down an evaluation. Waiting for
+        a disk counts in part."""
         for s in samples:
             clock = _clock(s, now)
             before = self._last.get(s.rank, clock)
@@ -127,14 +127,14 @@ class Patience:
             self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
     def _look(self, ranks: Sequence[int], native: bool) -> None:
-        """Reads the stacks of ``ranks``: what they do, and with ``native``, whether they wait for
-        their devices."""
+        """Reads from the stacks of ``ranks`` what they do and, with ``native``, whether they wait
+        for their devices."""
         found = self._stacks(ranks, native)
         self._work = {rank: work_of(dump) for rank, dump in found.items()}
         self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
-        if self._step > 1:  # not the imports, not the first compile
+        if self._step > 1:  # skip the imports and the first compile
             self.longest = max(self.longest, now - self._since)
         self._step = max((s.step for s in samples), default=0)
         self._since, self._looked = now, -_LOOK_AGAIN
@@ -155,7 +155,7 @@ class Patience:
 
     @property
     def looked(self) -> bool:
-        """Whether stacks were looked at in this pause."""
+        """Whether stacks were read in this pause."""
         return self._looked > 0.0
 
     @property
@@ -165,7 +165,7 @@ class Patience:
 
     @property
     def work(self) -> Mapping[int, str]:
-        """By rank, the work that its stack shows."""
+        """The work that each rank's stack shows."""
         return {rank: text for rank, text in self._work.items() if text}
 
 
@@ -175,8 +175,8 @@ def _clock(s: RankSample, now: float) -> tuple[bool, float]:
 
 
 def work_of(dump: bytes) -> str:
-    """``compiles``, ``imports``, ``saves or loads a checkpoint``, or "": by the main thread of
-    py-spy's JSON."""
+    """Returns ``compiles``, ``imports``, ``saves or loads a checkpoint`` or "", from py-spy's JSON
+    of the main thread."""
     files = [str(f.get("filename", "")) for f in main_frames(dump)]
     for words, parts in _WORK.items():
         if any(part in file for file in files for part in parts):

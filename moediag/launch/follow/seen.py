@@ -1,4 +1,4 @@
-"""What a supervisor has seen of a launch so far, and which rank died first."""
+"""What a supervisor has observed of a launch so far, including which rank died first."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from moediag.evidence.model import ExitStatus, Stall
 from moediag.launch.processes import Process
 from moediag.launch.record import Death
 
-# How gloo, the store and NCCL say that another rank went away.
+# Messages of gloo, the store and NCCL when the connection to another rank is lost.
 LOST_PEER = ("by peer", "Broken pipe", "ncclRemoteError", "remote process exited")
 
 
 @dataclass
 class Seen:
-    """Becomes the LaunchRecord."""
+    """Collects the fields of the LaunchRecord."""
 
     started: float
     first_progress: float | None = None
@@ -36,9 +36,9 @@ class Seen:
     notes: list[str] = field(default_factory=list)
 
     def deaths(self, folder: Path) -> tuple[Death, ...]:
-        """Ranks that failed by themselves, the first one first. The kernel closes a killed rank's
-        connections before it reports the rank's end, so times cannot order it before a peer that
-        lost the connection; the peer's error message can."""
+        """Returns ranks that failed by themselves, in order. The kernel closes a killed rank's
+        connections before it reports the rank's end, so peers may seem to fail first. Their error
+        messages show that they only lost a connection."""
         found = []
         for rank, status in self.exits.items():
             if status.code == 0 or status.by_us:
@@ -51,7 +51,7 @@ class Seen:
 
 
 def _error(folder: Path, rank: int) -> tuple[str, float | None]:
-    """Message and time of the exception that ended ``rank``."""
+    """Returns the message and time of the exception that ended ``rank``."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         path = folder / protocol.error_file(rank)
         message = json.loads(path.read_text(encoding="utf-8"))["message"]

@@ -29,10 +29,9 @@ AFTER_DEATH = 5.0  # seconds that ranks here get to fail by themselves after a d
 
 
 class NodesSupervisor(Supervisor):
-    """Follows the ranks of this node. ``options.job``: the token of the run, the same on all
-    nodes."""
+    """Follows the ranks of this node. ``options.job`` is the run's token, the same on all nodes."""
 
-    # What Together asks about our own ranks; a trial needs no patience as a watched job does.
+    # Read by Together; unlike a watched job, a trial needs no Patience.
     work: Mapping[int, str] = {}
     looked = True
 
@@ -55,7 +54,7 @@ class NodesSupervisor(Supervisor):
         self._ended_before: frozenset[int] | None = None  # a stall, or the timeout
 
     def run(self, kind: str) -> LaunchRecord:
-        """The record of this node's ranks, with the other nodes' evidence beside it."""
+        """Returns the record of this node's ranks; the other nodes' evidence is beside it."""
         try:
             record = super().run(kind)
             self._ends_after_stall_are_ours()
@@ -68,7 +67,7 @@ class NodesSupervisor(Supervisor):
             with signals.held():
                 record.write(self.folder)
         finally:
-            # What the others may be reading now stays as it is.
+            # Do not change files that other nodes may be reading.
             self.nodes.close(publish=not self._shared)
         return record
 
@@ -85,11 +84,11 @@ class NodesSupervisor(Supervisor):
             self._held, self.on_device = None, frozenset()
         stall = self.watchdog.observe(now, everyone)
         if stall is not None and self._gpu:
-            # Devices are looked at every ten seconds only; meanwhile the nodes agree.
+            # Devices are checked only every ten seconds: keep the stall until the nodes agree.
             self._held = progress, stall
         agreed = self.nodes.agreed(stall or (self._held[1] if self._held else None), samples)
         if agreed is None and (gone := self.nodes.gone(AFTER_SILENCE)):
-            # Ranks that still meet are no hang, and would wait for it until the trial's timeout.
+            # Ranks still in rendezvous are not a hang and would wait until the trial's timeout.
             self.seen.launch_error = f"{', '.join(gone)}: the trial was ended"
             self._capture(samples)
         return agreed
@@ -110,7 +109,7 @@ class NodesSupervisor(Supervisor):
         return super()._someone_died() or bool(self.nodes.deaths)
 
     def _is_over(self) -> bool:
-        """Ranks that no failure of a peer ends are ended once they were looked at."""
+        """Also ends ranks that survive a peer's failure, once their evidence is collected."""
         late = self._first_death is not None and time.monotonic() - self._first_death > AFTER_DEATH
         if self.seen.launch_error:
             return True
@@ -149,7 +148,7 @@ class NodesSupervisor(Supervisor):
         self._judge_whole(places)
 
     def _judge_whole(self, places: Sequence[Path]) -> None:
-        """A trial whose evidence lacks a node, or that another node interrupted, shows nothing."""
+        """Sets a launch error if evidence of a node is missing or a node was interrupted."""
         broken = [r for place in places if (r := _record(place)) is not None and r.interrupted]
         if broken:
             for rank, status in self.seen.exits.items():
@@ -166,7 +165,7 @@ class NodesSupervisor(Supervisor):
 
 
 def _measured(place: Path, folder: Path) -> None:
-    """What ranks elsewhere measured, to where costs and tables are read."""
+    """Copies measurements of other nodes' ranks to where costs and tables are read."""
     for path in place.glob("rank-*.outcome.json"):
         if not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)

@@ -27,14 +27,14 @@ from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 
 PROGRESS_EVERY = 0.1  # seconds
 NATIVE = 20.0  # seconds for the native frames of one rank that has CUDA's libraries
-MACHINE = 5.0  # seconds for what the machine says of GPUs and communicators
+MACHINE = 5.0  # seconds for queries of GPUs and communicators
 LEAVE = 5.0  # seconds that a failed rank may take to end: torch's teardown on a busy box
 
 
 class Supervisor:
     """Follows one trial; subclasses follow trials on several nodes and watched jobs."""
 
-    launcher = "the launcher"  # what errors call it
+    launcher = "the launcher"  # its name in errors
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Supervisor:
         return now - self._killed_before if known else None  # type: ignore[operator]
 
     def _follow(self) -> None:
-        """Returns when the trial ended by itself or must be ended."""
+        """Returns when the trial has ended or must be ended."""
         while True:
             if self.options.stopped:
                 raise KeyboardInterrupt
@@ -143,18 +143,18 @@ class Supervisor:
         return self._root_code is not None
 
     def _note_ends(self, samples: Sequence[RankSample]) -> None:
-        """For launchers that do not report how ranks end."""
+        """A hook for launchers that do not report how ranks end."""
 
     def _ends_after_stall(self, samples: Sequence[RankSample]) -> bool:  # noqa: ARG002
-        """Called when the evidence of a stall is on disk. Returns whether to end the ranks now."""
+        """Called once the evidence of a stall is on disk. Returns whether to end the ranks now."""
         return True
 
     def _someone_died(self) -> bool:
         return any(s.code != 0 for s in self.seen.exits.values())
 
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
-        """Whether a rank failed. After the first failure, gives the peers a moment to fail by
-        themselves, captures the living ones, then lets the agent end them."""
+        """Returns whether a rank failed. After the first failure, gives the peers a moment to fail
+        by themselves, captures the living ones, then lets the agent end them."""
         if not self._someone_died():
             return False
         if self._first_death is None:
@@ -199,8 +199,8 @@ class Supervisor:
         return samples
 
     def _find(self, rank: int) -> Process | None:
-        """The process of ``rank``, from the file that a rank writes first. Only ranks of this
-        machine count: nodes may share the folder."""
+        """Returns the process of ``rank`` from its pid file. Ignores ranks of other machines: nodes
+        may share the folder."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             raw = json.loads((self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
             if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
@@ -218,7 +218,7 @@ class Supervisor:
         return blocked_frames(self._of(ranks), self.options.capture)
 
     def _on_device(self, ranks: Sequence[int]) -> list[int]:
-        """Those whose main thread waits for its GPU, by its native frames."""
+        """Returns the ranks whose native frames show the main thread waiting for the GPU."""
         found = python_frames(self._of(ranks), NATIVE, native=True)
         return [rank for rank, dump in found.items() if on_device(dump)]
 
@@ -234,7 +234,7 @@ class Supervisor:
         self.seen.not_seen += [*done.not_seen, *of_machine]
 
     def _ask_machine(self, processes: Mapping[int, Process]) -> tuple[str, ...]:
-        """GPUs and communicators, where the ranks may use any."""
+        """Queries GPUs and communicators if the ranks may use any."""
         if not self._gpu and self.backend:
             return ()
         return machine.look(self.folder, processes, MACHINE, self.backend)
@@ -266,11 +266,11 @@ class Supervisor:
             self.seen.ended_at[rank] = at
 
     def _end(self) -> None:
-        """Ends what is left, then accounts for every rank."""
+        """Ends the remaining processes, then records how every rank ended."""
         gone = self._end_processes()
         for rank, process in self.seen.processes.items():
             if rank not in self.seen.exits:
-                # The agent did not see it end, so it ended together with the agent.
+                # The agent did not report its end, so it ended together with the agent.
                 self.seen.exits[rank] = ExitStatus(signal=gone.get(process, "SIGKILL"), by_us=True)
         self._account()
 
@@ -280,7 +280,7 @@ class Supervisor:
             self.seen.launch_error = self._launch_error()
 
     def _end_processes(self) -> Mapping[Process, str]:
-        """The signal after which each was gone."""
+        """Ends the launch; returns the signal that ended each process."""
         self._tell("ending", (), force=True)
         self._end_begun = time.time()
         gone, stuck = shutdown.end(self.running.family, self._graces())
@@ -301,7 +301,7 @@ class Supervisor:
         return gone
 
     def _launch_error(self) -> str:
-        """Why the launch failed; "" when the ends of the ranks explain it."""
+        """Returns why the launch failed; "" if the ends of the ranks explain it."""
         code = self._root_code
         explained = any(not s.by_us and s.code != 0 for s in self.seen.exits.values())
         if code in (0, None) or explained:

@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 from moediag.evidence.model import Stall
 from moediag.launch.rank_sample import RankSample
 
-# The recorder's own thread and gloo's may tick: this share of the window does not count as work.
+# The recorder's and gloo's threads use some CPU: this share of the window does not count as work.
 CPU_SHARE = 0.02
-# A rank seen running (or waiting for a CPU or a disk) in more than this share of looks is working.
+# A rank that is runnable or waits for a disk in more than this share of samples is working.
 RUNNABLE_SHARE = 0.2
-LOOK_AGAIN = 10.0  # seconds between two looks at native frames: each stops a rank for a moment
-ON_DEVICE = 5.0  # windows that a device may compute without any operation of communication
-MIN_LOOKS = 10  # a watchdog that was itself starved has seen too little to judge
+LOOK_AGAIN = 10.0  # seconds between two reads of native frames: each stops a rank for a moment
+ON_DEVICE = 5.0  # windows that a device may compute without communication
+MIN_LOOKS = 10  # samples needed to decide: the watchdog itself may be starved of CPU
 
 
 class Watchdog:
-    """Observes samples of all ranks and says when they hang.
+    """Observes samples of all ranks and detects when they hang.
 
     ``blocked`` returns which of the given ranks have a collective on their stack; it is called once
     per quiet window, and only if no heartbeat shows a collective. ``spinning``, for ranks on GPUs,
@@ -45,17 +45,17 @@ class Watchdog:
         self.started = started
         self._blocked = blocked
         self._spinning = spinning
-        self._silent: float | None = None  # since when nobody records anything, on GPUs
+        self._silent: float | None = None  # since when no rank records anything, on GPUs
         self._looked = float("-inf")
-        self._anchor: float | None = None  # since when nothing moves
+        self._anchor: float | None = None  # since when nothing changes
         self._progress: tuple[tuple[int, int, bool], ...] = ()
         self._cpu: dict[int, float] = {}
         self._looks = 0
         self._runnable: dict[int, int] = {}
-        self.by_stack: tuple[int, ...] = ()  # what ``blocked`` said last in this pause
+        self.by_stack: tuple[int, ...] = ()  # last result of ``blocked`` in this pause
 
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
-        """``now``: any clock in seconds that only this method sees. None while all is well."""
+        """Returns a stall, or None. ``now`` is any clock in seconds, used only here."""
         live = [s for s in samples if s.alive]
         if self._spinning is not None:
             stall = self._on_devices(now, samples, live)
@@ -84,7 +84,7 @@ class Watchdog:
     def _on_devices(
         self, now: float, samples: Sequence[RankSample], live: Sequence[RankSample]
     ) -> Stall | None:
-        """Where nobody records anything and every rank waits in a collective or for its device."""
+        """Returns a stall if no rank records events and all wait in collectives or for devices."""
         assert self._spinning is not None
         progress = tuple((s.rank, s.progress, s.alive) for s in samples)
         if self._silent is None or progress != self._progress or not live:
@@ -94,7 +94,7 @@ class Watchdog:
         if not all(s.known for s in samples) or any(s.stopped for s in live):
             return None
         if any(s.progress < 0 for s in live):
-            return None  # not recorded, as in timings: silence means nothing
+            return None  # not recorded, as in timings
         waiting = {s.rank for s in live if s.state == "in-collective"}
         rest = [s.rank for s in live if s.rank not in waiting]
         self._looked = now
@@ -118,7 +118,7 @@ class Watchdog:
         self.by_stack = ()
 
     def stall(self, samples: Sequence[RankSample], waiting: Sequence[int]) -> Stall:
-        """The stall that these samples show; a stopped rank does not count as waiting."""
+        """Returns the stall that ``samples`` show; a stopped rank does not count as waiting."""
         waiting = [s.rank for s in samples if s.rank in waiting and not s.stopped]
         last = max((s.time for s in samples), default=0.0)
         elsewhere = tuple(s.rank for s in samples if s.rank not in waiting)

@@ -1,5 +1,5 @@
-"""Follows a watched job. Finds ranks as they appear and ends that nobody reports, and reports a
-stall or a death at once, while the job still runs."""
+"""Follows a watched job. Finds ranks as they start and detects unreported ends. Reports a stall or
+a death immediately, while the job still runs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
 
-AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is told
-LATE_RANKS = 60.0  # seconds after which a rank that never came is no longer waited for
-LOADS_EVERY = 5.0  # seconds between two looks at what experts got
+AFTER_DEATH = 5.0  # seconds that the rest of a job gets to end before a death is reported
+LATE_RANKS = 60.0  # seconds after which moediag no longer waits for a missing rank
+LOADS_EVERY = 5.0  # seconds between two reads of tokens per expert
 ABORT_GRACES = (1.0, 10.0, 5.0)
 _FATAL = {"Segmentation fault": "SIGSEGV", "Aborted": "SIGABRT", "Bus error": "SIGBUS",
           "Illegal instruction": "SIGILL", "Floating": "SIGFPE"}  # fmt: skip
 
 
 class Then(Enum):
-    """What happens to the job after a stall or a death was reported."""
+    """What to do with the job after a stall or a death was reported."""
 
     WATCH = "keep watching"
     LEAVE = "wait for its end"
@@ -46,7 +46,7 @@ OnTrouble = Callable[[LaunchRecord], Then]
 
 
 class JobSupervisor(Supervisor):
-    """Follows one attempt, the ranks that were started together. ``again`` is set when the attempt
+    """Follows one attempt: the ranks that were started together. ``again`` is set if the attempt
     ended because the job's launcher restarted its ranks."""
 
     launcher = "the job"
@@ -66,7 +66,7 @@ class JobSupervisor(Supervisor):
             "job", "job", "watched", task=protocol.WatchTask(), timeout=float("inf")
         )
         super().__init__(running, trial, folder, 0, options, on_progress)
-        self.backend = ""  # not known; the ranks' logs may tell
+        self.backend = ""  # unknown; the ranks' logs may show it
         self.again = False
         self._next = run_folder / protocol.attempt_folder(attempt + 1)
         self._on_trouble = on_trouble
@@ -83,7 +83,7 @@ class JobSupervisor(Supervisor):
         self.nodes = Together(folder, shared, options.silence)
 
     def run(self, kind: str) -> LaunchRecord:
-        """The record of the attempt. After a failure the other nodes' evidence is here too."""
+        """Returns the record of the attempt. After a failure, fetches the other nodes' evidence."""
         record = super().run(kind)
         told = self._told_death or self.seen.stall is not None
         badly = bool(record.deaths or record.launch_error or self._root_code or self.nodes.trouble)
@@ -110,7 +110,7 @@ class JobSupervisor(Supervisor):
         return super()._someone_died() or bool(self.nodes.deaths)
 
     def _stacks(self, ranks: Sequence[int], native: bool) -> Mapping[int, bytes]:
-        # Reading the symbols of CUDA's libraries takes seconds, the first time.
+        # The first read of the symbols of CUDA's libraries takes seconds.
         seconds = NATIVE if native else self.options.capture
         return python_frames(self._of(ranks), seconds, native=native)
 
@@ -120,7 +120,7 @@ class JobSupervisor(Supervisor):
             self._loads, self._loads_read = last_loads(self.folder, self.ranks), now
         return self._loads
 
-    # ------------------------------------------------------------------ who is there
+    # ------------------------------------------------------------------ which ranks exist
 
     def _look(self) -> list[RankSample]:
         if self._expected is None or len(self.ranks) < self._expected:
@@ -130,7 +130,7 @@ class JobSupervisor(Supervisor):
                 self._reclaimed(rank)
         samples = super()._look()
         missing = (self._expected or 0) - len(self.ranks)
-        if self._local is None:  # nobody tells how many of the ranks are here
+        if self._local is None:  # the number of local ranks is unknown
             missing -= self.nodes.spoken_for
         if missing > 0 and time.monotonic() - self._last_found < LATE_RANKS:
             samples.append(RankSample(-1, known=False))
@@ -153,7 +153,7 @@ class JobSupervisor(Supervisor):
         self.ranks = sorted(found)
 
     def _reclaimed(self, rank: int) -> None:
-        """A rank's script may run one program after the other under the same RANK."""
+        """Looks for a new process of ``rank``: a script may run several programs in sequence."""
         known = self.seen.processes[rank]
         if rank not in self.seen.exits:
             del self.seen.processes[rank]
@@ -163,8 +163,8 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ how ranks ended
 
     def _note_ends(self, samples: Sequence[RankSample]) -> None:
-        """Notes how ranks ended where no elastic agent reports it. An end without a trace may be
-        normal (``os._exit(0)``) unless the peers stand still or the job fails."""
+        """Notes how ranks ended if no elastic agent reports it. An end without a trace may be
+        normal (``os._exit(0)``) unless the peers hang or the job fails."""
         if self.agent is not None:
             return
         certain = self.seen.stall is not None or self._root_code not in (None, 0)
@@ -177,7 +177,7 @@ class JobSupervisor(Supervisor):
                     self.seen.ended_at[s.rank] = time.time()
 
     def _traces(self, sample: RankSample) -> ExitStatus | None:
-        """How a rank ended, from what it left; None where it finished normally or never began."""
+        """How a rank ended, from its files; None if it finished normally or never began."""
         rank = sample.rank
         if (self.folder / protocol.error_file(rank)).exists():
             return ExitStatus(code=1)
@@ -211,7 +211,7 @@ class JobSupervisor(Supervisor):
             return True
         if self._told_at is not None:
             if self._told_at == tuple((s.rank, s.progress) for s in samples):
-                return True  # still the stall that was told
+                return True  # still the reported stall
             self._told_at = None
             self.nodes.went_on()
             self.seen.notes.append(_pause(self.seen.stall))
@@ -225,7 +225,7 @@ class JobSupervisor(Supervisor):
         return True
 
     def _tell_trouble(self) -> bool:
-        """Whether the job is to be ended now."""
+        """Reports the trouble; returns whether to end the job now."""
         self._share()
         then = self._on_trouble(self.record("watch"))
         self._leaves = then is Then.LEAVE
@@ -234,14 +234,14 @@ class JobSupervisor(Supervisor):
     # ------------------------------------------------------------------ the end
 
     def _graces(self) -> tuple[float, float, float]:
-        """A rank that hangs ignores SIGINT, so it gets little time; a living one may save its
-        state."""
+        """Returns short graces if ranks hang, because they ignore SIGINT. Running ranks may save
+        their state."""
         hangs = self.seen.stall is not None or not self.seen.interrupted
         return ABORT_GRACES if hangs else self.options.graces
 
     def _end(self) -> None:
-        """Ends the job, or only the leftover ranks of a job that ended by itself: other processes
-        that it left (an uploader of logs) may be meant to stay."""
+        """Ends the job, or only the remaining ranks of a job that ended by itself: its other
+        processes (such as a log uploader) may be meant to stay."""
         ours = self.seen.interrupted or self._root_code is None
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:

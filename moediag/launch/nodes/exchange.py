@@ -13,7 +13,7 @@ from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import Pulse
 
 PERIOD = 0.5  # seconds between two pulses of a job on a few nodes
-_PER_NODE = 0.05  # seconds more for each: everybody reads everybody
+_PER_NODE = 0.05  # seconds more per node: every node reads all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Exchange:
         self._heard: Heard | None = None
         self._fetched: dict[str, int] = {}
         self._left_out: list[str] = []
-        self._asked = 0  # which evidence we are to publish
+        self._asked = 0  # number of the evidence to publish
         self._wanted = False
-        self._nodes = 0  # others that speak
+        self._nodes = 0  # other nodes that send pulses
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moediag-nodes", daemon=True)
@@ -57,24 +57,24 @@ class Exchange:
 
     @property
     def next_seq(self) -> int:
-        """The number of a pulse that is certainly not written yet."""
+        """The number of a pulse that is not written yet."""
         with self._lock:
             return self._own.seq + 2
 
     def heard(self) -> Heard | None:
-        """What was received since the last call; None where nothing was."""
+        """Returns what was received since the last call; None if nothing was."""
         with self._lock:
             heard, self._heard = self._heard, None
         return heard
 
     def publish(self) -> None:
-        """Requests that our evidence, as it is now, is published."""
+        """Requests the publication of our present evidence."""
         with self._lock:
             self._asked += 1
         self._wake.set()
 
     def want(self) -> None:
-        """Requests that the others' evidence is fetched, now and whenever they publish more."""
+        """Requests fetching the others' evidence, now and whenever they publish more."""
         self._wanted = True
         self.mailbox.want()
         self._wake.set()

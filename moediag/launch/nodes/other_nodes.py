@@ -26,10 +26,10 @@ from moediag.launch.nodes.shared_folder import Mailbox
 from moediag.launch.nodes.status import KEY, Pulse, Stood, name_of
 from moediag.launch.rank_sample import RankSample
 
-ANSWER = 20.0  # seconds beyond the silence that others get to give their evidence
-LAST_WORD = 10.0  # seconds for our last message, where the shared folder is slow
-CARRIED_FOLDER = "carried"  # in the attempt's folder, where nodes share none
-_ASK_AGAIN = 1.0  # seconds between two looks for the job's token
+ANSWER = 20.0  # seconds beyond the silence that others get to publish evidence
+LAST_WORD = 10.0  # seconds for our last message if the shared folder is slow
+CARRIED_FOLDER = "carried"  # in the attempt's folder, if nodes share none
+_ASK_AGAIN = 1.0  # seconds between two checks for the job's token
 
 
 class Looks(Protocol):
@@ -72,13 +72,13 @@ class Together:
         self._given = False
 
     def join(self, job: str, number: int | None, world: int) -> None:
-        """For a trial: the name of the job is known, so it need not be found out."""
+        """Joins a trial, whose job name is already known."""
         assert self.root is not None
         self._given = True
         self._job, self._number, self.world = job, number, world
         self._begin({})
 
-    # ------------------------------------------------------------------ while all is well
+    # ------------------------------------------------------------------ normal operation
 
     def look(self, own: Sequence[RankSample], patience: Looks, deaths: Sequence[int]) -> None:
         """Sends ``own``, samples of this node's ranks, and updates ``others``, samples of the other
@@ -184,12 +184,12 @@ class Together:
         return max(0.0, max((s.time for s in own), default=0.0) - self.started)
 
     def went_on(self) -> None:
-        """The job went on: takes the stall back."""
+        """Withdraws the stall because the job has continued."""
         self._candidate = None
         if self.exchange is not None:
             self.exchange.say(stood=None)
 
-    # ------------------------------------------------------------------ after trouble
+    # ------------------------------------------------------------------ after a failure
 
     @property
     def trouble(self) -> bool:
@@ -289,14 +289,14 @@ class Together:
         return found + ([f"the node of rank {never[0]}"] if never else [])
 
     def close(self, publish: bool = True) -> None:
-        """Ends the exchange. ``publish``: publish our evidence once more, as it is now."""
+        """Ends the exchange. ``publish``: publish our present evidence once more."""
         if self.exchange is not None:
             self.exchange.close(LAST_WORD, publish)
             self.exchange.mailbox.close()
 
 
 def read_job(folder: Path, rank: int) -> dict[str, Any]:
-    """The rank's job file; empty where the rank has not joined the others."""
+    """Returns the rank's job file; empty if the rank has not joined the others."""
     with suppress(OSError, ValueError):
         raw = json.loads((folder / protocol.job_file(rank)).read_text(encoding="utf-8"))
         return raw if isinstance(raw, dict) else {}

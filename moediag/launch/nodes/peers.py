@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from moediag.launch.nodes.status import Pulse, Stood
 from moediag.launch.rank_sample import RankSample
 
-LATE_NODES = 60.0  # seconds after our first rank until a node that never spoke is done without
+LATE_NODES = 60.0  # seconds after our first rank until a node without a pulse is ignored
 _DEAF = 10.0  # seconds without listening (stopped, starved, or a disk that did not answer)
-_FRESH = 3.0  # periods, and a second, that a look may be old
+_FRESH = 3.0  # maximum age of a look in periods, plus one second
 
 
 @dataclass(slots=True)
@@ -27,27 +27,27 @@ class Peer:
     arrived: float
     """When its last new pulse arrived."""
     looked: float
-    """When a pulse with a new look at its ranks arrived."""
+    """When a pulse with new samples of its ranks arrived."""
 
 
 class Peers:
     """The other nodes of a job. ``own``: our key. ``silence``: a node is silent after this many
-    seconds without a pulse. ``joins``: there is a way for other nodes to send pulses."""
+    seconds without a pulse. ``joins``: other nodes can send pulses."""
 
     def __init__(self, own: str, silence: float, joins: bool, now: float) -> None:
         self.own = own
         self.silence = silence
         self.joins = joins
         self.begun = now
-        self.listened = now  # when we last heard what there is to hear
-        self.listens = True  # nobody is waited for whom we could not hear
+        self.listened = now  # when we last read the pulses
+        self.listens = True  # do not wait for nodes that we could not hear
         self.known: dict[str, Peer] = {}
-        self._ranks: set[int] = set()  # ours
+        self._ranks: set[int] = set()  # this node's
 
     def hear(self, now: float, pulses: Iterable[Pulse]) -> None:
-        """Takes all ``pulses`` that exist now, new or old, also our own."""
+        """Processes all ``pulses`` that exist now, new or old, including our own."""
         if now - self.listened > _DEAF:
-            for each in self.known.values():  # what came meanwhile is not late
+            for each in self.known.values():  # pulses sent in between are not late
                 each.arrived = each.looked = now
         self.listened = now
         for pulse in pulses:
@@ -93,7 +93,7 @@ class Peers:
 
     @property
     def current(self) -> list[Peer]:
-        """The nodes without those that ended and whose ranks another supervisor has now."""
+        """The nodes, except ended ones whose ranks another supervisor has now."""
         placed, found = set(self._ranks), []
         for peer in sorted(self.known.values(), key=lambda p: (p.pulse.over, -p.arrived)):
             if not placed & set(peer.pulse.ranks):
@@ -136,7 +136,7 @@ class Peers:
         return found
 
     def lacking(self, number: int) -> list[str]:
-        """Names of nodes that have yet to fetch our evidence ``number``."""
+        """Names of nodes that have not fetched our evidence ``number`` yet."""
         return [
             peer.pulse.name
             for peer in self.current

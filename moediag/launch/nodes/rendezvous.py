@@ -80,8 +80,8 @@ class Meeting:
         self._thread = threading.Thread(target=self._speak, name="moediag-meeting", daemon=True)
 
     def __enter__(self) -> Meeting:
-        """Waits for all nodes. Raises UsageError where the folder cannot be used or a node is to
-        run something else, NodeLost where one does not come."""
+        """Waits for all nodes. Raises UsageError if the folder cannot be used or a node has another
+        plan, NodeLost if one does not come."""
         self._claim()
         self._thread.start()
         try:
@@ -113,8 +113,8 @@ class Meeting:
 
     def meet(self, problem: str = "") -> str:
         """Waits until every node is here. ``problem``: why this node cannot run the next trial.
-        Returns the problem of another node, "" where there is none. Raises NodeLost where one has
-        left or no longer writes."""
+        Returns the problem of another node, or "". Raises NodeLost if one has left or no longer
+        writes."""
         stage = self._own.stage + 1
         problems = {**self._own.problems, **({str(stage): problem} if problem else {})}
         with self._lock:
@@ -166,7 +166,7 @@ class Meeting:
             over = self._end.is_set()
             with self._lock:
                 self._own = said = replace(self._own, count=self._own.count + 1)
-            with suppress(OSError):  # a disk that does not answer: the others will say so
+            with suppress(OSError):  # the disk does not answer; other nodes will report it
                 write_json(self._place(said.node), asdict(said))
             if over:
                 return
@@ -189,7 +189,7 @@ class Meeting:
             if self._stopped():
                 raise KeyboardInterrupt
             now = time.monotonic()
-            if now - before > self.silence / 2:  # we did not listen ourselves
+            if now - before > self.silence / 2:  # this process did not listen
                 begun = now
             before = now
             self._hear(now)

@@ -14,10 +14,10 @@ from moediag import protocol
 from moediag.launch.capture.collect import CAPTURE_FOLDER
 from moediag.launch.nodes.status import KEY, Pulse, of_json
 
-# Bounds on what a node gives, and on what is taken from one: shared disks are slow, and 4 MiB a
-# rank is the default length of the newest segment of its log.
+# Limit on the evidence that a node publishes or fetches: shared disks are slow. The newest segment
+# of a rank's log has 4 MiB by default.
 MOST_BYTES = 256 * 1024 * 1024
-SHORT_LOG = 512 * 1024  # a newest segment shorter than this goes with the one before it
+SHORT_LOG = 512 * 1024  # if the newest segment is shorter, the one before it is copied, too
 _PULSE_BYTES = 16 * 1024 * 1024
 _OF_RANK = re.compile(
     r"rank-\d+\.(?:pid|job\.json|events\.jsonl|events\.older\.jsonl|heartbeat|error\.json"
@@ -45,8 +45,8 @@ class Mailbox:
         protocol.write_json(self.own / protocol.PULSE_FILE, pulse.to_json())
 
     def pulses(self) -> list[Pulse] | None:
-        """The others' last pulses, without files that are no pulse or are just being replaced. None
-        where nothing could be read."""
+        """Returns the others' last pulses, without files that are invalid or being replaced; None
+        if nothing could be read."""
         found = []
         for place in self._others():
             with suppress(OSError, ValueError, RecursionError):
@@ -86,7 +86,7 @@ def copied(source: Path, into: Path) -> list[str]:
     into.mkdir(parents=True, exist_ok=True)
     room, left_out = MOST_BYTES, []
     for path, name in sorted(_wanted(source), key=lambda found: _importance(found[1])):
-        with suppress(FileNotFoundError):  # a dump request that was just answered
+        with suppress(FileNotFoundError):  # the file is gone: an answered dump request
             size = path.stat().st_size
             if size > room:
                 left_out.append(name)
@@ -111,7 +111,7 @@ def _wanted(source: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _needless(path: Path) -> bool:
-    """The older half of a log whose newer half is long enough."""
+    """Whether ``path`` is an older log segment whose newer segment is long enough."""
     if ".events.older." not in path.name:
         return False
     newer = path.with_name(path.name.replace(".older", ""))

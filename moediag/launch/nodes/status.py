@@ -12,7 +12,7 @@ from moediag.launch.rank_sample import RankSample
 
 SCHEMA_VERSION = 1
 KEY = re.compile(r"[0-9a-f]{8,64}")  # of a node, and of a job
-_MOST = 65_536  # ranks of one node that are believed
+_MOST = 65_536  # maximum number of ranks per node
 _SAMPLE = (
     ("alive", bool), ("state", str), ("progress", int), ("step", int), ("cpu", float),
     ("runnable", bool), ("stopped", bool), ("at", float), ("work", str), ("on_device", bool),
@@ -22,7 +22,7 @@ _SAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class Stood:
-    """A stall as the node that found it saw it."""
+    """A stall as observed by the node that found it."""
 
     progress: Mapping[int, int]
     """The progress of each rank."""
@@ -32,22 +32,22 @@ class Stood:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What one node tells the others."""
+    """The message of one node to the others."""
 
     key: str
     """Identifies the node's supervisor."""
     host: str
     number: int | None = None
-    """The number of the node, where nodes have numbers."""
+    """The number of the node, if nodes have numbers."""
     seq: int = 0
     """Grows with each pulse."""
     look: int = 0
-    """Grows with each look at the ranks."""
+    """Grows with each sampling of the ranks."""
     period: float = 0.5
     """Seconds between two pulses."""
     samples: tuple[RankSample, ...] = ()
     heard: Mapping[str, int] = field(default_factory=dict)
-    """By key: the last ``seq`` received from that node before the look."""
+    """By key: the last ``seq`` received from that node before the sampling."""
     has: Mapping[str, int] = field(default_factory=dict)
     """By key: the number of the evidence fetched from that node."""
     deaths: tuple[int, ...] = ()
@@ -82,8 +82,8 @@ def name_of(number: int | None, host: str) -> str:
 
 
 def of_json(raw: Any) -> Pulse:
-    """The pulse in parsed JSON. Raises ValueError for anything else: others may write into the
-    folder, too."""
+    """Returns the pulse in parsed JSON. Raises ValueError for anything else: other programs may
+    write into the folder."""
     if not isinstance(raw, dict) or raw.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"no pulse of schema version {SCHEMA_VERSION}")
     try:

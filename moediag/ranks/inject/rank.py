@@ -1,9 +1,10 @@
-"""In a process of a watched job that imported torch.distributed: is it a rank? Then record it.
+"""Decides whether a watched job's process that imported torch.distributed is a rank, and records
+it.
 
-A process is taken for a rank when it has RANK in its environment and no rank above it (a data
-loader's worker inherits RANK), at the latest when it calls ``init_process_group``. From then on its
-uncaught exception and its end are noted; the recorder starts with the first process group.
-Whatever fails in here is noted in the run directory and leaves the job alone.
+A process is a rank if its environment has RANK and no parent is a rank (a data loader's worker
+inherits RANK), at the latest when it calls ``init_process_group``. From then on its uncaught
+exception and its end are recorded; the recorder starts with the first process group. Any failure in
+this module is noted in the run directory and does not affect the job.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Rank:
         self.met = False
 
     def claim(self, world_size: int | None) -> None:
-        """Says who and where this process is; an exception and the end are noted from now on."""
+        """Writes who and where this process is; from now on records an exception and the end."""
         os.environ[protocol.ENV_RANK_PID] = str(os.getpid())
         self.folder.mkdir(parents=True, exist_ok=True)
         me = {
@@ -62,8 +63,8 @@ class _Rank:
             _guarded(self._as_child)
 
     def _as_child(self) -> None:
-        """A child of multiprocessing (``torch.multiprocessing.spawn``) keeps its exception to
-        itself, and when it was forked it ends without atexit; its finalizers run all the same."""
+        """Handles a child of multiprocessing (``torch.multiprocessing.spawn``). It keeps its
+        exception to itself and, if forked, ends without atexit, but its finalizers run."""
         from multiprocessing import process, util
 
         if process.parent_process() is not None:
@@ -87,13 +88,13 @@ class _Rank:
         lifeline.stacks_beside_others(str(self.folder), self.rank)
 
     def meet(self, module: Any) -> None:
-        """The ranks have met, for the first time: which job is it?"""
+        """Identifies the job when the ranks have met for the first time."""
         if not self.met and os.getpid() == _own_pid():
             self.met = True
             self.tell(module._get_default_store())
 
     def tell(self, store: Any) -> None:
-        """Which job this is, as far as ``store`` or an elastic agent tell it."""
+        """Records which job this is, as far as ``store`` or an elastic agent knows."""
         from moediag.ranks import job_token
 
         found = job_token.job(store)
@@ -101,7 +102,7 @@ class _Rank:
             protocol.write_json(self.folder / protocol.job_file(self.rank), found)
 
     def error(self, error: BaseException) -> None:
-        """The exception that ends this process, once."""
+        """Records the exception that ends this process, once."""
         if self.failed or os.getpid() != _own_pid():
             return
         self.failed = True
@@ -115,7 +116,7 @@ class _Rank:
             self.recorder.event("error", type=type(error).__name__, message=text, where=where)
 
     def end(self) -> None:
-        """The interpreter ends. A hook that replaced ours may have hidden an exception."""
+        """Records the end of the interpreter. A replaced hook may have hidden an exception."""
         if os.getpid() != _own_pid():
             return
         last = getattr(sys, "last_value", None)
@@ -129,8 +130,8 @@ _this: _Rank | None = None
 
 
 def distributed(module: Any) -> None:
-    """``module`` (torch.distributed.distributed_c10d) was just executed, torch.distributed not
-    yet: whoever imports ``init_process_group`` from anywhere gets ours."""
+    """Wraps ``init_process_group`` right after ``module`` (torch.distributed.distributed_c10d) ran
+    and before torch.distributed did, so that every importer gets the wrapper."""
     rank = _number("RANK")
     if rank is not None and _own_pid() in (None, os.getpid()):
         _guarded(_become, rank, _number("WORLD_SIZE"))
@@ -150,14 +151,14 @@ def distributed(module: Any) -> None:
 
 
 def agent(module: Any) -> None:
-    """This process may become an elastic agent (torchrun): its ranks' ends are reported."""
+    """Makes a possible elastic agent (torchrun) in this process report its ranks' ends."""
     from moediag.ranks import agent as observer
 
     observer.observe(Path(os.environ[protocol.ENV_WATCH]), of_job=True)
 
 
 def _before(args: Any, kwargs: Any) -> bool:
-    """Starts recording before the first group is made, where the rank is known by then."""
+    """Starts recording before the first group is made, if the rank is known by then."""
     rank = kwargs.get("rank", args[4] if len(args) > 4 else -1)
     size = kwargs.get("world_size", args[3] if len(args) > 3 else -1)
     method = kwargs.get("init_method", args[1] if len(args) > 1 else None)
@@ -169,13 +170,13 @@ def _before(args: Any, kwargs: Any) -> bool:
 
 
 def _after(module: Any) -> None:
-    """Where only the backend (MPI) knew who this is."""
+    """Starts recording if only the backend (MPI) knew the rank."""
     _start(module.get_rank(), module.get_world_size())
 
 
 def _start(rank: int, world_size: int) -> bool:
     if _this is not None and _this.recorder is not None and _own_pid() == os.getpid():
-        return True  # a second life of the process group
+        return True  # the process group was created a second time
     _become(rank, world_size).record(world_size)
     return True
 
@@ -193,7 +194,7 @@ def _own_pid() -> int | None:
 
 
 def _flight_dumps() -> list[str]:
-    """Prefixes to which torch's watchdog writes: its user's, else torch's own, old and new."""
+    """Returns prefixes of torch's watchdog: the user's, else torch's own, old and new."""
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         if os.environ.get(name):
             return [str(Path(os.environ[name]).absolute())]
@@ -209,7 +210,7 @@ def _folder() -> Path:
 
 
 def _of_url(method: Any, key: str, variable: str) -> int | None:
-    """From ``tcp://host:port?rank=3``, else from the environment."""
+    """Reads the value from ``tcp://host:port?rank=3``, else from the environment."""
     found = re.search(rf"[?&]{key}=(\d+)", method) if isinstance(method, str) else None
     return int(found[1]) if found else _number(variable)
 
@@ -222,7 +223,7 @@ def _number(variable: str) -> int | None:
 
 
 def _user_frame(error: BaseException) -> str:
-    """The innermost frame of the user's own code, ``file.py:12 function``; else of any."""
+    """Returns the innermost frame of the user's own code, ``file.py:12 function``; else of any."""
     from moediag.recorder.library_folders import library_folders
 
     frames = traceback.extract_tb(error.__traceback__)[::-1]
@@ -234,7 +235,7 @@ def _user_frame(error: BaseException) -> str:
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
-    """The result of ``function``; None, and a line in the run directory, when it failed."""
+    """Returns the result of ``function``; on failure None, and adds a note."""
     try:
         return function(*args)
     except Exception as error:
@@ -246,7 +247,7 @@ def _guarded(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def note(text: str) -> None:
-    """One line in the run directory that says what was not recorded."""
+    """Writes a line to the run directory that says what was not recorded."""
     path = Path(os.environ[protocol.ENV_WATCH]) / protocol.NOT_RECORDED_FILE
     with path.open("a", encoding="utf-8") as file:
         file.write(f"pid {os.getpid()} ({' '.join(sys.argv[:2])}): {text}\n")

@@ -1,10 +1,10 @@
-"""Repaired code paths, one module each.
+"""Fixes as modules, one each.
 
 A fix module has ``SUMMARY`` (one sentence), ``SOURCE`` (who proposed it) and at least one of
 ``before_wrap(model, anatomy, wrapper)`` and ``after_wrap(model, anatomy, wrapper)``, called around
-the sharding of the model under test. A fix acts on that model alone, never on a class, so that
-several fixes can be timed side by side in one process. It raises
-:class:`moediag.worker.not_applicable.NotApplicable` with a reason where it cannot be applied.
+the sharding of the model under test. A fix changes that model alone, never a class, so that several
+fixes can be timed in one process. It raises :class:`moediag.worker.not_applicable.NotApplicable`
+with a reason if it cannot be applied.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ __all__ = ["load"]
 
 
 def load(name: str) -> ModuleType:
-    """The module of the fix ``name`` (kebab-case). Raises ImportError for an unknown name."""
+    """Returns the module of the fix ``name`` (kebab-case). Raises ImportError."""
     return importlib.import_module(f"moediag.worker.fixes.{name.replace('-', '_')}")

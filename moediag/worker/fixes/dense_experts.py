@@ -35,7 +35,7 @@ def before_wrap(model: nn.Module, anatomy: Anatomy, wrapper: WrapperSpec) -> Non
 
 
 def _dense(block: Any, hidden: torch.Tensor, index: torch.Tensor, weight: Any) -> torch.Tensor:
-    """hidden (tokens, hidden); index, weight (tokens, top_k). Returns (tokens, hidden)."""
+    """Returns (tokens, hidden). hidden (tokens, hidden); index, weight (tokens, top_k)."""
     full = hidden.new_zeros(hidden.shape[0], len(block.experts)).scatter(
         1, index, weight.to(hidden.dtype)
     )

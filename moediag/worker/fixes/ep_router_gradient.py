@@ -49,7 +49,7 @@ def _summing(group: Any) -> Any:
 
 
 class _SumGradient(torch.autograd.Function):
-    """The identity; its gradient is summed over a process group."""
+    """The identity, with its gradient summed over a process group."""
 
     @staticmethod
     def forward(context: Any, scores: torch.Tensor, group: Any) -> torch.Tensor:

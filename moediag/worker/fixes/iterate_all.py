@@ -30,7 +30,7 @@ def after_wrap(model: nn.Module, anatomy: Anatomy, wrapper: WrapperSpec) -> None
 
 
 class _Completion:
-    """Runs the experts that a forward of ``block`` leaves out."""
+    """Runs the experts that a forward of ``block`` skips."""
 
     def __init__(self, block: MoeBlock) -> None:
         self._block = block

@@ -35,7 +35,7 @@ def _touching(block: nn.Module, args: Any, output: Any) -> Any:
 
 
 def add_to_output(output: Any, value: Any) -> Any:
-    """A MoE block returns the hidden states, or (hidden states, router logits)."""
+    """Adds to the output of a MoE block: hidden states, or (hidden states, router logits)."""
     if isinstance(output, tuple):
         first: Tuple[Any, ...] = (output[0] + value.to(output[0].dtype),)
         return first + tuple(output[1:])

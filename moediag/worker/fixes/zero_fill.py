@@ -53,7 +53,7 @@ def _fill(group: Any) -> None:
             continue
         gradient = unsharded.grad if unsharded.grad is not None else torch.zeros_like(unsharded)
         if accumulated:
-            # Also where the only gradient came in the last micro-batch, in the parameter's dtype.
+            # Also if the only gradient came in the last micro-batch, in the parameter's dtype.
             p.unsharded_accumulated_grad = gradient.to(p.reduce_dtype or unsharded.dtype)
             unsharded.grad = None
         else:
@@ -61,6 +61,7 @@ def _fill(group: Any) -> None:
 
 
 def _accumulates_in_place(parameter: Any) -> bool:
-    """torch 2.15 accumulates without sync in ``.grad`` itself and brings all dtypes to the
-    reduction's when it copies; before, there was a second buffer in the reduction dtype."""
+    """Whether torch accumulates without sync in ``.grad`` itself and casts all dtypes to the
+    reduction's when it copies (torch 2.15). Earlier releases have a second buffer in the reduction
+    dtype."""
     return isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property)

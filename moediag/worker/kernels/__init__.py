@@ -1,9 +1,9 @@
 """moediag's own grouped matrix product for the experts, selected by transformers' own setting.
 
-``experts_implementation: triton`` is one more entry in transformers' registry of experts functions,
-beside its eager, batched_mm and grouped_mm. The kernels are written in Triton: compiled on a GPU,
-interpreted on a CPU (``TRITON_INTERPRET=1``), slowly and with the same code, so that their results
-can be tested anywhere. Nothing here imports triton until it is needed.
+``experts_implementation: triton`` is added to transformers' registry of experts functions, beside
+eager, batched_mm and grouped_mm. The kernels are written in Triton. They are compiled on a GPU and
+interpreted on a CPU (``TRITON_INTERPRET=1``): slow, but the same code, so that their results can be
+tested anywhere. Nothing here imports triton until it is needed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ENV_INTERPRET = "TRITON_INTERPRET"  # read by triton when a kernel is defined
 
 
 def interpret() -> None:
-    """Makes kernels run in Triton's interpreter, for ranks on the CPU. No effect where the user set
-    the variable, or where triton was imported already."""
+    """Makes kernels run in Triton's interpreter, for ranks on the CPU. No effect if the user set
+    the variable or triton was already imported."""
     if "triton" not in sys.modules:
         os.environ.setdefault(ENV_INTERPRET, "1")
 
 
 def load() -> ModuleType:
-    """:mod:`moediag.worker.kernels.grouped`. Raises NotApplicable without triton."""
+    """Returns :mod:`moediag.worker.kernels.grouped`. Raises NotApplicable without triton."""
     try:
         import triton  # noqa: F401
     except ImportError as error:

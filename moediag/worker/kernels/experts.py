@@ -12,12 +12,12 @@ from moediag.worker.kernels import grouped
 def forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """``self``: an experts module of transformers >= 5.0. hidden_states (tokens, hidden);
-    top_k_index (tokens, top_k) int64, where ``num_experts`` and above means an expert of another
-    rank; top_k_weights (tokens, top_k). Returns (tokens, hidden) in hidden_states' type.
+    """Returns (tokens, hidden) in hidden_states' type. ``self``: an experts module of transformers
+    >= 5.0; hidden_states (tokens, hidden); top_k_index (tokens, top_k) int64, where ``num_experts``
+    and above means an expert of another rank; top_k_weights (tokens, top_k).
 
-    A slot of another rank's expert comes out as an exact zero, so neither the sum nor the gradient
-    of its weight needs a mask.
+    The slot of another rank's expert is an exact zero, so neither the sum nor the gradient of its
+    weight needs a mask.
     """
     tokens, top_k = top_k_index.shape
     chosen, order = top_k_index.reshape(-1).sort(stable=True)
@@ -47,7 +47,7 @@ def _bias(module: Any, name: str) -> Optional[torch.Tensor]:
 
 
 def _biased(x: torch.Tensor, bias: Optional[torch.Tensor], chosen: torch.Tensor) -> torch.Tensor:
-    """``bias``: (experts, width). Rows of no expert stay zero."""
+    """Adds ``bias`` (experts, width). Rows of no expert stay zero."""
     if bias is None:
         return x
     foreign = (chosen >= bias.shape[0]).unsqueeze(-1)

@@ -1,10 +1,10 @@
 """Grouped matrix products in Triton: one matrix per expert, rows sorted by expert.
 
-Forward and the gradient of the input are one kernel (the weight is only walked in another order),
+Forward and the gradient of the input are one kernel (only the order of walking the weight differs),
 the gradient of the weight is the second. Each output element is written exactly once, by one
-program, without atomics: the result is the same in every run, rows of no expert are zero, and so is
-the gradient of an expert without rows. Products are summed in fp32 whatever the type of the
-tensors; fp32 itself is multiplied in fp32, not tf32.
+program, without atomics. So the result is the same in every run; rows of no expert are zero, and so
+is the gradient of an expert without rows. Products are summed in fp32 for every tensor type; fp32
+itself is multiplied in fp32, not tf32.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """Sizes of one program's work: ``rows`` x ``columns`` outputs, ``square`` x ``square`` of the
-    weight's gradient, ``depth`` products summed at once. Powers of two, at least 16, the least that
-    ``tl.dot`` takes."""
+    """Tile sizes of one program: ``rows`` x ``columns`` outputs, ``square`` x ``square`` of the
+    weight's gradient, ``depth`` products summed at once. Powers of two, at least 16, the minimum of
+    ``tl.dot``."""
 
     rows: int
     columns: int
@@ -38,12 +38,13 @@ class Blocks:
 
 
 def blocks(x: torch.Tensor, experts: int) -> Blocks:
-    """For ``x`` (rows, inner). Fixed choices instead of autotuning, so that two runs do the same.
+    """Returns the tile sizes for ``x`` (rows, inner). Fixed instead of autotuned, so that two runs
+    do the same.
 
     Two-byte types: tiles that fill a Hopper or Ampere multiprocessor without spilling registers
-    (three stages of 128 x 64 and 64 x 256 operands: 144 KiB of shared memory, 96 KiB where there is
-    less); few rows an expert: lower tiles, or most of one would be padding. fp32 goes through the
-    ordinary cores and is bound by them, so small tiles do.
+    (three stages of 128 x 64 and 64 x 256 operands: 144 KiB of shared memory, 96 KiB if there is
+    less). With few rows per expert: lower tiles, or most of one would be padding. fp32 is bound by
+    the ordinary cores, so small tiles are sufficient.
     """
     if INTERPRETED:
         return Blocks(16, 32, 32, 32, 1, 1)
@@ -55,7 +56,7 @@ def blocks(x: torch.Tensor, experts: int) -> Blocks:
 
 
 def _shared_memory(x: torch.Tensor) -> int:
-    """Bytes that one program may use; 0 where torch does not report it."""
+    """Returns the bytes that one program may use; 0 if torch does not report it."""
     properties: Any = torch.cuda.get_device_properties(x.device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0))
 
@@ -72,7 +73,7 @@ def _rows_kernel(
     expert = tl.load(tile_expert + tile).to(tl.int64)
     begin = tl.load(tile_begin + tile)
     end = tl.load(tile_end + tile)
-    # Nothing to sum for rows of no expert: zeros are written. No weight is read then.
+    # Rows of no expert: writes zeros without reading a weight.
     depth = tl.where(expert < experts, inner, 0)
     row = begin + tl.arange(0, ROWS)
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
@@ -153,18 +154,17 @@ if INTERPRETED:
 
 
 def groups_for(x: torch.Tensor, offsets: torch.Tensor) -> Groups:
-    """The tiles of ``x`` (rows, inner), which every product of these rows shares. ``offsets``: see
-    :class:`Groups`."""
+    """Returns the tiles of ``x`` (rows, inner). ``offsets``: see :class:`Groups`."""
     return Groups.of(offsets, x.shape[0], blocks(x, offsets.numel()).rows)
 
 
 def linear(
     x: torch.Tensor, weight: torch.Tensor, groups: Groups, transposed: bool = False
 ) -> torch.Tensor:
-    """x (rows, inner) sorted by expert, ``weight`` (experts, outer, inner), or with ``transposed``
-    (experts, inner, outer) -> (rows, outer) in x's type; rows of no expert are zero. Any strides;
-    differentiable once in x and weight. Raises ValueError for shapes, types and devices that do
-    not fit."""
+    """Returns (rows, outer) in x's type; rows of no expert are zero. x (rows, inner) is sorted by
+    expert; ``weight`` is (experts, outer, inner), or with ``transposed`` (experts, inner, outer).
+    Any strides; differentiable once in x and weight. Raises ValueError for invalid shapes, types
+    and devices."""
     _check(x, weight, groups, transposed)
     result: torch.Tensor = _Linear.apply(x, weight, groups, transposed)
     return result
@@ -197,7 +197,7 @@ class _Linear(torch.autograd.Function):
 
 
 def rows_product(x: torch.Tensor, weight: torch.Tensor, groups: Groups) -> torch.Tensor:
-    """x (rows, inner), ``weight`` (experts, inner, outer) -> (rows, outer)."""
+    """Returns (rows, outer). x (rows, inner), ``weight`` (experts, inner, outer)."""
     inner, outer = weight.shape[1:]
     y = torch.empty(x.shape[0], outer, dtype=_written(x.dtype), device=x.device)
     if not y.numel():
@@ -217,7 +217,7 @@ def rows_product(x: torch.Tensor, weight: torch.Tensor, groups: Groups) -> torch
 def weight_product(
     dy: torch.Tensor, x: torch.Tensor, dw: torch.Tensor, groups: Groups
 ) -> torch.Tensor:
-    """dy (rows, outer), x (rows, inner); fills and returns ``dw`` (experts, inner, outer)."""
+    """Fills and returns ``dw`` (experts, inner, outer). dy (rows, outer), x (rows, inner)."""
     inner, outer = dw.shape[1:]
     if not dw.numel():
         return dw
@@ -234,18 +234,18 @@ def weight_product(
 
 
 def _written(dtype: torch.dtype) -> torch.dtype:
-    """What a kernel writes. The interpreter cuts fp32 down to bf16 where a GPU rounds; torch
-    rounds, so there the kernel writes fp32 and torch does the rest."""
+    """Returns the type that a kernel writes. The interpreter truncates fp32 to bf16 while a GPU
+    rounds; torch rounds, so in the interpreter the kernel writes fp32 and torch casts."""
     return torch.float32 if INTERPRETED else dtype
 
 
 def _inner_outer(weight: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """A view (experts, inner, outer), whichever way the parameter is laid out."""
+    """Returns a view (experts, inner, outer), whatever the layout of the parameter."""
     return weight if transposed else weight.transpose(1, 2)
 
 
 def _on(x: torch.Tensor) -> Any:
-    """Triton launches on the current device, which need not be the tensor's."""
+    """Makes the tensor's device current, because Triton launches there."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""What Triton's interpreter needs to run beside the installed NumPy."""
+"""Compatibility of Triton's interpreter with the installed NumPy."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def prepare() -> None:
-    """Triton 3.6 keeps a scalar as an array of one element and makes a Python number of it by
-    ``int(array)``, which NumPy 2.4 refuses; a loop with a bound that is known at run time needs
-    it. ``item()`` means the same in every NumPy. Does nothing where that works as released."""
+    """Patches Triton 3.6, which keeps a scalar as an array of one element and converts it by
+    ``int(array)``, which NumPy 2.4 refuses; a loop with a bound known at run time needs it.
+    ``item()`` means the same in every NumPy. Does nothing if the released code works."""
     import numpy
 
     try:

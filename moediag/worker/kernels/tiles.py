@@ -1,4 +1,4 @@
-"""Which rows belong to which expert, cut into tiles of rows, without a word to the host."""
+"""Cuts the rows of each expert into tiles, without synchronising with the host."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Groups:
     """Rows sorted by expert. Expert e has rows ``offsets[e - 1]`` (0 for the first) to
     ``offsets[e]``; rows from ``offsets[-1]`` on belong to no expert.
 
-    A tile is at most ``block`` rows of one expert, or of none. Their number is only known on the
-    device, so there are as many as there can be; surplus ones are empty. All int32, one entry a
-    tile: ``expert`` (``experts`` for rows of no expert), first row and last + 1.
+    A tile is at most ``block`` rows of one expert, or of none. Only the device knows their number,
+    so the maximum is allocated; surplus tiles are empty. All int32, one entry per tile: ``expert``
+    (``experts`` for rows of no expert), first row and last + 1.
     """
 
     offsets: torch.Tensor
@@ -34,8 +34,8 @@ class Groups:
 
     @classmethod
     def of(cls, offsets: torch.Tensor, rows: int, block: int) -> Groups:
-        """``offsets``: (experts,), not decreasing, at most ``rows``; any integer type. Issues a
-        dozen small operations on its device and does not wait for them."""
+        """Returns the tiles. ``offsets``: (experts,), not decreasing, at most ``rows``; any integer
+        type. Issues a dozen small operations on its device and does not wait for them."""
         experts = offsets.numel()
         ends = torch.cat([offsets, offsets.new_full((1,), rows)]).long()
         begins = torch.cat([ends.new_zeros(1), ends[:-1]])

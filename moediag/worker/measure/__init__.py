@@ -1,4 +1,4 @@
-"""What is measured of a wrapped model, and the single process that it is compared with."""
+"""Measurements of a wrapped model, and the single process that it is compared with."""
 
 __all__ = [
     "block_inputs",

@@ -1,6 +1,6 @@
 """The gradient of each MoE block's input, which trains the layers below.
 
-A router or an expert whose own gradient is right can still pass a wrong one down (only this
+A router or an expert with a correct own gradient can still pass a wrong one down (only this
 distinguishes torchtitan #2416 from its rejected alternatives).
 """
 
@@ -14,8 +14,8 @@ from moediag.worker.models.tiny import Anatomy
 
 
 class InputGradients:
-    """A context in which every backward keeps, per MoE block (FQN), the gradient of the block's
-    first floating-point input: one per forward of it, in the order of the backwards."""
+    """A context in which every backward stores, per MoE block (FQN), the gradient of the block's
+    first floating-point input: one per forward, in the order of the backwards."""
 
     def __init__(self, anatomy: Anatomy) -> None:
         self._blocks = [(block.fqn, block.module) for block in anatomy.blocks]
@@ -33,8 +33,8 @@ class InputGradients:
             handle.remove()
 
     def take(self) -> Dict[str, torch.Tensor]:
-        """FQN -> fp32, shape (forwards, *shape of the input), of all backwards since the last
-        call. A block whose input needed no gradient is left out."""
+        """Returns FQN -> fp32, shape (forwards, *shape of the input), of all backwards since the
+        last call. Omits a block whose input needed no gradient."""
         kept, self._kept = self._kept, {}
         return {fqn: torch.stack(parts) for fqn, parts in kept.items()}
 

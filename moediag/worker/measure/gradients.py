@@ -1,12 +1,12 @@
 """Compares gradients with the single-process reference, by parameter, on each rank's shard.
 
-The reference ran in fp32 from the same (possibly rounded) weights. A parameter is wrong when its
-largest absolute difference exceeds ``atol + rtol * max |reference of that parameter|``; both are
+The reference ran in fp32 from the same (possibly rounded) weights. A parameter is wrong if its
+largest absolute difference exceeds ``atol + rtol * max |reference of that parameter|``. Both are
 calibrated on healthy controls: fp32 differs by summation order alone (1e-7 and less), bf16 by
 rounding of every activation.
 
-A trial of mixed precision (parameters in fp32, computed in bf16) has a closer bound: for each
-parameter what the reference itself measured when it computed in that type.
+A mixed-precision trial (parameters in fp32, computed in bf16) has a tighter bound per parameter:
+the difference that the reference itself measured when it computed in that type.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from moediag.worker.shard.wrapped import Select, Wrapped, clean_fqn
 # dtype of the parameters -> (rtol, atol as a share of the largest gradient of the model)
 TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
 
-# Mixed precision: how many times the eager loop's own distance from fp32 a gradient may be off.
-# Measured on the eager loop, grouped_mm, batched_mm and the Triton kernels that are right: see
+# Mixed precision: allowed error of a gradient as a multiple of the eager loop's own distance from
+# fp32. Measured on the eager loop, grouped_mm, batched_mm and the correct Triton kernels: see
 # docs/fused-step.md.
 TIMES_ROUNDING = 4.0
-# What counts as that distance at least, as a share of the parameter's largest gradient: one
-# rounding of the largest element.
+# Minimum of that distance, as a share of the parameter's largest gradient: one rounding of the
+# largest element.
 ONE_ROUNDING = {"bfloat16": 2.0**-8}
 
 
@@ -39,11 +39,13 @@ def compare(
     held: Optional[Dict[str, List[int]]] = None,
     rounding: Optional[Dict[str, float]] = None,
 ) -> Dict[str, GradientError]:
-    """``reference``: FQN -> full gradient (fp32) or None where no rank's batch reached it, which
-    equals zero. ``held``: for parameters with experts as rows, which expert each local row really
-    is; decides where the whole parameter lost rows, so that its placement means nothing.
-    ``rounding``: of the reference, see there; of a trial of mixed precision.
-    Collective for FSDP1 and DeepSpeed: call it on all ranks or on none."""
+    """Compares this rank's gradients with the reference.
+
+    ``reference``: FQN -> full gradient (fp32), or None (equal to zero) if no rank's batch reached
+    it. ``held``: for parameters with experts as rows, the actual expert of each local row; used if
+    the whole parameter lost rows, so that its placement is meaningless. ``rounding``: of a
+    mixed-precision trial's reference, see there. Collective for FSDP1 and DeepSpeed: call it on all
+    ranks or on none."""
     tolerance = Tolerance.of(wrapped.trial.model.dtype, reference.values())
     lies = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
     errors: Dict[str, GradientError] = {}
@@ -64,9 +66,9 @@ def compare(
 def updates(
     wrapped: Wrapped, expected: Dict[str, Any], held: Dict[str, List[int]]
 ) -> Dict[str, Multiple]:
-    """By FQN how far this rank's weights have moved since the beginning, as a multiple of how far
-    the reference's have. ``expected``: see reference.compute, with its "moved". A parameter without
-    a multiple is left out. Collective for FSDP1."""
+    """Returns by FQN how far this rank's weights have moved since the start, as a multiple of the
+    reference's movement. ``expected``: see reference.compute, with its "moved". Omits a parameter
+    without a multiple. Collective for FSDP1."""
     lies = {clean_fqn(name): p for name, p in wrapped.model.named_parameters()}
     found: Dict[str, Multiple] = {}
     for fqn, local, select in wrapped.weights():
@@ -83,25 +85,25 @@ def updates(
 def _cut(
     full: torch.Tensor, fqn: str, parameter: Any, select: Select, held: Dict[str, List[int]]
 ) -> torch.Tensor:
-    """This rank's part of ``full``."""
+    """Returns this rank's part of ``full``."""
     if _whole(parameter, full):
         return select(full)
     return _rows(full, held.get(fqn, []), parameter)
 
 
 def _whole(parameter: Any, full: torch.Tensor) -> bool:
-    """Whether the parameter, put together, has the shape it should have. A plain tensor may be a
-    part of it; flattened ones (ZeRO-3) have been put together by the wrapper."""
+    """Whether the assembled parameter has the correct shape. A plain tensor may be a part of it;
+    the wrapper has assembled flattened ones (ZeRO-3)."""
     return not placement.distributed(parameter) or parameter.shape == full.shape
 
 
 def _rows(full: torch.Tensor, held: List[int], parameter: Any) -> torch.Tensor:
-    """The reference of the experts that the rows hold; zero for rows that belong to no expert."""
+    """Returns the reference of the experts in the rows; zero for rows of no expert."""
     part = torch.zeros(placement.local(parameter).shape)
     where, size = placement.index(parameter), full[0].numel()
     for number, expert in enumerate(held):
         if expert >= 0:
-            # Another dimension may be cut as well: then a row here is a part of the expert's.
+            # Another dimension may be cut as well: then a local row is a part of the expert's.
             row = full[expert].reshape(-1)
             row = row if where is None else row[where[number].reshape(-1) % size]
             part[number] = row.reshape(part[number].shape)
@@ -111,9 +113,9 @@ def _rows(full: torch.Tensor, held: List[int], parameter: Any) -> torch.Tensor:
 def inputs(
     wrapped: Wrapped, kept: Dict[str, torch.Tensor], reference: Dict[str, torch.Tensor]
 ) -> Dict[str, GradientError]:
-    """Gradients of the MoE blocks' inputs, by the block's FQN. The reference's loss is the mean
-    over ranks, a rank's own is not: so its gradient is ``world_size`` times as large. Empty where
-    the wrapper scales the loss in its own way (DeepSpeed, old gloo), and in bfloat16: rounding
+    """Compares gradients of the MoE blocks' inputs, by the block's FQN. The reference's loss is the
+    mean over ranks, unlike a rank's own, so that gradient is ``world_size`` times as large. Empty
+    if the wrapper scales the loss in its own way (DeepSpeed, old gloo), and in bfloat16: rounding
     sends single tokens to other experts, and here each token is compared by itself."""
     if wrapped.trial.computes_in != "float32":
         return {}
@@ -146,8 +148,8 @@ class Tolerance:
         scale: float,
         allowed: Optional[float] = None,
     ) -> GradientError:
-        """``None`` equals zero; ``scale``: max |reference| of the whole parameter; ``allowed``: a
-        bound of its own instead of ``rtol * scale``."""
+        """Judges one tensor. ``None`` equals zero; ``scale``: max |reference| of the whole
+        parameter; ``allowed``: a bound that replaces ``rtol * scale``."""
         if local is None and expected is None:
             return GradientError(0.0, 0.0, wrong=False)
         actual = torch.zeros_like(expected) if local is None else local.detach().float().cpu()
@@ -167,8 +169,8 @@ class Tolerance:
 
 
 def multiple(tensor: torch.Tensor, reference: torch.Tensor) -> Optional[Multiple]:
-    """How many times ``reference`` the tensor is (same shape). None where the reference is zero or
-    something is not finite."""
+    """Returns the tensor as a multiple of ``reference`` (same shape). None if the reference is zero
+    or something is not finite."""
     x, y = tensor.double().reshape(-1), reference.double().reshape(-1)
     square = float(y @ y)
     if not math.isfinite(square) or not bool(torch.isfinite(x).all()) or square == 0:
@@ -180,5 +182,5 @@ def multiple(tensor: torch.Tensor, reference: torch.Tensor) -> Optional[Multiple
 
 
 def _finite(value: float) -> Any:
-    """JSON has no nan: given as text."""
+    """Returns the number, as text if not finite: JSON has no nan."""
     return value if value == value and abs(value) != float("inf") else str(value)

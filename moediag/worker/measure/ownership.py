@@ -1,8 +1,8 @@
-"""Which experts a rank holds: every local row is matched with the checkpoint's bytes.
+"""Determines which experts a rank holds by matching every local row with the checkpoint's bytes.
 
-What sharding declares is not trusted. For each expert parameter (3-D: experts first, as in
-transformers >= 5.0) each local row is compared, bit by bit, with the same elements of every expert
-of that layer in the checkpoint. Everything else is compared where its placement says it lies.
+Declared sharding is not trusted. For each expert parameter (3-D, experts first, as in transformers
+>= 5.0) each local row is compared, bit by bit, with the same elements of every expert of that layer
+in the checkpoint. All other parameters are compared at their declared place.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def examine(
     truth: Mapping[str, torch.Tensor],
     ep_rank: Optional[int],
 ) -> Rows:
-    """Rows of every expert parameter; FQNs of other parameters that differ from ``truth`` (the
-    checkpoint's tensors, by FQN); how many of those were compared. ``ep_rank``: this rank's place
-    on the ep axis, by which plain tensors are declared; None without one. No communication."""
+    """Returns rows of every expert parameter; FQNs of other parameters that differ from
+    ``truth`` (the checkpoint's tensors, by FQN); how many of those were compared. ``ep_rank``:
+    this rank's place on the ep axis, which declares plain tensors; None without an ep axis. No
+    communication."""
     experts = expert_parameters(model, anatomy)
     rows = [_rows(f, p, truth[f], ep_rank) for f, p in experts.items() if f in truth]
     unequal, compared = [], 0
@@ -48,7 +49,7 @@ def examine(
 def _equal(parameter: Any, whole: torch.Tensor, ep_rank: Optional[int]) -> bool:
     own = placement.local(parameter).cpu()
     where = placement.index(parameter)
-    if where is None:  # some families' plans divide plain weights of the attention too
+    if where is None:  # some families' plans also divide plain attention weights
         expected = placement.piece(whole, own.shape, ep_rank)
     elif parameter.numel() == whole.numel():
         expected = whole.reshape(-1)[where.reshape(-1)]
@@ -68,7 +69,7 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
     held = []
     for number in range(len(declared)):
         row = own[number].reshape(-1)
-        # The part of an expert's row that lies here, where another dimension is cut too.
+        # The local part of an expert's row, if another dimension is cut too.
         columns = None if where is None else where[number].reshape(-1) % size
         same_size = columns is not None or row.numel() == size
         parts = flat if columns is None else flat[:, columns]
@@ -91,7 +92,7 @@ def _rows(fqn: str, parameter: Any, whole: torch.Tensor, ep_rank: Optional[int])
 def _belongs(
     declared: List[int], total: int, experts: int, ep_rank: Optional[int]
 ) -> Optional[int]:
-    """The expert of the first row if nothing had been lost; None where that is not known."""
+    """Returns the expert of the first row if nothing had been lost; None if unknown."""
     if total == experts:
         return declared[0] if declared and declared[0] >= 0 else None
     first = -1 if ep_rank is None else ep_rank * total
@@ -112,20 +113,20 @@ def _declared(
     ep_rank: Optional[int],
 ) -> List[int]:
     if where is not None:
-        # Where another dimension is cut into too many pieces, nothing of any row lies here.
+        # If another dimension is cut into too many pieces, no part of any row is local.
         return [int(row.reshape(-1)[0]) // size for row in where if row.numel()]
     first = 0 if count == experts or ep_rank is None else ep_rank * count
     return [first + i if first + i < experts else -1 for i in range(count)]
 
 
 def watch_use(anatomy: Anatomy, report: Callable[[Dict[str, int]], None]) -> None:
-    """Calls ``report`` once per MoE block, at its first forward, with the number of experts it
-    computes with, FQN -> rows: the rows of its expert parameters at that time (gathered, where FSDP
-    does so), or its experts that are modules and have weights."""
+    """Calls ``report`` once per MoE block, at its first forward, with the number of experts that it
+    uses, FQN -> rows: the rows of its expert parameters at that time (gathered, if FSDP does so),
+    or its experts that are modules with weights."""
     for block in anatomy.blocks:
         experts: Any = getattr(block.module, "experts", None)
         if isinstance(experts, nn.Module):
-            # A ModuleList is not called: its block is, before it.
+            # A ModuleList is not called; its block is called before it.
             called = block.module if block.experts else experts
             _watch(called, experts, f"{block.fqn}.experts", report)
 
@@ -148,7 +149,7 @@ def _watch(
 
 
 def event(when: str, rows: Rows, trial: Trial) -> Dict[str, Any]:
-    """The fields of a ``weights`` event, see protocol."""
+    """Returns the fields of a ``weights`` event, see protocol."""
     experts, unequal, compared = rows
     return {
         "when": when,

@@ -1,6 +1,6 @@
 """The reference of a program that trains a whole model: the same steps in one process.
 
-Every rank computes it itself (the models are tiny); nothing is written and nothing is shared.
+Every rank computes it itself (the models are tiny); nothing is written or shared.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from moediag.worker.shard.wrapped import Wrapped
 
 
 class Right:
-    """Trains the trial's model in fp32 on the CPU without sharding, every rank's batch in turn.
+    """Trains the trial's model in fp32 on the CPU without sharding, on every rank's batch in turn.
 
-    ``forward``: a context around each forward and backward, for what belongs to the model's forward
-    and is not in the model. ``before(rank, step)`` is called before each. ``losses`` (mean over
-    ranks) and ``norms`` (before clipping) grow with each step; ``model`` holds the weights.
+    ``forward``: a context around each forward and backward, for effects outside the model.
+    ``before(rank, step)`` is called before each. ``losses`` (mean over ranks) and ``norms`` (before
+    clipping) grow with each step; ``model`` holds the weights.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Right:
         self.norms: List[float] = []
 
     def step(self, number: int) -> Dict[str, Optional[torch.Tensor]]:
-        """The gradients of the next step, ``number`` from 1, by FQN; None: no batch reached it."""
+        """Returns the next step's gradients, ``number`` from 1; None: no batch reached it."""
         trial, total = self._trial, 0.0
         with self._forward():
             for rank in range(trial.world_size):

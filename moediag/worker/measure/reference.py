@@ -1,11 +1,11 @@
-"""The step under test in one process, in fp32, which defines what is right.
+"""The step under test in one process, in fp32; the definition of a correct result.
 
 Every rank's batches run one after the other with that rank's routing skew, each loss divided by the
 number of ranks and micro-batches, then clip and optimizer as in the trial.
 
-Where the trial computes in another type than its parameters have, the same training runs once more
-with copies of the parameters in that type, by the same eager loop: its distance
-from fp32 is the effect of rounding alone, and the scale for the error that a kernel may have.
+If the trial computes in another type than its parameters', the same training runs again with copies
+of the parameters in that type, by the same eager loop. Its distance from fp32 is the effect of
+rounding alone, and the scale for a kernel's allowed error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from moediag.worker.shard.wrapped import Wrapped
 
 
 def run(trial: Trial) -> None:
-    """Writes what :func:`compute` gives to ``trial.reference_path``. Raises what it raises."""
+    """Writes the result of :func:`compute` to ``trial.reference_path``. Raises what it raises."""
     found = compute(trial)
     target = Path(str(trial.reference_path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -41,24 +41,24 @@ def run(trial: Trial) -> None:
 
 
 def compute(trial: Trial, moved: bool = False) -> Dict[str, Any]:
-    """{"gradients": [per step {FQN: tensor or None}], "inputs": [per step [per rank {MoE block:
-    gradient of its input, (micro-batches, batch, seq_len, hidden)}]], "losses": [per step, mean
-    over ranks], "norms": [before clipping], "weights": {FQN: tensor as saved}}, with ``moved``
-    also "moved": {FQN: tensor after the last step}, and for a trial of mixed precision "rounding":
-    [per step {FQN: largest absolute difference of the gradient when it is computed in the trial's
-    type}]. Where ranks load a checkpoint, it is saved here first.
+    """Returns {"gradients": [per step {FQN: tensor or None}], "inputs": [per step [per rank {MoE
+    block: gradient of its input, (micro-batches, batch, seq_len, hidden)}]], "losses": [per step,
+    mean over ranks], "norms": [before clipping], "weights": {FQN: tensor as saved}}. With ``moved``
+    also "moved": {FQN: tensor after the last step}. For a mixed-precision trial also "rounding":
+    [per step {FQN: largest absolute difference of the gradient computed in the trial's type}].
+    Saves the checkpoint first if ranks load one.
 
-    Raises NotApplicable, also for a model that no reference can decide: one that draws random
-    numbers while it trains, or whose router cannot be bent as asked.
+    Raises NotApplicable, also for a model without a valid reference: one that draws random numbers
+    in training, or whose router cannot be skewed as requested.
     """
-    # One expert after the other in a plain loop, whatever the trial computes them with.
+    # A plain loop over the experts, whatever implementation the trial uses.
     model = tiny.build(trial.model, trial.step.seed, dtype="float32", experts="eager")
     if trial.model.source == "checkpoint":
         stored = tiny.build(trial.model, trial.step.seed)
         if trial.model.pretrain:
             pretrain(model, trial)
             stored.load_state_dict(model.state_dict())
-            model.load_state_dict(stored.state_dict())  # rounded as the trial
+            model.load_state_dict(stored.state_dict())  # rounded as in the trial
         save(stored, trial.checkpoint_path)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     mixed = trial.computes_in not in (trial.model.dtype, "float32")
@@ -79,11 +79,11 @@ def compute(trial: Trial, moved: bool = False) -> Dict[str, Any]:
 def _train(
     model: nn.Module, trial: Trial, computes_in: Optional[torch.dtype] = None
 ) -> Dict[str, Any]:
-    """All steps. ``computes_in``: forward and backward run on copies of the parameters."""
+    """Runs all steps. ``computes_in``: forward and backward run on copies of the parameters."""
     working = model if computes_in is None else copy.deepcopy(model)
     anatomy = tiny.anatomy(working, trial.model)
     wrapped = Wrapped(working, anatomy, trial)
-    # One plain model: how the trial's optimizer and clipping deal with shards does not matter.
+    # One plain model: the trial's handling of shards in optimizer and clipping is irrelevant.
     wrapped.optimizer = optimizers.build(
         model.parameters(),
         dataclasses.replace(trial.step, foreach=None, fused=None, parameter_groups="one"),
@@ -118,7 +118,7 @@ def _train(
 def _backward(
     wrapped: Wrapped, number: int, skew: RouterSkew, kept: InputGradients
 ) -> Tuple[float, List[Dict[str, torch.Tensor]]]:
-    """Step ``number`` of every rank in turn: the mean loss, and the inputs' gradients by rank."""
+    """Runs step ``number`` of every rank; returns the mean loss and inputs' gradients by rank."""
     trial, total = wrapped.trial, 0.0
     share = trial.world_size * trial.step.accumulate
     by_rank: List[Dict[str, torch.Tensor]] = []
@@ -134,7 +134,7 @@ def _backward(
 
 
 def _copy(model: nn.Module, working: nn.Module, dtype: torch.dtype) -> None:
-    """The parameters of ``working`` are those of ``model`` in ``dtype``, without gradients;
+    """Sets the parameters of ``working`` to those of ``model`` in ``dtype``, without gradients;
     buffers stay as they are, as with FSDP2."""
     for own, copied in zip(model.parameters(), working.parameters()):  # noqa: B905 - Python 3.9
         copied.data = own.detach().to(dtype)
@@ -147,7 +147,7 @@ def _bring_back(working: nn.Module, model: nn.Module) -> None:
 
 
 def _apart(one: Optional[torch.Tensor], other: Optional[torch.Tensor]) -> float:
-    """Largest absolute difference; a gradient that never came is zero."""
+    """Returns the largest absolute difference; a missing gradient is zero."""
     if one is None or other is None:
         alone = other if one is None else one
         return 0.0 if alone is None else float(alone.abs().max())
@@ -155,8 +155,8 @@ def _apart(one: Optional[torch.Tensor], other: Optional[torch.Tensor]) -> float:
 
 
 def _forward(wrapped: Wrapped, tokens: torch.Tensor) -> torch.Tensor:
-    """The loss. Raises NotApplicable when the forward drew random numbers: ranks and reference
-    would draw different ones, and healthy gradients would be called wrong."""
+    """Returns the loss. Raises NotApplicable if the forward drew random numbers: ranks and
+    reference would draw different ones, and healthy gradients would be reported as wrong."""
     before = torch.get_rng_state()
     loss = wrapped.loss(tokens)
     if not torch.equal(before, torch.get_rng_state()):
@@ -170,5 +170,5 @@ def _forward(wrapped: Wrapped, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def load(path: str) -> Dict[str, Any]:
-    """What :func:`run` wrote."""
+    """Returns what :func:`run` wrote."""
     return torch.load(path, map_location="cpu", weights_only=True)

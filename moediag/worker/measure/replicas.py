@@ -1,10 +1,10 @@
-"""What must be equal on several ranks, written down by each rank without communication.
+"""Data that must be equal on several ranks, written by each rank without communication.
 
 Ranks that declare the same slice of the same parameter hold replicas of it. Whole tensors are too
-large to write down, so each rank leaves a *sketch*: 16 random +-1 projections (the same on every
-rank) and the norm. A sketch is linear, so the distance of two sketches estimates the L2 distance
-of the two tensors (Johnson and Lindenstrauss; with 16 projections within about a third), and it is
-zero where they are equal. The control side compares.
+large to write, so each rank writes a *sketch*: 16 random +-1 projections (the same on every rank)
+and the norm. A sketch is linear, so the distance of two sketches estimates the L2 distance of the
+two tensors (Johnson and Lindenstrauss; with 16 projections within about a third), and is zero if
+they are equal. The control side compares.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from moediag.worker.shard.wrapped import Wrapped, clean_fqn, expert_parameters
 
 PROJECTIONS = 16
 _SEED = 20_240_613  # any number, but the same on all ranks
-_BLOCK = 65_536  # elements projected at a time
+_BLOCK = 65_536  # elements per projection step
 
 
 def sketch(tensor: torch.Tensor) -> Sketch:
-    """Of ``tensor`` (any shape and floating dtype), computed in float64 on the CPU. A tensor that
-    is not finite has no projections, and its norm is text, as JSON wants it."""
+    """Returns the sketch of ``tensor`` (any shape and floating dtype), computed in float64 on the
+    CPU. A tensor that is not finite has no projections, and its norm is text, for JSON."""
     flat = tensor.detach().reshape(-1).to("cpu", torch.float64)
     norm = float(torch.linalg.vector_norm(flat))
     if not math.isfinite(norm):
@@ -38,7 +38,7 @@ def sketch(tensor: torch.Tensor) -> Sketch:
     total = torch.zeros(PROJECTIONS, dtype=torch.float64)
     for block, part in enumerate(flat.split(_BLOCK) if flat.numel() else ()):
         total += _signs(block)[:, : part.numel()].to(torch.float64) @ part
-    # Nine digits: equal tensors stay equal, and the distance is good to 1e-8 of the norm.
+    # Nine digits: equal tensors stay equal, and the distance is accurate to 1e-8 of the norm.
     return Sketch(_round(norm), [_round(v) for v in total.tolist()])
 
 
@@ -128,14 +128,14 @@ class Observer:
             yield clean_fqn(name), parameter
 
     def _shared(self, parameter: Any) -> bool:
-        """Whether another rank can hold the same slice. Fully sharded parameters, the bulk of an
-        FSDP model, are left out; plain tensors are kept, their rows may be held elsewhere too."""
+        """Whether another rank can hold the same slice. Excludes fully sharded parameters, most of
+        an FSDP model; includes plain tensors, since other ranks may hold their rows too."""
         return declared_slices.holders(parameter, self._world_size) > 1
 
 
 def plain_experts(wrapped: Wrapped) -> PlainShards:
-    """Expert parameters that are plain tensors with fewer rows than there are experts: by its
-    place on the ep axis each rank declares the next ones. May create process groups: collective."""
+    """Returns expert parameters that are plain tensors with fewer rows than experts. Each rank
+    declares the rows of its place on the ep axis. May create process groups: collective."""
     trial = wrapped.trial
     rows = {}
     for fqn, parameter in expert_parameters(wrapped.model, wrapped.anatomy).items():
@@ -155,8 +155,8 @@ def plain_experts(wrapped: Wrapped) -> PlainShards:
 
 
 def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:
-    """Of the optimizer's tensors that are laid out as ``parameter`` is (its moments, not its step
-    count), by their names."""
+    """Returns sketches of the optimizer's tensors with the layout of ``parameter`` (its moments,
+    not its step count), by name."""
     optimizer = optimizers.unwrapped(optimizer)
     state: Any = {} if optimizer is None else optimizer.state.get(parameter, {})
     return {
@@ -170,7 +170,7 @@ def state_sketches(optimizer: Any, parameter: Any) -> Dict[str, Sketch]:
 
 
 def step_counts(optimizer: Any) -> List[float]:
-    """``state["step"]`` of every parameter that has one."""
+    """Returns ``state["step"]`` of every parameter that has one."""
     optimizer = optimizers.unwrapped(optimizer)
     if optimizer is None:
         return []
@@ -178,7 +178,7 @@ def step_counts(optimizer: Any) -> List[float]:
 
 
 def learning_rates(optimizer: Any) -> List[float]:
-    """One per parameter group."""
+    """Returns one per parameter group."""
     optimizer = optimizers.unwrapped(optimizer)
     if optimizer is None:
         return []
@@ -186,7 +186,7 @@ def learning_rates(optimizer: Any) -> List[float]:
 
 
 def _same_slice(parameter: Any, gradient: Any) -> bool:
-    """A gradient that is still to be reduced (Partial) or sharded otherwise is no replica."""
+    """Whether it is a replica: a gradient to be reduced (Partial) or sharded otherwise is not."""
     if not placement.distributed(parameter):
         return not placement.distributed(gradient)
     return placement.distributed(gradient) and tuple(gradient.placements) == tuple(
@@ -199,5 +199,5 @@ def _round(value: float) -> float:
 
 
 def _finite(value: float) -> Any:
-    """``value``, as text where it is not finite: JSON has no nan."""
+    """Returns ``value``, as text if it is not finite: JSON has no nan."""
     return _round(value) if math.isfinite(value) else str(value)

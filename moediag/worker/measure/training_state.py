@@ -1,4 +1,4 @@
-"""A rank's whole training state, its own part of it, and what differs between two of them."""
+"""A rank's part of the training state, and the differences between two states."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ Tensors = Dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """``weights``: by FQN; ``optimizer``: by "FQN exp_avg"; on the CPU, local parts only.
-    ``settings``: of each parameter group in order, what can be compared."""
+    """The local state, on the CPU."""
 
-    weights: Tensors
-    optimizer: Tensors
-    settings: List[Dict[str, Any]]
+    weights: Tensors  # by FQN
+    optimizer: Tensors  # by "FQN exp_avg"
+    settings: List[Dict[str, Any]]  # comparable settings of each parameter group, in order
 
 
 def of(wrapped: Wrapped) -> State:
-    """A copy of the state now. No communication."""
+    """Returns a copy of the current state. No communication."""
     names = {id(p): clean_fqn(name) for name, p in wrapped.model.named_parameters()}
-    # accelerate's optimizer is a shell around the real one.
+    # accelerate's optimizer wraps the real one.
     optimizer: Any = getattr(wrapped.optimizer, "optimizer", wrapped.optimizer)
     kept: Tensors = {}
     for parameter, values in optimizer.state.items():
@@ -77,7 +76,7 @@ def _differ(before: Tensors, after: Tensors) -> Dict[str, Optional[float]]:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """A nan equals itself here: it was saved and came back."""
+    """Whether the tensors are equal; a nan equals itself, because it was saved and loaded."""
     same = (one == other) | (one.isnan() & other.isnan())
     return bool(same.all())
 

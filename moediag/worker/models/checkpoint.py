@@ -1,9 +1,9 @@
 """A saved tiny checkpoint and the library's own way to load it, sharded or not.
 
-The reference run saves the model once; every rank then goes through ``from_pretrained``, with a
-``DistributedConfig`` where it divides the model along an axis of the layout. How a release is asked
-for expert parallelism changed three times (measured on 5.7 to 5.23) and for tensor parallelism
-once; :func:`spelling` and :func:`plan` are the only places that know.
+The reference run saves the model once; every rank then calls ``from_pretrained``, with a
+``DistributedConfig`` if it divides the model along an axis of the layout. The arguments for expert
+parallelism changed three times (measured on 5.7 to 5.23) and those for tensor parallelism once;
+only :func:`spelling` and :func:`plan` depend on that.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from moediag.worker import kernels
 from moediag.worker.models import tiny
 from moediag.worker.not_applicable import NotApplicable
 
-SHARDERS = ("transformers", "fsdp2", "accelerate")  # wrapper kinds that can lie on an ep axis
+SHARDERS = ("transformers", "fsdp2", "accelerate")  # wrapper kinds that support an ep axis
 
 
 def save(model: nn.Module, folder: Path) -> None:
-    """``save_pretrained`` of the unsharded model, atomically: ``folder`` is whole or absent."""
+    """Saves the unsharded model atomically: ``folder`` is complete or absent."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     saving: Any = model
     saving.save_pretrained(str(temporary))
@@ -36,19 +36,19 @@ def save(model: nn.Module, folder: Path) -> None:
 
 
 def expert_parallel(trial: Trial) -> int:
-    """Size of the ep axis, 1 without one."""
+    """Returns the size of the ep axis, 1 without one."""
     return trial.layout.get(EP, 1)
 
 
 def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
-    """Arguments of DistributedConfig by which the installed release is asked for the trial's
-    layout; None where it needs none. Raises NotApplicable.
+    """Returns the DistributedConfig arguments of the installed release for the trial's layout; None
+    if it needs none. Raises NotApplicable.
 
     - before 5.13: ``enable_expert_parallel`` alone; the ep axis is the whole world;
-    - 5.13 to 5.18: ``tp_size`` ranks share a batch and divide the experts, ``fsdp_size`` besides;
-    - 5.19 on: ``ep_size``; with FSDP the axis is carved out of ``fsdp_size``, without it out of
-      ``tp_size``, which shards the other weights too unless ``tp_plan`` is empty. 5.19 overlooks
-      that, and 5.23 (whose ranks also exchange tokens where they share a batch) refuses it.
+    - 5.13 to 5.18: ``tp_size`` ranks share a batch and divide the experts, with ``fsdp_size``;
+    - 5.19 on: ``ep_size``; with FSDP the axis is part of ``fsdp_size``, without it part of
+      ``tp_size``, which also shards the other weights unless ``tp_plan`` is empty. 5.19 ignores
+      that, and 5.23 (whose ranks also exchange tokens if they share a batch) refuses it.
     """
     wrapper, ep = trial.wrapper, expert_parallel(trial)
     if wrapper.distributed_config is not None:
@@ -69,7 +69,7 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
         return {"fsdp_size": trial.world_size, "ep_size": ep}
     if "tp_size" not in known and wrapper.native_fsdp:
         raise NotApplicable(f"from_pretrained of transformers {version()} cannot shard by FSDP2")
-    if ep > 1 and wrapper.kind in SHARDERS:  # a Trainer has its own way to deal out batches
+    if ep > 1 and wrapper.kind in SHARDERS:  # a Trainer distributes batches in its own way
         _one_batch(trial)
     if "ep_size" in known:
         asked: Dict[str, Any] = {"tp_size": ep, "ep_size": ep}
@@ -81,8 +81,8 @@ def spelling(trial: Trial) -> Optional[Dict[str, Any]]:
 
 
 def _tensor_parallel(trial: Trial) -> Optional[Dict[str, Any]]:
-    """DistributedConfig of 5.13 and later cuts by the model's tp_plan, and shards by FSDP2 besides.
-    None for older releases: there ``tp_plan`` is an argument of from_pretrained, see
+    """Returns the arguments of 5.13 and later, which cut by the model's tp_plan and also shard by
+    FSDP2. None for older releases, where ``tp_plan`` is an argument of from_pretrained, see
     :func:`plan`."""
     tp, wrapper, model = trial.layout[TP], trial.wrapper, trial.model
     shards = trial.world_size // tp
@@ -107,7 +107,7 @@ def _tensor_parallel(trial: Trial) -> Optional[Dict[str, Any]]:
 
 
 def _asked_by_argument() -> bool:
-    """Whether this release takes ``tp_plan`` as an argument of from_pretrained."""
+    """Whether this release accepts ``tp_plan`` as an argument of from_pretrained."""
     try:
         return "tp_size" not in _fields()
     except NotApplicable:  # no DistributedConfig at all
@@ -115,8 +115,8 @@ def _asked_by_argument() -> bool:
 
 
 def plan(trial: Trial, asked: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """Arguments of from_pretrained that ask for tensor parallelism where DistributedConfig does
-    not; empty without. Raises NotApplicable."""
+    """Returns from_pretrained arguments for tensor parallelism if DistributedConfig does not cover
+    it; else empty. Raises NotApplicable."""
     if trial.layout.get(TP, 1) == 1 or trial.wrapper.distributed_config is not None:
         return {}
     config_class: Any = tiny.import_family(trial.model.family)[0]
@@ -131,8 +131,8 @@ def plan(trial: Trial, asked: Optional[Dict[str, Any]]) -> Dict[str, Any]:
 
 
 def _declares_pieces(model: nn.Module, trial: Trial) -> None:
-    """Raises NotApplicable where a plain tensor is a piece of a parameter: nothing says which one
-    it is, and packed matrices are not cut into equal runs of rows."""
+    """Raises NotApplicable if a plain tensor is a piece of a parameter: nothing identifies the
+    piece, and packed matrices are not cut into equal runs of rows."""
     if trial.layout.get(TP, 1) == 1:
         return
     with torch.device("meta"):
@@ -146,8 +146,8 @@ def _declares_pieces(model: nn.Module, trial: Trial) -> None:
 
 
 def _one_batch(trial: Trial) -> None:
-    """Raises NotApplicable where the ranks of an ep axis must share a batch and would not: what
-    they add up would be of different tokens, and the gradients wrong by the trial's own doing."""
+    """Raises NotApplicable if the ranks of an ep axis must share a batch and would not: they would
+    sum different tokens, so the trial itself would make the gradients wrong."""
     if trial.skew.batches not in ("identical", "per-replica"):
         raise NotApplicable(
             f"asked this way, transformers {version()} lets the ranks of an ep axis share a "
@@ -156,7 +156,7 @@ def _one_batch(trial: Trial) -> None:
 
 
 def notes(trial: Trial) -> List[str]:
-    """How the library was asked, for the result."""
+    """Returns how the library was called, for the result."""
     if trial.model.source != "checkpoint":
         return []
     asked = spelling(trial)
@@ -166,14 +166,14 @@ def notes(trial: Trial) -> List[str]:
 
 
 def words(asked: Dict[str, Any]) -> str:
-    """``DistributedConfig(fsdp_size=2, ep_size=2)``."""
+    """Returns ``DistributedConfig(fsdp_size=2, ep_size=2)``."""
     return f"DistributedConfig({', '.join(f'{k}={v!r}' for k, v in asked.items())})"
 
 
 def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
-    """The model of ``trial.checkpoint_path`` in training mode, loaded as the trial asks; its
-    parameters lie on ``device``. Collective where it is sharded. Raises NotApplicable, and what
-    the library raises."""
+    """Returns the model of ``trial.checkpoint_path`` in training mode, loaded as the trial
+    requires, with parameters on ``device``. Collective if it is sharded. Raises NotApplicable, and
+    what the library raises."""
     _, model_class = tiny.import_family(trial.model.family)
     asked = spelling(trial)
     arguments: Dict[str, Any] = {_dtype_argument(): getattr(torch, trial.model.dtype)}
@@ -189,15 +189,16 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
         )
     for part in (model.config, getattr(model.config, "text_config", None)):
         if part is not None:
-            part.use_cache = False  # as an argument, multimodal families do not know it
+            part.use_cache = False  # multimodal families do not accept it as an argument
     _declares_pieces(model, trial)
     return model.to(device).train()
 
 
 @contextlib.contextmanager
 def _refusals(trial: Trial, asked: Optional[Dict[str, Any]]) -> Iterator[None]:
-    """A ValueError by which transformers' own package of distribution refuses the layout, on all
-    ranks before it loads anything, becomes NotApplicable; not where the trial spells it out."""
+    """Converts a ValueError by which transformers' distribution package refuses the layout, on
+    all ranks before it loads anything, to NotApplicable; not if the trial gives the arguments
+    itself."""
     try:
         yield
     except ValueError as error:
@@ -210,7 +211,7 @@ def _refusals(trial: Trial, asked: Optional[Dict[str, Any]]) -> Iterator[None]:
 
 
 def _dtype_argument() -> str:
-    """What from_pretrained calls it: ``dtype`` from 4.56 on, which older ones do not know."""
+    """Returns the name of the argument of from_pretrained: ``dtype`` from 4.56 on."""
     major, minor = (int(part) for part in version().split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
@@ -229,7 +230,7 @@ def _config_class() -> Any:
 
 
 def _config(asked: Dict[str, Any]) -> Any:
-    """Raises NotApplicable for arguments that this release does not know."""
+    """Returns the config. Raises NotApplicable for arguments that this release does not know."""
     unknown = [name for name in asked if name not in _fields()]
     if unknown:
         raise NotApplicable(
@@ -239,8 +240,8 @@ def _config(asked: Dict[str, Any]) -> Any:
 
 
 def known(implementation: Optional[str]) -> Optional[str]:
-    """The same again. Raises NotApplicable where the release does not have it: it would fail or,
-    before 5.0, ignore the word."""
+    """Returns ``implementation``. Raises NotApplicable if the release lacks it: it would fail or,
+    before 5.0, ignore the argument."""
     if implementation is None:
         return None
     try:
@@ -257,7 +258,7 @@ def known(implementation: Optional[str]) -> Optional[str]:
 
 
 def version() -> str:
-    """Of transformers, in this stack."""
+    """Returns the version of transformers in this stack."""
     import transformers
 
     version: str = transformers.__version__
@@ -266,7 +267,7 @@ def version() -> str:
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """They would fill the rank's log with carriage returns."""
+    """Disables progress bars, which would fill the rank's log with carriage returns."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,5 +1,5 @@
-"""Every configuration class of the installed transformers release that names experts, and a tiny
-model of it. Classes are found by their fields and not from a list, so that later releases work."""
+"""Every configuration class of the installed transformers release with experts, and a tiny model of
+it. Classes are found by their fields, not from a list, so that later releases work."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from moediag.families import FAMILIES
 from moediag.protocol import ModelSpec
 
 EXPERTS = 4  # of a tiny model
-# What makes the auxiliary loss in every family that has one.
+# Enables the auxiliary loss in every family that has one.
 _LOSS = "load_balancing_loss_func("
 _NAMES_EXPERTS = re.compile(r"^(num|n|moe_num)_.*experts$")
 _OTHER_EXPERTS = re.compile(r"shared|per_tok|zero|group|null")
 _GENERATES = re.compile(r"ForCausalLM$|ForConditionalGeneration$")
-# Field -> size of the tiny model, the first pattern that fits. What is missing keeps its default.
+# Field -> size of the tiny model; the first matching pattern applies. Others keep their default.
 _SIZES = (
     (r"experts_per_tok|(^|_)top_?k$|top_k_experts|^moe_k$", 2),
     (r"^vocab_size$", 64),
@@ -40,14 +40,14 @@ _SIZES = (
     (r"^(n_group|topk_group|decoder_sparse_step|expert_layer_period|attn_layer_period)$", 1),
     (r"^(first_k_dense_replace|expert_layer_offset|attn_layer_offset)$", 0),
 )  # fmt: skip
-# Of a list with one word for each layer: what the tiny model's layers are, where it is a choice.
+# For lists with one word per layer: the tiny model's layer types, if there is a choice.
 _WANTED = ("sparse", "moe", "full_attention", "attention")
 
 
 @dataclass(frozen=True)
 class Found:
-    """``model``: the class that generates text from this configuration, None where there is none.
-    ``has_loss``: its module calls an auxiliary loss."""
+    """``model``: the text generation class of this configuration, None without one. ``has_loss``:
+    its module calls an auxiliary loss."""
 
     config: Any
     model: Optional[Any]
@@ -60,20 +60,19 @@ class Found:
 
 
 def experts_named(config: Any) -> List[str]:
-    """The fields of ``config``, other names for a field included, that say how many routed experts
-    there are."""
+    """Returns the fields of ``config``, aliases included, with the number of routed experts."""
     names = {*vars(config), *(getattr(config, "attribute_map", None) or {})}
     return sorted(n for n in names if _counts_experts(n))
 
 
 def text_of(config: Any) -> Any:
-    """The part that is the text model's; the configuration itself where it has no parts."""
+    """Returns the text model's part, or the configuration itself if it has no parts."""
     return config.get_text_config()
 
 
 def find(with_loss: bool = False) -> Iterator[Found]:
-    """All of the release, by module and name, or those alone whose module has an auxiliary loss. A
-    class that cannot be made without arguments is left out: there is nothing to ask it."""
+    """Yields all of the release, by module and name, or only those whose module has an auxiliary
+    loss. Skips classes that need arguments."""
     import transformers.models
 
     folder = Path(str(transformers.models.__file__)).parent
@@ -101,7 +100,7 @@ def _of_module(module: str, has_loss: bool) -> Iterator[Found]:
 
 
 def _made(config: Any) -> Any:
-    """None for composite ones that want their parts."""
+    """Returns the instance; None for composite ones that need their parts."""
     try:
         return config()
     except Exception:
@@ -113,7 +112,7 @@ def _parts(config: Any) -> List[Any]:
 
 
 def _model_of(module: Any, config: Any) -> Optional[Any]:
-    """The one class of the module with this configuration; text generation before other heads."""
+    """Returns the module's class with this configuration; text generation before other heads."""
     fitting = [
         model
         for name, model in inspect.getmembers(module, inspect.isclass)
@@ -125,7 +124,7 @@ def _model_of(module: Any, config: Any) -> Optional[Any]:
 
 
 def tiny(found: Found) -> Any:
-    """A configuration of it, small enough to train in a moment; auxiliary losses count fully."""
+    """Returns a configuration small enough to train in a moment, with full auxiliary losses."""
     known = next((f for f in FAMILIES.values() if f.config == found.name), None)
     if known is not None:
         config = found.config(**known.build(ModelSpec(experts=EXPERTS, vocab=64)))
@@ -140,7 +139,7 @@ def tiny(found: Found) -> Any:
 
 
 def build(found: Found, seed: int = 0) -> nn.Module:
-    """In training mode. Raises what the class raises for a configuration that does not fit it."""
+    """Returns the model in training mode. Raises what the class raises."""
     torch.manual_seed(seed)
     assert found.model is not None
     model: nn.Module = found.model(tiny(found))

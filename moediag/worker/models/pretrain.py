@@ -1,7 +1,7 @@
 """Trains the model before it is saved as a checkpoint, so that fine-tuning starts from a low loss.
 
-The loss of a fresh model is ln(vocabulary) whatever its experts are, so it hides a lost expert; a
-model that predicts its data shows it at once.
+The loss of a new model is ln(vocabulary) whatever its experts are, so it hides a lost expert; a
+trained model shows it at once.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import nn
 from moediag.protocol import Trial
 from moediag.worker import data
 
-_LEARNING_RATE = 1e-2  # a tiny model knows random batches by heart in some twenty steps
+_LEARNING_RATE = 1e-2  # a tiny model memorises random batches in some twenty steps
 
 
 def pretrain(model: nn.Module, trial: Trial) -> None:
-    """``trial.model.pretrain`` steps of AdamW, in place, on all batches of the trial at once."""
+    """Runs ``trial.model.pretrain`` steps of AdamW, in place, on all batches at once."""
     steps, ranks, micros = range(trial.step.steps), range(trial.world_size), trial.step.accumulate
     tokens = torch.cat(
         [data.batch(trial, r, n + 1, m) for n in steps for r in ranks for m in range(micros)]

@@ -1,9 +1,9 @@
-"""Routing that changes when activation checkpointing runs the forward again in backward.
+"""Routing that changes when activation checkpointing reruns the forward in backward.
 
-This imitates a nondeterministic kernel, a tie broken differently, or router noise that is drawn
-again: ``torch.topk`` over the experts chooses by other scores in the recomputation than in the
-forward. The scores themselves are unchanged, so the forward is the model's own and defines what is
-right.
+This imitates a nondeterministic kernel, a differently broken tie, or router noise that is drawn
+again: ``torch.topk`` over the experts selects by other scores in the recomputation than in the
+forward. The scores themselves are unchanged, so the forward is the model's own and defines the
+correct result.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NOTES = {
 
 class Rerouted:
     """A context that changes the choices of top-k over ``experts`` scores. ``change``: a key of
-    NOTES; ``pair``: under ``permuted`` two tokens alone exchange their experts.
-    ``noise`` draws in the forward as well, the others leave it alone."""
+    NOTES; ``pair``: under ``permuted`` only two tokens exchange their experts. ``noise`` also draws
+    in the forward; the others do not change it."""
 
     def __init__(self, change: str, experts: int, pair: bool = False) -> None:
         self._change = change
@@ -42,7 +42,7 @@ class Rerouted:
 
     @contextmanager
     def installed(self, active: bool = True) -> Iterator[None]:
-        """``active``: this rank recomputes with other routing (noise: draws any)."""
+        """Installs the patch. ``active``: this rank recomputes otherwise (noise: draws any)."""
         if self._change == "none" or not active:
             yield
             return
@@ -60,9 +60,9 @@ class Rerouted:
             router = scores.shape[-1] == self._experts and dim in (-1, scores.dim() - 1)
             if not router:
                 return original(scores, k, dim, *args, **kwargs)
-            # The same operations in the forward and in the recomputation, or checkpointing would
-            # see that instead: how the other scores come about is hidden from it. Selective
-            # checkpointing gives back what it saved of the forward's top-k, whatever the scores.
+            # The forward and the recomputation must run the same operations, or checkpointing would
+            # detect that instead: the computation of the other scores is hidden from it. Selective
+            # checkpointing returns the saved top-k of the forward, whatever the scores.
             by = scores.detach()
             if self._change == "noise" or recomputing():
                 with _disable_current_modes():
@@ -73,9 +73,9 @@ class Rerouted:
         return topk
 
     def _other(self, scores: torch.Tensor, k: int) -> torch.Tensor:
-        """The scores (tokens, experts) by which is chosen instead."""
+        """Returns the scores (tokens, experts) to select by instead."""
         if self._change == "noise":
-            # From the CPU's generator, as in the reference, wherever the scores are.
+            # From the CPU's generator, as in the reference, whatever the device of the scores.
             return scores + NOISE * torch.randn(scores.shape).to(scores)
         if self._change == "permuted" and not self._pair:
             return scores.flip(0)
@@ -95,12 +95,12 @@ class Rerouted:
 
 
 def recomputing() -> bool:
-    """Whether a backward is running, in which checkpointing runs the forward again."""
+    """Whether a backward is running, in which checkpointing reruns the forward."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _move(chosen: Any, counts: Any) -> Any:
-    """(token, expert it leaves, expert it goes to): both experts have tokens before and after."""
+    """Returns (token, old expert, new expert); both experts have tokens before and after."""
     for token, own in enumerate(chosen):
         for old in own:
             for new, count in enumerate(counts):

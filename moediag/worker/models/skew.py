@@ -1,13 +1,12 @@
 """Skews routing through the router's top-k, for every family and release.
 
-``torch.topk`` and ``Tensor.topk`` are replaced: where the last dim equals the number of experts,
+``torch.topk`` and ``Tensor.topk`` are replaced. If the last dim equals the number of experts,
 banned columns are lowered for the *selection* only and the real scores are gathered, so the
-gradient of the router is what a model that preferred other experts would have. A TorchFunctionMode
-would not do: it is gone when checkpointing recomputes the forward inside backward.
+router's gradient is that of a model that preferred other experts. A TorchFunctionMode does not
+work: it is not active when checkpointing recomputes the forward inside backward.
 
-``routing`` also fixes for every token which experts it goes to. Rounding then cannot send a token
-elsewhere, and steps in another precision or with another kernel can be compared closely with a
-reference.
+``routing`` also fixes the experts of every token. Rounding then cannot change a token's experts, so
+steps in another precision or with another kernel can be compared closely with a reference.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _BAN = 1e4  # larger than any router score, small enough for bf16
 
 
 def routed(routing: str, tokens: int, experts: int, top_k: int) -> torch.Tensor:
-    """The experts that each token goes to, int64 (tokens, top_k), distinct within a token.
+    """Returns the experts of each token, int64 (tokens, top_k), distinct within a token.
 
-    ``balanced``: all experts equally often; ``zero-token``: those of even number equally often (all
-    but the last where that were fewer than top_k), no token for the others; ``one-hot``: every
-    token to the first top_k. The experts of one token lie near each other and far apart in turn: a
-    token whose experts are all on one rank does not show what mixing up ranks does, since a
-    normalised pair of scores has no gradient where both slots are wrong by the same.
+    ``balanced``: all experts equally often. ``zero-token``: those of even number equally often (all
+    but the last if that were fewer than top_k), no token for the others. ``one-hot``: every token
+    to the first top_k. A token's experts are alternately close together and far apart: a token with
+    all experts on one rank does not show mixed-up ranks, since a normalised pair of scores has no
+    gradient if both slots are wrong by the same amount.
     """
     if routing == "one-hot":
         return torch.arange(top_k).expand(tokens, top_k).clone()
@@ -48,8 +47,8 @@ def routed(routing: str, tokens: int, experts: int, top_k: int) -> torch.Tensor:
 
 
 class RouterSkew:
-    """The starved experts of one rank: ``set_rank`` and ``set_step`` say whose and when, so that
-    the single-process reference can replay every rank in turn."""
+    """The starved experts of one rank. ``set_rank`` and ``set_step`` select the rank and step, so
+    that the single-process reference can replay every rank in turn."""
 
     def __init__(self, skew: SkewSpec, experts: int) -> None:
         self._skew = skew
@@ -62,7 +61,7 @@ class RouterSkew:
 
     @property
     def missed(self) -> bool:
-        """Experts were to starve, but no top-k over the experts was seen in those layers."""
+        """Whether experts should starve, but no top-k over the experts was seen in those layers."""
         return self._wanted and not self._bent_some
 
     def set_rank(self, rank: int) -> None:
@@ -85,7 +84,7 @@ class RouterSkew:
 
     @contextmanager
     def installed(self, anatomy: Anatomy) -> Iterator[None]:
-        """Patches top-k and marks which decoder layer is running. Undone on exit."""
+        """Patches top-k and marks the running decoder layer. Undone on exit."""
         if not self._skew.starve and self._skew.routing is None:
             yield
             return
@@ -117,7 +116,7 @@ class RouterSkew:
             self._layers.pop()
 
     def _routed(self, rows: int, k: int, device: torch.device) -> torch.Tensor:
-        """Made once: a step that is timed must not wait for the host."""
+        """Returns the cached routing: a timed step must not wait for the host."""
         key = (rows, k, device)
         if key not in self._made:
             assert self._skew.routing is not None

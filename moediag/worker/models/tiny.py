@@ -1,7 +1,7 @@
-"""Tiny real models of each MoE family, and where their experts are.
+"""Tiny real models of each MoE family, and the location of their experts.
 
-A model is the installed transformers release's own class, built from a small configuration:
-nothing is downloaded.
+A model is the installed transformers release's own class with a small configuration; nothing is
+downloaded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moediag.worker.not_applicable import NotApplicable
 
 @dataclass(frozen=True)
 class MoeBlock:
-    """One mixture-of-experts block. ``experts`` is empty where all experts of the block are one
-    3-D parameter (fused), as in transformers >= 5.0 and in gpt_oss."""
+    """One mixture-of-experts block. ``experts`` is empty if all experts of the block are one 3-D
+    parameter (fused), as in transformers >= 5.0 and in gpt_oss."""
 
     fqn: str
     module: nn.Module
@@ -31,7 +31,7 @@ class MoeBlock:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Decoder layers (FQN, module) of the text model in order, and the MoE blocks within."""
+    """Decoder layers (FQN, module) of the text model in order, and their MoE blocks."""
 
     layers: Tuple[Tuple[str, nn.Module], ...]
     blocks: Tuple[MoeBlock, ...]
@@ -43,7 +43,7 @@ class Anatomy:
 
 
 def import_family(name: str) -> Tuple[type, type]:
-    """(configuration class, model class). Raises NotApplicable where the release lacks it."""
+    """Returns (configuration class, model class). Raises NotApplicable if the release lacks it."""
     try:
         import transformers
     except ModuleNotFoundError as error:
@@ -64,9 +64,10 @@ def import_family(name: str) -> Tuple[type, type]:
 def build(
     spec: ModelSpec, seed: int, dtype: Optional[str] = None, experts: Optional[str] = None
 ) -> nn.Module:
-    """The model in training mode on the CPU, initialised in fp32 from ``seed`` so that every rank
-    and the reference start from the same weights, then cast to ``dtype`` (default: the spec's).
-    ``experts``: the experts_implementation, where the release has the choice (None: its default).
+    """Returns the model in training mode on the CPU. It is initialised in fp32 from ``seed``, so
+    that every rank and the reference start from the same weights, then cast to ``dtype`` (default:
+    the spec's). ``experts``: the experts_implementation, if the release has the choice (None: its
+    default).
 
     Raises NotApplicable.
     """
@@ -88,8 +89,8 @@ def build(
 
 
 def anatomy(model: nn.Module, spec: ModelSpec) -> Anatomy:
-    """Finds decoder layers and MoE blocks by their shape, not by class names, so that it works
-    for releases that did not exist when this was written."""
+    """Finds decoder layers and MoE blocks by their structure, not by class names, so that it works
+    for later releases."""
     layers: List[Tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList) or not name.endswith("layers"):

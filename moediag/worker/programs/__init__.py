@@ -1,10 +1,10 @@
-"""Programs: steps that test what sharding a whole transformers model does not, one module each.
+"""Programs: steps that test more than the sharding of a transformers model, one module each.
 
 A program is named in ``moediag.protocol.PROGRAMS`` with its options and their defaults. Its module
-has ``run(collector)``, like :mod:`moediag.worker.tasks.step`, and computes what is right itself, in
-one process, from the same weights and batches: nothing else knows its model. The recorder is
-``paused()`` meanwhile, since that is no part of the job. The rank has joined a process group. A
-program raises :class:`moediag.worker.not_applicable.NotApplicable` where it cannot run.
+has ``run(collector)``, like :mod:`moediag.worker.tasks.step`. It computes the correct result
+itself, in one process, from the same weights and batches, because only it knows its model. The
+recorder is ``paused()`` meanwhile, since that is not part of the job. The rank has joined a process
+group. A program raises :class:`moediag.worker.not_applicable.NotApplicable` if it cannot run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["load", "run"]
 
 
 def load(name: str) -> ModuleType:
-    """The module of program ``name`` (kebab-case). Raises ImportError for an unknown name."""
+    """Returns the module of program ``name`` (kebab-case). Raises ImportError."""
     return importlib.import_module(f"moediag.worker.programs.{name.replace('-', '_')}")
 
 

@@ -1,4 +1,4 @@
-"""What programs with experts on a mesh of their own have in common: model, mesh, steps."""
+"""Shared code of programs with experts on a separate mesh: model, mesh, steps."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Wrap = Callable[[nn.Module, Anatomy, Trial], Wrapped]
 
 
 def run(collector: Collector, wrap: Wrap) -> None:
-    """All steps of the trial's model as ``wrap`` shards it, compared with the same steps in one
-    process. ``wrapped.plain_shards`` names the experts' parameters, and ``held`` the expert of each
-    local row."""
+    """Runs all steps of the trial's model, sharded by ``wrap``, and compares them with the same
+    steps in one process. ``wrapped.plain_shards`` names the experts' parameters, and ``held`` the
+    expert of each local row."""
     trial = collector.trial
     with collector.recorder.paused():
         expected = reference.compute(trial, moved=True)
@@ -39,7 +39,7 @@ def run(collector: Collector, wrap: Wrap) -> None:
 
 
 def mesh(trial: Trial) -> DeviceMesh:
-    """The axes dp_shard and ep, in this order, an absent one of size 1. Raises NotApplicable."""
+    """Returns the axes dp_shard and ep; a missing one has size 1. Raises NotApplicable."""
     axes, layout = (DP_SHARD, EP), Layout(trial.layout)
     foreign = [axis for axis in layout.active if axis not in axes]
     if foreign:
@@ -50,7 +50,7 @@ def mesh(trial: Trial) -> DeviceMesh:
 
 
 def expert_parameters(wrapped: Wrapped) -> Iterator[Tuple[str, Any]]:
-    """FQN and parameter, as they are wrapped."""
+    """Yields FQN and parameter, as wrapped."""
     for name, parameter in wrapped.model.named_parameters():
         if ".experts." in name:
             yield clean_fqn(name), parameter

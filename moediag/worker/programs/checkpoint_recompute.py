@@ -1,6 +1,6 @@
 """Activation checkpointing under FSDP2 where the recomputation routes tokens differently.
 
-The right gradient is that of the loss that was computed: the routing of the forward, without
+The correct gradient is that of the computed loss: the routing of the forward, without
 checkpointing, in one process.
 """
 
@@ -23,7 +23,7 @@ from moediag.worker.shard import activation_checkpointing
 
 
 def run(collector: Collector) -> None:
-    """All steps of the trial. Raises NotApplicable, and what a backward raises."""
+    """Runs all steps of the trial. Raises NotApplicable, and what a backward raises."""
     trial, rank, options = collector.trial, collector.rank, collector.options
     asked = checkpoint.known(trial.model.experts_implementation)
     model = tiny.build(trial.model, trial.step.seed, experts=asked).to(collector.device)
@@ -60,5 +60,5 @@ def run(collector: Collector) -> None:
 
 
 def draw_anew(trial: Trial, rank: int, number: int) -> None:
-    """What the forward of ``rank`` draws in step ``number`` is the same wherever it runs."""
+    """Seeds the forward of ``rank`` in step ``number``, so that it always draws the same."""
     torch.manual_seed(trial.step.seed * 1_000_003 + rank * 10_007 + number * 101)

@@ -1,8 +1,8 @@
 """FSDP1 over a model whose experts are sharded over another process group than the rest.
 
 pytorch #149396: the experts are wrapped over the ranks that hold the same ones (expert data
-parallelism), the whole over all ranks. ``wrap`` is how they are nested, ``divide`` what divides the
-experts' gradients by the size of the ep axis, which FSDP does not know.
+parallelism), the whole over all ranks. ``wrap`` is how they are nested. ``divide`` is what divides
+the experts' gradients by the size of the ep axis, which FSDP does not know.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ REMOVED = (
 
 
 def run(collector: Collector) -> None:
-    """Collective. Raises what FSDP raises."""
+    """Runs the program. Collective. Raises what FSDP raises."""
     _meshes.run(collector, Nested)
 
 
 class Nested(FSDP1):
-    """The options ``wrap`` and ``divide`` of the trial's program."""
+    """Implements the options ``wrap`` and ``divide`` of the trial's program."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.trial.task, ProgramTask)
@@ -61,25 +61,25 @@ class Nested(FSDP1):
     # -- ways to nest ------------------------------------------------------------------
 
     def _ignored_modules(self, model: nn.Module) -> nn.Module:
-        """As in the report: experts first, then everything else by a policy that ignores them."""
+        """Wraps experts first, then the rest by a policy that ignores them, as in the report."""
         ignored = [self._wrap_experts(block.module) for block in self.anatomy.blocks]
         asked = self._as_reported(auto_wrap_policy=self._layers(), ignored_modules=ignored)
         return FSDP(model, **asked)
 
     def _auto_wrap(self, model: nn.Module) -> nn.Module:
-        """The same without naming them as ignored."""
+        """Does the same without declaring them as ignored."""
         for block in self.anatomy.blocks:
             self._wrap_experts(block.module)
         return FSDP(model, **self._as_reported(auto_wrap_policy=self._layers()))
 
     def _without_assertions(self, model: nn.Module) -> nn.Module:
-        """What the report did next: the checks that raise are taken out of torch."""
+        """Wraps as the report did next: removes the checks that raise from torch."""
         self.notes.append(REMOVED)
         with _assertions_removed():
             return self._ignored_modules(model)
 
     def _bottom_up(self, model: nn.Module) -> nn.Module:
-        """Each module by hand, innermost first: nothing is checked, nothing need be removed."""
+        """Wraps each module by hand, innermost first, so that no check applies."""
         for block in self.anatomy.blocks:
             self._wrap_experts(block.module)
         for fqn, layer in self.anatomy.layers:
@@ -88,7 +88,7 @@ class Nested(FSDP1):
         return FSDP(model, **self._as_reported())
 
     def _custom_policy(self, model: nn.Module) -> nn.Module:
-        """torch's own way to give one module another process group."""
+        """Uses torch's own way to give one module another process group."""
         layers = {id(layer) for _, layer in self.anatomy.layers}
         experts = {id(_experts(block.module)) for block in self.anatomy.blocks}
 
@@ -108,7 +108,7 @@ class Nested(FSDP1):
         return ModuleWrapPolicy({type(layer) for _, layer in self.anatomy.layers})
 
     def _as_reported(self, **more: Any) -> Dict[str, Any]:
-        """The report's arguments of FSDP, and ``more``."""
+        """Returns the report's arguments of FSDP, and ``more``."""
         return dict(
             sharding_strategy=fsdp.ShardingStrategy.FULL_SHARD,
             forward_prefetch=True,
@@ -119,10 +119,10 @@ class Nested(FSDP1):
             **more,
         )
 
-    # -- what divides ------------------------------------------------------------------
+    # -- divisors ----------------------------------------------------------------------
 
     def _postdivide(self, model: nn.Module) -> None:
-        """FSDP1's own factor after the reduction, in the instances that hold experts."""
+        """Sets FSDP1's own factor after the reduction, in the instances that hold experts."""
         for module in model.modules():
             state: Any = module
             if getattr(state, "process_group", None) is self.experts:
@@ -138,7 +138,7 @@ class Nested(FSDP1):
     # -- what each rank holds ----------------------------------------------------------
 
     def cut(self, fqn: str) -> Select:
-        """Of the experts the rows that the ranks of this FSDP group hold together."""
+        """Selects the rows of the experts that the ranks of this FSDP group hold together."""
         if fqn not in self.rows:
             return super().cut(fqn)
         first, last = self.rows[fqn]
@@ -153,8 +153,8 @@ def _experts(block: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def _assertions_removed() -> Iterator[None]:
-    """torch.distributed.fsdp without the two checks: ``_get_ignored_modules`` finds no FSDP module
-    among those to be ignored, ``_check_nested_wrapping`` does nothing."""
+    """Disables two checks of torch.distributed.fsdp: ``_get_ignored_modules`` finds no FSDP module
+    among the ignored ones, ``_check_nested_wrapping`` does nothing."""
     inside: Any = _init_utils
     around: Any = _wrap_utils
     ignored, nested = inside._get_ignored_modules, around._check_nested_wrapping
@@ -164,7 +164,7 @@ def _assertions_removed() -> Iterator[None]:
         unchecked = {id(module) for module in modules or ()}
 
         def unless_checked(module: nn.Module) -> Any:
-            # The check is the first to ask of each; what asks later needs the answer.
+            # The check queries each module first; later queries need the answer.
             if id(module) in unchecked:
                 unchecked.remove(id(module))
                 return None

@@ -1,7 +1,7 @@
 """FSDP2 over two meshes: the experts over the ranks that hold the same ones, the rest over all.
 
-``experts`` is how they are put on their mesh, ``divide`` what divides their gradients by the size
-of the ep axis, which FSDP2 does not know, and ``norm`` whether clipping knows that axis.
+``experts`` is how they are put on their mesh. ``divide`` is what divides their gradients by the
+size of the ep axis, which FSDP2 does not know. ``norm`` is whether clipping knows that axis.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from moediag.worker.shard.wrapped import Wrapped, clean_fqn
 
 
 def run(collector: Collector) -> None:
-    """Collective. Raises what FSDP2 and clipping raise."""
+    """Runs the program. Collective. Raises what FSDP2 and clipping raise."""
     _meshes.run(collector, TwoMeshes)
 
 
 class TwoMeshes(Wrapped):
-    """The options of the trial's program. ``held``: per expert parameter the expert that each
-    local row is."""
+    """The options of the trial's program. ``held``: each local row's expert, by parameter."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(self.trial.task, ProgramTask)
@@ -57,7 +56,7 @@ class TwoMeshes(Wrapped):
     # -- ways to use two meshes --------------------------------------------------------
 
     def _own_mesh(self, model: nn.Module, both: Any, world: Any) -> None:
-        """Experts are FSDP groups of their own on the axis dp_shard."""
+        """Makes experts separate FSDP groups on the axis dp_shard."""
         from torch.distributed.fsdp import fully_shard
 
         for experts in self._experts():
@@ -65,8 +64,8 @@ class TwoMeshes(Wrapped):
         self._rest(model, world)
 
     def _two_axes(self, model: nn.Module, both: Any, world: Any) -> None:
-        """The same, of parameters that are DTensors on the axis ep before: in the end they lie on
-        both axes, and say so."""
+        """Does the same with parameters that are already DTensors on the axis ep, so that they
+        finally declare both axes."""
         from torch.distributed.tensor import DTensor, Shard
 
         for experts in self._experts():
@@ -76,7 +75,7 @@ class TwoMeshes(Wrapped):
         self._own_mesh(model, both, world)
 
     def _per_parameter(self, model: nn.Module, both: Any, world: Any) -> None:
-        """One fully_shard for a layer, with another mesh for the experts in it."""
+        """Calls fully_shard once per layer, with another mesh for the experts in it."""
         from torch.distributed.fsdp import fully_shard
 
         try:
@@ -112,11 +111,11 @@ class TwoMeshes(Wrapped):
         found: List[Any] = [block.module for block in self.anatomy.blocks]
         return [block.experts for block in found]
 
-    # -- what divides ------------------------------------------------------------------
+    # -- divisors ----------------------------------------------------------------------
 
     def _divide(self) -> None:
-        """FSDP2's own factor, in the modules whose groups hold experts. In a group of both kinds
-        it is of both, and the number of all ranks is right for both."""
+        """Sets FSDP2's own factor in the modules whose groups hold experts. In a mixed group it
+        applies to both kinds, and the number of all ranks is correct for both."""
         how = self.options["divide"]
         world = self.trial.world_size
         factor = {"world": world, "world-premul": world, "ep": self.ep}
@@ -129,7 +128,7 @@ class TwoMeshes(Wrapped):
             if not hasattr(holder, "set_force_sum_reduction_for_comms"):
                 raise NotApplicable(f"FSDP2 of torch {torch.__version__} always divides on the way")
             holder.set_gradient_divide_factor(float(factor[how]))
-            # Else torch asks for a sum of products, which gloo does not have.
+            # Else torch requests a sum of products, which gloo does not support.
             holder.set_force_sum_reduction_for_comms(how != "world-premul")
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -152,7 +151,7 @@ class TwoMeshes(Wrapped):
         return held
 
     def clip(self, limit: float) -> Optional[float]:
-        """``norm: mesh`` knows the meshes of the DTensors and nothing of the ep axis."""
+        """``norm: mesh`` uses the meshes of the DTensors and ignores the ep axis."""
         parameters = {clean_fqn(name): p for name, p in self.model.named_parameters()}
         known = self.plain_shards if self.options["norm"] == "mesh-and-ep" else PlainShards()
         return clip.clip(parameters, limit, self.trial.step.clipping, known)

@@ -1,5 +1,5 @@
-"""The model of programs that are about the training loop and not about a model: three matrices,
-each an FSDP2 group of its own, and the same in one process."""
+"""The model of programs that test the training loop: three matrices, each an FSDP2 group of its
+own, and the same in one process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from moediag.worker.shard import fsdp2_internals, placement
 from moediag.worker.shard.declared_slices import PlainShards
 
 FEATURES, WIDTH, SAMPLES = 12, 16, 6
-# Largest |difference| of weights, as a share of how far training moved the farthest of them, and of
-# gradients, as a share of the parameter's largest. Muon orthogonalises in bfloat16, whose products
-# add up in another order on shards: healthy runs differ by up to 7e-2 and 1e-3, a step on zeros by
-# 5e-1 and 3e-2.
+# Largest |difference| of weights, as a share of the largest movement in training, and of gradients,
+# as a share of the parameter's largest. Muon orthogonalises in bfloat16, whose products are summed
+# in another order on shards: healthy runs differ by up to 7e-2 and 1e-3, a step on zeros by 5e-1
+# and 3e-2.
 MOVED, MOVED_FP32 = {"muon": 2e-1}, 1e-3
 GRADIENT = {"muon": 2e-2}
 
@@ -41,8 +41,8 @@ class Matrices(nn.Module):
                 weight.copy_(torch.randn(weight.shape, generator=generator) / WIDTH**0.5)
 
     def forward(self, inputs: torch.Tensor, overflow_row: Optional[int] = None) -> torch.Tensor:
-        """fp32 (samples, FEATURES) to the same. ``overflow_row``: of the first matrix, whose
-        gradient overflows; nothing else does, since what it would reach next needs no gradient."""
+        """Maps fp32 (samples, FEATURES) to the same. ``overflow_row``: of the first matrix, whose
+        gradient overflows; nothing else does, since the inputs need no gradient."""
         hidden = self.first(inputs)
         if overflow_row is not None and hidden.requires_grad:
             hidden.register_hook(lambda gradient: _overflowed(gradient, overflow_row))
@@ -57,7 +57,7 @@ def _overflowed(gradient: torch.Tensor, column: int) -> torch.Tensor:
 
 
 def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
-    """Over all ranks, one FSDP2 group a matrix. ``options``: of ``fully_shard``. Raises
+    """Shards over all ranks, one FSDP2 group per matrix. ``options``: of ``fully_shard``. Raises
     NotApplicable."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -73,8 +73,8 @@ def sharded(trial: Trial, device: torch.device, **options: Any) -> Matrices:
 
 
 def batch(trial: Trial, rank: int, number: int, micro: int = 0) -> Batch:
-    """Inputs and targets, fp32 (SAMPLES, FEATURES), of step ``number`` from 1; a function of the
-    arguments alone."""
+    """Returns inputs and targets, fp32 (SAMPLES, FEATURES), of step ``number`` from 1; depends on
+    the arguments alone."""
     seed = trial.step.seed * 1_000_003 + rank * 10_007 + number * 101 + micro
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(SAMPLES, FEATURES, generator=generator)
@@ -82,19 +82,19 @@ def batch(trial: Trial, rank: int, number: int, micro: int = 0) -> Batch:
 
 
 def gradients(model: nn.Module) -> Dict[str, torch.Tensor]:
-    """Of an unsharded model: copies, by name."""
+    """Returns copies of an unsharded model's gradients, by name."""
     return {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def weights(model: nn.Module) -> Dict[str, torch.Tensor]:
-    """Of an unsharded model: copies, by name."""
+    """Returns copies of an unsharded model's weights, by name."""
     return {n: p.detach().clone() for n, p in model.named_parameters()}
 
 
 def compare_gradients(
     model: nn.Module, expected: Dict[str, torch.Tensor], optimizer: str = "adamw"
 ) -> Dict[str, GradientError]:
-    """This rank's shards against the whole gradients of one process."""
+    """Compares this rank's shards with the whole gradients of one process."""
     tolerance = compare.Tolerance.of("float32", list(expected.values()))
     rtol = GRADIENT.get(optimizer, tolerance.rtol)
     tolerance = compare.Tolerance(rtol, tolerance.atol)
@@ -112,7 +112,7 @@ def compare_weights(
     start: Dict[str, torch.Tensor],
     optimizer: str,
 ) -> Dict[str, GradientError]:
-    """This rank's shards against the whole weights of one process; the scale is how far those
+    """Compares this rank's shards with the whole weights of one process; the scale is how far those
     have moved from ``start``."""
     moved = {fqn: float((expected[fqn] - start[fqn]).abs().max()) for fqn in expected}
     allowed = MOVED.get(optimizer, MOVED_FP32) * max(moved.values()) + 1e-7
@@ -131,7 +131,7 @@ def _part(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Held:
-    """What :class:`moediag.worker.measure.replicas.Observer` looks at."""
+    """The interface that :class:`moediag.worker.measure.replicas.Observer` reads."""
 
     model: nn.Module
     optimizer: Any

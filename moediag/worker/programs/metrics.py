@@ -1,8 +1,9 @@
-"""Metrics that are all-reduced over the ranks beside gradient accumulation: where, how many times,
-and under which names.
+"""Metrics that are all-reduced over the ranks beside gradient accumulation: where, how often, and
+under which names.
 
-Right is one process: a rank's loss is the mean over its own micro-batches, the step's loss the mean
-over ranks; a metric is the mean over the ranks that have it of their means over micro-batches.
+The correct result is one process's: a rank's loss is the mean over its own micro-batches, the
+step's loss the mean over ranks. A metric is the mean, over the ranks that have it, of their means
+over micro-batches.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Values = Dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Truth:
-    """Of each step, in one process: gradients, mean loss, metrics."""
+    """One process's gradients, mean loss and metrics of each step."""
 
     gradients: List[Dict[str, torch.Tensor]]
     losses: List[float]
@@ -40,7 +41,7 @@ class Truth:
 
 
 def run(collector: Collector) -> None:
-    """All steps on this rank. Collective: ends on all ranks, raises, or hangs."""
+    """Runs all steps on this rank. Collective: ends on all ranks, raises, or hangs."""
     trial, options, measured = collector.trial, collector.options, collector.measured
     with collector.recorder.paused():
         truth = single_process(trial, options)
@@ -66,7 +67,7 @@ def run(collector: Collector) -> None:
 
 
 def _step(collector: Collector, model: Any, number: int) -> Values:
-    """All micro-batches; the metrics as this rank reports them, and its "own loss"."""
+    """Runs all micro-batches; returns the metrics as this rank reports them, and its "own loss"."""
     trial, rank, options = collector.trial, collector.rank, collector.options
     own = micro_batches(options, rank)
     collector.recorder.decision("micro-batches", own)
@@ -101,7 +102,7 @@ def micro_batches(options: Dict[str, Any], rank: int) -> int:
 
 
 def names(options: Dict[str, Any], rank: int) -> Sequence[str]:
-    """The metrics of ``rank`` in the order in which it computes them."""
+    """Returns the metrics of ``rank`` in the order in which it computes them."""
     if rank % 2 and options["keys"] == "one-missing":
         return tuple(name for name in NAMES if name != MISSING)
     if rank % 2 and options["keys"] == "other-order":
@@ -112,7 +113,7 @@ def names(options: Dict[str, Any], rank: int) -> Sequence[str]:
 def _forward(
     model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, wanted: Sequence[str]
 ) -> Any:
-    """The loss, and the metrics in the order of ``wanted``: fp32 scalars, without history."""
+    """Returns the loss and the ``wanted`` metrics in order: fp32 scalars, without history."""
     output = model(inputs)
     loss = nn.functional.mse_loss(output, targets)
     log = torch.log_softmax(output.detach(), -1)
@@ -126,13 +127,13 @@ def _forward(
 
 
 def mean(listed: Sequence[Values]) -> Values:
-    """By name, over dicts of the same names."""
+    """Returns means by name, over dicts of the same names."""
     return {name: torch.stack([v[name] for v in listed]).mean() for name in listed[0]}
 
 
 def reduce(values: Values, how: str, world_size: int) -> Values:
-    """The mean over ranks, one all_reduce a metric; the result has this rank's names, or all known
-    ones. Collective, and only right where all ranks issue the same number in the same order."""
+    """Returns the mean over ranks by one all_reduce per metric, with this rank's names, or all
+    known ones. Collective; only correct if all ranks issue the same number in the same order."""
     order = sorted(values) if how == "sorted" else list(values)
     if how in ("zero-for-missing", "counted"):
         order = sorted(NAMES)
@@ -156,7 +157,7 @@ def _largest(own: int, device: torch.device) -> int:
 
 
 def single_process(trial: Trial, options: Dict[str, Any]) -> Truth:
-    """The same training in one process."""
+    """Runs the same training in one process."""
     model = matrices.Matrices(trial.step.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LR)
     truth = Truth([], [], [])

@@ -1,8 +1,8 @@
-"""A trainer enables the auxiliary loss only where a guard recognises a model with experts.
+"""A trainer enables the auxiliary loss only if a guard recognises a model with experts.
 
-Each configuration class of the installed release that names experts is examined. A guard that does
-not recognise one silently turns its auxiliary loss off: the loss's part of the router's gradient is
-then missing, and nothing else is. Ranks share the classes between them.
+Each configuration class of the installed release with experts is examined. A guard that does not
+recognise one silently disables its auxiliary loss: the loss's part of the router's gradient is then
+missing, and nothing else. Ranks share the classes between them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _own_switch(config: Any) -> List[Any]:
     return [part for part in (config, text) if hasattr(part, SWITCH)]
 
 
-# Guard -> the parts of a configuration whose switch it turns on.
+# Guard -> the parts of a configuration whose switch it enables.
 GUARDS: Dict[str, Callable[[Any], List[Any]]] = {
     **{field: _names(field) for field in THREE},
     "any": _names(*THREE),
     "any-in-text-config": _in_text,
     "own-switch": _own_switch,
 }
-# The same in the columns of a table.
+# The same as columns of a table.
 SHORT = ("num", "local", "routed", "any", "text", "switch")
 KEY = (
     "gradient: largest element of a router's gradient that comes from the loss alone. on: it is "
@@ -60,10 +60,10 @@ KEY = (
 
 
 def run(collector: Collector) -> None:
-    """Compares ``guard`` with the loss being on wherever there is one; ``always`` turns it on
-    without asking, and writes the tables."""
+    """Compares ``guard`` with an enabled loss wherever there is one; ``always`` enables it without
+    a check and writes the tables."""
     guard, rank = collector.options["guard"], collector.rank
-    # Those without a loss are only of interest to the tables.
+    # Only the tables need classes without a loss.
     found = list(moe_configs.find(with_loss=guard != "always"))[rank :: collector.trial.world_size]
     measured = {one.name: Measured(one) for one in found if one.has_loss and one.model is not None}
     gradients: Dict[str, GradientError] = {}
@@ -79,8 +79,8 @@ def run(collector: Collector) -> None:
 class Measured:
     """One class: the gradient of its routers with and without the auxiliary loss.
 
-    ``share``: FQN -> what the loss alone gives to it (of routers, and only where it is not zero).
-    ``why_not``: why it could not be measured, "" where it could.
+    ``share``: FQN -> the loss's part of the gradient (only of routers, and only if not zero).
+    ``why_not``: why it could not be measured, else "".
     """
 
     def __init__(self, found: Found) -> None:
@@ -91,8 +91,8 @@ class Measured:
             self._model: Any = moe_configs.build(found)
             self._with, self._without = self.gradients(True), self.gradients(False)
         except Exception as error:
-            # Hundreds of classes, each with requirements of its own: those that a tiny
-            # configuration does not meet are named in the table, and not judged.
+            # Hundreds of classes have requirements of their own. Those that a tiny configuration
+            # does not meet are listed in the table, and not judged.
             self.why_not = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
             return
         for fqn, gradient in self._with.items():
@@ -108,12 +108,13 @@ class Measured:
 
     @property
     def largest(self) -> Optional[float]:
-        """Largest element that the loss gives to a router; None where it was not measured."""
+        """Returns the loss's largest element in a router's gradient; None if not measured."""
         return max((float(g.abs().max()) for g in self.share.values()), default=None)
 
     def gradients(self, on: bool, own: bool = False, text: bool = False) -> Gradients:
-        """Of one forward and backward with labels. ``on``: the loss is asked for in every way there
-        is; else by the switches of the configuration's ``own`` and of its text model's part."""
+        """Returns the gradients of one forward and backward with labels. ``on``: the loss is
+        enabled in every possible way; else by the switches of the configuration's ``own`` and of
+        its text model's part."""
         model: nn.Module = self._model
         config: Any = self._model.config
         setattr(config, SWITCH, on or own)
@@ -122,7 +123,7 @@ class Measured:
         ids = torch.randint(3, 60, (1, 16), generator=torch.Generator().manual_seed(1))
         asked = {SWITCH: True} if on else {}
         model.zero_grad()
-        torch.manual_seed(1)  # dropout and jitter, alike each time
+        torch.manual_seed(1)  # same dropout and jitter each time
         out = self._model(
             input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False, **asked
         )
@@ -131,7 +132,7 @@ class Measured:
         return {fqn: p.grad.clone() for fqn, p in named if p.grad is not None}
 
     def errors(self, guard: str) -> Dict[str, GradientError]:
-        """Of the routers' gradients, with ``guard`` (or ``always``), against the loss being on."""
+        """Returns errors of the routers' gradients under ``guard`` or ``always``."""
         found = self._with if guard == "always" else self._guarded(guard)
         tolerance = compare.Tolerance.of("float32", self.share.values())
         return {
@@ -143,7 +144,7 @@ class Measured:
         return "OFF" if any(e.wrong for e in self.errors(guard).values()) else "on"
 
     def _guarded(self, guard: str) -> Gradients:
-        # A new one, as the release comes: the model's has got a switch by now.
+        # A new one, as released: the model's switch is already set.
         config = moe_configs.tiny(self.found)
         parts = GUARDS[guard](config)
         text = moe_configs.text_of(config)

@@ -1,9 +1,10 @@
-"""One step has a gradient that is not finite: which ranks notice, what each does instead of the
+"""One step has a gradient that is not finite: which ranks detect it, what each does instead of the
 step, and whether that equals no step at all.
 
-Right is a single process that leaves weights, optimizer and learning rate alone in that step. The
-overflow is made, since nothing in so small a model overflows by itself: rank 0's loss is scaled to
-infinity, or an infinity is put into one column of its gradient inside the model.
+The correct result is that of a single process that leaves weights, optimizer and learning rate
+unchanged in that step. The overflow is artificial, since so small a model does not overflow by
+itself: rank 0's loss is scaled to infinity, or one column of its gradient inside the model becomes
+infinite.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _WHERE = {
     "the last rank holds its shard",
 }
 _LR = {"adamw": 2e-2, "sgd": 5e-2, "muon": 2e-2}
-_DECAY = 0.9  # of the learning rate, per advance of the schedule
+_DECAY = 0.9  # of the learning rate, per step of the schedule
 
 
 @dataclass(frozen=True)
 class Truth:
-    """After each step, in one process: gradients (None where not finite) and mean loss of the
+    """One process's values after each step: gradients (None if not finite) and mean loss of the
     step, weights, learning rate, number of updates; and the weights before training."""
 
     gradients: List[Optional[Dict[str, torch.Tensor]]]
@@ -50,7 +51,7 @@ class Truth:
 
 
 def run(collector: Collector) -> None:
-    """All steps on this rank. Collective: ends on all ranks, raises, or hangs."""
+    """Runs all steps on this rank. Collective: ends on all ranks, raises, or hangs."""
     trial, options, measured = collector.trial, collector.options, collector.measured
     with collector.recorder.paused():
         truth = single_process(trial, options)
@@ -64,7 +65,7 @@ def run(collector: Collector) -> None:
 
     def optimize(number: int) -> None:
         norm = _norm(model, options["norm"])
-        # Only a global norm is the same on all ranks, and one that is not finite scales nothing.
+        # Only a global norm is the same on all ranks, and a non-finite one scales nothing.
         shared = options["norm"] == "global" and math.isfinite(norm)
         measured.gradient_norms.append(norm if shared else None)
         _apply(collector, optimizer, schedule, norm)
@@ -84,7 +85,7 @@ def run(collector: Collector) -> None:
 
 
 def make_optimizer(model: nn.Module, name: str) -> torch.optim.Optimizer:
-    """Raises NotApplicable where this torch has no Muon."""
+    """Returns the optimizer. Raises NotApplicable if this torch has no Muon."""
     lr = _LR[name]
     if name == "adamw":
         return torch.optim.AdamW(model.parameters(), lr=lr)
@@ -109,7 +110,7 @@ def _backward(
     number: int,
     device: torch.device,
 ) -> torch.Tensor:
-    """Forward and backward of ``rank``'s batch; its loss."""
+    """Runs forward and backward of ``rank``'s batch; returns its loss."""
     bad = _overflows(options, rank, number)
     row = matrices.WIDTH - 1 if bad and options["overflow"] == "one-row" else None
     inputs, targets = (part.to(device) for part in matrices.batch(trial, rank, number))
@@ -120,8 +121,8 @@ def _backward(
 
 
 def _norm(model: nn.Module, whose: str) -> float:
-    """torch's norm over all ranks (nothing is clipped: the limit is infinite), or that of this
-    rank's shards alone."""
+    """Returns torch's norm over all ranks (nothing is clipped: the limit is infinite), or that of
+    this rank's shards alone."""
     if whose == "own-shards":
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         return float(clipping.local_norm(grads))
@@ -132,7 +133,7 @@ def _norm(model: nn.Module, whose: str) -> float:
 def _apply(
     collector: Collector, optimizer: torch.optim.Optimizer, schedule: Any, norm: float
 ) -> None:
-    """The step, or what the program does instead."""
+    """Runs the step, or what the program does instead."""
     options = collector.options
     bad = not math.isfinite(norm)
     if options["agree"]:
@@ -180,8 +181,8 @@ def _applied(
 
 
 def single_process(trial: Trial, options: Dict[str, Any]) -> Truth:
-    """The same training in one process: the gradient of the mean over ranks, and a step whose
-    gradient is not finite changes nothing."""
+    """Runs the same training in one process: uses the gradient of the mean over ranks, and a step
+    with a non-finite gradient changes nothing."""
     model = matrices.Matrices(trial.step.seed)
     optimizer = make_optimizer(model, options["optimizer"])
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY)

@@ -1,9 +1,9 @@
-"""A model whose output layer shares its weight with the embedding, made on the meta device, sharded
-by FSDP2 and loaded from rank 0.
+"""A model with tied output layer and embedding weights, made on the meta device, sharded by FSDP2
+and loaded from rank 0.
 
 Two names share one Python object. ``to_empty`` on a plain module makes a new parameter for each
-name and so ends the sharing silently; FSDP2 then shards two parameters, and whether the second
-gets its weights depends on what the checkpoint holds.
+name and so silently breaks the tie. FSDP2 then shards two parameters, and whether the second gets
+its weights depends on the content of the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OWN_LOOP = "weights come by a loop of broadcasts over named_parameters, as frame
 
 
 def run(collector: Collector) -> None:
-    """All steps of the trial. Raises NotApplicable, and what loading raises."""
+    """Runs all steps of the trial. Raises NotApplicable, and what loading raises."""
     trial, rank, options = collector.trial, collector.rank, collector.options
     right = Right(trial)
     whole: Any = right.model
@@ -73,7 +73,7 @@ def run(collector: Collector) -> None:
 
 
 def _fqn(model: nn.Module, module: Any) -> str:
-    """Of the module's weight."""
+    """Returns the FQN of the module's weight."""
     return next(f"{name}.weight" for name, m in model.named_modules() if m is module)
 
 
@@ -83,7 +83,7 @@ def _on_meta(trial: Trial) -> nn.Module:
 
 
 def _initialise(model: nn.Module, whole: nn.Module) -> None:
-    """Buffers of ``whole`` (no checkpoint has them), and zeros for every parameter."""
+    """Copies the buffers of ``whole`` (no checkpoint has them) and zeros every parameter."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -96,7 +96,7 @@ def _initialise(model: nn.Module, whole: nn.Module) -> None:
 
 
 def _torch(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
-    """torch.distributed.checkpoint's own, without requiring every name."""
+    """Loads by torch.distributed.checkpoint's own function, without requiring every name."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
@@ -110,7 +110,7 @@ def _accelerate(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int
 
 
 def _broadcasts(model: nn.Module, checkpoint: Dict[str, torch.Tensor], rank: int) -> None:
-    """One broadcast for each parameter that this rank has; what rank 0's checkpoint lacks stays."""
+    """Broadcasts each parameter of this rank; those not in the checkpoint stay unchanged."""
     from torch.distributed.tensor import distribute_tensor
 
     with torch.no_grad():

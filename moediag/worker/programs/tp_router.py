@@ -1,8 +1,8 @@
-"""One MoE block under tensor parallelism, beside the same block in one process.
+"""One MoE block under tensor parallelism, compared with the same block in one process.
 
 The input is a part of the sequence on each rank, as a decoder layer under sequence parallelism
-hands it over; the loss is the mean of the output times fixed random weights. Compared are every
-parameter's gradient and the gradient of the block's input, which is what the layers below get.
+passes it; the loss is the mean of the output times fixed random weights. The comparison covers
+every parameter's gradient and the gradient of the block's input, which the layers below receive.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from moediag.worker.shard.wrapped import Wrapped
 
 BLOCK = "layers.0.moe"
 _BLOCKS = {"look-alike": look_alike, "torchtitan": titan}
-_STD = 0.2  # of weights; scores then differ enough that rounding sends no token elsewhere
+_STD = 0.2  # of weights; scores then differ enough that rounding changes no token's experts
 
 
 class Layer(nn.Module):
-    """What torchtitan's plan looks for in a decoder layer."""
+    """The attributes that torchtitan's plan expects of a decoder layer."""
 
     moe_enabled = True
 
@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 def run(collector: Collector) -> None:
-    """Collective. Raises NotApplicable."""
+    """Runs the program. Collective. Raises NotApplicable."""
     trial, options, measured = collector.trial, collector.options, collector.measured
     rank, device = collector.rank, collector.device
     kind: Any = _BLOCKS[options["block"]]
@@ -115,7 +115,7 @@ def _check(trial: Trial, size: int) -> None:
 
 
 def _made(model: Model, trial: Trial) -> Model:
-    """The same weights on every rank."""
+    """Gives the model the same weights on every rank."""
     generator = torch.Generator().manual_seed(trial.step.seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -126,7 +126,7 @@ def _made(model: Model, trial: Trial) -> Model:
 
 
 def _batch(trial: Trial, number: int, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Input of the block and weights of its output in the loss, both (batch, sequence, hidden)."""
+    """Returns the block's input and its output's weights, both (batch, sequence, hidden)."""
     generator = torch.Generator().manual_seed(1_000 * (trial.step.seed + 1) + number)
     shape = (trial.step.batch, trial.step.seq_len, trial.model.hidden)
     x, weight = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
@@ -136,8 +136,8 @@ def _batch(trial: Trial, number: int, device: torch.device) -> Tuple[torch.Tenso
 def _backward(
     model: nn.Module, x: torch.Tensor, weight: torch.Tensor, size: int
 ) -> Tuple[torch.Tensor, float]:
-    """Forward and backward; the gradient of ``x`` and the loss. All ranks' losses count together
-    as their mean, so each is divided by their number, ``size``."""
+    """Runs forward and backward; returns the gradient of ``x`` and the loss. The overall loss is
+    the mean of the ranks' losses, so each is divided by the number of ranks, ``size``."""
     x = x.clone().requires_grad_()
     loss = (model(x) * weight).mean()
     (loss / size).backward()
@@ -146,7 +146,7 @@ def _backward(
 
 
 def _reduce(model: nn.Module, how: str) -> None:
-    """The gate's finished gradient, all-reduced by hand."""
+    """All-reduces the gate's finished gradient by hand."""
     if not how:
         return
     for name, parameter in model.named_parameters():
@@ -158,7 +158,7 @@ def _reduce(model: nn.Module, how: str) -> None:
 
 
 def _drop_broken(model: nn.Module) -> List[str]:
-    """Removes gradients whose local part does not have the shape they declare; returns texts."""
+    """Removes gradients whose local part does not have the declared shape; returns texts."""
     broken = []
     for name, parameter in model.named_parameters():
         gradient: Any = parameter.grad

@@ -1,8 +1,8 @@
 """Makes accelerate run a Trainer on the CPU through the code that it runs on GPUs.
 
-accelerate enters its FSDP path, and accepts a ParallelismConfig, only where each process has a
-device of a kind in its list; the CPU is not in it. Both checks ask for a name; with the answers
-below everything after them is the released code.
+accelerate enters its FSDP path, and accepts a ParallelismConfig, only if each process has a device
+of a listed kind; the CPU is not listed. Both checks compare a name. With the answers below
+everything after them is the released code.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ PARALLELISM = (
 
 @contextlib.contextmanager
 def as_on_gpus(note: Callable[[str], None]) -> Iterator[None]:
-    """Applies to an Accelerator that is created inside. Calls ``note`` with what was done, if
-    anything was."""
+    """Patches an Accelerator created inside. Calls ``note`` with any change."""
     from accelerate import state
     from accelerate.utils import DistributedType
 
@@ -50,7 +49,7 @@ def as_on_gpus(note: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _parallelism_accepted(note: Callable[[str], None]) -> Iterator[None]:
-    """No effect with an accelerate from before there was a ParallelismConfig (1.10)."""
+    """Makes accelerate accept a ParallelismConfig. No effect before accelerate 1.10."""
     try:
         from accelerate import ParallelismConfig
     except ImportError:
@@ -75,7 +74,7 @@ def _parallelism_accepted(note: Callable[[str], None]) -> Iterator[None]:
 
 
 class _MultiDevice:
-    """An accelerator whose processes have a device each."""
+    """Pretends that each process of the accelerator has its own device."""
 
     multi_device = True
 

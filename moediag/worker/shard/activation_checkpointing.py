@@ -18,7 +18,7 @@ from torch import nn
 from moediag.worker.models.tiny import Anatomy
 from moediag.worker.not_applicable import NotApplicable
 
-# What selective checkpointing saves in the forward, and gives back instead of computing it again.
+# What selective checkpointing saves in the forward and reuses instead of recomputing.
 SAVED: Dict[str, List[Any]] = {
     "nothing": [],
     "top-k": [torch.ops.aten.topk.default],
@@ -29,7 +29,7 @@ SAVED: Dict[str, List[Any]] = {
 def enable(model: nn.Module, kind: str, options: Dict[str, Any]) -> None:
     """Makes each decoder layer a region, through transformers. ``kind``: none | reentrant |
     non-reentrant; ``options``: of the program, ``preserve_rng`` and ``save`` (a key of SAVED) with
-    ``mutate``, whether what was saved may be written to."""
+    ``mutate``, whether saved tensors may be modified."""
     if kind == "none":
         return
     arguments: Dict[str, Any] = dict(use_reentrant=kind == "reentrant")
@@ -46,9 +46,9 @@ def enable(model: nn.Module, kind: str, options: Dict[str, Any]) -> None:
 
 
 def router_outside(anatomy: Anatomy) -> None:
-    """Makes attention and experts regions of their own and leaves the router between them outside:
-    its choice in the forward is an input of the experts' region. Raises NotApplicable for a block
-    of another structure."""
+    """Makes attention and experts separate regions and leaves the router between them outside: its
+    choice in the forward is an input of the experts' region. Raises NotApplicable for a block of
+    another structure."""
     for _, layer in anatomy.layers:
         attention: Any = getattr(layer, "self_attn", None)
         if attention is None:
@@ -57,15 +57,15 @@ def router_outside(anatomy: Anatomy) -> None:
     if not anatomy.fused:
         _rewrite(anatomy, _region, every=False)
         return
-    for block in anatomy.blocks:  # transformers 5: what is chosen is handed to the experts
+    for block in anatomy.blocks:  # transformers 5 passes the selection to the experts
         experts: Any = block.module.experts
         experts.forward = functools.partial(_region, experts.forward)
 
 
 def rewritten(anatomy: Anatomy, block: str) -> None:
-    """``block``: ``released``, left alone; ``not-in-place``, the same, but the router's weights are
-    normalised into a new tensor; ``every-expert``, that, and the loop visits each expert, with no
-    tokens where it got none (SkyRL #1370). Raises NotApplicable."""
+    """Rewrites the blocks. ``block``: ``released``, unchanged; ``not-in-place``, the router's
+    weights are normalised into a new tensor; ``every-expert``, that, and the loop visits each
+    expert, also without tokens (SkyRL #1370). Raises NotApplicable."""
     if block != "released":
         _rewrite(anatomy, _inline, every=block == "every-expert")
 
@@ -88,7 +88,7 @@ def _inline(function: Any, *args: Any) -> Any:
 
 
 def _block(self: Any, hidden_states: torch.Tensor, region: Any, every: bool) -> Any:
-    """(batch, seq, hidden) -> the same and the router's logits, as the released block."""
+    """Maps (batch, seq, hidden) to the same and the router's logits, as the released block."""
     shape = hidden_states.shape
     hidden = hidden_states.reshape(-1, shape[-1])
     logits = self.gate(hidden)
@@ -103,8 +103,8 @@ def _block(self: Any, hidden_states: torch.Tensor, region: Any, every: bool) -> 
 def _experts(
     experts: Any, hidden: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, every: bool
 ) -> torch.Tensor:
-    """hidden (tokens, hidden); weights, chosen (tokens, top_k). The released loop over experts that
-    have tokens, or over ``every`` expert."""
+    """Runs the released loop over experts that have tokens, or over ``every`` expert. hidden
+    (tokens, hidden); weights, chosen (tokens, top_k)."""
     output = torch.zeros_like(hidden)
     for number in range(len(experts)) if every else chosen.unique().tolist():
         token, place = torch.where(chosen == number)
@@ -115,9 +115,10 @@ def _experts(
 
 @contextmanager
 def tolerant_unpack(substitute: str) -> Iterator["Tolerance"]:
-    """Within, backward does not raise where the recomputation saved other tensors than the forward:
-    what is missing is replaced. ``substitute``: ``scalar``, a zero without dimensions, as proposed;
-    ``zeros``, of the shape that was saved, also for what was recomputed in another shape."""
+    """For the duration of the context, backward does not raise if the recomputation saved other
+    tensors than the forward, and replaces missing ones. ``substitute``: ``scalar``, a zero without
+    dimensions, as proposed; ``zeros``, of the saved shape, also for tensors recomputed in another
+    shape."""
     hook: Any = torch_checkpoint._checkpoint_hook
     found = Tolerance()
 
@@ -137,7 +138,7 @@ def tolerant_unpack(substitute: str) -> Iterator["Tolerance"]:
 
 
 class Tolerance:
-    """``replaced``: how many tensors backward got that no forward had computed."""
+    """``replaced``: number of tensors that backward got and no forward had computed."""
 
     def __init__(self) -> None:
         self.replaced = 0
@@ -157,8 +158,7 @@ def _unpack(strict: Any, frame: Any, substitute: str, found: Tolerance, holder: 
 
 
 def _again(strict: Any, holder: Any) -> Optional[torch.Tensor]:
-    """The region is marked as recomputed by now and is not checked again: the tensor is handed out
-    where there is one."""
+    """Returns the tensor, if any; the region is already recomputed and not checked again."""
     try:
         value: torch.Tensor = strict(holder)
     except (torch_checkpoint.CheckpointError, AssertionError):
@@ -167,7 +167,7 @@ def _again(strict: Any, holder: Any) -> Optional[torch.Tensor]:
 
 
 def _saved(frame: Any, holder: Any) -> Dict[str, Any]:
-    """Shape, dtype and device of what the forward saved."""
+    """Returns shape, dtype and device of what the forward saved."""
     for number, reference in enumerate(frame.weak_holders):
         if reference() is holder:
             known: Dict[str, Any] = frame.x_metadatas[number]

@@ -1,8 +1,8 @@
 """Gradient clipping, and the norm it uses.
 
-Every parameter's squared norm must count once, however its pieces are spread, and every rank must
-scale by the same factor. ``torch`` and ``accelerate`` are the released functions; ``local`` is
-what users write when the first one raises; ``per-mesh`` is right.
+Every parameter's squared norm must count once, however its pieces are distributed, and every rank
+must scale by the same factor. ``torch`` and ``accelerate`` are the released functions; ``local`` is
+what users write if the first one raises; ``per-mesh`` is correct.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 def clip(parameters: Dict[str, Any], limit: float, how: str, plain: PlainShards) -> float:
-    """Scales the gradients of ``parameters`` (by FQN) down to norm ``limit``; the norm before.
+    """Scales the gradients of ``parameters`` (by FQN) down to norm ``limit``; returns the norm
+    before.
 
     ``how``: torch | accelerate | local | per-mesh. Collective. Raises what the released functions
     raise, and NotApplicable.
@@ -43,15 +44,15 @@ def clip(parameters: Dict[str, Any], limit: float, how: str, plain: PlainShards)
 
 
 def local_norm(gradients: Any) -> torch.Tensor:
-    """L2 norm of this rank's pieces, nothing reduced; float64 scalar on the gradients' device."""
+    """Returns the L2 norm of this rank's pieces, unreduced; float64 on the gradients' device."""
     squares = [torch.linalg.vector_norm(local(g).double()) ** 2 for g in gradients]
     return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
 
 
 def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
-    """The norm of the whole gradient, equal on all ranks: the squared norms of each mesh's pieces
-    are summed over the mesh dims that shard them (a replica counts once), those of ``plain``
-    also over its group; plain whole tensors are counted as they are. Collective over every mesh."""
+    """Returns the norm of the whole gradient, equal on all ranks. The squared norms of each mesh's
+    pieces are summed over the mesh dims that shard them (a replica counts once), those of ``plain``
+    also over its group; plain whole tensors count as they are. Collective over every mesh."""
     groups: Dict[Any, List[Any]] = {}
     for fqn, held in gradients.items():
         gradient = _reduced(held)
@@ -69,7 +70,7 @@ def per_mesh_norm(gradients: Dict[str, Any], plain: PlainShards) -> float:
 
 
 def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
-    """(mesh or None, the mesh dims that shard it, whether it is one of the group's shards)."""
+    """Returns (mesh or None, the mesh dims that shard it, whether the group shards it)."""
     by_group = plain.group is not None and fqn in plain.rows
     if not distributed(gradient):
         return None, (), by_group
@@ -78,7 +79,7 @@ def _spread(fqn: str, gradient: Any, plain: PlainShards) -> Any:
 
 
 def _reduced(gradient: Any) -> Any:
-    """``gradient`` with pending sums made: the norm of a sum is not the sum of norms."""
+    """Returns ``gradient`` with pending sums reduced: the norm of a sum is not the sum of norms."""
     if not distributed(gradient) or not any(p.is_partial() for p in gradient.placements):
         return gradient
     from torch.distributed.tensor import Replicate
@@ -94,8 +95,8 @@ def _scale(gradients: List[Any], limit: float, norm: float) -> None:
 
 
 def _accelerate(parameters: List[Any], limit: float) -> float:
-    """``Accelerator.clip_grad_norm_``. That of accelerate 1.15 takes the DTensors of each mesh
-    apart, and every plain tensor for a whole one."""
+    """Calls ``Accelerator.clip_grad_norm_``. accelerate 1.15 handles the DTensors of each mesh
+    separately, and treats every plain tensor as a whole one."""
     try:
         from accelerate import Accelerator
     except ImportError as error:

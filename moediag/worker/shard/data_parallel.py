@@ -1,7 +1,7 @@
-"""Data parallelism of the model under test: one class for each way to shard, with one interface.
+"""Data parallelism of the model under test: one class per way to shard, with one interface.
 
-Each class knows how to run backward, how to leave out synchronisation while accumulating, how to
-clip, and how to show its gradients beside the reference's.
+Each class runs backward, skips synchronisation while accumulating, clips, and yields its gradients
+beside the reference's.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class FSDP2(Wrapped):
         return mesh_of(self.trial)
 
     def left_out(self, model: nn.Module) -> Dict[str, Any]:
-        """Arguments of fully_shard by which it leaves parameters alone."""
+        """Returns fully_shard arguments for parameters to leave unsharded."""
         return {}
 
     def _missing_divisor(self) -> int:
-        """What the loss must be divided by because this backend does not; usually 1."""
+        """Returns the factor to divide the loss by because this backend does not; usually 1."""
         if not fsdp2_internals.sums_for_means(self.trial.backend):
             return 1
         layout = Layout.resolve(self.trial.layout, self.trial.world_size)
@@ -135,13 +135,13 @@ class FSDP1(Wrapped):
     def weights(self) -> Iterator[GradientView]:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        # Gradients are gone after the optimizer's step, so they cannot be gathered with them.
+        # The optimizer's step frees gradients, so they cannot be gathered with the parameters.
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
             for name, parameter in self.model.named_parameters():
                 yield clean_fqn(name), parameter.detach(), self.cut(clean_fqn(name))
 
     def cut(self, fqn: str) -> Select:
-        """Which part of the full tensor a gathered parameter is: all of it."""
+        """Returns the part of the full tensor that a gathered parameter is: all of it."""
         return whole
 
 
@@ -186,7 +186,7 @@ class DeepSpeedZero(Wrapped):
         return contextlib.nullcontext()
 
     def clip(self, limit: float) -> Optional[float]:
-        return None  # done inside engine.step(); its norm is known only there
+        return None  # done inside engine.step(), the only place that knows its norm
 
     def step(self) -> None:
         engine: Any = self.model

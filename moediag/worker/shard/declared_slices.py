@@ -1,6 +1,6 @@
-"""Which part of the whole tensor this rank's piece of a parameter is, as its placement declares.
+"""The part of the whole tensor that this rank's piece of a parameter declares to be.
 
-No communication: a DTensor's mesh and placements say it, and for plain tensors that hold only some
+No communication: a DTensor's mesh and placements define it. For plain tensors that hold only some
 rows (the experts of transformers' expert parallelism up to 5.15) the wrapper does.
 """
 
@@ -18,10 +18,10 @@ WHOLE = ":"
 
 @dataclass(frozen=True)
 class PlainShards:
-    """Tensors of which each rank of ``group`` (None: only this rank) holds other rows, and
-    no placement says so: plain ones, and DTensors of a mesh without that group's axis.
+    """Tensors of which each rank of ``group`` (None: only this rank) holds other rows without a
+    placement that says so: plain ones, and DTensors of a mesh without that group's axis.
 
-    ``rows``: FQN -> [first, last) of dim 0 of the whole tensor that this rank holds, of a DTensor
+    ``rows``: FQN -> [first, last) of dim 0 of the whole tensor that this rank holds; of a DTensor,
     those that the ranks of its mesh hold together.
     """
 
@@ -30,15 +30,15 @@ class PlainShards:
 
 
 def describe(fqn: str, parameter: Any, plain: PlainShards) -> str:
-    """``"0:4,:,:"``: indices of the whole tensor along each dim, ``":"`` for all of them; a piece
-    that is not one range is written ``"0:2+4:6"``; the whole tensor is ``":"``."""
+    """Returns ``"0:4,:,:"``: indices of the whole tensor along each dim, ``":"`` for all of them. A
+    piece that is not one range is ``"0:2+4:6"``; the whole tensor is ``":"``."""
     where = place.index(parameter)
     if where is not None:
         sizes = list(parameter.shape)
         index = [_along(where, sizes, dim) for dim in range(len(sizes))]
         if fqn in plain.rows:
             index[0] = [plain.rows[fqn][0] + row for row in index[0]]
-            sizes[0] += 1  # all rows of its mesh are not all there are
+            sizes[0] += 1  # all rows of its mesh are not the whole
         return _text([_span(at, size) for at, size in zip(index, sizes)])  # noqa: B905 - Python 3.9
     if fqn in plain.rows:
         first, last = plain.rows[fqn]
@@ -47,8 +47,9 @@ def describe(fqn: str, parameter: Any, plain: PlainShards) -> str:
 
 
 def _along(where: torch.Tensor, sizes: List[int], dim: int) -> List[int]:
-    """Indices of the whole along ``dim``, from the flat positions ``where`` of the local part:
-    sharding along one dim never depends on another, so one line through the part is enough."""
+    """Returns indices of the whole along ``dim``, from the flat positions ``where`` of the local
+    part. Sharding along one dim never depends on another, so one line through the part is
+    sufficient."""
     if not where.numel():
         return []
     stride = 1
@@ -59,7 +60,7 @@ def _along(where: torch.Tensor, sizes: List[int], dim: int) -> List[int]:
 
 
 def _span(index: List[int], size: int) -> str:
-    """Consecutive runs joined by "+"."""
+    """Returns consecutive runs joined by "+"."""
     if len(index) == size:
         return WHOLE
     if not index:
@@ -78,12 +79,12 @@ def _text(spans: List[str]) -> str:
 
 
 def is_sharding(placement: Any) -> bool:
-    """Shard or _StridedShard, which in torch 2.13 is no subclass of it."""
+    """Whether it is Shard or _StridedShard, which is not a subclass of it in torch 2.13."""
     return hasattr(placement, "dim") and not placement.is_partial()
 
 
 def holders(parameter: Any, world_size: int) -> int:
-    """How many ranks of the world hold this same slice, if all ranks hold some slice."""
+    """Returns how many ranks of the world hold this same slice, if all ranks hold some slice."""
     if not place.distributed(parameter):
         return world_size
     pieces = 1
@@ -94,7 +95,7 @@ def holders(parameter: Any, world_size: int) -> int:
 
 
 def mesh_name(parameter: Any) -> str:
-    """``plain``, or ``ep [0, 1]``: a DTensor's mesh dims and its ranks."""
+    """Returns ``plain``, or ``ep [0, 1]``: a DTensor's mesh dims and its ranks."""
     if not place.distributed(parameter):
         return "plain"
     mesh = parameter.device_mesh

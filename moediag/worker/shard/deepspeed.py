@@ -1,7 +1,7 @@
-"""DeepSpeed ZeRO for the step under test; an optional extra that the stack must bring.
+"""DeepSpeed ZeRO for the step under test; an optional extra that the stack must include.
 
 On the CPU, DeepSpeed would compile a shared-memory kernel at start-up, and a stale lock of an
-interrupted build makes later starts hang: the builder is switched off, gloo does the work.
+interrupted build makes later starts hang. So the builder is disabled, and gloo is used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NOTE = "DeepSpeed on the CPU without its shared-memory kernel (build_shm_op swit
 
 
 def initialize(model: nn.Module, trial: Trial) -> Any:
-    """The DeepSpeed engine of stage 2 or 3 (``trial.wrapper.kind``). Raises NotApplicable when
-    the stack has no deepspeed."""
+    """Returns the DeepSpeed engine of stage 2 or 3 (``trial.wrapper.kind``). Raises NotApplicable
+    if the stack has no deepspeed."""
     on_cpu = trial.backend == "gloo"
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -66,7 +66,7 @@ def _config(trial: Trial) -> Any:
 
 
 def gathered(model: nn.Module) -> ContextManager[Any]:
-    """Around reading parameters, which ZeRO-3 empties: whole here, on every rank. Collective."""
+    """Gathers parameters, which ZeRO-3 empties, on every rank while they are read. Collective."""
     import deepspeed
 
     context: ContextManager[Any] = deepspeed.zero.GatheredParameters(list(model.parameters()))
@@ -74,7 +74,7 @@ def gathered(model: nn.Module) -> ContextManager[Any]:
 
 
 def full_gradient(parameter: nn.Parameter) -> Optional[torch.Tensor]:
-    """The whole reduced gradient, fp32, collected from its partitions: collective."""
+    """Returns the whole reduced gradient, fp32, collected from its partitions. Collective."""
     from deepspeed.utils import safe_get_full_grad
 
     gradient: Optional[torch.Tensor] = safe_get_full_grad(parameter)

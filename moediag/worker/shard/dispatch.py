@@ -1,9 +1,9 @@
-"""Expert parallelism by hand around a released model: all-to-all before its experts and after.
+"""Expert parallelism by hand around a released model: all-to-all before and after its experts.
 
 Every rank keeps its own rows of the experts' 3-D parameters and works on its own batch. A token is
-sent to the ranks that hold its experts, is computed there by the released class's own forward, and
-comes back to be weighted and summed. So the gradient of an expert is, on the rank that holds it,
-the *sum* over the tokens of all ranks of the ep group: nothing has divided it by their number.
+sent to the ranks that hold its experts, computed there by the released class's own forward, and
+returned to be weighted and summed. So the gradient of an expert, on the rank that holds it, is the
+*sum* over the tokens of all ranks of the ep group: it is not divided by their number.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NOTE = (
 
 
 def divide(anatomy: Anatomy, group: Any) -> Dict[str, Tuple[int, int]]:
-    """Each rank of ``group`` keeps its share of every block's experts, in rank order; FQN of each
-    expert parameter -> [first, last) of the experts that this rank holds. Local.
+    """Keeps on each rank of ``group`` its share of every block's experts, in rank order. Returns
+    FQN of each expert parameter -> [first, last) of this rank's experts. Local.
 
-    Raises NotApplicable where experts are no 3-D parameters, or cannot be divided evenly.
+    Raises NotApplicable if experts are not 3-D parameters, or cannot be divided evenly.
     """
     size, at = dist.get_world_size(group), dist.get_rank(group)
     if not anatomy.fused:
@@ -53,8 +53,8 @@ def divide(anatomy: Anatomy, group: Any) -> Dict[str, Tuple[int, int]]:
 
 
 class _Local:
-    """The experts as their released forward sees them: parameters that were made DTensors on the
-    ep axis are this rank's part, as everything else in it is."""
+    """The experts as their released forward sees them: parameters that became DTensors on the ep
+    axis are this rank's part, like the rest."""
 
     def __init__(self, experts: nn.Module) -> None:
         self._experts = experts
@@ -72,8 +72,8 @@ def _forward(
     index: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """hidden (tokens, width); index and weights (tokens, top_k): the experts of each token, of all
-    ranks, and what they count. Returns (tokens, width). Collective in ``group``."""
+    """Returns (tokens, width). hidden (tokens, width); index and weights (tokens, top_k): each
+    token's experts on all ranks, and their weights. Collective in ``group``."""
     tokens, top_k = index.shape
     experts = index.reshape(-1)
     order = torch.argsort(experts // count, stable=True)
@@ -92,7 +92,7 @@ def _forward(
 
 
 def _exchange(rows: torch.Tensor, sent: List[int], received: List[int], group: Any) -> torch.Tensor:
-    """Rows (dim 0) to the ranks of ``group`` in order: ``sent`` says how many to each."""
+    """Sends rows (dim 0) to the ranks of ``group`` in order: ``sent`` is the number for each."""
     result: torch.Tensor = _AllToAll.apply(rows, sent, received, group)
     return result
 

@@ -1,8 +1,8 @@
 """Models that transformers divided while loading, and ways to shard the rest.
 
-The model comes out of ``from_pretrained(distributed_config=...)`` with its experts divided over the
-ep axis, or with the matrices of its tp_plan cut along the tp axis. Each class here is one way in
-which users continue from there.
+``from_pretrained(distributed_config=...)`` returns the model with its experts divided over the ep
+axis, or with the matrices of its tp_plan cut along the tp axis. Each class here is one way in which
+users continue.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ CAST = (
 
 
 def computing_in(dtype: torch.dtype, module: nn.Module) -> None:
-    """``module`` computes with copies of its own parameters in ``dtype``; autograd casts the
-    gradients back. Around whatever forward it has now, so that code that reads the parameters
-    inside (transformers' local views of DTensors) reads the copies."""
+    """Makes ``module`` compute with copies of its own parameters in ``dtype``; autograd casts the
+    gradients back. It wraps the current forward, so that code that reads the parameters inside
+    (transformers' local views of DTensors) reads the copies."""
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def computing_in(dtype: torch.dtype, module: nn.Module) -> None:
 
 
 class Transformers(Wrapped):
-    """``from_pretrained`` has done all there is to do."""
+    """``from_pretrained`` has already done everything."""
 
     def accumulating(self, last: bool) -> ContextManager[Any]:
         model: Any = self.model
@@ -68,8 +68,8 @@ class Transformers(Wrapped):
 
 
 class ExpertsLeftOut(FSDP2):
-    """``fully_shard`` by hand of the layers and the root over all ranks, the experts left where
-    from_pretrained put them."""
+    """Calls ``fully_shard`` by hand on the layers and the root over all ranks, and leaves the
+    experts where from_pretrained put them."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         experts = expert_parameters(model, self.anatomy)
@@ -100,7 +100,7 @@ class ExpertsLeftOut(FSDP2):
 
 
 class Accelerated(Wrapped):
-    """``Accelerator.prepare`` of model and optimizer with its FSDP2 plugin."""
+    """Calls ``Accelerator.prepare`` on model and optimizer with its FSDP2 plugin."""
 
     accelerator: Any = None
 
@@ -135,7 +135,7 @@ class Accelerated(Wrapped):
         self.accelerator.backward(loss)
 
     def clip(self, limit: float) -> Optional[float]:
-        """accelerate's own, unless the trial asks for none of the released ones."""
+        """Clips by accelerate's own function, unless the trial requests an unreleased one."""
         if self.trial.step.clipping not in ("torch", "accelerate"):
             return super().clip(limit)
         norm: Any = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
@@ -143,8 +143,8 @@ class Accelerated(Wrapped):
 
 
 def launch_environment(trial: Trial) -> None:
-    """What ``accelerate launch`` tells its processes: from_pretrained reads it too, and leaves
-    loading to rank 0 when it is to be RAM-efficient. Call it before loading."""
+    """Sets the variables of ``accelerate launch``. from_pretrained reads them too, and lets rank 0
+    load alone in RAM-efficient mode. Call it before loading."""
     if trial.wrapper.kind != "accelerate":
         return
     os.environ["ACCELERATE_USE_FSDP"] = "true"
@@ -154,13 +154,13 @@ def launch_environment(trial: Trial) -> None:
 
 
 def only_rank_0_loads(trial: Trial) -> bool:
-    """Whether the other ranks come out of from_pretrained with nothing in their parameters, by
-    design: rank 0 is to broadcast while the model is prepared."""
+    """Whether the other ranks' parameters are empty after from_pretrained, by design: rank 0
+    broadcasts while the model is prepared."""
     return trial.wrapper.kind == "accelerate" and trial.wrapper.cpu_ram_efficient_loading
 
 
 def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: str) -> Any:
-    """An Accelerator with the FSDP2 plugin that the trial asks for. Raises NotApplicable."""
+    """Returns an Accelerator with the trial's FSDP2 plugin. Raises NotApplicable."""
     try:
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
         from accelerate.utils import DistributedType
@@ -184,21 +184,21 @@ def accelerator(trial: Trial, ignored: Optional[List[nn.Module]], layer_class: s
     made: Any = Accelerator(cpu=on_cpu, fsdp_plugin=plugin)
     if on_cpu:
         made.state.distributed_type = DistributedType.FSDP
-        # Whoever asks for the state anew (save_state does) copies it from here.
+        # Code that requests the state again (like save_state) copies it from here.
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         made.state.fsdp_plugin = plugin
     return made
 
 
 def _saved_as(trial: Trial) -> Dict[str, str]:
-    """The state dict type that save_state is to write; the plugin's own choice without a save."""
+    """Returns the state dict type for save_state; without a save, the plugin's own choice."""
     if not isinstance(trial.task, ResumeTask):
         return {}
     return {"state_dict_type": f"{trial.task.state_dict.upper()}_STATE_DICT"}
 
 
 _ALONE = "transformers"
-# Kind of wrapper -> the axes that from_pretrained may divide the model along with it, its class.
+# Wrapper kind -> the axes that from_pretrained may divide the model along with it, its class.
 _KINDS: Dict[str, Tuple[Tuple[Axis, ...], Type[Wrapped]]] = {
     _ALONE: ((EP, TP), Transformers),
     "fsdp2": ((EP,), ExpertsLeftOut),
@@ -207,9 +207,9 @@ _KINDS: Dict[str, Tuple[Tuple[Axis, ...], Type[Wrapped]]] = {
 
 
 def kind(trial: Trial) -> Type[Wrapped]:
-    """The class for an axis that from_pretrained divides the model along. Raises NotApplicable for
-    a wrapper that cannot lie on it, for two such axes, and where gloo makes sums of FSDP2's means.
-    """
+    """Returns the class for an axis that from_pretrained divides the model along. Raises
+    NotApplicable for a wrapper that does not support it, for two such axes, and if gloo turns
+    FSDP2's means into sums."""
     wrapper = trial.wrapper
     axes = [axis for axis in Layout(trial.layout).active if axis.by_loading]
     known, class_ = _KINDS.get(wrapper.kind, ((), None))

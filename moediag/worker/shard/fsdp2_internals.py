@@ -1,5 +1,5 @@
-"""The internals of FSDP2 that the worker and the fixes use, for torch 2.6 and later, and what old
-releases of torch need so that FSDP2 trains on the CPU."""
+"""FSDP2 internals that the worker and the fixes use, for torch 2.6 and later, and patches for old
+torch releases so that FSDP2 trains on the CPU."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ OLD_GLOO = (
 
 
 def release() -> Tuple[int, int]:
-    """Major and minor version of torch."""
+    """Returns major and minor version of torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
 
 def prepare_cpu() -> List[str]:
-    """Makes torch 2.6's FSDP2 train on the CPU; returns a note where anything was done. It calls
-    methods that ``torch.cpu.Stream``, a class that does nothing, got in 2.7 (where they do
-    nothing), and lacks 2.7's guard of version counters in ``foreach_all_gather_copy_out``. For
-    models on the CPU only: nothing here may touch a real stream."""
+    """Makes torch 2.6's FSDP2 train on the CPU; returns a note on any change. It calls methods that
+    ``torch.cpu.Stream``, a class that does nothing, got in 2.7 (where they do nothing), and lacks
+    2.7's guard of version counters in ``foreach_all_gather_copy_out``. For models on the CPU only:
+    the patch must not touch a real stream."""
     stream: Any = torch.cpu.Stream
     absent = [name for name in ("record_event", "wait_event") if not hasattr(stream, name)]
     if not absent:
@@ -55,13 +55,13 @@ def _same_version(copy_out: Any) -> Any:
 
 
 def sums_for_means(backend: str) -> bool:
-    """Whether reduce_scatter gives the sum where FSDP2 asks for the mean, without an error: gloo
-    before torch 2.9 (measured: 2.6.0, 2.7.1 and 2.8.0 do, 2.9.1 does not)."""
+    """Whether reduce_scatter silently returns the sum where FSDP2 requests the mean: gloo before
+    torch 2.9 (measured: 2.6.0, 2.7.1 and 2.8.0 do, 2.9.1 does not)."""
     return backend == "gloo" and release() < (2, 9)
 
 
 def parameter_groups(model: nn.Module) -> List[Any]:
-    """Every FSDPParamGroup below ``model``, outermost first; empty without FSDP2."""
+    """Returns every FSDPParamGroup below ``model``, outermost first; empty without FSDP2."""
     groups: List[Any] = []
     for module in model.modules():
         state_of = getattr(module, "_get_fsdp_state", None)

@@ -1,4 +1,4 @@
-"""Which class shards the model under test: the scenario's ``wrapper.kind`` and layout decide."""
+"""Selects the class that shards the model under test, by ``wrapper.kind`` and layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DATA_PARALLEL: Dict[str, Type[Wrapped]] = {
 
 
 def kind_of(trial: Trial) -> Type[Wrapped]:
-    """The class that shards the trial's model. Raises NotApplicable."""
+    """Returns the class that shards the trial's model. Raises NotApplicable."""
     kind, active = trial.wrapper.kind, Layout(trial.layout).active
     refused = [axis for axis in active if not axis.supported]
     if refused and trial.wrapper.distributed_config is None:

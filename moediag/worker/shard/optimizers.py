@@ -1,8 +1,8 @@
 """The trial's optimizer, and parameter groups that mix kinds of tensors.
 
-A foreach or fused implementation hands a whole parameter group to one operator. An operator that
+A foreach or fused implementation passes a whole parameter group to one operator. An operator that
 gets a plain tensor beside a DTensor raises ``got mixed torch.Tensor and DTensor``; DTensors of
-several meshes in one call pass in torch 2.13 (each rank updates its own pieces).
+several meshes in one call work in torch 2.13 (each rank updates its own pieces).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPTIMIZERS: Dict[str, Callable[..., torch.optim.Optimizer]] = {
 @dataclass(frozen=True)
 class GroupFinding:
     """One parameter group whose single call gets more than one kind. ``kinds``: ``plain`` or the
-    mesh -> how many parameters; ``raises``: torch refuses it (plain tensors beside DTensors)."""
+    mesh -> number of parameters; ``raises``: torch refuses it (plain tensors beside DTensors)."""
 
     group: int
     optimizer: str
@@ -48,7 +48,7 @@ class GroupFinding:
 
 
 def build(parameters: Iterable[Any], step: StepSpec) -> torch.optim.Optimizer:
-    """Over those of ``parameters`` that require a gradient. Raises NotApplicable."""
+    """Returns an optimizer of the trainable ``parameters``. Raises NotApplicable."""
     trained = [p for p in parameters if p.requires_grad]
     if step.optimizer not in _OPTIMIZERS:
         raise NotApplicable(f"unknown optimizer {step.optimizer!r}")
@@ -61,7 +61,7 @@ def build(parameters: Iterable[Any], step: StepSpec) -> torch.optim.Optimizer:
 
 
 def per_mesh(parameters: Iterable[Any]) -> List[List[Any]]:
-    """Plain tensors, and the DTensors of each mesh, apart; in the order of first appearance."""
+    """Groups plain tensors, and the DTensors of each mesh, in the order of first appearance."""
     groups: Dict[str, List[Any]] = {}
     for parameter in parameters:
         groups.setdefault(mesh_name(parameter), []).append(parameter)
@@ -69,8 +69,8 @@ def per_mesh(parameters: Iterable[Any]) -> List[List[Any]]:
 
 
 def findings(optimizer: Any) -> List[GroupFinding]:
-    """Parameter groups that one foreach or fused call will get although they mix kinds. Empty for
-    what is no torch optimizer."""
+    """Returns parameter groups that one foreach or fused call gets although they mix kinds. Empty
+    for anything but a torch optimizer."""
     optimizer = unwrapped(optimizer)
     if optimizer is None:
         return []
@@ -86,14 +86,14 @@ def findings(optimizer: Any) -> List[GroupFinding]:
 
 
 def unwrapped(optimizer: Any) -> Optional[torch.optim.Optimizer]:
-    """torch's own inside accelerate's AcceleratedOptimizer; None for another kind (DeepSpeed)."""
+    """Returns torch's optimizer inside AcceleratedOptimizer; None for another kind (DeepSpeed)."""
     inner = getattr(optimizer, "optimizer", optimizer)
     return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
 def implementation(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> str:
-    """``fused``, ``foreach`` or ``single-tensor``: what the step will run for ``group``. Where the
-    user asked for neither, torch takes foreach when every parameter is on an accelerator (the
+    """Returns what the step will run for ``group``: ``fused``, ``foreach`` or ``single-tensor``. If
+    the user requested neither, torch uses foreach when every parameter is on an accelerator (the
     rule of ``torch.optim.optimizer._default_to_fused_or_foreach``, torch 2.0 on)."""
     if group.get("fused"):
         return "fused"
@@ -104,7 +104,7 @@ def implementation(optimizer: torch.optim.Optimizer, group: Dict[str, Any]) -> s
 
 
 def _torch_takes_foreach(parameters: List[Any], differentiable: bool) -> bool:
-    # torch.optim takes its own submodule's name away.
+    # torch.optim deletes its own submodule's name.
     module = importlib.import_module("torch.optim.optimizer")
     choose: Any = getattr(module, "_default_to_fused_or_foreach", None)
     if choose is not None:

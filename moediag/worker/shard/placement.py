@@ -1,7 +1,8 @@
-"""Which elements of the whole tensor a rank's local part is, by torch's own placement code.
+"""Determines which elements of the whole tensor a rank's local part has, by torch's own placement
+code.
 
-The local part of ``arange(numel)``, distributed as the parameter is, names every element: right
-for any placement (strided, uneven, several mesh axes) without knowing one of them here.
+The local part of ``arange(numel)``, distributed like the parameter, identifies every element:
+correct for any placement (strided, uneven, several mesh axes) without special cases here.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ def distributed(tensor: Any) -> bool:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """This rank's part, without its history; the tensor itself where it is plain."""
+    """Returns this rank's part, without its history; the tensor itself if it is plain."""
     part = tensor.to_local() if distributed(tensor) else tensor
     result: torch.Tensor = part.detach()
     return result
 
 
 def index(parameter: Any) -> Optional[torch.Tensor]:
-    """int64, shape of the local part: position of each element in the flattened whole tensor.
-    None for a plain tensor. No communication. Raises NotApplicable where torch does not say."""
+    """Returns the position of each local element in the flattened whole tensor: int64, shape of the
+    local part. None for a plain tensor. No communication. Raises NotApplicable if torch does not
+    say."""
     if not distributed(parameter):
         return None
     from torch.distributed.tensor import distribute_tensor
@@ -46,9 +48,9 @@ def index(parameter: Any) -> Optional[torch.Tensor]:
 
 
 def piece(whole: torch.Tensor, shape: Sequence[int], at: Optional[int]) -> torch.Tensor:
-    """The part of ``whole`` that a plain tensor of ``shape`` is: where it is smaller along one
-    dimension, the ``at``-th of equal pieces. ``whole`` itself where that cannot be (``at`` None,
-    other shapes, no such piece)."""
+    """Returns the part of ``whole`` that a plain tensor of ``shape`` is: if it is smaller along one
+    dimension, the ``at``-th of equal pieces. Returns ``whole`` itself if that is impossible (``at``
+    None, other shapes, no such piece)."""
     if at is None or whole.ndim != len(shape):
         return whole
     cut = [dim for dim, size in enumerate(shape) if size != whole.shape[dim]]
@@ -58,14 +60,14 @@ def piece(whole: torch.Tensor, shape: Sequence[int], at: Optional[int]) -> torch
 
 
 def _gathered(placement: Any) -> Any:
-    """A sum that is not reduced yet has the whole shape on every rank, as a copy has."""
+    """Replaces an unreduced sum, which has the whole shape on every rank like a copy."""
     from torch.distributed.tensor import Replicate
 
     return Replicate() if placement.is_partial() else placement
 
 
 def _chunks(whole: torch.Tensor, parameter: Any) -> torch.Tensor:
-    """Plain shards: each mesh axis cuts what those before it left, as torch.chunk does."""
+    """Cuts plain shards: each mesh axis cuts what the previous ones left, like torch.chunk."""
     if any("Strided" in type(p).__name__ for p in parameter.placements):
         raise NotApplicable(f"torch {torch.__version__} cannot tell where a strided shard lies")
     coordinate = parameter.device_mesh.get_coordinate()
@@ -80,7 +82,7 @@ def _chunks(whole: torch.Tensor, parameter: Any) -> torch.Tensor:
 
 
 def placement(parameter: Any) -> str:
-    """``Shard(0) on ep[2]``, ``Shard(0) on dp_shard[2] x Shard(1) on tp[2]``; "" when plain."""
+    """Returns ``Shard(0) on ep[2]``, ``Shard(0) on dp_shard[2] x Shard(1) on tp[2]``, or ""."""
     if not distributed(parameter):
         return ""
     names: Sequence[Any] = parameter.device_mesh.mesh_dim_names or ()

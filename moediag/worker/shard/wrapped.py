@@ -1,8 +1,8 @@
-"""A model ready to train, and where this rank's part of each parameter lies in the whole one.
+"""A model ready to train, and the place of this rank's part of each parameter in the whole one.
 
 ``gradients()`` yields, per parameter, this rank's part of the gradient and a function that cuts the
-same part out of the full one. The ways to shard are in
-:mod:`moediag.worker.shard.data_parallel` and :mod:`moediag.worker.shard.expert_parallel`.
+same part out of the full one. The ways to shard are in :mod:`moediag.worker.shard.data_parallel`
+and :mod:`moediag.worker.shard.expert_parallel`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _PREFIXES = re.compile(r"(?:^|(?<=\.))(?:module|_fsdp_wrapped_module|_checkpoint
 
 
 def clean_fqn(name: str) -> str:
-    """The parameter's name in the user's model, without the wrappers' prefixes."""
+    """Returns the parameter's name in the user's model, without the wrappers' prefixes."""
     return _PREFIXES.sub("", name)
 
 
 def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
-    """FQN -> parameter with the experts as its first dimension, of every MoE block."""
+    """Returns FQN -> parameter with the experts as its first dimension, of every MoE block."""
     inside = tuple(f"{block.fqn}.experts." for block in anatomy.blocks)
     found = {}
     for name, parameter in model.named_parameters():
@@ -49,7 +49,7 @@ def expert_parameters(model: nn.Module, anatomy: Anatomy) -> Dict[str, Any]:
 
 
 def mesh_of(trial: Trial) -> DeviceMesh:
-    """The trial's device mesh. Raises NotApplicable for an axis this wrapper does not shard by."""
+    """Returns the trial's device mesh. Raises NotApplicable for an unsupported axis."""
     layout = Layout(trial.layout)
     foreign = [axis for axis in layout.active if not axis.data_parallel]
     if foreign:
@@ -85,13 +85,13 @@ class Wrapped:
         return model
 
     def make_optimizer(self) -> None:
-        """After fixes have been applied: they may still add hooks, not parameters."""
+        """Call it after fixes have been applied: they may still add hooks, not parameters."""
         self.optimizer = optimizers.build(self.model.parameters(), self.trial.step)
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-        """tokens (batch, seq_len) int64 -> mean next-token cross-entropy in fp32, scalar."""
-        # The mask is all ones, but some releases mistake 3-D position ids of multimodal families
-        # for packed sequences when there is none.
+        """Returns mean next-token cross-entropy, fp32 scalar. tokens (batch, seq_len) int64."""
+        # The mask is all ones. Without one, some releases mistake 3-D position ids of multimodal
+        # families for packed sequences.
         mask = torch.ones_like(tokens)
         logits: Any = self.model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         if placement.distributed(logits):
@@ -101,14 +101,14 @@ class Wrapped:
         )
 
     def accumulating(self, last: bool) -> ContextManager[Any]:
-        """Around forward and backward of one micro-batch, where gradients are not reduced."""
+        """Disables gradient reduction during forward and backward of one micro-batch."""
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 
     def clip(self, limit: float) -> Optional[float]:
-        """Clips to ``limit``; the norm before, or None where the library does not report it."""
+        """Clips to ``limit``; returns the norm before, or None if unknown."""
         parameters = {clean_fqn(name): p for name, p in self.model.named_parameters()}
         return clip.clip(parameters, limit, self.trial.step.clipping, self.plain_shards)
 
@@ -117,8 +117,7 @@ class Wrapped:
         self.optimizer.zero_grad()
 
     def gathered(self) -> ContextManager[Any]:
-        """Around reading parameters: those that a wrapper flattens or empties have their own shape
-        here. Collective."""
+        """Restores flattened or emptied parameters while they are read. Collective."""
         return contextlib.nullcontext()
 
     def gradients(self) -> Iterator[GradientView]:
@@ -129,7 +128,7 @@ class Wrapped:
             yield fqn, reduced(parameter), self._places[fqn]
 
     def weights(self) -> Iterator[GradientView]:
-        """As ``gradients()``, this rank's part of each parameter itself."""
+        """Yields this rank's part of each parameter, like ``gradients()``."""
         for name, parameter in self.model.named_parameters():
             fqn = clean_fqn(name)
             if fqn not in self._places:
@@ -137,8 +136,8 @@ class Wrapped:
             yield fqn, placement.local(parameter), self._places[fqn]
 
     def _place(self, parameter: Any) -> Select:
-        """Cuts this rank's part out of the full tensor, by the placement; a plain tensor that is
-        smaller than the full one is the piece of this rank's place on the ep axis."""
+        """Returns a function that cuts this rank's part out of the full tensor, by the placement. A
+        smaller plain tensor is the piece at this rank's place on the ep axis."""
         where = placement.index(parameter)
         if where is not None:
             return lambda full: full.reshape(-1)[where.reshape(-1)].reshape(where.shape)
@@ -147,7 +146,7 @@ class Wrapped:
 
 
 def synchronize() -> None:
-    """A barrier, and the device's queue drained, so that a clock means something."""
+    """Waits at a barrier and for the device's queue, so that time measurements are meaningful."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     dist.barrier()
@@ -158,8 +157,8 @@ def whole(full: torch.Tensor) -> torch.Tensor:
 
 
 def reduced(parameter: Any) -> Optional[torch.Tensor]:
-    """This rank's part of the gradient. One that is laid out in another way than its parameter
-    (a sum that is still to be made, say) is brought there first: collective, on all ranks alike."""
+    """Returns this rank's part of the gradient. If its layout differs from its parameter's (a
+    pending sum, say), it is redistributed first: collective, on all ranks alike."""
     gradient = parameter.grad
     if gradient is None or not placement.distributed(gradient):
         return gradient
@@ -171,7 +170,7 @@ def reduced(parameter: Any) -> Optional[torch.Tensor]:
 
 
 def ep_rank(trial: Trial) -> Optional[int]:
-    """This rank's place on the ep axis; None without one."""
+    """Returns this rank's place on the ep axis; None without one."""
     layout = Layout(trial.layout)
     if EP not in layout.active or not dist.is_initialized():
         return None

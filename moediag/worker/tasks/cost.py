@@ -1,7 +1,7 @@
-"""Times each fix on the healthy mid-size step, all fixes side by side in one process group.
+"""Times each fix on the healthy mid-size step, all fixes together in one process group.
 
-One model per fix is built and sharded; each round then runs one step of each, so that other load on
-the machine affects all of them alike. The ratio of two fixes is computed round by round.
+One model per fix is built and sharded. Each round then runs one step of each, so that other load on
+the machine affects all alike. The ratio of two fixes is computed round by round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(collector: Collector) -> None:
     seconds: Dict[str, List[float]] = {fix: [] for fix in candidates}
     # Round 0 warms caches and lazy imports and is not counted.
     for number in range(task.rounds + 1):
-        # A different one goes first in each round, so that none always follows the same other.
+        # A different fix goes first in each round, so that none always follows the same other.
         order = list(candidates)
         order = order[number % len(order) :] + order[: number % len(order)]
         for fix in order:

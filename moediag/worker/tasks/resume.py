@@ -1,8 +1,8 @@
 """Checks that training continues after a save and a load as if nothing had happened.
 
-N steps in one go; the same once more, which shows what this machine cannot repeat; then some steps,
-a save, a load into a new model and a new optimizer, and the rest. The state is compared bit by bit
-right after loading, and the steps after the save with those of the straight run.
+It runs N steps without interruption; the same again, to show what this machine cannot repeat; then
+some steps, a save, a load into a new model and a new optimizer, and the rest. The state is compared
+bit by bit right after loading, and the steps after the save with those of the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Known = List[Dict[str, List[Tuple[str, int]]]]  # by rank, FQN: (digest, expert)
 
 
 class _Training:
-    """A new model with its optimizer, and what was measured of their steps."""
+    """A new model with its optimizer, and the measurements of their steps."""
 
     def __init__(
         self, collector: Collector, trial: Trial, on_model: Optional[preparation.OnModel] = None
@@ -43,7 +43,7 @@ class _Training:
         self.norms: List[Optional[float]] = []
 
     def run(self, first: int, last: int) -> None:
-        """Steps ``first`` to ``last``, counted from 1."""
+        """Runs steps ``first`` to ``last``, counted from 1."""
         skew = RouterSkew(self.wrapped.trial.skew, self.wrapped.anatomy.experts)
         skew.set_rank(self.collector.rank)
         with skew.installed(self.wrapped.anatomy):
@@ -64,9 +64,9 @@ class _Training:
 
 
 def run(collector: Collector) -> None:
-    """Collective. The saved state lies in the trial's folder until it is loaded; when a rank
-    fails it stays there. Raises NotApplicable, and what saving and loading raise: that is what the
-    trial is there to find out."""
+    """Runs the task. Collective. The saved state is in the trial's folder until it is loaded; if a
+    rank fails it stays there. Raises NotApplicable, and what saving and loading raise: the trial
+    tests exactly that."""
     trial, recorder = collector.trial, collector.recorder
     task = trial.task
     assert isinstance(task, ResumeTask)
@@ -123,7 +123,7 @@ def run(collector: Collector) -> None:
 
 
 def _resume(way: Way, trial: Trial, first: _Training, folder: Path) -> _Training:
-    """Saves ``first`` and returns a new training with what was saved in it."""
+    """Saves ``first`` and returns a new training with the saved state."""
     recorder = first.collector.recorder
     if first.collector.rank == 0:
         folder.mkdir()
@@ -149,7 +149,7 @@ def _forget_accelerate() -> None:
 
 
 def _norm(wrapped: Wrapped) -> Optional[float]:
-    """L2 norm of this rank's own part of all gradients, computed without any library's help."""
+    """Returns the L2 norm of this rank's own part of all gradients, computed without a library."""
     gradients = [p.grad for p in wrapped.model.parameters() if p.grad is not None]
     if not gradients:
         return None
@@ -160,8 +160,8 @@ def _norm(wrapped: Wrapped) -> Optional[float]:
 
 
 def _experts(wrapped: Wrapped, expected: Optional[Dict[str, Any]]) -> Dict[str, List[int]]:
-    """FQN of each expert parameter -> the experts of this rank's rows before training, by the
-    checkpoint's bytes, or by position where the bytes match none. Empty without a reference."""
+    """Returns FQN of each expert parameter -> the experts of this rank's rows before training, by
+    the checkpoint's bytes, or by position if the bytes match none. Empty without a reference."""
     if expected is None:
         return {}
     rows, _, _ = ownership.examine(
@@ -174,7 +174,7 @@ def _experts(wrapped: Wrapped, expected: Optional[Dict[str, Any]]) -> Dict[str, 
 
 
 def _digests(parameter: Any) -> List[str]:
-    """One for each row of the local part."""
+    """Returns one digest per row of the local part."""
     return [_digest(row) for row in placement.local(parameter).cpu()]
 
 
@@ -184,7 +184,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def _known(wrapped: Wrapped, experts: Dict[str, List[int]]) -> Known:
-    """Digest and expert of every rank's rows now. Collective."""
+    """Returns digest and expert of every rank's current rows. Collective."""
     mine: Dict[str, List[Tuple[str, int]]] = {}
     for fqn, p in expert_parameters(wrapped.model, wrapped.anatomy).items():
         if fqn in experts:
@@ -195,7 +195,7 @@ def _known(wrapped: Wrapped, experts: Dict[str, List[int]]) -> Known:
 
 
 def _loaded(wrapped: Wrapped, known: Known, rank: int) -> List[ExpertRows]:
-    """This rank's rows by their bytes. No communication."""
+    """Returns this rank's rows by their bytes. No communication."""
     found = []
     for fqn, parameter in expert_parameters(wrapped.model, wrapped.anatomy).items():
         if fqn not in known[rank]:
@@ -214,8 +214,8 @@ def _loaded(wrapped: Wrapped, known: Known, rank: int) -> List[ExpertRows]:
 
 
 def _apart(wrapped: Wrapped) -> List[str]:
-    """Parameters other than experts of which every rank has a whole copy, but not the same one:
-    they had drifted apart before anything was saved. Collective."""
+    """Returns parameters other than experts of which every rank has a whole copy, but not the same
+    one: they diverged before anything was saved. Collective."""
     experts = expert_parameters(wrapped.model, wrapped.anatomy)
     mine = {
         clean_fqn(name): _digest(placement.local(p).cpu())

@@ -1,6 +1,6 @@
 """Ways to save a model with its optimizer and to load both, each as its documentation says.
 
-Nothing here repairs or checks what a library does: a resume trial is there to find that.
+Nothing here repairs or checks what a library does, because a resume trial tests that.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ class Way:
         self.task = task
 
     def check(self, wrapped: Wrapped) -> None:
-        """Raises NotApplicable where ``wrapped`` cannot be saved in this way at all."""
+        """Raises NotApplicable if ``wrapped`` cannot be saved in this way."""
 
     def source(self, trial: Trial, folder: Path) -> Trial:
-        """The trial that the new model is made from, before anything is loaded into it."""
+        """Returns the trial that the new model is made from, before anything is loaded into it."""
         return trial
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
         raise NotImplementedError
 
     def load(self, wrapped: Wrapped, folder: Path) -> None:
-        """``wrapped``: newly made from :meth:`source`."""
+        """Loads into ``wrapped``, newly made from :meth:`source`."""
         raise NotImplementedError
 
 
 class Dcp(Way):
-    """torch.distributed.checkpoint of what get_state_dict gives, model and optimizer alike."""
+    """Saves model and optimizer by torch.distributed.checkpoint, from get_state_dict."""
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
         from torch.distributed.checkpoint import save
@@ -67,7 +67,7 @@ class Dcp(Way):
 
 
 class Accelerate(Way):
-    """``Accelerator.save_state`` and ``load_state``."""
+    """Uses ``Accelerator.save_state`` and ``load_state``."""
 
     def check(self, wrapped: Wrapped) -> None:
         if getattr(wrapped, "accelerator", None) is None:
@@ -75,7 +75,7 @@ class Accelerate(Way):
             raise NotApplicable(f"save_state is accelerate's, and this model is of kind {kind}")
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
-        accelerated: Any = wrapped  # check has seen to it
+        accelerated: Any = wrapped  # ensured by check
         accelerated.accelerator.save_state(str(folder))
 
     def load(self, wrapped: Wrapped, folder: Path) -> None:
@@ -84,12 +84,12 @@ class Accelerate(Way):
 
 
 class SavePretrained(Way):
-    """The model by save_pretrained on every rank and from_pretrained; the optimizer's own
-    state_dict by torch.save, one file a rank, which takes the library out of that half."""
+    """Saves the model by save_pretrained on every rank and loads it by from_pretrained. Saves the
+    optimizer's own state_dict by torch.save, one file per rank, without using the library."""
 
     def source(self, trial: Trial, folder: Path) -> Trial:
         model = dataclasses.replace(trial.model, source="checkpoint")
-        # Trial.checkpoint_path lies beside the reference.
+        # Trial.checkpoint_path is beside the reference.
         return dataclasses.replace(trial, model=model, reference_path=str(folder / "model"))
 
     def save(self, wrapped: Wrapped, folder: Path) -> None:
@@ -109,7 +109,7 @@ class SavePretrained(Way):
 
 
 def _optimizer(wrapped: Wrapped) -> Any:
-    """torch's own optimizer, without accelerate's wrapper."""
+    """Returns torch's own optimizer, without accelerate's wrapper."""
     return getattr(wrapped.optimizer, "optimizer", wrapped.optimizer)
 
 
@@ -121,7 +121,7 @@ WAYS: Dict[str, Type[Way]] = {
 
 
 def way_of(task: ResumeTask) -> Way:
-    """Raises NotApplicable for a name that is not in WAYS."""
+    """Returns the way. Raises NotApplicable for a name that is not in WAYS."""
     if task.through not in WAYS:
         raise NotApplicable(f"no way to save called {task.through!r}")
     return WAYS[task.through](task)

@@ -8,8 +8,7 @@ from moediag.worker.measure import reference
 
 
 def run(collector: Collector) -> None:
-    """All steps. Collective: it ends on all ranks, raises, or hangs, which is what the trial is
-    there to find out."""
+    """Runs all steps. Collective: it ends on all ranks, raises, or hangs, which the trial tests."""
     trial = collector.trial
     if trial.step.fill_uninitialized:
         preparation.fill_uninitialized()

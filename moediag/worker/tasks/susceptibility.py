@@ -1,9 +1,9 @@
 """Predicts in one process whether ranks would disagree about which parameters have a gradient.
 
-Every rank's batches run alone, with that rank's routing skew. Where that leaves other parameters
-without a gradient on one rank than on another, a wrapper that reduces what has a gradient (FSDP2,
-ZeRO-2) reduces different things on different ranks. No process group, no sharding, no optimizer:
-a prediction, at a tenth of the cost of a run.
+Every rank's batches run alone, with that rank's routing skew. If different ranks have different
+parameters without a gradient, a wrapper that reduces existing gradients (FSDP2, ZeRO-2) reduces
+different things on different ranks. No process group, no sharding, no optimizer: a prediction, at a
+tenth of the cost of a run.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moediag.worker.shard.wrapped import Wrapped
 
 
 def run(trial: Trial) -> Susceptibility:
-    """The prediction for the trial's steps, each from the same weights: nothing is trained. Not
-    applicable for a release that cannot build the model, or whose router cannot be skewed."""
+    """Returns the prediction for the trial's steps, each from the same weights, without training.
+    Not applicable for a release that cannot build the model, or whose router cannot be skewed."""
     try:
         return _run(trial)
     except NotApplicable as reason:

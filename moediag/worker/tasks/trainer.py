@@ -1,6 +1,6 @@
-"""A short training run by transformers' Trainer or TRL's SFTTrainer, started as their users do.
+"""A short training run by transformers' Trainer or TRL's SFTTrainer, started as users do.
 
-The library owns the loop, the sharding, clipping and the optimizer. It is observed from inside
+The library controls the loop, the sharding, clipping and the optimizer. It is observed from inside
 ``training_step``, where gradients are reduced and not yet clipped, and compared with the same
 single-process reference as every other trial.
 """
@@ -40,8 +40,7 @@ NO_AUX_LOSS = "router_aux_loss_coef is 0: SFTTrainer would add that loss, the re
 
 
 def run(collector: Collector) -> None:
-    """All steps. Collective: it ends on all ranks, raises, or hangs, which is what the trial is
-    there to find out."""
+    """Runs all steps. Collective: it ends on all ranks, raises, or hangs, which the trial tests."""
     trial = collector.trial
     watched = Watched(collector)
     if trial.step.fill_uninitialized:
@@ -50,7 +49,7 @@ def run(collector: Collector) -> None:
         stack.enter_context(_like_gpus(collector))
         within = os.environ.get(protocol.ENV_EVIDENCE)  # where even a killed rank may leave it
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=within))
-        # Before the model, as in users' scripts: they put settings of FSDP into the environment.
+        # Before the model, as in users' scripts: they set FSDP variables in the environment.
         given = _arguments(trial, folder)
         watched.load()
         trainer = _trainer(watched, given)
@@ -61,7 +60,7 @@ def run(collector: Collector) -> None:
 
 
 class Watched:
-    """One rank's run, as seen from inside the library's loop."""
+    """One rank's run, observed from inside the library's loop."""
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
@@ -77,7 +76,7 @@ class Watched:
         self._began = 0.0
 
     def load(self) -> None:
-        """Raises NotApplicable, and what the library raises."""
+        """Loads the model. Raises NotApplicable, and what the library raises."""
         trial = self.trial
         self.collector.note(*load.notes(trial))
         if trial.model.source == "checkpoint":
@@ -101,7 +100,7 @@ class Watched:
             yield
 
     def before(self, model: nn.Module, tokens: torch.Tensor) -> None:
-        """``model``: what the Trainer trains, prepared. ``tokens``: what it gave this rank."""
+        """Observes a step before it runs. ``model``: the Trainer's; ``tokens``: this rank's."""
         rank, measured = self.collector.rank, self.collector.measured
         number, micro = divmod(self._forwards, self.trial.step.accumulate)
         number += 1
@@ -120,7 +119,7 @@ class Watched:
         self._began = time.perf_counter()
 
     def after(self, loss: float) -> None:
-        """``loss``: of the micro-batch, as the Trainer scales it: divided by accumulation."""
+        """Observes a step after it ran. ``loss``: the micro-batch's, divided by accumulation."""
         measured = self.collector.measured
         measured.step_seconds[-1] += time.perf_counter() - self._began
         measured.losses[-1] += loss
@@ -134,7 +133,7 @@ class Watched:
         measured.gradients[str(number)] = gradients.compare(self.wrapped, whole, self.weights.held)
 
     def finish(self, norms: List[Optional[float]]) -> None:
-        """``norms``: of every step, before clipping."""
+        """Records the results. ``norms``: of every step, before clipping."""
         expected = self.expected or {}
         self.collector.set(
             reference_losses=expected.get("losses", []),
@@ -156,7 +155,7 @@ def _like_gpus(collector: Collector) -> ContextManager[Any]:
 
 
 def _arguments(trial: Trial, folder: str) -> Any:
-    """TrainingArguments, or SFTConfig. Raises NotApplicable."""
+    """Returns TrainingArguments, or SFTConfig. Raises NotApplicable."""
     values = trainer_arguments.training(trial, _layer_class(trial), folder)
     if trial.wrapper.kind == "trainer":
         from transformers import TrainingArguments
@@ -171,7 +170,7 @@ def _arguments(trial: Trial, folder: str) -> Any:
 
 
 def _layer_class(trial: Trial) -> str:
-    """The decoder layer's class, from a copy without weights: the model is loaded later."""
+    """Returns the decoder layer's class, from a copy without weights: the model is loaded later."""
     with torch.device("meta"):
         model = tiny.build(trial.model, trial.step.seed)
     return type(tiny.anatomy(model, trial.model).layers[0][1]).__name__
@@ -203,14 +202,14 @@ def _trainer(watched: Watched, given: Any) -> Any:
 
 
 def _watching(base: Any, watched: Watched) -> Any:
-    """``base``, with the order of the data and the optimizer's groups of the reference."""
+    """Returns ``base`` with the reference's data order and optimizer groups."""
 
     class Watching(base):
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
             return SequentialSampler(self.train_dataset)
 
         def get_decay_parameter_names(self, model: Any) -> List[str]:
-            # The reference's optimizer knows no exceptions for norms.
+            # The reference's optimizer has no exceptions for norms.
             return [name for name, _ in model.named_parameters()]
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,7 +225,7 @@ def _watching(base: Any, watched: Watched) -> Any:
 
 
 def _norms(trainer: Any) -> List[Optional[float]]:
-    """The gradient norm of every step before clipping, as the Trainer logged it on this rank."""
+    """Returns the logged gradient norm of every step before clipping on this rank."""
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     norms = [entry.get("grad_norm") for entry in logged]
     return [None if norm is None else float(norm) for norm in norms]

@@ -1,7 +1,7 @@
 """Arguments, data set and tokenizer for a Trainer. Nothing is downloaded or kept.
 
 The data set holds the trial's own batches in the order in which a Trainer distributes them, so that
-the single-process reference sees what every rank sees.
+the single-process reference uses the same batches as every rank.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _OPTIMIZERS = {"adamw": "adamw_torch", "sgd": "sgd"}
 
 
 def sharding(trial: Trial, layer_class: str) -> Dict[str, Any]:
-    """TrainingArguments that ask for FSDP2; empty where nothing shards, or from_pretrained does.
-    Raises NotApplicable for a layout that no arguments of a Trainer mean."""
+    """Returns TrainingArguments for FSDP2; empty if nothing is sharded, or from_pretrained does it.
+    Raises NotApplicable for a layout that Trainer arguments cannot express."""
     spec = trial.wrapper
     if spec.native_fsdp:
         return {}
-    # FSDP2 of accelerate, DDP and an ep axis without a partner lie on all ranks.
+    # FSDP2 of accelerate, DDP and an ep axis alone span all ranks.
     axis = EP if EP in trial.layout else DP_SHARD if spec.fsdp_plugin else DP_REPLICATE
     lies = {a: n for a, n in trial.layout.items() if n > 1}
     if lies and lies != {axis: trial.world_size}:
@@ -46,8 +46,8 @@ def sharding(trial: Trial, layer_class: str) -> Dict[str, Any]:
 
 
 def training(trial: Trial, layer_class: str, folder: str) -> Dict[str, Any]:
-    """Keyword arguments of TrainingArguments for the trial's step; nothing is saved or reported.
-    The optimizer is the reference's: same learning rate throughout, torch's defaults else."""
+    """Returns TrainingArguments for the trial's step; nothing is saved or reported. The optimizer
+    is the reference's: constant learning rate, else torch's defaults."""
     step = trial.step
     values: Dict[str, Any] = dict(
         output_dir=folder,
@@ -79,10 +79,10 @@ def training(trial: Trial, layer_class: str, folder: str) -> Dict[str, Any]:
 
 
 def rows(trial: Trial, shared: int) -> List[Row]:
-    """One row a sequence, in the order of a sequential sampler: batch after batch, and of each
-    micro-batch one batch per group of ``shared`` ranks that the Trainer gives the same one.
+    """Returns one row per sequence, in the order of a sequential sampler: batch after batch, and of
+    each micro-batch one batch per group of ``shared`` ranks that get the same one from the Trainer.
 
-    Raises NotApplicable where ranks of a group are to have different batches.
+    Raises NotApplicable if ranks of a group need different batches.
     """
     found: List[Row] = []
     for number in range(1, trial.step.steps + 1):
@@ -108,7 +108,7 @@ def _row(tokens: List[int]) -> Row:
 
 
 def tokenizer(vocab: int) -> Any:
-    """A tokenizer with one word per token; SFTTrainer needs one, though the data are numbers."""
+    """Returns a tokenizer with one word per token, because SFTTrainer requires one."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,5 +1,5 @@
 """A local clone of a package's source: its tags, the commits between two of them, and the package
-as it is at a commit. Nothing in the clone is changed but git's list of worktrees."""
+at a commit. Changes nothing in the clone but git's list of worktrees."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from pathlib import Path, PurePosixPath
 
 from moediag.errors import StackError, UsageError
 
-ABBREVIATED = 10  # letters of a commit's name
+ABBREVIATED = 10  # characters of a commit hash
 _GITS_OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """``newer``: on the way from the common ancestor to the newer release; else on that to the
-    older one."""
+    """A commit on the path between two releases."""
 
     hash: str
-    newer: bool
+    newer: bool  # on the branch of the newer release; else on the older one's
 
     @property
     def name(self) -> str:
@@ -32,16 +31,16 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A commit. ``date``: of the author, ISO; ``subject``: the first line of its message."""
+    """Author date and message of a commit."""
 
     hash: str
-    date: str
+    date: str  # author date, ISO 8601
     author: str
-    subject: str
+    subject: str  # first line of the message
 
 
 class Clone:
-    """Raises UsageError where ``path`` is no git repository."""
+    """Raises UsageError if ``path`` is not a git repository."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
@@ -63,21 +62,21 @@ class Clone:
 
     @property
     def changed(self) -> bool:
-        """Tracked files differ from the commit that is checked out."""
+        """Whether tracked files differ from the commit that is checked out."""
         return bool(self._git("status", "--porcelain", "--untracked-files=no"))
 
     def present(self, top: str) -> Path | None:
-        """Where the working tree has the package imported as ``top``; None where it has none."""
+        """Returns where the working tree has the package imported as ``top``, or None."""
         folder = self.folder("HEAD", top)
         place = self.top / folder if folder else None
         return place if place and place.exists() else None
 
     def own_file(self, name: str) -> Path:
-        """``name`` inside git's own folder for this working tree."""
+        """Returns ``name`` inside git's own folder for this working tree."""
         return self.path / self._git("rev-parse", "--git-path", name)
 
     def tagged(self, package: str, version: str) -> str:
-        """The commit of the release's tag. Raises UsageError where there is none."""
+        """Returns the commit of the release's tag. Raises UsageError if there is none."""
         for tag in (f"v{version}", version, f"{package}-{version}", f"{package}-v{version}"):
             with contextlib.suppress(StackError):
                 return self._git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
@@ -87,9 +86,9 @@ class Clone:
         )
 
     def path_between(self, old: str, new: str, folders: Sequence[str]) -> list[Commit]:
-        """From ``old`` to ``new``: back to their common ancestor, then on from there. Commits of
-        the first parents only that change something below ``folders``, and both ends. Neighbours
-        differ by one commit. Raises UsageError where they have no ancestor in common."""
+        """Returns the path from ``old`` back to the common ancestor, then to ``new``. It follows
+        first parents, and has both ends and the commits that change something below ``folders``.
+        Neighbours differ by one commit. Raises UsageError without a common ancestor."""
         try:
             base = self._git("merge-base", old, new)
         except StackError as error:
@@ -109,8 +108,8 @@ class Clone:
         return About(*text.split("\0", 3))
 
     def folder(self, commit: str, top: str) -> str | None:
-        """Where the package imported as ``top`` lies at ``commit``, e.g. ``src/transformers``, the
-        least deep one; None where it has none."""
+        """Returns the least deep folder of the package imported as ``top`` at ``commit``, e.g.
+        ``src/transformers``, or None."""
         listed = self._git("ls-tree", "-r", "--name-only", "-z", commit).split("\0")
         found = []
         for file in map(PurePosixPath, listed):
@@ -122,8 +121,8 @@ class Clone:
 
     @contextlib.contextmanager
     def worktree(self, commit: str, folders: Sequence[str], place: Path) -> Iterator[Path]:
-        """``folders`` of ``commit`` below ``place``, for as long as the context lasts. Raises
-        StackError. What a killed moediag left there is removed first."""
+        """Checks out ``folders`` of ``commit`` below ``place`` for the duration of the context.
+        Removes what a killed moediag left there. Raises StackError."""
         self._remove(place)
         place.parent.mkdir(parents=True, exist_ok=True)
         self._git("worktree", "add", "--detach", "--no-checkout", str(place), commit)
@@ -142,17 +141,17 @@ class Clone:
             self._git("worktree", "prune")
 
     def _first_parents(self, base: str, tip: str, folders: Sequence[str]) -> list[str]:
-        """After ``base`` up to ``tip``, the newest first."""
+        """Returns commits after ``base`` up to ``tip``, newest first."""
         listed = self._git("rev-list", "--first-parent", f"{base}..{tip}", "--", *folders)
         return listed.split()
 
     def _git(self, *arguments: str, where: Path | None = None) -> str:
-        # Hooks of the clone are for its owner's checkouts.
+        # The clone's hooks are for its owner's checkouts.
         command = ["git", "-c", f"core.hooksPath={os.devnull}", *arguments]
         done = subprocess.run(
             command,
             cwd=where or self.path,
-            # Inside a hook or an alias git names its folder here, and that need not be this one.
+            # Inside a hook or an alias git sets its folder here, possibly another repository's.
             env={k: v for k, v in os.environ.items() if k not in _GITS_OWN},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -166,8 +165,8 @@ class Clone:
 
 
 def overlay_folder(place: Path, parts: dict[str, Path]) -> Path:
-    """A folder at ``place`` with a link for each name to import, and nothing else of a repository:
-    its ``tests`` or ``utils`` are not to be imported."""
+    """Makes a folder at ``place`` with one link per import name. The rest of a repository
+    (``tests``, ``utils``) must not be importable."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for top, target in parts.items():

@@ -1,4 +1,4 @@
-"""What a search over commits found, in words and as JSON. Pure."""
+"""The result of a search over commits, in words and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from moediag.result.wording import plural
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One commit. ``newer``: on the way to the newer release, not only on the older one's
-    branch; ``date``: ISO."""
+    """One commit."""
 
     hash: str
-    newer: bool
-    date: str = ""
+    newer: bool  # on the branch of the newer release; else on the older one's
+    date: str = ""  # ISO 8601
     author: str = ""
     subject: str = ""
 
@@ -28,20 +27,17 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswer:
-    """Between the releases ``old`` and ``new``. ``commits``: from one to the other, both ends
-    included, as the search saw them; ``answer`` in indexes of these; ``first``: that with which
-    it turns, where it is known exactly; ``turns``: "bad" where the newer release is; ``probes``:
-    how many it took. ``problem``: why there is no answer, else ""."""
+    """The commits between the releases ``old`` and ``new``."""
 
     package: str
     old: str
     new: str
-    turns: str
-    commits: tuple[Told, ...] = ()
-    answer: Answer | None = None
-    first: Told | None = None
-    probes: int = 0
-    problem: str = ""
+    turns: str  # "bad" if the newer release is bad
+    commits: tuple[Told, ...] = ()  # from one release to the other, both ends included, as searched
+    answer: Answer | None = None  # its indexes are indexes of ``commits``
+    first: Told | None = None  # the first commit with the new behaviour, if known exactly
+    probes: int = 0  # number of probes
+    problem: str = ""  # why there is no answer, else ""
 
     @property
     def boundary(self) -> Boundary | None:
@@ -49,7 +45,7 @@ class CommitAnswer:
 
     @property
     def answered(self) -> bool:
-        """One commit, or a range of which some could not be judged."""
+        """Whether one commit, or a range that could not be narrowed further, was found."""
         return self.boundary is not None and self.boundary.good is not None
 
     @property

@@ -1,8 +1,8 @@
-"""From the two releases of a boundary on to the commit between them, in a local clone.
+"""Finds the commit between the two releases of a boundary, in a local clone.
 
-A commit is tried by laying its Python files over the environment of the older release, and over
-that of the newer one where the first decides nothing (newer code may need newer companions). What
-cannot be imported there is a SKIP, as everywhere.
+Trying a commit overlays its Python files on the environment of the older release. If that decides
+nothing, the environment of the newer one is used, because newer code may need newer companions. A
+commit that cannot be imported is a SKIP, as everywhere.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ from moediag.campaign.bisect.suspects.installed_source import installed
 from moediag.errors import StackError, UsageError
 from moediag.stacks import environment
 
-FOLDER = "source"  # of worktrees, in the bisect's folder
+FOLDER = "source"  # for worktrees, in the bisect's folder
 _MOST = 200  # probes; halving 10,000 commits takes 14
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Two releases of ``package``, the older first; ``turns``: what the newer one is, "bad" or
-    "good"; ``requests``: their environments."""
+    """Two adjacent releases of ``package``, the older first."""
 
     package: str
     old: str
     new: str
-    turns: str
-    requests: tuple[Mapping[str, str], ...]
+    turns: str  # the verdict of the newer one: "bad" or "good"
+    requests: tuple[Mapping[str, str], ...]  # their environments
 
 
 def tops_of(package: str, request: Mapping[str, str]) -> tuple[str, ...]:
-    """The names that ``package`` is imported by. Raises UsageError for a compiled one, StackError
-    where it is not installed."""
+    """Returns the import names of ``package``. Raises UsageError if it has compiled modules,
+    StackError if it is not installed."""
     stack = environment.ready(request)
     if stack is None:
         raise StackError(f"the environment of {package} is not there any more")
@@ -58,7 +57,7 @@ def tops_of(package: str, request: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def name_the_commit(between: Between, clone: Clone, follow: Follow, folder: Path) -> CommitAnswer:
-    """``folder``: of the bisect. What stands in the way is the answer's ``problem``."""
+    """Returns the commit; the answer's ``problem`` says why there is none."""
     nothing = CommitAnswer(between.package, between.old, between.new, between.turns)
     try:
         old, new = (clone.tagged(between.package, v) for v in (between.old, between.new))
@@ -93,7 +92,7 @@ def name_the_commit(between: Between, clone: Clone, follow: Follow, folder: Path
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Settings out of a clone. ``tops``: names to import; ``folder``: for worktrees."""
+    """Settings built from a clone. ``tops``: import names; ``folder``: for worktrees."""
 
     clone: Clone
     tops: tuple[str, ...]
@@ -117,7 +116,8 @@ class Source:
 
 
 def _first(answer: Answer, path: Sequence[Commit], clone: Clone) -> Told | None:
-    """Between neighbours on the older release's branch it is the one that the newer lacks."""
+    """Returns the first commit. Between neighbours on the older release's branch it is the one that
+    the newer lacks."""
     boundary = answer.boundaries[0] if answer.boundaries else None
     if boundary is None or not boundary.exact or boundary.good is None:
         return None

@@ -1,7 +1,7 @@
-"""An adapter for ``git bisect run``: the verdict on what is checked out, as an exit code.
+"""An adapter for ``git bisect run``: returns the verdict on the checkout as an exit code.
 
-git asks for one commit at a time, each in a process of its own. What must outlive it (the failure
-that is looked for, verdicts) is in a state file in git's own folder for the working tree.
+git starts one process per commit. What must outlive it (the target failure, verdicts) is in a state
+file in git's own folder for the working tree.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MakeProber = Callable[[Question, Path], Prober]
 
 
 class NotShown(MoediagError):
-    """The bad release does not show the failure, so no commit can be compared with it."""
+    """The bad release does not show the failure, so commits cannot be compared with it."""
 
     exit_code = ExitCode.INCONCLUSIVE
 
 
 def code(verdict: ProbeVerdict) -> int:
-    """Another failure, a flaky one and whatever could not be tried move no bound of git's."""
+    """Returns the exit code; verdicts other than BAD and GOOD do not move git's bounds."""
     return {Kind.BAD: BAD, Kind.GOOD: GOOD}.get(verdict.kind, SKIP)
 
 
@@ -51,10 +51,10 @@ def judge_checkout(
     make: MakeProber,
     display: Display,
 ) -> ProbeVerdict:
-    """Of the working tree of ``clone``, laid over the environment of the bad release, or of the
-    good one where that decides nothing. ``out``: where the state and the runs are kept.
+    """Judges the working tree of ``clone``, overlaid on the environment of the bad release, or of
+    the good one if that decides nothing. ``out``: folder of the state and the runs.
 
-    Raises NotShown, and UsageError for a package that cannot be laid over.
+    Raises NotShown, and UsageError for a package that cannot be overlaid.
     """
     folder = (out or clone.own_file(FOLDER) / question.scenario.name).absolute()
     known = {r.version: r for r in question.releases}
@@ -66,7 +66,7 @@ def judge_checkout(
             target = _target(question, state, prober, display)
             tops = tops_of(question.package, requests[0])
             commit = clone.head
-            # What is not committed is another thing every time.
+            # Uncommitted changes can differ in every call.
             name = f"commit {commit[:ABBREVIATED]}" + (" as changed" if clone.changed else "")
             follow = Follow(state, prober, display, target)
             attempt = 1
@@ -100,7 +100,7 @@ def _opened(folder: Path, question: Question, command: Sequence[str]) -> State:
 
 
 def _target(question: Question, state: State, prober: Prober, display: Display) -> Target:
-    """The failure as the bad release shows it, installed as it was released; learned once."""
+    """Returns the failure of the bad release as installed; learned once."""
     if state.target is None:
         display.begun(question.bad)
         found = prober.learn(question.bad)

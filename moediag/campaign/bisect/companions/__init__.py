@@ -1,3 +1,3 @@
-"""Tells a failure of the package from a failure of its dependencies."""
+"""Distinguishes a failure of the package from a failure of its dependencies."""
 
 __all__ = ["companion_answer", "companions"]

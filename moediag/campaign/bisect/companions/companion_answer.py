@@ -1,5 +1,4 @@
-"""Whether a package or its dependencies cause a failure, in words and as JSON.
-Pure."""
+"""Whether a package or its dependencies cause a failure, in words and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -19,35 +18,35 @@ class CompanionAnswer:
     old: str
     new: str
     turns: str
-    """What the new release is, "bad" or "good"."""
+    """The verdict of the new release, "bad" or "good"."""
     others: tuple[Change, ...] = ()
-    """The companions: what else differs between the two environments."""
+    """The companions: the other differences between the two environments."""
     idle: tuple[Change, ...] = ()
-    """What differs too, but is no training library, and no function of it ran."""
+    """Differences in packages that are not training libraries and ran no function."""
     corners: AxesAnswer | None = None
-    """None where there are no others."""
+    """None if there are no others."""
     releases: tuple[str, ...] = ()
-    """Where one companion is to blame: its releases between the two environments."""
+    """If one companion is to blame: its releases between the two environments."""
     boundary: Answer | None = None
-    """Where it turns."""
+    """The release at which the behaviour changes."""
     held: str = ""
-    """The package's release beside which that was tried."""
+    """The package's release that the companion was tried with."""
     probes: int = 0
     problem: str = ""
 
     @property
     def blamed(self) -> tuple[Change, ...]:
-        """The companions, where they are to blame, alone or together with the package."""
+        """Returns the companions if they are to blame, alone or together with the package."""
         blames = (Blame.COMPANION, Blame.EITHER, Blame.TOGETHER)
         return self.others if self.corners and self.corners.blame in blames else ()
 
     @property
     def companion(self) -> Change | None:
-        """The one that is to blame."""
+        """Returns the companion that is to blame."""
         return self.blamed[0] if len(self.blamed) == 1 else None
 
     def sentences(self) -> list[str]:
-        """The most important first."""
+        """Returns the findings, the most important first."""
         if self.problem:
             return [f"Whether {self.package} alone is to blame is not known: {self.problem}."]
         if self.corners is None:

@@ -1,11 +1,12 @@
-"""Tells a failure of the package that was searched from one of its companions.
+"""Distinguishes a failure of the searched package from a failure of its companions.
 
-Between two releases of a boundary their companions changed too: training libraries, and what else
-ran in the trials. The four corners of {old, new} x {package, companions} show which is enough.
-Where it is not the package alone and only one companion changed, its own releases are searched.
+Between two releases of a boundary their companions changed too: training libraries, and whatever
+else ran in the trials. The four corners of {old, new} x {package, companions} show what is
+sufficient. If the package alone is not, and only one companion changed, its own releases are
+searched.
 
-A corner is an environment with every package pinned. Where that cannot be had (the new release
-requires a newer dependency), the training libraries alone are pinned, and the dependencies follow.
+A corner is an environment with every package pinned. If that cannot be built (the new release
+requires a newer dependency), only the training libraries are pinned, and their dependencies follow.
 """
 
 from __future__ import annotations
@@ -44,28 +45,25 @@ from moediag.stacks.environment import Stack
 LIBRARIES = (
     "accelerate", "transformers", "torch", "trl", "peft", "torchtitan", "deepspeed",
 )  # fmt: skip
-_MOST = 24  # probes of a search
+_MOST = 24  # probes per search
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The two releases of a boundary, the older first. ``turns``: what the newer one is, "bad" or
-    "good"; ``requests``: their environments; ``verdicts``: of the two; ``ran``: what their trials
-    ran, empty where that is not known; ``fixed``: what every request names besides (a held
-    companion, another Python)."""
+    """The two releases of a boundary, the older first."""
 
     package: str
     old: str
     new: str
-    turns: str
-    requests: tuple[Mapping[str, str], Mapping[str, str]]
-    verdicts: tuple[ProbeVerdict, ProbeVerdict]
-    ran: tuple[Executed, Executed]
-    fixed: Mapping[str, str]
+    turns: str  # the verdict of the newer one: "bad" or "good"
+    requests: tuple[Mapping[str, str], Mapping[str, str]]  # their environments
+    verdicts: tuple[ProbeVerdict, ProbeVerdict]  # one for each
+    ran: tuple[Executed, Executed]  # what their trials ran, empty if unknown
+    fixed: Mapping[str, str]  # what every request includes (a held companion, another Python)
 
 
 def who_is_to_blame(sides: Sides, follow: Follow) -> CompanionAnswer:
-    """What stands in the way is the answer's ``problem``."""
+    """Returns the answer; its ``problem`` says why there is none."""
     nothing = CompanionAnswer(sides.package, sides.old, sides.new, sides.turns)
     old, new = (environment.ready(request) for request in sides.requests)
     if old is None or new is None:
@@ -88,11 +86,11 @@ class _Blame:
         self.idle = tuple(c for c in differ.values() if c not in self.others)
 
     def _ran(self, name: str) -> bool:
-        """Some function of it ran on either side, or it is not known."""
+        """Whether either side ran a function of the package, or that is unknown."""
         for stack, executed in zip(self.stacks, self.sides.ran, strict=True):
             if not executed:
                 return True
-            with contextlib.suppress(StackError):  # it is not installed on this side
+            with contextlib.suppress(StackError):  # not installed on this side
                 files = installed(stack.python, name).files
                 if any(line for f in files for line in executed.functions.get(f, ())):
                     return True
@@ -122,7 +120,7 @@ class _Blame:
         return self._probe(self._setting(corner))
 
     def _setting(self, corner: Corner) -> Setting:
-        """Every package pinned; where that cannot be had, the libraries alone."""
+        """Returns the setting with every package pinned, or else only the libraries."""
         s = self.sides
         made = (*([self.own] * corner.package_new), *(self.others * corner.companion_new))
         pinned = self._request(applied(self.resolution, made))
@@ -165,11 +163,11 @@ class _Blame:
 
 
 def _between(change: Change) -> list[str]:
-    """The final releases of a companion from its old to its new version, both included."""
+    """Returns the final releases of a companion from its old to its new version, both included."""
     assert change.old is not None and change.new is not None
     low, high = sorted(Version(v) for v in (change.old, change.new))
     found = {Version(change.old): change.old, Version(change.new): change.new}
-    with contextlib.suppress(StackError):  # no index: the two that are known
+    with contextlib.suppress(StackError):  # no index: use the two that are known
         for release in index.releases(change.name):
             version = Version(release.version)
             if low < version < high and not (release.prerelease or release.yanked):

@@ -1,4 +1,4 @@
-"""What a search found, by index into the releases (0 is the oldest). Plain data, nothing prints."""
+"""The result of a search, by index into the releases (0 is the oldest). Plain data."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict
 from moediag.result import Confidence, Verdict
 from moediag.result.verdicts import StrEnum
 
-# Chances that the last good release is bad and was missed, above which an answer is worth less.
+# Chances that the last good release has the failure unnoticed, above which confidence drops.
 LITTLE, MUCH = 0.01, 0.05
-LACKING = f"{Verdict.NOT_APPLICABLE}:"  # how the reason of such a SKIP begins
+LACKING = f"{Verdict.NOT_APPLICABLE}:"  # prefix of the reason of such a SKIP
 
 
 class Status(StrEnum):
-    FOUND = "found"  # every boundary that was looked for lies between a bad and a good release
+    FOUND = "found"  # every requested boundary lies between a bad and a good release
     OPEN = "open"  # some boundary has no good release beyond it
     NOT_REPRODUCED = "not-reproduced"  # the bad end is good
     UNDECIDED = "undecided"  # the bad end could not be judged
@@ -22,27 +22,23 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Where bad meets good. ``bad``: the bad release at it. ``good``: the good one, None where no
-    release beyond ``bad`` is good. ``undecided``: releases between them that were tried, with what
-    they said; ``untried``: those between them that were not. ``limit``: the last release on this
-    side of the bad end. ``confirmed``: both were probed twice and said the same; ``missed``: chance
-    that ``good`` has the failure and no trial showed it. ``again``: releases beyond ``good`` that
-    are bad again, though the search expected none."""
+    """Where bad meets good."""
 
-    bad: int
-    good: int | None
-    limit: int
+    bad: int  # the bad release next to it
+    good: int | None  # the good one, or None if no release beyond ``bad`` is good
+    limit: int  # the last release on this side of the bad end
     after: bool = False
+    # releases between them that were tried, with their verdicts
     undecided: tuple[tuple[int, ProbeVerdict], ...] = ()
-    untried: tuple[int, ...] = ()
-    confirmed: bool = False
-    missed: float | None = None
-    again: tuple[int, ...] = ()
+    untried: tuple[int, ...] = ()  # releases between them that were not tried
+    confirmed: bool = False  # both were probed twice with the same verdict
+    missed: float | None = None  # chance that ``good`` has the failure and no trial showed it
+    again: tuple[int, ...] = ()  # releases beyond ``good`` that are bad again, unexpectedly
 
     @property
     def candidates(self) -> tuple[int, ...]:
-        """The first bad release is one of these (``after``: the first good one), oldest first;
-        empty where the boundary is open."""
+        """Returns the releases among which the first bad one is (for ``after``: the first good
+        one), oldest first; empty if the boundary is open."""
         if self.good is None:
             return ()
         low, high = sorted((self.bad, self.good))
@@ -50,18 +46,18 @@ class Boundary:
 
     @property
     def exact(self) -> bool:
-        """Bad and good are neighbours."""
+        """Whether bad and good are neighbours."""
         return len(self.candidates) == 1
 
     @property
     def to_the_end(self) -> bool:
-        """It is bad up to the last release there is on this side."""
+        """Whether it is bad up to the last release on this side."""
         return self.good is None and self.bad == self.limit
 
     @property
     def since_it_exists(self) -> bool:
-        """Bad since there is what the scenario needs: the neighbour and every other release that
-        was tried on the older side is not applicable."""
+        """Whether it is bad since the scenario's requirements exist: the neighbour and every other
+        tried release on the older side are not applicable."""
         if self.good is not None or self.after:
             return False
         tried = dict(self.undecided)
@@ -79,18 +75,17 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``end``: the bad end and what it said. ``began``: the boundary with older good releases;
-    ``ended``: with newer ones; None where it was not looked for. ``given_good``: what the release
-    that was given as good said, where that is not GOOD. ``beside``: decided releases that fit
-    neither boundary, seen by probes that the search itself did not need; they depend on what ran
-    at the same time, so they do not count when answers are compared."""
+    """The whole answer."""
 
     status: Status
-    end: int
+    end: int  # the bad end and its verdict
     end_verdict: ProbeVerdict
-    began: Boundary | None = None
-    ended: Boundary | None = None
+    began: Boundary | None = None  # the boundary with older good releases, None if not searched
+    ended: Boundary | None = None  # the boundary with newer good releases, None if not searched
+    # the verdict on the given good release, if that is not GOOD
     given_good: tuple[int, ProbeVerdict] | None = None
+    # decided releases that contradict both boundaries, from probes that the search did not need.
+    # They depend on timing, so they do not count when answers are compared.
     beside: tuple[tuple[int, Kind], ...] = field(default=(), compare=False)
 
     @property
@@ -99,14 +94,14 @@ class Answer:
 
     @property
     def monotone(self) -> bool:
-        """Nothing that was seen contradicts one stretch of bad releases."""
+        """Whether all verdicts fit one stretch of bad releases."""
         return not self.beside and not any(b.again for b in self.boundaries)
 
     @property
     def confidence(self) -> Confidence:
-        """high: each boundary lies between neighbours, both probed twice, and a missed failure is
-        less likely than 1 %. low: nothing was found, a release was bad again, a neighbour is
-        FLAKY, or a missed failure is more likely than 5 %. Else medium."""
+        """Returns high if each boundary lies between neighbours, both probed twice, and a missed
+        failure is less likely than 1 %. Returns low if nothing was found, a release was bad again,
+        a neighbour is FLAKY, or a missed failure is more likely than 5 %. Else medium."""
         if self.status not in (Status.FOUND, Status.OPEN) or not self.monotone:
             return Confidence.LOW
         worst = Confidence.HIGH

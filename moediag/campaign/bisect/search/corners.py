@@ -1,7 +1,7 @@
 """Whether the package or its companions are to blame, by the four corners. Pure.
 
-A good and a bad state differ in the package and in its companions (the accelerate of that day).
-The two mixed corners show whether one of the two is enough.
+A good and a bad state differ in the package and in its companions (the accelerate of that day). The
+two mixed corners show whether one of the two is sufficient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moediag.result.verdicts import StrEnum
 
 @dataclass(frozen=True, slots=True, order=True)
 class Corner:
-    """Which of the two states the package and the companion are in; ``new`` is the far end."""
+    """The state of the package and of the companion; ``new`` is the far end."""
 
     package_new: bool
     companion_new: bool
@@ -34,20 +34,19 @@ class Blame(StrEnum):
     EITHER = "either"
     TOGETHER = "only together"
     UNDECIDED = "undecided"
-    NO_CHANGE = "no change"  # the two ends do not differ, or one of them was not decided
+    NO_CHANGE = "no change"  # the two ends agree, or one of them was not decided
 
 
 @dataclass(frozen=True, slots=True)
 class AxesAnswer:
-    """``turns``: what the new end is (BAD: it broke; GOOD: it was repaired), None without a
-    change. ``verdicts``: of every corner that was needed."""
+    """What the corners show."""
 
     blame: Blame
-    turns: Kind | None
-    verdicts: tuple[tuple[Corner, ProbeVerdict], ...]
+    turns: Kind | None  # the new end's verdict (BAD: broken; GOOD: fixed), None without a change
+    verdicts: tuple[tuple[Corner, ProbeVerdict], ...]  # of every corner that was needed
 
     def words(self, package: str, companion: str) -> str:
-        """E.g. ``transformers alone``, ``only transformers and accelerate together``."""
+        """Returns e.g. ``transformers alone``, ``only transformers and accelerate together``."""
         seen = dict(self.verdicts)
         if self.blame == Blame.PACKAGE:
             return f"{package} alone"
@@ -74,8 +73,8 @@ class AxesAnswer:
 
 
 class Corners(Machine[Corner, AxesAnswer]):
-    """The four corners: both ends, then the two mixed ones. ``answer`` says who is to blame; for
-    ``only together`` the boundary of each axis is a search of its own, the other held new."""
+    """The four corners: both ends, then the two mixed ones. ``answer`` says what is to blame. For
+    ``only together`` each axis is a separate search, with the other held new."""
 
     def _check(self, question: Corner) -> None:
         if not isinstance(question, Corner):
@@ -105,7 +104,7 @@ class Corners(Machine[Corner, AxesAnswer]):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One package that differs between two environments; None: it is not installed there."""
+    """One package that differs between two environments; None: not installed there."""
 
     name: str
     old: str | None
@@ -113,7 +112,7 @@ class Change:
 
 
 def changes(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:
-    """What differs between two resolutions (``name==version`` each), by name.
+    """Returns what differs between two resolutions (``name==version`` each), by name.
 
     Raises ValueError for a line of another form.
     """
@@ -127,7 +126,7 @@ def changes(old: Sequence[str], new: Sequence[str]) -> tuple[Change, ...]:
 
 
 def applied(old: Sequence[str], chosen: Sequence[Change]) -> tuple[str, ...]:
-    """The resolution ``old`` with the chosen changes made, sorted by name."""
+    """Returns the resolution ``old`` with the chosen changes applied, sorted by name."""
     pins: dict[str, str | None] = dict(_pins(old))
     for change in chosen:
         pins[change.name] = change.new

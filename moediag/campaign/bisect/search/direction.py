@@ -1,6 +1,6 @@
-"""One direction of a search, from the bad end outwards: which release to probe next, and why.
+"""One direction of a search, from the bad end outwards: the next release to probe, and why.
 
-Positions instead of indexes: 0 is the bad end, 1 its neighbour, and so on.
+Uses positions instead of indexes: 0 is the bad end, 1 its neighbour, and so on.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``bad``: index of the bad end. ``good``: of a good one, older or newer; None: found by
-    growing steps. ``window``: both first bad and first good after. ``verify``: probe the
-    boundary's neighbours again. ``retry``: probe undecided neighbours again that ended in another
-    failure. ``patience``: with this many undecided releases between bad and good, those between
-    undecided ones are not tried any more (None: all are). ``spot_checks``: further probes on each
-    side, in the middle of the longest stretches that were never probed. ``rate``: how often the
-    failure showed at the bad end, which decides what contradicting probes mean."""
+    """What a search looks for and when it stops."""
 
-    bad: int
-    good: int | None = None
-    window: bool = False
-    verify: bool = True
-    retry: bool = True
+    bad: int  # index of the bad end
+    good: int | None = None  # index of a good release, older or newer; None: found by growing steps
+    window: bool = False  # search both the first bad release and the first good one after it
+    verify: bool = True  # probe the boundary's neighbours again
+    retry: bool = True  # probe undecided neighbours again if they ended in another failure
+    # after this many undecided releases between bad and good, those between undecided ones are not
+    # tried any more (None: all are)
     patience: int | None = None
+    # more probes on each side, in the middle of the longest unprobed stretches
     spot_checks: int = 0
+    # failure rate at the bad end; decides what contradicting probes mean
     rate: Rate = field(default_factory=Rate)
 
 
@@ -50,10 +48,10 @@ class Seen:
         self._steady = steady
         self.attempts: dict[int, list[ProbeVerdict]] = {}
         self._merged: dict[int, ProbeVerdict] = {}
-        self.verified: dict[int, bool] = {}  # index -> its second probe said the same
+        self.verified: dict[int, bool] = {}  # index -> its second probe agreed
 
     def look(self, index: int, chance: float) -> ProbeVerdict:
-        """Probes a release that was not probed yet."""
+        """Probes a release for the first time."""
         if index not in self.attempts:
             told = self._ask(Probe(index), chance)
             self.attempts[index], self._merged[index] = [told], told
@@ -71,8 +69,8 @@ class Seen:
 
 
 def schedule(last: int, given: int | None, newest_first: bool) -> list[int]:
-    """Positions where a good release is looked for, in this order, until one is found: the given
-    one, or else the last one where that is the newest release; then growing steps beyond."""
+    """Returns the positions at which to look for a good release, in order: the given one, or else
+    the last one if that is the newest release; then growing steps."""
     start, first = 0, []
     if given is not None:
         start, first = given, [given]
@@ -105,12 +103,12 @@ class Side:
         return self.options.bad + self.sign * position
 
     def known(self) -> dict[int, ProbeVerdict]:
-        """Position -> verdict, from the bad end outwards."""
+        """Returns position -> verdict, from the bad end outwards."""
         places = sorted(self.sign * (index - self.options.bad) for index in self.seen.attempts)
         return {p: self.seen.verdict(self.index(p)) for p in places if p >= 0}
 
     def bounds(self, known: dict[int, ProbeVerdict]) -> tuple[int, int | None]:
-        """(outermost bad before the innermost good, innermost good or None)."""
+        """Returns (outermost bad before the innermost good, innermost good or None)."""
         good = next((p for p, v in known.items() if v.kind == Kind.GOOD), None)
         bad = [p for p, v in known.items() if v.kind == Kind.BAD and (good is None or p < good)]
         return (max(bad) if bad else 0), good
@@ -147,7 +145,7 @@ class Side:
         return tuple(sorted(found, key=lambda item: item[0]))
 
     def _step(self) -> bool:
-        """One more probe; False when this side is finished."""
+        """Makes one more probe; returns False when this side is finished."""
         known = self.known()
         if known[0].kind != Kind.BAD:
             return False
@@ -177,8 +175,8 @@ class Side:
         return self._spot(bad, good, known)
 
     def _middle(self, bad: int, good: int | None, undecided: list[int]) -> int | None:
-        """The untried position between the bounds that tells most; None when none is left, or
-        too many say nothing."""
+        """Returns the most informative untried position between the bounds. None if none is left,
+        or too many were undecided."""
         end = self.last + 1 if good is None else good
         marks = [bad, *undecided, end]
         gaps = [(a, b) for a, b in itertools.pairwise(marks) if b - a > 1]
@@ -194,7 +192,7 @@ class Side:
         return (low + high) // 2
 
     def _retried(self, undecided: list[int], good: int | None) -> bool:
-        """A failure of another kind may have been a passing one: the neighbours once more."""
+        """Probes the neighbours again, since another kind of failure may have been transient."""
         edges = [undecided[0]] + ([undecided[-1]] if good is not None else [])
         for position in dict.fromkeys(edges):
             told = self.seen.attempts[self.index(position)]
@@ -204,7 +202,7 @@ class Side:
         return False
 
     def _spot(self, bad: int, good: int, known: dict[int, ProbeVerdict]) -> bool:
-        """Looks where nothing was probed and the answer is only inferred."""
+        """Probes a release whose verdict is only inferred."""
         if self.spots >= self.options.spot_checks:
             return False
         marks = [*known, self.last + 1]

@@ -1,10 +1,10 @@
-"""How often must a failure not show before a release is called good?
+"""How many clean trials make a release good?
 
 A failure that shows in a share p of its trials is missed by k trials with chance (1 - p)^k. p is
-not known but was measured, and from few trials, so the chance is averaged over every p that the
-measurement allows (uniform prior, so p ~ Beta(shown + 1, trials - shown + 1)), which has the closed
-form below. Nine failures in ten are taken to show always, until one trial does not show it: else
-three of three would ask for repeats of every release. That prior is an assumption, not a
+only measured, and from few trials. So the chance is averaged over every p that the measurement
+allows (uniform prior, so p ~ Beta(shown + 1, trials - shown + 1)), which has the closed form below.
+The prior says that nine failures in ten always show, until one trial does not show it; otherwise
+three of three would require repeats of every release. That prior is an assumption, not a
 measurement.
 """
 
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from moediag.campaign.bisect.probe_verdict import Kind, ProbeVerdict, flaky, skip
 
-STEADY_PRIOR = 0.9  # share of failures that are taken to show in every trial
-MOST_REPEATS = 200  # beyond that a failure is too rare to be bisected
+STEADY_PRIOR = 0.9  # assumed share of failures that show in every trial
+MOST_REPEATS = 200  # a failure that needs more is too rare to be bisected
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Measured at the bad end: ``shown`` of ``trials`` showed the failure. Raises ValueError
-    unless 1 <= shown <= trials."""
+    """Measured at the bad end: ``shown`` of ``trials`` showed the failure. Raises ValueError unless
+    1 <= shown <= trials."""
 
     shown: int = 1
     trials: int = 1
@@ -34,11 +34,11 @@ class Rate:
 
     @property
     def steady(self) -> bool:
-        """It showed in every trial."""
+        """Whether it showed in every trial."""
         return self.shown == self.trials
 
     def missed(self, clean: int) -> float:
-        """Chance, 0 to 1, that ``clean`` trials of a release that has the failure all miss it."""
+        """Returns the chance, 0 to 1, that ``clean`` trials all miss an existing failure."""
         if clean < 0:
             raise ValueError(f"{clean} clean trials")
         hidden = self.trials - self.shown
@@ -48,14 +48,14 @@ class Rate:
             return uneven
         if clean == 0:
             return 1.0
-        # All trials showed it: likely either way, certain where it always shows.
+        # If all trials showed it: likely for any rate, certain if it always shows.
         doubt = (1 - STEADY_PRIOR) / (self.trials + 1)
         return uneven * doubt / (STEADY_PRIOR + doubt)
 
     def repeats(self, sure: float = 0.95) -> int:
-        """Clean trials that make a good release good with at least ``sure``.
+        """Returns how many clean trials make a release good with at least ``sure``.
 
-        Raises ValueError where that takes more than MOST_REPEATS, or ``sure`` is not in 0..1.
+        Raises ValueError if that takes more than MOST_REPEATS, or ``sure`` is not in 0..1.
         """
         _share(sure)
         for count in range(1, MOST_REPEATS + 1):
@@ -68,7 +68,7 @@ class Rate:
 
 
 def repeats_at(rate: float, sure: float = 0.95) -> int:
-    """The same for a rate that is known: the smallest k with (1 - rate)^k <= 1 - sure.
+    """Returns the same for a known rate: the smallest k with (1 - rate)^k <= 1 - sure.
 
     Raises ValueError unless 0 < rate <= 1 and 0 < sure < 1.
     """
@@ -81,12 +81,12 @@ def repeats_at(rate: float, sure: float = 0.95) -> int:
 
 
 def combined(trials: Sequence[ProbeVerdict], rate: Rate, sure: float = 0.95) -> ProbeVerdict:
-    """The verdict of a probe from those of its trials.
+    """Returns the verdict of a probe from those of its trials.
 
-    BAD when the failure showed (at least once, where it shows at times); GOOD when enough trials
-    were clean and none showed it; FLAKY when a failure that always shows did so in some only. With
-    too few clean trials: the first OTHER, else the first SKIP, else a SKIP that says how few.
-    Trials that decided nothing never count for or against. Raises ValueError without trials.
+    BAD if the failure showed (once is enough if it is intermittent). GOOD if enough trials were
+    clean and none showed it. FLAKY if a failure that always shows did so in some only. With too few
+    clean trials: the first OTHER, else the first SKIP, else a SKIP with the number. Trials that
+    decided nothing do not count. Raises ValueError without trials.
     """
     if not trials:
         raise ValueError("a probe without trials")

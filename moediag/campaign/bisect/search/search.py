@@ -1,21 +1,21 @@
 """Searches the release that broke a scenario and the one that fixed it; no processes, no files.
 
-From the bad end outwards: releases are first bad and from some one on good. ``before`` looks among
-older releases for where the failure began, ``after`` among newer ones for where it ended; both are
-the same search, in *positions*: 0 is the bad end, 1 its neighbour, and so on.
+From the bad end outwards, releases are first bad and then good. ``before`` searches older releases
+for where the failure began, ``after`` newer ones for where it ended. Both are the same search, in
+*positions*: 0 is the bad end, 1 its neighbour, and so on.
 
-1. The bad end. If it is not bad there is nothing to search.
-2. A good end: the given one, or growing steps outwards (1, 2, 4, …, the last release). A window
-   tries the newest release before that: it says at once whether the failure is still there.
-3. The middle between the outermost bad and the innermost good release, again and again. Releases
-   that decide nothing move no bound; the places next to bad and good are tried before those between
-   undecided ones, because releases that cannot be tried come in stretches.
-4. Undecided neighbours once more where another failure hid them (a transient one goes away).
-5. Both neighbours of the boundary again. Whoever contradicts itself is FLAKY, and the search goes
-   on without it.
+1. Probe the bad end. If it is not bad there is nothing to search.
+2. Find a good end: the given one, or growing steps outwards (1, 2, 4, …, the last release). A
+   window tries the newest release first: it shows at once whether the failure still exists.
+3. Halve between the outermost bad and the innermost good release, repeatedly. Undecided releases
+   move no bound. Places next to bad and good are tried before those between undecided ones, because
+   releases that cannot be tried come in stretches.
+4. Retry undecided neighbours if another failure hid them (it may be transient).
+5. Probe both neighbours of the boundary again. A release that contradicts itself is FLAKY, and the
+   search continues without it.
 
-A probe that contradicts the picture (a bad release beyond a good one) never moves a bound; it is
-part of the answer.
+A contradicting probe (a bad release beyond a good one) never moves a bound; it is part of the
+answer.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["Options", "Probe", "Search", "most_probes"]
 
 
 class Search(Machine[Probe, Answer]):
-    """Over ``count`` releases, index 0 the oldest. Raises ValueError for options that do not fit.
+    """A search over ``count`` releases, index 0 the oldest. Raises ValueError for invalid options.
 
-    ``next(k)``, ``told(probe, verdict)`` and ``answer`` are :class:`Machine`'s. The answer does
-    not depend on ``k`` nor on the order of ``told``.
+    ``next(k)``, ``told(probe, verdict)`` and ``answer`` are :class:`Machine`'s. The answer depends
+    neither on ``k`` nor on the order of ``told``.
     """
 
     def __init__(self, count: int, options: Options) -> None:
@@ -49,7 +49,7 @@ class Search(Machine[Probe, Answer]):
 
     @property
     def verdicts(self) -> dict[int, ProbeVerdict]:
-        """What is known of each release, all its probes together; oldest first."""
+        """Returns the combined verdict of each probed release, oldest first."""
         attempts: dict[int, list[ProbeVerdict]] = {}
         for probe in sorted(self.known):
             attempts.setdefault(probe.index, []).append(self.known[probe])
@@ -78,7 +78,7 @@ class Search(Machine[Probe, Answer]):
             side = Side(seen, options, self.count, +1, options.good if good_after else None)
             ended = side.search()
         end = seen.verdict(options.bad)
-        if end.kind != Kind.BAD:  # it contradicted itself when it was probed again
+        if end.kind != Kind.BAD:  # it contradicted itself in a second probe
             return self._without_end(end)
         boundaries = [b for b in (began, ended) if b is not None]
         closed = all(b.good is not None for b in boundaries)
@@ -96,7 +96,7 @@ class Search(Machine[Probe, Answer]):
         )
 
     def _other_ends(self) -> Iterator[tuple[int, float]]:
-        """Both ends first: the good one that was given, and the newest release for a window."""
+        """Returns both ends first: the given good one, and the newest release for a window."""
         good, bad, newest = self.options.good, self.options.bad, self.count - 1
         if good is not None:
             yield good, 0.05
@@ -108,7 +108,7 @@ class Search(Machine[Probe, Answer]):
         return Answer(status, self.options.bad, end)
 
     def _beside(self, boundaries: list[Boundary], seen: Seen) -> Iterator[tuple[int, Kind]]:
-        """Releases outside the search's path that are good among the bad or bad among the good."""
+        """Returns releases off the search's path that are good among bad or bad among good."""
         for index, verdict in self.verdicts.items():
             if index in seen.attempts or not verdict.decided:
                 continue
@@ -123,8 +123,8 @@ class Search(Machine[Probe, Answer]):
 
 
 def most_probes(count: int, options: Options) -> int:
-    """As many probes as a clean history needs at most: one stretch of bad releases, everything can
-    be tried, and the given good release is good. Spot checks come on top."""
+    """Returns the most probes that a clean history needs: one stretch of bad releases, every
+    release can be tried, and the given good release is good. Spot checks are extra."""
     given = None if options.good is None else options.good - options.bad
     total = 1
     if options.window or given is None or given < 0:
@@ -138,7 +138,7 @@ def most_probes(count: int, options: Options) -> int:
 
 
 def _most(options: Options, places: list[int], given: bool) -> int:
-    """Of one side, the bad end apart: however far the boundary is."""
+    """Returns the most probes of one side without the bad end, wherever the boundary is."""
     again = 2 if options.verify else 0
     worst = 0 if given else len(places)  # bad to the end
     bad = 0

@@ -1,9 +1,9 @@
-"""A search as a pure function of what is known, replayed from its beginning each time.
+"""A search as a pure function of the known verdicts, replayed from its beginning each time.
 
-A subclass writes its search as plain sequential code that *asks*. Where an answer is not known yet
-the replay stops there, and that is the question to put next. So the answer depends on the known
-verdicts alone: not on how many probes run at once, nor on the order in which they finish, and a
-search is resumed by giving it the known verdicts again.
+A subclass writes its search as plain sequential code that *asks*. If an answer is unknown, the
+replay stops there, and that is the next question. So the answer depends on the known verdicts
+alone, not on how many probes run at once or the order in which they finish. A search is resumed by
+giving it the known verdicts again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from moediag.campaign.bisect.probe_verdict import BAD, GOOD, ProbeVerdict
 Q = TypeVar("Q", bound=Hashable)
 A = TypeVar("A")
 
-# ask(question, chance): ``chance`` that the verdict is BAD, which orders what is asked in advance.
+# ask(question, chance): ``chance`` that the verdict is BAD, which orders the questions in advance.
 Ask = Callable[[Q, float], ProbeVerdict]
 
 
 class _Open(Exception):
-    """The replay needs a verdict that is not known yet."""
+    """The replay needs an unknown verdict."""
 
     def __init__(self, question: Hashable, chance: float) -> None:
         super().__init__(question)
@@ -43,11 +43,11 @@ class Machine(ABC, Generic[Q, A]):
 
     @abstractmethod
     def _decide(self, ask: Ask[Q]) -> A:
-        """The whole search, from its beginning; deterministic; reads verdicts through ``ask``."""
+        """Runs the whole search from its beginning; deterministic; asks through ``ask``."""
 
     @abstractmethod
     def _check(self, question: Q) -> None:
-        """Raises ValueError for a question that this search cannot have."""
+        """Raises ValueError for a question that is not part of this search."""
 
     @property
     def known(self) -> Mapping[Q, ProbeVerdict]:
@@ -55,19 +55,19 @@ class Machine(ABC, Generic[Q, A]):
 
     @property
     def path(self) -> tuple[Q, ...]:
-        """The questions that the search itself needed, in order; the others were told besides."""
+        """Returns the questions that the search needed, in order, without the other known ones."""
         self._replay()
         return tuple(self._path)
 
     @property
     def answer(self) -> A | None:
-        """None while something must still be asked."""
+        """Returns the answer, or None while a question is open."""
         self._replay()
         return self._answer
 
     def told(self, question: Q, verdict: ProbeVerdict) -> None:
-        """Any order; also what was never asked. Telling the same twice changes nothing; another
-        verdict for the same question raises ValueError."""
+        """Records a verdict, in any order, also of a question never asked. A repeated verdict
+        changes nothing; a different one for the same question raises ValueError."""
         self._check(question)
         if self._known.setdefault(question, verdict) != verdict:
             raise ValueError(
@@ -76,11 +76,11 @@ class Machine(ABC, Generic[Q, A]):
         self._stale = True
 
     def next(self, k: int = 1) -> list[Q]:
-        """Up to ``k`` different questions, none of them told; empty once there is an answer.
+        """Returns up to ``k`` different open questions; empty once there is an answer.
 
-        The first is what the search waits for. The others are what it will most probably want
-        next, whatever the first says: run them beside it, or only prepare them. Three at once
-        quarter the range. A question stays in the list while its probe runs.
+        The search waits for the first. It will probably need the others next, whatever the first
+        says: run them in parallel, or only prepare them. Three at once quarter the range. A
+        question stays in the list while its probe runs.
         """
         if k < 1:
             raise ValueError(f"k is {k}: at least 1")
@@ -105,7 +105,8 @@ class Machine(ABC, Generic[Q, A]):
         return wanted
 
     def _stop(self, supposed: Mapping[Q, ProbeVerdict]) -> _Open | None:
-        """Where the replay stops if ``supposed`` were told as well; None: it has an answer."""
+        """Returns where the replay stops with ``supposed`` known as well; None: it has an
+        answer."""
         if not supposed:
             self._replay()
             return self._open

@@ -1,5 +1,5 @@
-"""What changed between the two releases of a boundary, out of their installed packages and of what
-the probes' trials ran. Offline: no index, no process."""
+"""Finds what changed between the two releases of a boundary, from their installed packages and the
+functions that the probes' trials ran. Offline: no index, no process."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def attribute(
     target: Target,
     folder: Path,
 ) -> Attribution:
-    """Between the releases ``old`` and ``new`` of ``package``. ``requests``: what their
-    environments were asked for with; ``folder``: of the bisect, which holds the probes' runs.
-    Never raises: what is missing is the ``problem``."""
+    """Returns what changed between the releases ``old`` and ``new`` of ``package``. ``requests``:
+    those of their environments; ``folder``: the bisect's, with the probes' runs. Never raises:
+    ``problem`` says what is missing."""
     try:
         before, after = (_package(package, v, requests[v]) for v in (old, new))
         clues = _clues(probes, (old, new), target, folder, {*before.files, *after.files})
@@ -94,7 +94,7 @@ def _changes(
 
 
 def ran(probes: Sequence[ProbeRecord], version: str, target: Target, folder: Path) -> Executed:
-    """What the trial that decided about ``version`` ran."""
+    """Returns what the deciding trial of ``version`` ran."""
     place = _trial(probes, version, target, folder)[2]
     return read_executed(place) if place else Executed()
 
@@ -120,7 +120,7 @@ def _clues(
 def _trial(
     probes: Sequence[ProbeRecord], version: str, target: Target, folder: Path
 ) -> tuple[Kind | None, TrialResult | None, Path | None]:
-    """The trial that decided about ``version``, with its folder."""
+    """Returns the deciding trial of ``version`` with its folder."""
     for record in probes:
         if record.version != version or not (record.verdict.decided and record.evidence):
             continue
@@ -150,8 +150,8 @@ def _named(trial: TrialResult) -> tuple[str, ...]:
 
 
 def _frames(trial: TrialResult, folder: Path, files: Container[str]) -> Iterator[tuple[str, int]]:
-    """Of the culprits, of all ranks where none is at fault: the innermost ones in ``files``, of
-    exceptions and of what was captured of a rank that hung."""
+    """Yields the innermost frames in ``files`` of exceptions and captured stacks: the culprits', or
+    all ranks' if there is no culprit."""
     seen = read_trial(folder).ranks
     for rank in trial.culprits or tuple(seen):
         stacks = [[(f.file, f.line) for f in s.frames] for s in _stacks(seen.get(rank))]
@@ -165,7 +165,7 @@ def _stacks(seen: RankEvidence | None) -> tuple[Stack, ...]:
 
 
 def _raised(path: Path) -> list[tuple[str, int]]:
-    """The traceback in torch elastic's error file, outermost first."""
+    """Returns the traceback in torch elastic's error file, outermost first."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         text = str(raw["message"]["extraInfo"]["py_callstack"])

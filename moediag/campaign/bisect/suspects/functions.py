@@ -1,8 +1,8 @@
-"""Which functions differ between two states of a Python file. Pure.
+"""Finds the functions that differ between two states of a Python file. Pure.
 
-Compared is what runs: comments, layout, docstrings and the place in the file make no difference.
-A nested function is part of the one around it. A class that is there on one side only is one
-change, not one for each of its methods.
+Only executable code is compared: comments, layout, docstrings and the position in the file are
+ignored. A nested function is part of the one around it. A class that exists on one side only is one
+change, not one per method.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from moediag.result.verdicts import StrEnum
 
 CONTEXT = 2  # lines around a difference
-TOP = "<module>"  # the statements of a file that are in no function and no class
+TOP = "<module>"  # the statements of a file outside functions and classes
 _Named = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -29,22 +29,21 @@ class How(StrEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """``name``: qualified, e.g. ``Qwen3MoeExperts.forward``; of a class its own statements.
-    ``first`` and ``last``: its lines, from 1, decorators included. ``raw``: those lines of a
-    function, "" of anything else. ``write`` makes the normalised source, ``whole`` that of a class
-    with everything in it."""
+    """A function, or a class's own statements."""
 
-    name: str
-    first: int
-    last: int
-    raw: str
+    name: str  # qualified, e.g. ``Qwen3MoeExperts.forward``
+    first: int  # first line, from 1, decorators included
+    last: int  # last line
+    raw: str  # the lines of a function, "" for anything else
+    # makes the normalised source
     write: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
+    # makes the normalised source of a class with its contents
     whole: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
     is_class: bool = False
 
     @functools.cached_property
     def lines(self) -> tuple[str, ...]:
-        """Normalised source: costs more than reading the file, so it is made when asked for."""
+        """Returns normalised source, made on request because it is expensive."""
         return self.write()
 
     def entire(self) -> Piece:
@@ -56,7 +55,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ChangedFunction:
-    """``old``, ``new``: None on the side where it is not."""
+    """``old``, ``new``: None on the side that lacks it."""
 
     file: str
     name: str
@@ -66,21 +65,21 @@ class ChangedFunction:
 
     @functools.cached_property
     def diff(self) -> tuple[str, ...]:
-        """Unified, of normalised source, without its head: what runs, in few lines."""
+        """Returns the unified diff of normalised source, without its head."""
         old, new = (side.lines if side else () for side in (self.old, self.new))
         found = list(difflib.unified_diff(old, new, n=CONTEXT, lineterm=""))[2:]
         return tuple("..." if line.startswith("@@") else line for line in found)[1:]
 
     @property
     def size(self) -> int:
-        """Lines that one side has and the other has not."""
+        """Returns the number of lines that only one side has."""
         return sum(line[:1] in ("+", "-") for line in self.diff)
 
 
 def pieces(source: str) -> dict[str, Piece]:
-    """Every function and class of ``source`` by name, and :data:`TOP`. Of several with one name
-    (one a platform, overloads) the texts are joined. Raises SyntaxError or ValueError for what
-    this Python cannot read."""
+    """Returns every function and class of ``source`` by name, and :data:`TOP`. Joins those with one
+    name (one per platform, overloads). Raises SyntaxError or ValueError for what this Python cannot
+    parse."""
     found: dict[str, Piece] = {}
     rows = source.splitlines()
     try:
@@ -105,8 +104,8 @@ def _joined(before: Piece, piece: Piece) -> Piece:
 
 
 def changed(file: str, old: str | None, new: str | None) -> list[ChangedFunction]:
-    """What differs, in the order of the newer file; ``old`` and ``new``: its text, None where
-    there is no such file. Raises as :func:`pieces`."""
+    """Returns the changes, in the order of the newer file. ``old`` and ``new``: its text, None if
+    the file is missing. Raises as :func:`pieces`."""
     before = pieces(old) if old is not None else {}
     after = pieces(new) if new is not None else {}
     found = []
@@ -123,7 +122,7 @@ def changed(file: str, old: str | None, new: str | None) -> list[ChangedFunction
 
 
 def _with_its_class(name: str, there: Mapping[str, Piece], here: Mapping[str, Piece]) -> bool:
-    """Some class around ``name`` is missing ``here`` as well."""
+    """Whether some class around ``name`` is also missing ``here``."""
     parts = name.split(".")
     around = (".".join(parts[:n]) for n in range(1, len(parts)))
     return any(outer in there and outer not in here for outer in around)
@@ -160,7 +159,7 @@ def _entire(node: ast.stmt) -> tuple[str, ...]:
 
 
 def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
-    """The statements inside an ``if``, ``try``, ``with`` or loop."""
+    """Yields the statements inside an ``if``, ``try``, ``with`` or loop."""
     for part in ("body", "orelse", "finalbody"):
         yield getattr(node, part, [])
     for handler in getattr(node, "handlers", []):
@@ -168,7 +167,7 @@ def _blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def _own(body: list[ast.stmt]) -> tuple[str, ...]:
-    """Statements of a class or file, without functions, classes and the docstring."""
+    """Returns the statements of a class or file, without functions, classes and the docstring."""
     lines: list[str] = []
     for node in _without_docstring(body):
         if isinstance(node, _Named):
@@ -182,7 +181,7 @@ def _own(body: list[ast.stmt]) -> tuple[str, ...]:
 
 
 def _headed(node: ast.ClassDef) -> ast.stmt:
-    """``class NAME(BASES): ...`` with its decorators."""
+    """Returns ``class NAME(BASES): ...`` with its decorators."""
     head = ast.ClassDef(
         name=node.name,
         bases=node.bases,

@@ -1,4 +1,4 @@
-"""A package as it is installed in an environment: its files, and where its source is kept."""
+"""A package as installed in an environment: its files and its source repository."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from moediag.errors import StackError
 from moediag.stacks.overlay import FOLDER, site_packages
 
 _REPOSITORY = re.compile(r"^(https?://(?:github|gitlab|codeberg)\.[a-z]+/[^/\s]+/[^/\s#?]+)")
-# The words of a project's own links, the best first.
+# Labels of a project's links, the best first.
 _LABELS = ("repository", "source", "source code", "code", "github", "homepage", "home-page")
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """``files``: Python files as they are imported -> digest of the content; ``root``: the folder
-    that these names are relative to; ``tops``: names to import, the largest first; ``compiled``: it
-    has extension modules; ``repository``: "" where its metadata name none."""
+    """An installed package."""
 
     name: str
     version: str
-    root: Path
-    files: dict[str, str]
-    tops: tuple[str, ...]
-    compiled: bool
-    repository: str = ""
+    root: Path  # the folder that these names are relative to
+    files: dict[str, str]  # Python files, as imported -> digest of the content
+    tops: tuple[str, ...]  # import names, the largest first
+    compiled: bool  # whether it has extension modules
+    repository: str = ""  # "" if its metadata has none
 
     def text(self, file: str) -> str | None:
-        """None where it has no such file, or it cannot be read."""
+        """Returns the text, or None for a file that is missing or unreadable."""
         try:
             return (self.root / file).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -38,7 +36,7 @@ class Package:
 
 
 def installed(python: Path, name: str) -> Package:
-    """``name`` in the environment of the interpreter ``python``. Raises StackError."""
+    """Returns ``name`` in the environment of the interpreter ``python``. Raises StackError."""
     environment = python.parent.parent
     folders = [site_packages(environment), environment / FOLDER]
     found = next(
@@ -71,7 +69,7 @@ def installed(python: Path, name: str) -> Package:
 
 
 def repository(about: metadata.PackageMetadata) -> str:
-    """The address of the source, out of ``Project-URL`` and ``Home-page``."""
+    """Returns the address of the source, from ``Project-URL`` and ``Home-page``."""
     links: dict[str, str] = {}
     for entry in about.get_all("Project-URL") or []:
         label, _, url = str(entry).partition(",")
@@ -86,7 +84,7 @@ def repository(about: metadata.PackageMetadata) -> str:
 
 
 def compare(address: str, old: str, new: str) -> str:
-    """The public page that compares the tags ``vOLD`` and ``vNEW``; "" without an address."""
+    """Returns the page that compares the tags ``vOLD`` and ``vNEW``; "" without an address."""
     if not address:
         return ""
     between = "/-/compare/" if "//gitlab." in address else "/compare/"

@@ -1,10 +1,10 @@
 """Ranks changed functions by how probably they cause the failure. Pure.
 
-A release changes hundreds of functions. What the failing trial never ran is no cause; of the rest
-those come first that stand in the failure's own stacks, then those of the model's classes around
-the parameters that the failure names, the innermost first: a change to the code of
-``model.layers.1.mlp`` explains a gradient that never came for ``model.layers.1.mlp.experts.3…``
-better than a change to that of ``model``.
+A release changes hundreds of functions. A function that the failing trial never ran is not the
+cause. Of the rest, functions in the failure's own stacks come first. Then come those of the model's
+classes around the parameters that the failure names, the innermost first: a change to the code of
+``model.layers.1.mlp`` explains a missing gradient of ``model.layers.1.mlp.experts.3…`` better than
+a change to that of ``model``.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Clues:
-    """What a failure names. ``parameters``: parameters or modules by FQN, numbered or ``*``;
-    ``frames``: (file as imported, line) of its stacks; ``old`` and ``new``: what the trials on
-    both sides ran."""
+    """What a failure names."""
 
-    parameters: tuple[str, ...] = ()
-    frames: tuple[tuple[str, int], ...] = ()
-    old: Executed = field(default_factory=Executed)
-    new: Executed = field(default_factory=Executed)
+    parameters: tuple[str, ...] = ()  # parameters or modules by FQN, numbered or ``*``
+    frames: tuple[tuple[str, int], ...] = ()  # (file as imported, line) of its stacks
+    old: Executed = field(default_factory=Executed)  # what the old side's trials ran
+    new: Executed = field(default_factory=Executed)  # what the new side's trials ran
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A changed function with why it stands where it stands. ``ran``: in a trial of a side that
-    has it; ``depth``: components of the innermost module around a named parameter whose class it
-    belongs to, -1 for none; ``place``: that module."""
+    """A changed function and the reasons for its rank."""
 
     change: ChangedFunction
-    ran: bool
+    ran: bool  # in a trial of a side that has it
     in_stack: bool = False
+    # components of the innermost module around a named parameter whose class it belongs to, -1 for
+    # none
     depth: int = -1
-    place: str = ""
+    place: str = ""  # that module
 
     @property
     def why(self) -> str:
@@ -55,7 +53,7 @@ class Suspect:
 
 
 def ranked(changes: Iterable[ChangedFunction], clues: Clues) -> list[Suspect]:
-    """The likeliest first; what is alike is ordered by how much of it changed."""
+    """Returns the likeliest first; ties are ordered by the size of the change."""
     wanted = {tuple(_NUMBER.sub("*", name).split(".")) for name in clues.parameters}
     found = [_suspect(change, clues, wanted) for change in changes]
     return sorted(
@@ -83,8 +81,8 @@ def _suspect(change: ChangedFunction, clues: Clues, wanted: set[tuple[str, ...]]
 
 
 def _ran(piece: Piece | None, functions: Mapping[str, set[int]], change: ChangedFunction) -> bool:
-    """The statements of a file or of a class that both sides have run when it is imported: no
-    trial says more about them."""
+    """Whether it ran. The statements of a file or class that both sides have run on import, so
+    trials say nothing more about them."""
     lines = functions.get(change.file, set())
     if piece is None or not _whole(change):
         return False
@@ -92,13 +90,13 @@ def _ran(piece: Piece | None, functions: Mapping[str, set[int]], change: Changed
 
 
 def _is_own(change: ChangedFunction, line: int) -> bool:
-    # Frames are those of the failing side; the other side's lines lie near enough.
+    # Frames are the failing side's; the other side's lines are close enough.
     sides = [piece for piece in (change.old, change.new) if piece]
     return _whole(change) and any(piece.first <= line <= piece.last for piece in sides)
 
 
 def _whole(change: ChangedFunction) -> bool:
-    """It is a function, or a class that one side has not."""
+    """Whether it is a function, or a class that one side lacks."""
     sides = [piece for piece in (change.old, change.new) if piece]
     return change.name != TOP and not (len(sides) == 2 and sides[0].is_class)
 
@@ -106,7 +104,7 @@ def _whole(change: ChangedFunction) -> bool:
 def _depth(
     change: ChangedFunction, executed: Executed, wanted: set[tuple[str, ...]]
 ) -> tuple[int, str]:
-    """Of the class that the change belongs to, or is."""
+    """Returns the depth and place of the class that the change belongs to, or is."""
     parts = change.name.split(".")
     best = (-1, "")
     for number in range(1, len(parts) + 1):
@@ -120,8 +118,8 @@ def _depth(
 def named(
     worst: str | None, missing: Sequence[str], wrong: Sequence[str], module: str
 ) -> tuple[str, ...]:
-    """What a trial's result names, the most exact: parameters that are missing in a collective,
-    else those that are wrong, else the module of the divergence."""
+    """Returns what a trial's result names, the most exact: parameters missing in a collective, else
+    wrong ones, else the module of the divergence."""
     for names in (missing, [*wrong, *([worst] if worst else [])], [module] if module else []):
         if names:
             return tuple(dict.fromkeys(names))

@@ -1,5 +1,4 @@
-"""What changed between the two releases of a boundary, as it is shown: sentences, JSON, markdown.
-Pure."""
+"""What changed between the two releases of a boundary, as sentences, JSON and markdown. Pure."""
 
 from __future__ import annotations
 
@@ -11,34 +10,31 @@ from moediag.campaign.bisect.suspects.ranking import Suspect
 from moediag.result.wording import plural
 
 SHOWN = 8  # functions
-DIFFS = 3  # of them with their difference on the page
-LINES = 24  # of one difference
+DIFFS = 3  # of them with a diff on the page
+LINES = 24  # of one diff
 BRIEF_DIFFS, BRIEF = 3, 12  # the same in a terminal
-WIDTH = 160  # letters of a line
+WIDTH = 160  # characters of a line
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Between the releases ``old`` and ``new``, neighbours of a boundary or as near as it is known.
-    ``files`` changed in all, ``imported`` of them by the trials; ``functions`` changed in those,
-    of which ``ran`` were run; ``suspects``: the likeliest first. ``problem``: why there is nothing
-    to say, else ""."""
+    """Changes between the releases ``old`` and ``new``, the closest known pair at a boundary."""
 
     package: str
     old: str
     new: str
-    files: int = 0
-    imported: int = 0
-    functions: int = 0
-    ran: int = 0
-    suspects: tuple[Suspect, ...] = ()
+    files: int = 0  # files changed in all
+    imported: int = 0  # of these files, those that the trials imported
+    functions: int = 0  # functions changed in those
+    ran: int = 0  # of these functions, those that ran
+    suspects: tuple[Suspect, ...] = ()  # the likeliest first
     compare: str = ""
     unread: tuple[str, ...] = ()
-    problem: str = ""
+    problem: str = ""  # why there is no result, else ""
 
     @property
     def shown(self) -> tuple[Suspect, ...]:
-        """The likeliest; those that did not run only where none did."""
+        """Returns the likeliest; those that did not run only if none did."""
         ran = [s for s in self.suspects if s.ran]
         return tuple((ran or list(self.suspects))[:SHOWN])
 
@@ -56,7 +52,7 @@ def summary(found: Attribution) -> str:
 
 
 def lines(found: Attribution) -> list[str]:
-    """For a terminal."""
+    """Returns lines for a terminal."""
     text = [summary(found)]
     for place, suspect in enumerate(found.shown):
         change = suspect.change
@@ -113,14 +109,14 @@ def to_json(found: Attribution) -> dict[str, Any]:
 
 
 def where(suspect: Suspect) -> str:
-    """``FILE:LINE`` of the newer release, of the older one where it was removed."""
+    """Returns ``FILE:LINE`` of the newer release, or of the older one if it was removed."""
     change = suspect.change
     piece = change.new or change.old
     return f"{change.file}:{piece.first if piece else 1}"
 
 
 def difference(suspect: Suspect, most: int = LINES) -> list[str]:
-    """At most ``most`` lines, the first that differ among them."""
+    """Returns at most ``most`` lines, including the first that differ."""
     whole = [_clipped(line) for line in suspect.change.diff]
     if len(whole) <= most:
         return whole

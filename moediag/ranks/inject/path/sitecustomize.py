@@ -1,8 +1,9 @@
-"""Runs at the start of every Python process of a watched job, whichever Python that is.
+"""Runs at the start of every Python process of a watched job, in any Python.
 
-It takes itself off ``sys.path``, runs the ``sitecustomize`` that it hides, and leaves one import
-hook behind: nothing happens before torch.distributed is imported, and nothing that happens here
-may break the job. So: no import that the interpreter has not done already, syntax of any Python 3.
+It removes itself from ``sys.path``, runs the ``sitecustomize`` that it hides, and installs one
+import hook. Nothing happens before torch.distributed is imported, and nothing here may break the
+job. So it only imports what the interpreter has already imported, and its syntax works in any
+Python 3.
 """
 
 import os
@@ -75,7 +76,7 @@ def _package():
 
 
 def _note(text):
-    """One line in the run directory that says why something was not recorded."""
+    """Writes a line to the run directory that says why something was not recorded."""
     try:
         who = "pid %d (%s)" % (os.getpid(), " ".join(getattr(sys, "argv", [])[:2]))
         with open(os.path.join(os.environ["MOEDIAG_WATCH"], "not-recorded.txt"), "a") as file:
@@ -95,7 +96,7 @@ def _begin():
 
 
 def _hidden():
-    """The sitecustomize that would have run without us, if there is one."""
+    """Returns the sitecustomize that would have run without this one, or None."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401

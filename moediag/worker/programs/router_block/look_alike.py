@@ -1,10 +1,10 @@
-"""A MoE block under tensor parallelism in plain torch, laid out as torchtitan lays out its own.
+"""A MoE block under tensor parallelism in plain torch, laid out as torchtitan's own.
 
-Not torchtitan's code. What is alike: sequence-sharded input and output, a gate that every rank
-computes whole on a replicated DTensor, routed experts on plain local tensors, shared experts by
-torch's ColwiseParallel and RowwiseParallel, and with expert TP = 1 a slice of the folded tokens
-on each rank. What is not: with expert TP = 1 the experts' weights are gathered where torchtitan
-sends the tokens, and nothing is padded. The gradients are the same.
+Not torchtitan's code. The same: sequence-sharded input and output, a gate that every rank computes
+whole on a replicated DTensor, routed experts on plain local tensors, shared experts by torch's
+ColwiseParallel and RowwiseParallel, and with expert TP = 1 a slice of the folded tokens on each
+rank. Different: with expert TP = 1 the experts' weights are gathered where torchtitan sends the
+tokens, and nothing is padded. The gradients are the same.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class SharedExperts(nn.Module):
 
 
 class Block(nn.Module):
-    """x (batch, sequence, hidden) -> the same shape. Once parallelized, ``sharding`` is set and x
-    is this rank's part of the sequence."""
+    """Maps x (batch, sequence, hidden) to the same shape. Once parallelized, ``sharding`` is set
+    and x is this rank's part of the sequence."""
 
     def __init__(self, trial: Trial, cell: Cell) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Block(nn.Module):
         return self.sharding.gate(self.router.gate, tokens)
 
     def _slice(self, tokens: int) -> Tuple[int, int]:
-        """This rank's of the folded tokens: all, or a slice where experts are not cut."""
+        """Returns this rank's part of the folded tokens: all, or a slice if experts are not cut."""
         if self.sharding is None or self.cell.tensor_parallel:
             return 0, tokens
         part = tokens // self.sharding.mesh.size()
@@ -118,22 +118,22 @@ class Block(nn.Module):
 
 
 class Sharding:
-    """Where a sharded block goes from DTensors to plain tensors and back, and what its plan says
-    of the gradients there."""
+    """Converts between DTensors and plain tensors at the bounds of a sharded block. Its plan
+    decides how gradients are treated there."""
 
     def __init__(self, mesh: Any, plan: Plan) -> None:
         self.mesh = mesh
         self.plan = plan
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """Part of the sequence -> all of it."""
+        """Returns the whole sequence from a part of it."""
         from torch.distributed.tensor import DTensor, Replicate, Shard
 
         whole = DTensor.from_local(x, self.mesh, [Shard(1)], run_check=False)
         return _local(whole.redistribute(placements=[Replicate()]), self.plan.boundary)
 
     def leave(self, out: torch.Tensor) -> torch.Tensor:
-        """Parts of a sum over the whole sequence -> the sum, of this rank's part of it."""
+        """Returns this rank's part of the sum, from parts of a sum over the whole sequence."""
         from torch.distributed.tensor import DTensor, Partial, Shard
 
         parts = DTensor.from_local(out, self.mesh, [Partial()], run_check=False)
@@ -160,8 +160,8 @@ class Sharding:
 
 
 def replicated(x: torch.Tensor, mesh: Any, summed: bool) -> Any:
-    """``x``, the same on all ranks, as a DTensor; ``summed``: its gradient, where ranks have parts
-    of it, becomes the sum (torch's default), else it stays parts."""
+    """Returns ``x``, the same on all ranks, as a DTensor. ``summed``: parts of its gradient are
+    summed over the ranks (torch's default), else they stay parts."""
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     if summed:
@@ -188,7 +188,7 @@ def build(trial: Trial, cell: Cell) -> nn.Module:
 
 
 def parallelize(model: Any, cell: Cell, plan: Plan, device: torch.device) -> None:
-    """The block of the only layer of ``model``, over all ranks. Collective."""
+    """Shards the block of the only layer of ``model`` over all ranks. Collective."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Shard, distribute_module, distribute_tensor
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -207,7 +207,8 @@ def parallelize(model: Any, cell: Cell, plan: Plan, device: torch.device) -> Non
 
 
 def colwise(plan: Plan) -> Any:
-    """torch's ColwiseParallel; what it hands down stays parts of a sum where the plan says so."""
+    """Returns torch's ColwiseParallel; its input's gradient stays parts of a sum if the plan says
+    so."""
     from torch.distributed.tensor.parallel import ColwiseParallel
 
     if plan.shared_input:

@@ -1,8 +1,8 @@
 """Every fix proposed for the router under tensor parallelism, as the places where it differs.
 
-A gradient that each rank has a part of must be summed exactly once on its way down. The places
-where that can happen are the fields of :class:`Plan`; the release itself sums what the experts and
-the shared experts hand down, and nothing of what the gate gets.
+A gradient that each rank has a part of must be summed exactly once in backward. The fields of
+:class:`Plan` are the places where that can happen. The release itself sums the input gradients of
+the experts and the shared experts, and nothing of the gate's.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ from typing import Dict
 
 @dataclass(frozen=True)
 class Plan:
-    """``gate_output``: the gradient that enters the gate is summed over the ranks. ``gate_input``:
-    what the gate hands down is summed inside. ``routed_input``, ``shared_input``: likewise for the
-    routed experts (only where they are tensor parallel) and the shared ones. ``boundary``: what
-    the whole block hands down is taken for parts and summed once. ``weights``: the gradients of
-    the routed experts' own shards are taken for parts of a sum. ``afterwards``: the gate's finished
-    gradient is all-reduced: "", mean or sum."""
+    """Where gradients are summed over the ranks."""
 
-    gate_output: bool = False
-    gate_input: bool = True
-    routed_input: bool = True
-    shared_input: bool = True
-    boundary: bool = False
+    gate_output: bool = False  # the gradient that enters the gate is summed
+    gate_input: bool = True  # the gate's input gradient is summed inside
+    routed_input: bool = True  # likewise for the routed experts (only if they are tensor parallel)
+    shared_input: bool = True  # likewise for the shared experts
+    boundary: bool = False  # the whole block's input gradient is treated as parts and summed once
+    # the gradients of the routed experts' own shards are treated as parts of a sum
     weights: bool = False
-    afterwards: str = ""
+    afterwards: str = ""  # the gate's finished gradient is all-reduced: "", mean or sum
 
 
 # Option `fix` of the program: weights-partial is torchtitan #2388, gate-partial the proposal of
@@ -48,9 +44,9 @@ FIXES: Dict[str, Plan] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """``tensor_parallel``: the routed experts are cut along their hidden dimension; else each rank
-    holds whole experts and routes its own slice of the tokens. ``scores_before``: the routing
-    scores scale what goes into the experts, else what comes out."""
+    """A configuration of the block."""
 
+    # the routed experts are cut along their hidden dimension; else each rank holds whole experts
+    # and routes its own slice of the tokens
     tensor_parallel: bool
-    scores_before: bool
+    scores_before: bool  # the routing scores scale the experts' input, else their output

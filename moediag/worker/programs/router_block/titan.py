@@ -1,7 +1,7 @@
 """torchtitan's own MoE, sharded by torchtitan's own plan (0.2.x), with a fix at single places.
 
-Everything that is not named in the fix's plan is the installed release's code: the module, the
-router, the expert-parallel styles and ``apply_moe_ep_tp``, which lays them out.
+Everything not named in the fix's plan is the installed release's code: the module, the router, the
+expert-parallel styles and ``apply_moe_ep_tp``, which lays them out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOTES = titan_cpu.NOTES
 
 
 def build(trial: Trial, cell: Cell) -> nn.Module:
-    """Raises NotApplicable where torchtitan is missing or has another MoE."""
+    """Builds the model. Raises NotApplicable if torchtitan is missing or has another MoE."""
     release = titan_cpu.load()
     model = trial.model
     arguments = release.moe.MoEArgs(
@@ -32,7 +32,7 @@ def build(trial: Trial, cell: Cell) -> nn.Module:
         score_func="softmax",
         top_k=model.top_k,
         score_before_experts=cell.scores_before,
-        use_grouped_mm=False,  # its grouped kernel computes in bfloat16 whatever it is given
+        use_grouped_mm=False,  # its grouped kernel computes in bfloat16 for every input type
         load_balance_coeff=None,
     )
     block: nn.Module = release.moe.MoE(arguments, dim=model.hidden, hidden_dim=model.intermediate)
@@ -40,14 +40,14 @@ def build(trial: Trial, cell: Cell) -> nn.Module:
 
 
 def parallelize(model: Any, cell: Cell, plan: Plan, device: torch.device) -> None:
-    """The block of the only layer of ``model``, over all ranks. Collective."""
+    """Shards the block of the only layer of ``model`` over all ranks. Collective."""
     from torch.distributed.device_mesh import init_device_mesh
 
     release = titan_cpu.load()
     ranks = (dist.get_world_size(),)
     tp = init_device_mesh(device.type, ranks, mesh_dim_names=(str(TP),))
     ep = None
-    if not cell.tensor_parallel:  # expert parallelism borrows the same ranks
+    if not cell.tensor_parallel:  # expert parallelism uses the same ranks
         ep = init_device_mesh(device.type, ranks, mesh_dim_names=(str(EP),))
     with _fixed(release.parallelize, plan):
         release.parallelize.apply_moe_ep_tp(model, tp, ep, None, None)

@@ -1,8 +1,8 @@
-"""torchtitan 0.2.x where there is no GPU: imported, and its MoE able to run.
+"""Makes torchtitan 0.2.x's MoE importable and runnable without a GPU.
 
-Two things of it need one. Its kernel that orders tokens is written in triton, which CPU builds of
-torch come without: that one module is loaded with a stand-in for triton, and asked for its own CPU
-implementation. ``torch.histc`` counts no integers on the CPU: they are counted as floats.
+Two parts need a GPU. Its kernel that orders tokens is written in triton, which CPU builds of torch
+lack: that one module is loaded with a stand-in for triton, and its own CPU implementation is used.
+``torch.histc`` does not count integers on the CPU: they are counted as floats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Release:
 
 @functools.lru_cache(maxsize=1)
 def load() -> Release:
-    """Imports torchtitan; without a GPU ready to run. Raises NotApplicable where it is missing or
+    """Imports torchtitan, prepared to run without a GPU. Raises NotApplicable if it is missing or
     has no such modules."""
     found = importlib.util.find_spec("torchtitan")
     if found is None or found.origin is None:
@@ -69,8 +69,8 @@ def load() -> Release:
 
 
 def _load_kernels(package: Path) -> None:
-    """The module that needs triton, with a stand-in that decorates and does nothing. Others see no
-    triton: torch asks for it too."""
+    """Loads the module that needs triton, with a stand-in whose decorators do nothing. Other
+    modules see no triton, because torch looks for it too."""
     path = package / "models" / "moe" / "kernels.py"
     spec = importlib.util.spec_from_file_location(_KERNELS, path)
     if spec is None or spec.loader is None:

@@ -16,7 +16,7 @@ _NAMES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_b
 def dump(
     calls: Sequence[Collective], done: int, begun: bool = True, first: int = 0, **more: Any
 ) -> dict[str, Any]:
-    """The dump of one rank: ``done`` of its ``calls`` completed, the next one is ``begun``; the ring
+    """The dump of one rank: ``done`` of its ``calls`` completed, the next is ``begun``; the ring
     holds those from ``first`` on."""
     counts: dict[str, int] = {}
     entries = []

@@ -1,4 +1,4 @@
-"""The signals that tests send have their default action, however the tests were started."""
+"""Restores the default action of the signals that tests send."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_torchfrtrace_and_moediag_read_the_same_dumps(tmp_path: Path) -> None:
-    """One of three ranks makes another call than its peers; of a healthy job neither complains."""
+    """Compares both tools where one of three ranks makes a different call, and on a healthy job."""
     base = jobs.healthy(jobs.Layout(dp=3), 3)
     faulty = simulated.Case(jobs.faulty(base, "op", 12), "op", 12, 2000)
     healthy = simulated.Case(base, "none", 0, 2000)

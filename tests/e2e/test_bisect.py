@@ -93,7 +93,7 @@ def test_the_first_bad_release_is_found_after_an_interruption(tmp_path: Path) ->
 
 
 def named(boundary: dict[str, Any], most: int = 3) -> list[str]:
-    """The functions that are most probably to blame; all of them in Qwen3-MoE's own file."""
+    """Returns the most suspicious functions; all are in Qwen3-MoE's own file."""
     changed = boundary["attribution"]["changed"][:most]
     assert changed[0]["file"] == "transformers/models/qwen3_moe/modeling_qwen3_moe.py"
     return [entry["function"] for entry in changed]
@@ -147,7 +147,7 @@ def test_a_release_that_cannot_be_tried_moves_no_bound(tmp_path: Path) -> None:
 
 
 def started(folder: Path) -> bool:
-    """The bad end is written down, and ranks of a further probe have been launched."""
+    """Whether the bad end is recorded and ranks of a further probe have been launched."""
     done = {version for version, _ in probed(folder)}
     begun = {path.parents[1].name for path in folder.glob("probes/*/*/rank-0.pid")}
     return bool(done) and bool(begun - done)

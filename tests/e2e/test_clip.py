@@ -26,7 +26,7 @@ LIMIT = 0.5
 
 
 def whole() -> dict[str, torch.Tensor]:
-    """The gradients of the whole model, in one process. Sizes that no world size divides evenly."""
+    """The gradients of the model in one process; no world size divides the sizes evenly."""
     generator = torch.Generator().manual_seed(3)
     shapes = {"plain": (5, 3), "fsdp": (7, 4), "experts": (8, 3, 2), "both": (9, 6), "rows": (8, 5)}
     shapes["own"] = (8, 4)

@@ -29,7 +29,7 @@ def stack(release: str) -> None:
 
 
 def held(ran: Ran) -> dict[str, list[tuple[str, ...]]]:
-    """variant -> its lines of the table, wherever it stands."""
+    """Returns the table rows of each variant, from the variant's or the run's table."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for table in ran.result["tables"]:
         if table["title"] == HELD:
@@ -44,7 +44,7 @@ def held(ran: Ran) -> dict[str, list[tuple[str, ...]]]:
 
 
 def experts(cells: list[tuple[str, ...]]) -> list[str]:
-    """What each rank holds at last, without how it lies."""
+    """Returns what each rank holds at the end, without placements."""
     return [row[-1].split(" (")[0] for row in cells]
 
 

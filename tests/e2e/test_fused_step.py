@@ -82,7 +82,7 @@ def test_the_speed_benchmark_runs_on_a_cpu() -> None:
     assert page.count("against the loop") == 2
     for name in ("dense-experts", "touch", "zero-fill", "iterate-all", "grouped_mm", "triton"):
         assert len(re.findall(rf"\| {name} \| zero-token \| [\d.]+ ms", page)) >= 2
-    # Only what cannot be is missing: the eager loop on two ranks, and what a GPU is needed for.
+    # Only impossible rows are missing: the eager loop on two ranks, and rows that need a GPU.
     missing = page[page.index("### Speed not measured") :]
     assert len(re.findall(r"^\| `", missing, re.MULTILINE)) == 1 + 6
 
@@ -100,5 +100,5 @@ def test_every_family_layout_has_the_same_gradients() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert max(f["apart"] for f in found.values()) < 1e-4
-    # Llama 4 computes its experts in its own way, whatever it is told.
+    # Llama 4 ignores the experts implementation.
     assert {name for name, f in found.items() if f["calls"] == 0} == {"llama4"}

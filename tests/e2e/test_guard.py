@@ -15,13 +15,13 @@ ERROR = "ReductionMismatch: "
 
 
 def errors(ran: Ran, variant: str) -> list[str]:
-    """What each rank raised, as torch elastic's error files have it."""
+    """Returns the error of each rank from torch elastic's error files."""
     files = sorted((ran.folder / variant).glob("rank-*.error.json"))
     return [json.loads(file.read_text())["message"]["message"] for file in files]
 
 
 def costs(ran: Ran, variant: str) -> list[str]:
-    """The guard's own line in each rank's output."""
+    """Returns the line of the guard in each rank's output."""
     files = sorted((ran.folder / variant).glob("rank-*.log"))
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line for line in lines if line.startswith("moediag guard on rank ")]
@@ -69,7 +69,7 @@ def test_the_guard_stops_a_mismatch_that_no_backend_detects(ran: Ran) -> None:
 
 
 def test_a_rank_that_waits_in_another_call_is_reported_as_absent(ran: Ran) -> None:
-    """The rank that waited is no culprit for that: the other one went past an all-gather."""
+    """The waiting rank is not the culprit: the other one skipped an all-gather."""
     text = errors(ran, "absent")[0]
     assert "rank 0 did not come to the reduce_scatter of model.layers.0.mlp.experts" in text
     assert "within 1 s" in text
@@ -86,7 +86,7 @@ def test_the_cost_is_in_every_ranks_output_and_on_the_page(ran: Ran) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("layout", ["{dp_shard: world}", "{dp_replicate: 2, dp_shard: world}"])
 def test_the_guard_compares_shards_and_replicas(command: Command, layout: str) -> None:
-    """Where rank 1's peers in the shard group have raised, those in other replicas learn it too."""
+    """Ranks in other replicas also raise after the peers of rank 1 in the shard group."""
     need({"transformers": "4.53.2"})
     found = command.run(
         "expert-starvation-guard", "--cpu", "4", "--set", f"layout={layout}",

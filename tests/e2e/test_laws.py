@@ -56,7 +56,7 @@ def unfixed(verdict: str, culprits: str = "") -> str:
 
 
 def shown(command: Command, ran: Ran) -> str:
-    """The page that a person reads, on one line."""
+    """Returns the page on one line."""
     code, out, _ = command.call("report", str(ran.folder))
     assert code == 0
     return " ".join(out.split())
@@ -83,7 +83,7 @@ def test_a_control_that_fails_makes_the_comparison_inconclusive(
     path = scenario(tmp_path, unfixed("collective-mismatch", "[1]"), FLAG, HEALTHY, starving)
     ran = command.run(path)
     assert problems(ran.result) == []
-    # Everything else is as expected, and proves nothing all the same.
+    # Everything else is as expected, but proves nothing.
     assert ran.trial("unfixed")["met"] and ran.trial("unused-params-flag")["met"]
     assert ran.trial("starving")["verdict"] == "collective-mismatch"
     assert ran.trial("starving")["culprits"] == [0]

@@ -173,7 +173,7 @@ def test_a_disconnected_node_is_reported(nodes: Nodes, tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_starts_of_the_same_job_are_separate(nodes: Nodes) -> None:
-    """torch itself may need a start or two more: its ranks find addresses of their predecessors."""
+    """torch may need one or two more starts: its ranks find addresses of earlier ranks."""
     nodes.agents("raises", ranks=(1, 1), options=("--max-restarts", "1", "--rdzv-backend", "c10d"))
     for number in range(2):
         code, trials = nodes.trials(number)

@@ -158,7 +158,7 @@ class TestTolerantHook:
             "router-outside": RIGHT,
         }
         for variant in ("scalar-counts", "scalar-metadata"):
-            # One that looks for the error it had would have called it mended.
+            # A detector that looks for the original error would have called it fixed.
             assert "CheckpointError" not in ran.trial(variant)["cause"]
             assert "from CheckpointError to RuntimeError" in why(ran, variant)
         assert accepted(ran, ["zeros-counts", "zeros-metadata"])

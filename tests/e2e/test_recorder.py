@@ -291,8 +291,8 @@ def test_the_flight_recorder_is_dumped_on_request(scene: Callable[[str], list[Ra
 def test_flight_recorder_and_our_log_have_the_same_calls(
     scene: Callable[[str], list[Rank]],
 ) -> None:
-    """gloo's dumps tell of no device, so here they are given NCCL's name: that the two are held
-    together call by call is what is tested, on what torch really writes."""
+    """gloo's dumps have no device state, so they get NCCL's name here. This tests that calls are
+    matched one by one, with real dumps of torch."""
     for number, rank in enumerate(scene("flight")):
         calls = read_log(rank.folder, number).collectives
         records = json.loads((rank.folder / flight_file(number)).read_text())

@@ -20,7 +20,7 @@ EXPERTS = "Experts of each rank at the save and after loading, by their bytes"
 
 
 def table(ran: Ran, variant: str, title: str) -> list[list[Any]]:
-    """This variant's rows, whether the table is its own or shared with others."""
+    """Returns the rows of this variant, from its own table or the run's."""
     shared = [t["rows"] for t in ran.result["tables"] if t["title"] == title]
     if shared:
         return [row[1:] for row in shared[0] if row[0] == variant]
@@ -82,7 +82,7 @@ def test_the_steps_after_the_save_differ_and_the_control_is_exact(ran: Ran) -> N
     trial, rows = ran.trial("unfixed"), table(ran, "unfixed", STEPS)
     assert [row[:2] for row in rows] == [[3, 0], [3, 1], [4, 0], [4, 1]]
     assert all(row[4] > 0 and row[7] > 0 for row in rows)
-    # The loss alone would pass for noise.
+    # The loss alone looks like noise.
     assert max(row[4] / row[2] for row in rows) < 1e-3
     assert "two uninterrupted runs differ by 0." in trial["cause"]
 
@@ -126,7 +126,7 @@ def test_on_four_ranks_experts_of_different_ranks_are_mixed(command: Command) ->
 
 
 def test_without_fsdp_the_copies_differ_before_the_save(command: Command) -> None:
-    """5.16.1 keeps the experts; routers and embeddings differ from rank to rank all the while."""
+    """5.16.1 keeps the experts; routers and embeddings differ between ranks from the start."""
     need({"transformers": "5.16.1", "accelerate": "1.15.0"})
     ran = command.run(
         "ep-resume", "--variant", "unfixed", "--set", "wrapper.kind=transformers",

@@ -29,7 +29,7 @@ def expert(layer: int, number: int) -> list[str]:
 
 
 def holds(ran: Ran) -> None:
-    """What is true of every run whose expectations are all met."""
+    """Checks what holds for every run whose expectations are all met."""
     assert problems(ran.result) == []
     assert all(trial["met"] for trial in ran.result["trials"]), ran.verdicts
     assert ran.code == 0
@@ -145,7 +145,7 @@ class TestSilent:
         holds(ran)
         trial = ran.trial("unfixed")
         assert trial["verdict"] == WRONG
-        # Both ranks ended well by themselves.
+        # Both ranks finished normally.
         launch = json.loads((ran.folder / "unfixed" / "launch.json").read_text())
         assert [status["code"] for _, status in sorted(launch["exits"].items())] == [0, 0]
         assert list((ran.folder / "unfixed").glob("*.error.json")) == []
@@ -233,7 +233,7 @@ def test_two_healthy_steps_do_not_hide_the_failure(command: Command) -> None:
     trial = ran.trial("unfixed")
     assert trial["cause"].startswith("In step 3: on rank 1 expert 3 of layer 1")
     assert [side[1] for side in ran.sides("unfixed").values()] == [15_696, 14_160]
-    # Two whole steps of ten operations each came before.
+    # Two complete steps of ten operations each precede it.
     assert trial["first_divergence"]["index"] > 20
 
 
@@ -400,7 +400,7 @@ def test_a_family_can_be_chosen_on_the_command_line(
         assert len(missing) == 3
         assert all(".1." in name and ".experts.3." in name for name in missing)
     elif verdict == CLEAN:
-        # The claim does not hold here, and that is what is said.
+        # The claim does not hold here, and the page says so.
         assert (ran.code, ran.reproduced) == (1, False)
         assert trial["parameters_compared"] > 20
     else:

@@ -31,7 +31,7 @@ def run(command: Command, name: str, *variants: str, cpu: str = "2") -> Ran:
 
 
 def weaker(ran: Ran, variant: str, change: Callable[[Outcome], Outcome]) -> Verdict:
-    """The verdict on the same run of a weaker detector."""
+    """Returns the verdict of a weaker detector on the same run."""
     evidence: Evidence = read_trial(ran.folder / variant)
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -97,7 +97,7 @@ class TestNonfiniteSkip:
         self, ran: Ran, variant: str
     ) -> None:
         assert ran.trial(variant)["signature"] == "wrong-weights:weights after the step:no-rank"
-        # It ends, step counts and learning rates agree, the gradients of the step are right.
+        # It finishes, step counts and learning rates agree, the gradients of the step are correct.
         assert weaker(ran, variant, until(2)) == Verdict.CLEAN
 
     def test_none_then_step_changes_nothing_for_adamw(self, ran: Ran) -> None:

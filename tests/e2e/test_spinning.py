@@ -36,7 +36,7 @@ def test_a_hang_on_devices_is_reported_on_the_page(
     job = on_nccl(fsdp2_job(set(), {(0, 3)}).whole())
     folder = write(job, tmp_path / "unfixed")
     for rank, seen in job.ranks.items():
-        log = folder / f"rank-{rank}.events.jsonl"  # nobody reached the end
+        log = folder / f"rank-{rank}.events.jsonl"  # no rank finished
         log.write_text("".join(x for x in log.read_text().splitlines(True) if '"end"' not in x))
         (folder / f"answer-{rank}.json").write_text(json.dumps(dump(seen.collectives, done=4)))
     put_smi(tmp_path / "bin", SMI, monkeypatch)

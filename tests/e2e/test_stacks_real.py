@@ -87,7 +87,7 @@ def test_a_bundle_installs_and_builds_without_a_network(
     bundle = offline.make_bundle([{"transformers": "4.53.2"}], version, tmp_path / "bundle")
     assert any(name.startswith("moediag-") for name in bundle.wheels)
     assert not any(name.startswith("torch-") for name in bundle.wheels)
-    # Another machine: empty caches, and every way to a network leads nowhere.
+    # Another machine: empty caches and no network.
     monkeypatch.setenv("MOEDIAG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("MOEDIAG_WHEELS", str(bundle.folder))

@@ -27,7 +27,7 @@ STAND_IN = TASKS.with_name("like_slurm.py")
 
 @pytest.fixture(scope="module")
 def like_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The beginning of a command, as ``srun -n`` is one."""
+    """The first words of a command, as ``srun -n``."""
     path = tmp_path_factory.mktemp("slurm") / "socket"
     process = subprocess.Popen([sys.executable, str(STAND_IN), "daemon", str(path)])
     deadline = time.monotonic() + 30

@@ -46,7 +46,7 @@ def test_a_later_release_lacks_the_reduction_for_another_family(ran: Ran) -> Non
 
 
 def test_shards_of_matrices_are_compared(ran: Ran) -> None:
-    """A matrix that is cut along either dim, and one that each rank holds whole."""
+    """Matrices sharded along either dim, and a replicated one."""
     (table,) = [t for t in ran.result["tables"] if t["title"].startswith("Gradients of step 1")]
     rows = [row[1:] for row in table["rows"] if row[:2] == ["unfixed", "all others"]]
     wrong = {placement.partition(" on ")[0]: count for _, placement, count, *_ in rows}

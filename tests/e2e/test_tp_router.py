@@ -93,7 +93,7 @@ def real(case: str, fix: str) -> str:
     return REAL.get((case, fix), f"{fix}-{case}")
 
 
-# torchtitan itself answers all four; of the look-alike the others are asked by `make wide`.
+# torchtitan covers all four; `make wide` runs the others on the look-alike.
 ASKED = [pytest.param(c, marks=() if c == "etp1-b2" else pytest.mark.wide) for c in CASES]
 
 
@@ -144,12 +144,12 @@ class TestTorchtitan:
         )
 
     def test_each_error_has_the_expected_size(self, ran: Ran) -> None:
-        """Factors that follow from the number of ranks, 2, whatever the data."""
+        """The factors follow from the number of ranks, 2, and not from the data."""
         found = rows(ran)
         assert found["gate-partial-before"]["router"] == pytest.approx(1, abs=0.01)  # twice
         assert found["gate-sum-before"]["router"] == pytest.approx(1, abs=0.01)
         assert found["gate-mean-after"]["router"] == pytest.approx(0.5, abs=0.01)
-        # What the gate hands down comes twice with either, and everything else once: with the
+        # Gradients from the gate count twice with either, everything else once: with the
         # scores before, that part is the whole error of both.
         assert found["merged-before"]["input"] == found["gate-partial-before"]["input"]
 
@@ -182,7 +182,7 @@ class TestOneDetectorAlone:
     def test_all_three_detectors_are_needed(
         self, found: dict[tuple[str, str], dict[str, object]]
     ) -> None:
-        """For each of the three there is what it accepts and is wrong, and what it alone sees."""
+        """Each of the three accepts some wrong fix and is the only one to see another."""
         wrong = {key: row for key, row in found.items() if row["judged"] == "wrong"}
         for detector in ("replicas", "router", "input"):
             assert any(row[detector] == 0 for row in wrong.values())

@@ -118,7 +118,7 @@ class TestFsdp2:
         assert seen["experts moved"] == pytest.approx(1.0, abs=2e-3)
 
     def test_a_loss_divided_by_ep_is_correct_for_the_experts_only(self, ran: Ran) -> None:
-        """Who looks at the experts' gradients alone, at the loss or at weights accepts it."""
+        """A check of only the experts' gradients, the loss or the weights accepts it."""
         trial, seen = ran.trial("loss-divided-by-ep"), multiples(ran, "loss-divided-by-ep")
         assert trial["signature"] == FACTOR
         assert (seen["experts"], seen["router"], seen["others"]) == (1.0, 0.5, 0.5)

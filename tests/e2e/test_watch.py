@@ -82,7 +82,7 @@ def test_the_guard_raises_one_named_error_on_every_rank(tmp_path: Path) -> None:
 
 @pytest.fixture
 def half_a_gigabyte(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A control group (Linux, version 1 or 2) in which the kernel ends who takes more."""
+    """A control group (Linux, version 1 or 2) with a memory limit that the kernel enforces."""
     one = Path("/sys/fs/cgroup/memory")
     group = (one if one.is_dir() else one.parent) / f"moediag-{os.getpid()}"
     limits = ("memory.limit_in_bytes",) if one.is_dir() else ("memory.max", "memory.swap.max")
@@ -138,7 +138,7 @@ def test_a_job_that_recovers_from_a_stall_has_two_results(
 
 
 def wait_for(path: Path) -> dict[str, Any]:
-    """The JSON there, once it is; fails after a minute."""
+    """Waits for the JSON file and returns it; fails after a minute."""
     for _ in range(600):
         if path.exists():
             return dict(json.loads(path.read_text("utf-8")))

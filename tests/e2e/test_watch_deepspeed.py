@@ -27,7 +27,7 @@ def stack() -> Stack:
 
 
 def watched(stack: Stack, folder: Path, name: str, stage: int) -> dict[str, object]:
-    """The trial, as ``--json`` tells it."""
+    """Returns the trial from ``--json``."""
     programs = Path(stack.python).parent
     environ = {**stack.environ(), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     environ["PATH"] = f"{programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
@@ -72,7 +72,7 @@ def test_a_rank_that_leaves_the_loop_is_the_culprit(
 def test_a_rank_with_an_extra_reduction_is_the_culprit(
     stack: Stack, tmp_path: Path, stage: int
 ) -> None:
-    """ZeRO-2 has a group of its own, so ranks wait in a circle; ZeRO-3 has not, and sizes clash."""
+    """ZeRO-2 has its own group, so ranks wait in a circle; ZeRO-3 has not, so sizes differ."""
     trial = watched(stack, tmp_path, "extra", stage)
     expected = "hang" if stage == 2 else "collective-mismatch"
     assert (trial["verdict"], trial["culprits"]) == (expected, [0]), trial["cause"]

@@ -10,7 +10,7 @@ from moediag.errors import MachineError
 
 
 def why_not() -> str:
-    """ "" where GPU tests can run."""
+    """Returns the reason to skip GPU tests, or ""."""
     try:
         doctor.require_gpus(1, shared=True)
     except MachineError as error:

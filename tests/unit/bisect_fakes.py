@@ -1,4 +1,4 @@
-"""A bisect without releases, environments and ranks: histories whose truth is known, probed by a
+"""A bisect without releases, environments and ranks: known histories, probed by a
 prober that only looks them up. Run as a program it is a bisect that can be killed."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Fake:
         return ProbeRecord(version, verdict, attempt, seconds=self.seconds)
 
     def look(self, index: int, attempt: int) -> ProbeVerdict:
-        """In lower case: clean the second time it is probed, a failure that passes."""
+        """Lower case: clean the second time it is probed, an intermittent failure."""
         letter = self.letters[index]
         return GOOD if letter.islower() and attempt > 1 else KINDS[letter.upper()]
 
@@ -99,7 +99,7 @@ def bisect(
     prober: Fake | None = None,
     said: list[str] | None = None,
 ) -> Search:
-    """To its answer, from where the state file in ``folder`` left off."""
+    """Runs to the answer, continuing from the state file in ``folder``."""
     asked = question(letters, bad)
     display = Lines((said if said is not None else []).append)
     with opened(folder, asked) as state:

@@ -1,4 +1,4 @@
-"""Histories of releases whose truth is known, and a driver that runs a search against one."""
+"""Known histories of releases, and a driver that runs a search against one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def tightest(letters: str, bad: int, sign: int) -> tuple[int, int | None]:
 
 
 def one_stretch(rng: random.Random, count: int, unknown: str = "OSF") -> tuple[str, int]:
-    """Good, bad, good with unknown ones strewn in at a random density; (letters, a bad index)."""
+    """Good, bad, good with unknown ones inserted at a random density; (letters, a bad index)."""
     start = rng.randrange(count)
     end = rng.randint(start + 1, count)
     letters = ["B" if start <= i < end else "G" for i in range(count)]

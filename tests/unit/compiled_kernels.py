@@ -1,6 +1,6 @@
 """Compiles the bf16 kernels for sm_90 as a launch on a Hopper GPU would. Run as a separate
-program, because the test process may interpret them. Prints one line per kernel; fails if one does
-not fit."""
+program, because the test process may interpret them. Prints one line per kernel;
+fails if one needs too much memory."""
 
 from __future__ import annotations
 

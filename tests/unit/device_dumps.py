@@ -16,8 +16,8 @@ _NAMES = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_b
 def dump(
     calls: Sequence[Collective], done: int, begun: bool = True, first: int = 0, **more: Any
 ) -> dict[str, Any]:
-    """Of one rank: ``done`` of its ``calls`` completed, the next one is ``begun``; the ring holds
-    those from ``first`` on."""
+    """The dump of one rank: ``done`` of its ``calls`` completed, the next is ``begun``; the ring
+    holds those from ``first`` on."""
     counts: dict[str, int] = {}
     entries = []
     for index, call in enumerate(calls):
@@ -61,7 +61,7 @@ def on_nccl(evidence: Evidence, waiting: Sequence[int] = ()) -> Evidence:
 
 
 def in_clip(native: bool = True) -> Stack:
-    """A main thread that noticed in clip_grad_norm_."""
+    """A main thread that waits in clip_grad_norm_."""
     frames = [
         Frame("/env/site-packages/torch/nn/utils/clip_grad.py", 80, "clip_grad_norm_"),
         Frame("/home/me/train.py", 31, "step"),

@@ -64,7 +64,7 @@ class Job:
         return _Run(self).evidence()
 
     def whole(self) -> Evidence:
-        """Every program to its end and nothing about completion: a simulated schedule."""
+        """Runs every program to its end, with unknown completion: a simulated schedule."""
         ranks = {}
         for rank in range(self.world):
             positions: dict[str, int] = {}
@@ -145,7 +145,7 @@ class _Run:
         return Evidence(self.job.world, ranks, backend=self.job.backend, stall=stall)
 
     def _advance(self, rank: int) -> bool:
-        """One call of one rank; False when it cannot go on."""
+        """Executes one call of one rank; False if the rank cannot continue."""
         if rank in self.blocked:
             if not self._complete(self.blocked[rank]):
                 return False
@@ -303,7 +303,7 @@ def measured(
 def died(
     evidence: Evidence, rank: int, error: RankError | None = None, signal: str | None = None
 ) -> Evidence:
-    """``rank`` ended by itself, without a stall; the launcher ended the others."""
+    """``rank`` exited by itself, without a stall; the launcher ended the others."""
     ranks = dict(evidence.ranks)
     end = ExitStatus(code=None if signal else 1, signal=signal)
     ranks[rank] = replace(ranks[rank], exit=end, error=error, finished=False)
@@ -319,7 +319,7 @@ ABORTED = (
 
 
 def aborted_on_gloo(evidence: Evidence, rank: int) -> Evidence:
-    """gloo's end of a size mismatch: ``rank`` aborts, its peers lose the connection."""
+    """A size mismatch on gloo: ``rank`` aborts, its peers lose the connection."""
     ranks = {
         r: replace(seen, exit=ExitStatus(code=1), error=replace(RESET, time=1e6))
         for r, seen in evidence.ranks.items()
@@ -337,7 +337,7 @@ def aborted_on_gloo(evidence: Evidence, rank: int) -> Evidence:
 
 
 def write(evidence: Evidence, folder: Path) -> Path:
-    """The folder that this evidence would have been read from."""
+    """Writes the folder from which this evidence can be read."""
     folder.mkdir(parents=True, exist_ok=True)
     protocol.Trial(
         "t", "s", "unfixed", world_size=evidence.world_size, backend=evidence.backend

@@ -39,7 +39,7 @@ def poisoned_memory() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         with warnings.catch_warnings():
-            # The sums of counts are of integers: any order gives the same.
+            # Counts are integers, so their sums do not depend on the order.
             warnings.filterwarnings("ignore", message=".*does not have a deterministic")
             yield
     finally:
@@ -52,7 +52,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, term
     bound = ROUNDING[dtype] * expected.abs() + 2.0**-20 * terms
     assert actual.dtype == dtype
     excess = (actual.cpu().double() - expected.cpu()).abs() - bound.cpu()
-    assert bool((excess <= 0).all()), float(excess.max())  # nan is no less either
+    assert bool((excess <= 0).all()), float(excess.max())  # nan fails too
 
 
 def against_a_loop(

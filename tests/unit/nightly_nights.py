@@ -1,4 +1,4 @@
-"""Made-up nights for the tests of `moediag nightly`."""
+"""Simulated nights for the tests of `moediag nightly`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def rank_of(rank: int, *sizes: int) -> Iterator[DeviceMesh]:
 
 
 def numbered(*shape: int) -> torch.Tensor:
-    """0, 1, 2, … in ``shape``: each element says where in the whole tensor it is."""
+    """0, 1, 2, … in ``shape``: each element is its index in the whole tensor."""
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
 
 

@@ -1,4 +1,4 @@
-"""The command line's contract: exit codes, streams, errors that say what to type.
+"""The command line's contract: exit codes, streams, errors with advice.
 
 Fakes replace what the commands call; the real functions have their own tests.
 """
@@ -43,7 +43,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
 
 
 class Pipeline:
-    """Replaces scenario, plan and run, and records the questions."""
+    """Replaces scenario, plan and run, and records the calls."""
 
     def __init__(self) -> None:
         self.result: RunResult | Exception = read_result(RESULTS / "starvation.json")

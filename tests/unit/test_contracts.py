@@ -129,7 +129,7 @@ def test_every_contract_has_a_wrong_import() -> None:
 
 @pytest.mark.parametrize("contract", [c["name"] for c in CONTRACTS])
 def test_a_wrong_import_breaks_the_contract_that_forbids_it(copy: Path, contract: str) -> None:
-    """And only this one, so no contract stands in for another."""
+    """Only this contract is broken, so no contract replaces another."""
     wrong = WRONG[contract]
     with with_import(copy, wrong):
         assert broken(copy) == {contract, *([ACYCLIC] if wrong.cycle else [])}
@@ -143,7 +143,7 @@ def test_an_import_only_for_type_checkers_counts(copy: Path) -> None:
 
 
 def test_every_package_is_in_a_layer() -> None:
-    """A package that no layer names could import anything."""
+    """A package in no layer could import anything."""
     placed = {
         name.strip()
         for contract in SIDES

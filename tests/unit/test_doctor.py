@@ -1,4 +1,4 @@
-"""Every check of `moediag doctor`, with the fault present and absent."""
+"""Every check of `moediag doctor`, with and without the fault."""
 
 from __future__ import annotations
 

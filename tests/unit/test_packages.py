@@ -1,5 +1,5 @@
-"""A newcomer finds a module by its name: no base name means two things, and every package says
-what it is for and what it offers."""
+"""Module names are clear: no base name has two meanings, and every package documents its
+purpose and interface."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PACKAGES = sorted(
     ".".join(path.parent.relative_to(ROOT).parts) for path in MODULES if path.stem == "__init__"
 )
 
-# Base names that several packages use, and why they mean the same thing everywhere.
+# Base names used by several packages, and why they have the same meaning everywhere.
 SAME: dict[str, str] = {
-    # One command: its options, and what it does.
+    # One command: its options and its implementation.
     "run": "cli parses `moediag run`, campaign runs it",
     "watch": "cli parses `moediag watch`, pipeline watches",
     # One measurement or record: written on the rank side, read or judged on the control side.
@@ -47,7 +47,7 @@ SAME: dict[str, str] = {
 
 
 def repeated() -> dict[str, list[str]]:
-    """Base name -> the modules that have it, where there is more than one."""
+    """Base name -> its modules, if there is more than one."""
     found = defaultdict(list)
     for path in MODULES:
         if path.stem not in ("__init__", "__main__"):

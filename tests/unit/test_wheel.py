@@ -51,7 +51,7 @@ def names(wheel: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def python(names: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with the wheel's dependencies but the heavy ones."""
+    """The interpreter of a new environment with the wheel's dependencies except the large ones."""
     folder = tmp_path_factory.mktemp("environment")
     metadata = names[f"moediag-{moediag.__version__}.dist-info/METADATA"]
     needed = [

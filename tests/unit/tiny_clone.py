@@ -44,12 +44,12 @@ class TinyClone:
         return done.stdout.strip()
 
     def commit(self, message: str, letter: str = "", tag: str = "") -> str:
-        """With ``letter`` the package changes; without, only what is beside it."""
+        """With ``letter`` the package changes; otherwise only another file does."""
         file = self.path / "src" / "mini" / "__init__.py"
         if letter:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"# {letter} {message}\n", encoding="utf-8")
-        else:  # the caller's own files, and a word beside them
+        else:  # files that are not in the package
             (self.path / "README").write_text(message, encoding="utf-8")
         self.git("add", "-A")
         self.git("commit", "-q", "-m", message)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 TURN = 0.05  # seconds between two looks
-LEFT_OUT = "left-out"  # a file: rank 2 has left the others alone
+LEFT_OUT = "left-out"  # a file: rank 2 has left the others
 
 
 def records() -> bytes:
@@ -22,7 +22,7 @@ def records() -> bytes:
 
 
 def finished() -> bytes:
-    """The records of a rank whose last operation is over; gloo notes that a moment later."""
+    """The records of a rank whose last operation is complete; gloo records that slightly later."""
     while True:
         raw = records()
         if pickle.loads(raw)["entries"][-1]["retired"]:
@@ -31,7 +31,7 @@ def finished() -> bytes:
 
 
 def waiting(folder: Path) -> bytes:
-    """The records of a rank that is in the all-gather which lacks rank 2."""
+    """The records of a rank in the all-gather without rank 2."""
     while True:
         # Rank 2 left after an all-reduce of everyone's, so an earlier all-gather is not the last.
         left_out = (folder / LEFT_OUT).exists()

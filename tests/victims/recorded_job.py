@@ -41,7 +41,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = self.gate(x).softmax(-1)
-        torch.topk(scores.view(-1, 2, EXPERTS // 2), 1)  # group-limited routers ask twice
+        torch.topk(scores.view(-1, 2, EXPERTS // 2), 1)  # group-limited routers call top-k twice
         if self.banned is not None:
             scores = scores.index_fill(-1, torch.tensor([self.banned]), 0.0)
         weights, chosen = torch.topk(scores, TOP_K, dim=-1)

@@ -20,7 +20,7 @@ TURN = 0.05  # seconds between two looks
 
 
 def answer_file(rank: int) -> str:
-    """The dump with which the rank will answer."""
+    """The dump that the rank returns."""
     return f"answer-{rank}.json"
 
 

@@ -42,9 +42,9 @@ VICTIMS = (
     Victim("other_order", ("hang",), (1,)),
     Victim("micro_batches", ("hang", "collective-mismatch"), (1,)),
     Victim("starves", ("collective-mismatch", "hang"), (1,), ranks=2, says="1.{weight,bias}"),
-    # On gloo the receiver may abort; which end is wrong a pair does not tell.
+    # On gloo the receiver may abort; a pair does not show which end is wrong.
     Victim("splits", ("hang", "collective-mismatch"), (), says="rank 1 sends rank 0 3 rows"),
-    # Whose order is wrong, nothing tells: the program of both ends is as it was written.
+    # Nothing shows whose order is wrong: both ends run the program as written.
     Victim("receives", ("hang",), (), says="in a circle"),
     Victim("data_loader", ("hang",), (1,), says="waits for data"),
     Victim("endless", ("hang",), (1,), says="computes"),

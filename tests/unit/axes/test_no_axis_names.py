@@ -1,4 +1,4 @@
-"""No module but moediag/axes spells an axis: all others ask the class."""
+"""Axis names are written only in moediag/axes; other modules ask the class."""
 
 from __future__ import annotations
 

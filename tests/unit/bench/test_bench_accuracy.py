@@ -137,7 +137,7 @@ def test_detail_names_the_rank_in_most_errors() -> None:
     found = others.detail(printed, ROOT.format(0, 1), 1)
     assert found.culprits == (1,) and "jobs.py:59" in found.text
     two = {rank: printed[rank] for rank in (0, 1)}
-    assert others.detail(two, "", 1).culprits == (0, 1)  # of two ranks nobody knows which
+    assert others.detail(two, "", 1).culprits == (0, 1)  # with two ranks it is not known which
 
 
 def test_detail_names_the_rank_that_did_not_reach_the_barrier() -> None:

@@ -1,4 +1,4 @@
-"""The speed of the real step without a GPU: what is counted, what fits, what is asked and shown."""
+"""The speed benchmark without a GPU: counts, sizes, options and the report."""
 
 from __future__ import annotations
 

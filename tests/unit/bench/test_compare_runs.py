@@ -99,5 +99,5 @@ def test_trials_in_only_one_run_are_reported(tmp_path: Path) -> None:
     (after / "s" / "result.json").unlink()
     assert compare(before, after).differences == [f"s: only in {before}"]
     assert compare(before, after, skip=("s",)).differences == []
-    with pytest.raises(SystemExit):  # nothing in common is not "no difference"
+    with pytest.raises(SystemExit):  # runs with nothing in common are not equal
         main([str(before), str(after)])

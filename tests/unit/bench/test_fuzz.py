@@ -11,7 +11,7 @@ from bench import fuzz
 def test_damaged_evidence_never_crashes_or_runs_code(seed: int) -> None:
     report = fuzz.run(100, seed=1000 + seed)
     assert report.failures == []
-    assert report.count == 100 and report.refused < 50  # most is damaged, not destroyed
+    assert report.count == 100 and report.refused < 50  # most files are damaged, not destroyed
 
 
 def test_the_fuzzer_detects_failures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The page of ``python -m bench.load_cost``: what its times and wrong bytes mean."""
+"""The page of ``python -m bench.load_cost``: times, ratios and wrong bytes."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def test_compare_links_to_the_difference_of_two_tags() -> None:
     assert compare("", "1.0", "2.0") == ""
 
 
-# ------------------------------------------------------------------------ the whole of it
+# ------------------------------------------------------------------------ attribution
 
 
 @pytest.fixture

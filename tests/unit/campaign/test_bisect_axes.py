@@ -1,4 +1,4 @@
-"""Whether the package or its companions are to blame: all outcomes of the four corners."""
+"""Blame of the package or its companions: all outcomes of the four corners."""
 
 from __future__ import annotations
 

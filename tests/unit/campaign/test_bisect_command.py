@@ -1,4 +1,4 @@
-"""`moediag bisect` as a command: exit codes, streams, files, what it says before and meanwhile."""
+"""`moediag bisect` as a command: exit codes, streams, files, estimate and progress."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HISTORY = "GGGGGBBBBBBBGGGGGGGG"
 
 
 class World:
-    """Stands for index, environments and ranks."""
+    """Replaces index, environments and ranks."""
 
     def __init__(self) -> None:
         self.letters = HISTORY
@@ -204,7 +204,7 @@ def test_options_are_passed_on(world: World, run: Any) -> None:
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------ before it begins
+# ------------------------------------------------------------------------ dry run
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_dry_run_uses_the_mean_of_earlier_probes(
     assert "mean of 2 probes made here" in run("--dry-run")[1]
 
 
-# ------------------------------------------------------------------------ meanwhile
+# ------------------------------------------------------------------------ progress
 
 
 def test_lines_describe_other_failures() -> None:

@@ -137,8 +137,8 @@ def branches(path: Path, main: str, old: str, new: str) -> TinyClone:
     [
         ("GGGGBB", "GG", "BB", "bad", "main 4", True),
         ("GGGGGG", "GG", "GB", "bad", "new 1", True),
-        ("BBBBBB", "BGG", "BB", "bad", "old 1", False),  # repaired on the old branch alone
-        ("GGGGGG", "GB", "GG", "good", "old 1", False),  # broken there alone
+        ("BBBBBB", "BGG", "BB", "bad", "old 1", False),  # fixed only on the old branch
+        ("GGGGGG", "GB", "GG", "good", "old 1", False),  # broken only there
         ("BBBBGG", "BB", "GG", "good", "main 4", True),
     ],
 )
@@ -190,7 +190,7 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     assert answer.probes == len(asked)
     stored = states.read(tmp_path / "out").extras
     assert [r.version for r in stored] == asked
-    # What a killed one left in its folder does not disturb either.
+    # Files left by a killed search do no harm either.
     clone.git(
         "worktree", "add", "--detach", str(tmp_path / "out2" / "source" / asked[0][7:] / "tree")
     )
@@ -244,7 +244,7 @@ def git_bisect(clone: TinyClone, folder: Path) -> tuple[int, str]:
 def test_git_bisect_run_finds_the_commit(tmp_path: Path) -> None:
     clone = from_letters(tmp_path / "clone", "GGGGGGSBB")
     status, text = git_bisect(clone, tmp_path / "state")
-    # 6 cannot be imported: git, too, can only say that it is one of two.
+    # 6 cannot be imported, so git can only narrow it down to two commits.
     assert status != 0
     candidates = text.split("could be any of:")[1]
     for number, there in ((5, False), (6, True), (7, True), (8, False)):
@@ -258,7 +258,7 @@ def test_git_bisect_run_names_one_commit_if_all_are_decided(tmp_path: Path) -> N
     assert f"{clone.commits['change 2']} is the first bad commit" in text
     kinds = {r.version: r.verdict.kind for r in states.read(tmp_path / "state").extras}
     assert set(kinds.values()) == {Kind.GOOD, Kind.BAD}
-    # The failure was learned once, and a commit that is asked for again is not probed again.
+    # The failure is learned once, and no commit is probed twice.
     again = subprocess.run(
         [sys.executable, "-m", "tests.unit.tiny_clone", str(tmp_path / "state")],
         cwd=clone.path, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""Whose fault it is when the companions changed too: every answer, against a known truth."""
+"""Blame when the companions changed too: every answer, against a known truth."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class World:
         self.ran = Executed({"accelerate/a.py": {3}, "tokenizers/t.py": {4}, "idle/i.py": {0}})
 
     def only_accelerate(self) -> None:
-        """Of the companions only accelerate changes."""
+        """Only accelerate changes among the companions."""
         self.new["tokenizers"] = self.old["tokenizers"]
 
     def ready(self, request: Mapping[str, str]) -> Any:
@@ -211,7 +211,7 @@ def test_packages_without_a_function_that_ran_are_not_tried(world: World) -> Non
     assert text.endswith("no function ran.")
     world.new = {**OLD, "transformers": "4.2"}
     assert "nothing else differs" in world.blame(bad_if(package_new)).sentences()[0]
-    world.ran, world.new = Executed(), dict(NEW)  # it is not known what ran
+    world.ran, world.new = Executed(), dict(NEW)  # the functions that ran are unknown
     assert len(world.blame(bad_if(package_new)).others) == 3
 
 

@@ -55,7 +55,7 @@ def test_environments_of_the_next_midpoints_are_built_ahead(tmp_path: Path) -> N
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("seed", range(25))
 def test_unrelated_failures_never_change_an_answer(tmp_path: Path, seed: int, jobs: int) -> None:
-    """Releases that cannot be imported, fail otherwise or are flaky are strewn into a history; what
+    """Inserts releases that cannot be imported, fail otherwise or are flaky into a history; what
     is found are the same bounds that looking at every release gives, or, where the search had the
     patience for some only, bounds around them that are true."""
     rng = random.Random(seed)
@@ -91,7 +91,7 @@ def test_nothing_is_searched_if_the_bad_end_does_not_fail(
     tmp_path: Path, letter: str, status: str
 ) -> None:
     letters = HISTORY[:15] + letter + HISTORY[16:]
-    for _ in range(2):  # resumed, it says the same and probes nothing
+    for _ in range(2):  # resumed, it gives the same answer without a probe
         search = bisect(tmp_path, letters, 15, said=(said := []))
         assert search.answer is not None
         assert search.answer.status == status
@@ -162,7 +162,7 @@ class Slow(Fake):
 
 
 def test_unneeded_probes_are_stopped(tmp_path: Path) -> None:
-    """Beside the path of the search, one release never answers: nobody waits for it."""
+    """One release beside the path of the search never answers; the search does not wait."""
     alone = bisect(tmp_path / "alone", HISTORY, 15)
     path = {f"1.{probe.index}" for probe in alone.path}
     beside = bisect(tmp_path / "three", HISTORY, 15, 3)

@@ -1,4 +1,4 @@
-"""A probe through the run of every trial: what is learned, judged and skipped, and why."""
+"""Probes with replaced runs: what is learned, judged and skipped, and why."""
 
 from __future__ import annotations
 

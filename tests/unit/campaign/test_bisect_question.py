@@ -1,4 +1,4 @@
-"""Which releases are searched, what stands beside them, and what cannot be asked."""
+"""Releases to search, their companions, and invalid questions."""
 
 from __future__ import annotations
 

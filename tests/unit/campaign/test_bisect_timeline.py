@@ -1,4 +1,4 @@
-"""An answer in words: the line of releases, the sentences, markdown and JSON."""
+"""The answer as text: timeline, sentences, markdown and JSON."""
 
 from __future__ import annotations
 

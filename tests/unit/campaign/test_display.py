@@ -1,4 +1,4 @@
-"""The display of a campaign: what happens, once, how long the rest takes, and never on stdout."""
+"""The display of a campaign: each event once, the remaining time, and nothing on stdout."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def test_glance_shows_the_phase_before_ranks_are_known() -> None:
 @pytest.mark.parametrize(
     ("finished", "items", "spent", "at_once", "left"),
     [
-        ([], 3, 0.0, 1, None),  # nothing is known yet
-        ([10.0], 0, 0.0, 1, None),  # nothing is left
+        ([], 3, 0.0, 1, None),  # no item has finished
+        ([10.0], 0, 0.0, 1, None),  # no item remains
         ([10.0, 20.0], 4, 0.0, 1, 60.0),
         ([10.0, 20.0], 4, 5.0, 1, 55.0),  # the one at work has run for 5 s
-        ([10.0, 20.0], 4, 90.0, 1, 45.0),  # it takes longer than the others: the rest remains
+        ([10.0, 20.0], 4, 90.0, 1, 45.0),  # slower than the others: it is not counted
         ([10.0], 1, 90.0, 1, 0.0),
-        ([10.0, None], 4, 0.0, 1, 40.0),  # a time that is not known counts for nothing
+        ([10.0, None], 4, 0.0, 1, 40.0),  # unknown times are ignored
         ([10.0, 20.0], 4, 0.0, 2, 30.0),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_journal_truncated_at_any_byte_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the last write had reached: every finished line is there, and appending goes on."""
-    monkeypatch.setattr(journal_file.os, "fsync", lambda _: None)  # thousands of them take a minute
+    monkeypatch.setattr(journal_file.os, "fsync", lambda _: None)  # thousands take a minute
     whole = written(tmp_path / "whole")
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(len(whole) + 1):
@@ -114,7 +114,7 @@ def test_a_killed_process_loses_no_finished_probe(tmp_path: Path) -> None:
         seen = [victim.stdout.readline() for _ in range(50)]
         victim.send_signal(signal.SIGKILL)
         seen += [line for line in victim.stdout if line.endswith(b"\n")]
-    with resume(tmp_path, HEADER) as state:  # the lock went with the process
+    with resume(tmp_path, HEADER) as state:  # the lock ended with the process
         kept = [record.attempt for record in state.probes]
     assert kept == list(range(1, len(kept) + 1))
     assert len(seen) <= len(kept) <= len(seen) + 1
@@ -176,7 +176,7 @@ def test_another_question_is_refused(tmp_path: Path, name: str, value: object, w
     assert words in refused.value.message and "another bisect" in refused.value.message
     assert "To resume that one: moediag bisect expert-starvation" in refused.value.help_text
     assert (tmp_path / JOURNAL_FILE).read_bytes() == before
-    resume(tmp_path, HEADER).journal.close()  # the lock was given back
+    resume(tmp_path, HEADER).journal.close()  # the lock was released
 
 
 def test_another_campaign_or_scenario_file_is_refused(tmp_path: Path) -> None:

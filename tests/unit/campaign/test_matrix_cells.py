@@ -1,4 +1,4 @@
-"""A cell says what was found out and no more; the table shows runs and predictions side by side."""
+"""Cells of a matrix; the table shows runs and predictions side by side."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ from moediag.errors import ExitCode
 from moediag.stacks.releases import Release
 
 VERSIONS = [f"4.{minor}.{patch}" for minor in range(51, 58) for patch in range(3)]
-WINDOW = VERSIONS[6:15]  # in which the failure shows
+WINDOW = VERSIONS[6:15]  # releases with the failure
 
 
 class World:
-    """Stands for environments and ranks. ``ends_at``: the cell at which Ctrl-C comes."""
+    """Replaces environments and ranks. ``ends_at``: the cell at which Ctrl-C is pressed."""
 
     def __init__(self) -> None:
         self.made: list[Key] = []
@@ -100,7 +100,7 @@ def test_a_table_is_printed_and_saved(world: World, run: Any) -> None:
     assert len(raw["cells"]) == 14
     assert Path("found/matrix.md").read_text(encoding="utf-8").startswith("## expert-starvation")
     assert world.closed == 1
-    # the next release's environment is begun while this one's cells are made
+    # the next environment is built while the cells of this release run
     assert world.prepared[0] == ("expert-starvation mixtral", "4.52.2", Mode.REAL)
 
 
@@ -156,7 +156,7 @@ def test_an_interrupted_matrix_resumes_without_repeating_cells(
     assert world.made == whole
     again = [Path(name, "matrix.json").read_text() for name in ("whole", "found")]
     assert again[0] == again[1]
-    assert run(*command[3:])[0] == ExitCode.OK  # nothing is left to do
+    assert run(*command[3:])[0] == ExitCode.OK  # no cell remains
     assert world.made == whole
 
 
@@ -210,4 +210,4 @@ def test_a_page_contains_the_command(world: World, run: Any) -> None:
         code, _, err = run("--fast", "--markdown", str(place), "--releases", "4.53.0")
         assert code == ExitCode.USAGE
         assert "--markdown" in err
-    assert world.made == []  # said before anything runs
+    assert world.made == []  # refused before anything runs

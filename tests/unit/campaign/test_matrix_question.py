@@ -1,4 +1,4 @@
-"""Which releases and columns a matrix has, and what cannot be asked."""
+"""Releases and columns of a matrix, and invalid questions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_rows_are_the_newest_patch_of_each_minor_since_4_51() -> None:
         ({"oldest": "4.30"}, ("4.30.0", "4.50.3", "4.51.3", "4.52.4", "4.53.3", "5.0.0", "5.1.0",
                               "5.7.1")),
         ({"releases": ("5.0.0", "4.53.0")}, ("4.53.0", "5.0.0")),
-        ({"releases": ("4.52.0", "4.30.0")}, ("4.30.0", "4.52.0")),  # withdrawn, but asked for
+        ({"releases": ("4.52.0", "4.30.0")}, ("4.30.0", "4.52.0")),  # withdrawn, but requested
     ],
 )  # fmt: skip
 def test_requested_rows_are_used(more: dict[str, Any], versions: tuple[str, ...]) -> None:
@@ -111,7 +111,7 @@ def test_a_column_runs_only_the_unfixed_variant_and_its_controls() -> None:
     assert subject.target.declared == ("collective-mismatch",)
     assert subject.target.rate.repeats() == 1
     often = wanted("ep-nan-rows").subjects[0].target
-    assert often.rate.repeats() > 5  # a failure that shows at times
+    assert often.rate.repeats() > 5  # an intermittent failure
 
 
 def test_digest_changes_with_the_run() -> None:

@@ -1,4 +1,4 @@
-"""Which cells come next: nothing twice, changes exact, runs on both sides of them; for thousands of
+"""The order of cells: none twice, exact changes, runs on both sides of them; for thousands of
 random histories."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def releases(count: int) -> list[str]:
 
 
 def drive(way: Way, asked: list[str], listed: list[str], truth: dict[str, str]) -> list[Key]:
-    """All cells that are made, in order. ``truth``: subject -> a letter for each release."""
+    """Returns all cells in order. ``truth``: subject -> a letter for each release."""
     cells: dict[Key, Cell] = {}
     made: list[Key] = []
     while True:
@@ -53,7 +53,7 @@ def test_runs_are_planned_on_both_sides_of_a_change() -> None:
     made = drive(Way.CONFIRM, listed[4::5], listed, truth)
     real = {(s, v) for s, v, mode in made if mode == Mode.REAL}
     assert {("s a", listed[6]), ("s a", listed[7])} <= real
-    # both ends of the table; where nothing changes no more than those
+    # both ends of the table; without a change only those
     assert {v for s, v in real if s == "s b"} == {listed[4], listed[19]}
     fast = [v for s, v, mode in made if (s, mode) == ("s a", Mode.FAST)]
     assert len(fast) == len(set(fast)) <= 4 + 3

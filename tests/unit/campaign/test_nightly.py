@@ -1,4 +1,4 @@
-"""A night without ranks: tracks, jobs, their order and time, what is kept, what is written."""
+"""A night without ranks: tracks, jobs, order, time limit, saved files and reports."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_track_moves_packages_that_the_scenario_uses() -> None:
     data = found[3].plan
     assert data is not None
     assert data.scenario.stack == {"transformers": "5.23.0"}
-    # `upgrade` has a version of its own and would run as every night; step times are not compared.
+    # `upgrade` has its own version and would not change from night to night; no step times.
     assert [t.trial.variant for t in data.trials] == [
         "unfixed", "unused-params-flag", "touch", "distinct-batches",
     ]  # fmt: skip
@@ -182,7 +182,7 @@ Outcome = Callable[[], RunResult]
 
 
 def writing(outcome: Callable[[str], RunResult]) -> Callable[..., RunResult]:
-    """A run that leaves its result, as every run does."""
+    """Returns a run function that writes its result file."""
 
     def run(plan: Any, journal: Any, *_: object) -> RunResult:
         result = outcome(plan.scenario.name)
@@ -204,7 +204,7 @@ def nightly(
 
 
 def night_in(folder: Path, kept: History, minutes: float) -> drive.Result:
-    """A night, or the rest of the one that was interrupted in ``folder``."""
+    """Runs a night, or resumes the one in ``folder``."""
     resumed = (folder / JOURNAL_FILE).exists()
     jobs = planned(MOVED)
     with opened(drive.header(jobs, ASKED, COMMAND), folder, resumed, "nightly") as journal:
@@ -233,7 +233,7 @@ def test_the_time_limit_applies_between_jobs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Clock(drive.Clock):
-        """Each look at it takes a minute."""
+        """Each reading advances the clock by a minute."""
 
         @property
         def left(self) -> float:

@@ -110,7 +110,7 @@ def test_the_comparison_does_not_depend_on_the_order_of_files(
     assert found.change in allowed[states[-1]]
 
 
-# ------------------------------------------------------------------------ where to search
+# ------------------------------------------------------------------------ bisect range
 
 
 def test_the_bisect_starts_from_the_last_good_release() -> None:

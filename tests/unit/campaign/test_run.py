@@ -85,7 +85,7 @@ def no_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Builders:
-    """Stands for what builds environments ahead."""
+    """Replaces the builder that prepares environments ahead."""
 
     begun: list[str] = []  # noqa: RUF012
 
@@ -125,7 +125,7 @@ def run(
 
 
 def comparable(result: RunResult) -> dict[str, Any]:
-    """Without what a clock said."""
+    """Returns the result without times."""
     raw = json.loads(json.dumps(result.to_json()))
     raw.pop("started")
     for trial in raw["trials"]:
@@ -222,12 +222,12 @@ def test_a_run_resumed_after_any_trial_has_the_same_result(tmp_path: Path, at: i
     assert not set(done) & set(second.log)
     left = first.log[-1]
     assert (tmp_path / "parts" / "interrupted" / f"{left}-1" / "trial.json").is_file()
-    assert comparable(run(tmp_path / "parts", Ranks())) == comparable(whole)  # nothing is left
+    assert comparable(run(tmp_path / "parts", Ranks())) == comparable(whole)  # nothing remains
 
 
 @pytest.mark.parametrize("torn", [1, 20])
 def test_a_run_killed_during_a_write_loses_only_that_trial(tmp_path: Path, torn: int) -> None:
-    """As after SIGKILL at any moment: the journal ends anywhere, and nothing else was written."""
+    """Simulates SIGKILL at any moment: the journal ends anywhere and no other file was written."""
     whole = run(tmp_path / "whole", Ranks())
     data = (tmp_path / "whole" / JOURNAL_FILE).read_bytes()
     lines = data.splitlines(keepends=True)

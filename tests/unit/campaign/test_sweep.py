@@ -1,4 +1,4 @@
-"""The whole catalogue: what is planned, what one broken scenario costs, what the end says."""
+"""The whole catalogue: plan, effect of one broken scenario, summary."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_ctrl_c_keeps_finished_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert caught.value.help_text.endswith(f"moediag run --all --out {tmp_path} --resume")
     assert statuses(tmp_path) == ["as expected"]
     kept = json.loads((tmp_path / view.SUMMARY_FILE).read_text())
-    assert kept["exit_code"] == ExitCode.INCONCLUSIVE  # two were not begun
+    assert kept["exit_code"] == ExitCode.INCONCLUSIVE  # two were not started
     found = swept(monkeypatch, tmp_path, lambda: met(False), lambda: met(True))
     assert [row.status for row in found.rows] == ["as expected", "BROKEN", "as expected"]
 
@@ -138,7 +138,7 @@ def test_a_resumed_sweep_repeats_scenarios_without_a_result(
     assert first.exit_code == ExitCode.INCONCLUSIVE
     again = swept(monkeypatch, tmp_path, fine)
     assert [row.status for row in again.rows] == ["as expected"] * 3
-    assert swept(monkeypatch, tmp_path).exit_code == ExitCode.OK  # nothing is left to do
+    assert swept(monkeypatch, tmp_path).exit_code == ExitCode.OK  # nothing remains
 
 
 @pytest.mark.parametrize("finished", range(4))
@@ -183,7 +183,7 @@ def test_progress_counts_over_all_scenarios(
     lines.skip(sizes[0], 10.0)  # an earlier command finished it
     for size in sizes[1:]:
         lines.begin("a scenario", size)
-        lines.finished("unfixed", Line("unfixed: hang"))  # and the rest of it never ran
+        lines.finished("unfixed", Line("unfixed: hang"))  # and the rest did not run
     assert said[-2] == "3 of 3: a scenario"
     assert said[-1].startswith(f"[{sizes[0] + sizes[1] + 1}/{sum(sizes)}] unfixed: hang; about ")
 

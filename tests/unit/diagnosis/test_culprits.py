@@ -1,4 +1,4 @@
-"""Who is named where nothing but numbers or the step before can tell, and who is not."""
+"""Culprits found from majorities or the previous step, and cases without one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reductions(*sizes_of_ranks: tuple[int, ...]) -> Job:
     return Job({"0": (tuple(range(len(programs))), "dp")}, programs)
 
 
-# ------------------------------------------------------------------------ by their number
+# ------------------------------------------------------------------------ majorities
 
 
 def test_a_two_to_two_split_has_no_culprit() -> None:
@@ -36,8 +36,8 @@ def test_a_two_to_two_split_has_no_culprit() -> None:
 
 
 def test_two_equally_large_groups_have_no_culprit() -> None:
-    """Five ranks, three opinions: the first two are equally large, so no opinion is the right
-    one, whichever rank comes first."""
+    """Five ranks, three groups: the two largest have equal size, so there is no majority,
+    whichever rank comes first."""
     for sizes in ((16, 16, 20, 20, 24), (24, 20, 20, 16, 16)):
         found = diagnose(reductions(*((numel,) for numel in sizes)).run())
         assert (found.verdict, found.culprits) == (Verdict.HANG, ())
@@ -63,7 +63,7 @@ def test_four_different_ranks_have_no_culprit() -> None:
     assert (found.verdict, found.culprits) == (Verdict.HANG, ())
 
 
-# ------------------------------------------------------------------------ by the step before
+# ------------------------------------------------------------------------ the previous step
 
 
 def test_a_rank_that_deviates_from_its_previous_step_is_the_culprit() -> None:
@@ -73,8 +73,7 @@ def test_a_rank_that_deviates_from_its_previous_step_is_the_culprit() -> None:
 
 
 def test_ranks_that_all_deviate_from_the_previous_step_have_no_culprit() -> None:
-    """What changed between the steps changed for everybody, so the step before acquits no rank
-    and accuses none."""
+    """All ranks changed between the steps, so the previous step does not decide."""
     found = diagnose(reductions((16, 20), (16, 24)).run())
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (), ())
     assert found.signature.endswith(":no-rank")
@@ -85,7 +84,7 @@ def test_ranks_that_all_deviate_from_the_previous_step_have_no_culprit() -> None
     [
         # The second step differs from the first before the place in question.
         ([16, 24, 32], [20, 24], [20, 28]),
-        # The first step was over at that place: it says nothing about one call more.
+        # The first step ended at that call, so it cannot show an extra call.
         ([16], [16, 24], [16, 28]),
     ],
 )
@@ -118,7 +117,7 @@ def raised(time: float) -> Evidence:
 
 
 def test_an_exception_before_the_divergence_is_the_cause() -> None:
-    """What the others did after a rank was gone is no evidence of who went wrong first."""
+    """What other ranks did after one was gone does not show which failed first."""
     found = diagnose(raised(3.5))
     assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (0,), (1, 2))
     assert found.signature == "crash:IndexError:model.py load:one-rank"
@@ -137,7 +136,7 @@ def test_an_exception_after_the_divergence_or_at_an_unknown_time_is_a_consequenc
     }
 
 
-# ------------------------------------------------------------------------ on what it rests
+# ------------------------------------------------------------------------ the basis
 
 
 def blamed(*sides: Collective, kind: str = "size", schedule: Schedule | None = None, **more: Any):
@@ -175,7 +174,7 @@ def test_a_point_to_point_call_has_no_culprit() -> None:
 def test_an_unknown_value_agrees_with_every_rank() -> None:
     plain, other = call(reduce="sum"), call(reduce="avg")
     assert blamed(plain, plain, other, call(), kind="reduce") == Blame((2,), "majority")
-    # Of those that are known neither side is larger.
+    # The known values are split evenly.
     assert blamed(plain, other, call(), call(), kind="reduce") == Blame()
 
 
@@ -207,7 +206,7 @@ def test_omitted_parameters_are_listed_in_group_order() -> None:
     short = call(10, parameters=("b",), parameters_missing=("c", "a"))
     found = blamed(whole, short, whole)
     assert found == Blame((1,), "left-out", {1: ("c", "a")})
-    # A majority that leaves them out is named all the same, and the contradiction noted.
+    # A majority that leaves them out is still the culprit, and the contradiction is noted.
     assert blamed(whole, short, short) == Blame(
         (1, 2), "left-out", {1: ("c", "a"), 2: ("c", "a")}, contradicted=True
     )
@@ -215,7 +214,7 @@ def test_omitted_parameters_are_listed_in_group_order() -> None:
     assert blamed(whole, call(10, parameters=("x",)), whole).basis == "majority"
     other = call(10, "all_gather", parameters=("b",), parameters_missing=("a", "c"))
     assert blamed(whole, other, whole, kind="op").basis == "majority"
-    # Where one side alone is known there is nothing to leave out.
+    # If only one side is known, nothing is missing.
     assert blamed(short, call(30), call(30)).basis == "majority"
 
 
@@ -228,7 +227,7 @@ def test_token_counts_identify_the_rank_that_skipped_an_expert() -> None:
     found = blame(Divergence("op", group, 0, {0: one, 1: other}), None, tokens)
     starved = Starved(1, "model.layers.0.mlp", 3, ((0, 5),))
     assert found == Blame((1,), "skipped", {1: expert(0, 3)}, (starved,))
-    # In another step, or with tokens on both, nothing is known of it.
+    # Counts of another step, or tokens on both ranks, decide nothing.
     late = Tokens({(3, "model.layers.0.mlp"): counts}, {"model.layers.0.mlp"})
     assert blame(Divergence("op", group, 0, {0: one, 1: other}), None, late) == Blame()
 

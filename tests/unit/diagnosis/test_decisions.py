@@ -1,4 +1,4 @@
-"""Branches that ranks took apart: compared where two ranks told them, and told in the cause."""
+"""Different decisions of ranks: compared if two ranks recorded them, and named in the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Python noticed and where the device is stuck; simulated logs, present and absent."""
+"""The positions of Python and of the device, from simulated logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AGREE = on_nccl(fsdp2_job(set(), set()).whole(), waiting=(0, 1))
 def seen(
     evidence: Evidence, done: dict[int, int], native: bool = True, begun: bool = True
 ) -> Evidence:
-    """With the dumps that were taken while it stood still."""
+    """Adds the dumps taken during the stall."""
     ranks = {}
     for rank, own in evidence.ranks.items():
         ranks[rank] = replace(own, finished=False, stacks=(in_clip(native),))
@@ -103,7 +103,7 @@ def test_a_clean_run_has_no_table() -> None:
 
 
 def test_cause_says_that_the_missing_rank_waits_for_its_device() -> None:
-    """Rank 1 makes no reduction of layer 0 and waits for its device: it is said what it does."""
+    """Rank 1 skips the reduction of layer 0 and waits for its device."""
     gone = seen(AGREE, {0: 4})
     short = replace(gone.ranks[1], collectives=gone.ranks[1].collectives[:4])
     short = replace(short, collectives=tuple(replace(c, completed=True) for c in short.collectives))

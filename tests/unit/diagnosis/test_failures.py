@@ -1,4 +1,4 @@
-"""The failures of the catalogue, one by one: verdict, culprits, cause; and what must stay quiet."""
+"""The failures of the catalogue: verdict, culprits and cause; and runs without a failure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ended_early(job: Job, rank: int, at: int) -> Evidence:
 @pytest.mark.parametrize("aborting", [0, 1])
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_starved_expert_shortens_the_reduction(world: int, aborting: int) -> None:
-    """Whichever rank gloo aborts, the starved one is the culprit."""
+    """The starved rank is the culprit, whichever rank gloo aborts."""
     job = fsdp2_job(*[STARVED if rank == 1 else set() for rank in range(world)])
     found = diagnose(aborted_on_gloo(job.run(), aborting))
     assert found.verdict == Verdict.COLLECTIVE_MISMATCH
@@ -107,7 +107,7 @@ def test_with_one_token_per_rank_all_ranks_are_culprits() -> None:
     found = diagnose(measured(fsdp2_job(*both).run(), expert(1, 0)))
     assert (found.verdict, found.culprits) == (Verdict.WRONG_GRADIENTS, (0, 1))
     assert found.first_divergence is not None
-    # Experts 4 to 7 are starved on both alike: nothing that differs.
+    # Experts 4 to 7 are starved on both ranks, so they do not differ.
     assert found.first_divergence.ranks["0"].parameters_missing == (*expert(1, 2), *expert(1, 3))
 
 
@@ -135,7 +135,7 @@ def test_a_majority_with_a_starved_expert_is_the_culprit() -> None:
 
 
 def test_skipping_an_expert_with_its_own_group_is_a_hang() -> None:
-    """A true hang: the ranks drift apart silently and stop in different operations."""
+    """The ranks diverge silently and stop in different operations."""
     found = diagnose(expert_job(set(), {3}).run())
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (1,), (0,))
     assert found.first_divergence is not None
@@ -172,7 +172,7 @@ def test_two_ranks_without_token_counts_have_no_culprit() -> None:
 
 
 def test_an_operation_refused_by_the_library_is_a_crash() -> None:
-    """It names gloo, but no peer had a part in it."""
+    """The message mentions gloo, but no peer is involved."""
     refused = RankError(
         "RuntimeError", "Cannot use ReduceOp.PREMUL_SUM with Gloo", "train.py:3 step"
     )
@@ -275,7 +275,7 @@ def test_a_stall_with_equal_schedules_has_no_culprit() -> None:
     found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
     assert (found.verdict, found.culprits) == (Verdict.HANG, ())
     assert "no rank is at fault" in found.cause
-    # With the log of one rank gone it may have been that rank.
+    # The rank with the missing log may be the culprit.
     ranks[1] = RankEvidence(1, exit=ranks[1].exit)
     found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
     assert (found.verdict, found.confidence) == (Verdict.HANG, Confidence.LOW)
@@ -284,7 +284,7 @@ def test_a_stall_with_equal_schedules_has_no_culprit() -> None:
 
 
 def test_ranks_stopped_by_the_timeout_do_not_diverge() -> None:
-    """The launcher's time bound cuts them off at different places: that is no divergence."""
+    """The launcher's timeout stops them at different calls, which is not a divergence."""
     evidence = ended_early(fsdp2_job(set(), set()), 1, 4)
     ranks = {
         r: replace(seen, finished=False, exit=ExitStatus(signal="SIGTERM", by_us=True))
@@ -357,7 +357,7 @@ def test_a_receive_without_a_send_is_a_hang() -> None:
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (0,), (1,))
 
 
-# ------------------------------------------------------------------------ only errors, only ends
+# ------------------------------------------------------------------------ errors and exits only
 
 
 def test_the_librarys_error_is_used_without_a_schedule() -> None:
@@ -450,7 +450,7 @@ def test_wrong_gradients_with_a_missing_log_leave_the_culprit_unknown() -> None:
 
 
 def test_only_the_first_wrong_step_is_listed() -> None:
-    """Later steps start from weights that are wrong already."""
+    """Later steps start from wrong weights."""
     evidence = measured(fsdp2_job(set(), set()).run())
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -467,7 +467,7 @@ def test_only_the_first_wrong_step_is_listed() -> None:
 
 
 def test_the_worst_parameter_has_a_wrong_gradient() -> None:
-    """Rounding to bf16 does more to a larger gradient, and that is allowed."""
+    """Rounding to bf16 changes a larger gradient by more, within the tolerance."""
     evidence = measured(fsdp2_job(set(), set()).run())
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -527,7 +527,7 @@ def test_missing_evidence_is_listed_once() -> None:
 
 
 def test_reordered_asynchronous_calls_are_not_a_divergence() -> None:
-    """Issued the other way round, waited for later: lawful, unlike the same with waiting calls."""
+    """Asynchronous calls may be issued in another order; blocking calls may not."""
     a, b = Op("a", asynchronous=True), Op("b", asynchronous=True)
     groups = {"a": ((0, 1), "dp"), "b": ((0, 1), "ep")}
     assert diagnose(measured(Job(groups, [[a, b], [b, a]]).whole())).notes == ()
@@ -553,7 +553,7 @@ def test_a_long_message_is_truncated_at_a_sentence(message: str, shown: str) -> 
 
 
 def stopped(job: Job, text: str) -> Evidence:
-    """All ranks raised the guard's error in the operation that they came to last."""
+    """All ranks raised the guard's error in their last operation."""
     ran = job.run()
     error = RankError("ReductionMismatch", text, "train.py:7 main", time=99.0)
     ranks = {
@@ -575,7 +575,7 @@ def test_an_error_of_the_guard_is_a_crash_with_its_divergence() -> None:
 
 
 def test_an_error_of_the_guard_with_equal_schedules_has_no_culprit() -> None:
-    """Another dtype of gradients, say, of which the schedules show nothing."""
+    """For example a different gradient dtype, which schedules do not show."""
     found = diagnose(stopped(fsdp2_job(set(), set()), "gloo.weight has 8 elements of bfloat16."))
     assert found.verdict == Verdict.CRASH
     assert (found.culprits, found.first_divergence) == ((), None)

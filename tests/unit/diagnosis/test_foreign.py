@@ -1,4 +1,4 @@
-"""Jobs of other people: the injected rank is named, its victims never, of healthy jobs nobody."""
+"""Dumps of other jobs: the faulty rank is the only culprit, and healthy jobs are clean."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_stuck_device_is_not_a_code_mismatch() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "device", 2)
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and "not a mismatch of code" in found.cause
-    # Without knowing what began, only that it stands still.
+    # It is not known which calls began, only that the job stalls.
     raw = dict(jobs.dumps(job))
     for one in raw.values():
         for entry in one["entries"]:
@@ -102,7 +102,7 @@ def test_a_circular_wait_is_reported_with_its_groups() -> None:
 def test_a_rank_that_diverged_long_before_the_stop_is_the_culprit(
     fault: str, line: str | None
 ) -> None:
-    """Calls of a kind meet although one is too many or missing, until something does not fit."""
+    """Equal calls still match after an extra or missing one, until a different call follows."""
     astray = 0
     for seed in range(200, 212):
         job = jobs.faulty(BASES[LAYOUTS[0]], fault, seed)
@@ -115,7 +115,7 @@ def test_a_rank_that_diverged_long_before_the_stop_is_the_culprit(
 
 
 def test_only_the_two_ends_of_a_send_vote_in_a_circular_wait() -> None:
-    """All others stand where the rank stands that skipped the receive: they are no majority."""
+    """All others wait where the rank waits that skipped the receive: they are not a majority."""
     layout = jobs.Layout(4, 2, 2, 2)
     job = jobs.faulty(jobs.healthy(layout, 5, micro_batches=3), "skip-p2p", 100)
     found = diagnosed(found_of(job))
@@ -123,7 +123,7 @@ def test_only_the_two_ends_of_a_send_vote_in_a_circular_wait() -> None:
 
 
 def test_uneven_all_to_all_is_not_a_mismatch() -> None:
-    """Routed tokens differ in number; the dump does not say how many went where."""
+    """Ranks send different numbers of tokens; the dump has no split sizes."""
 
     def uneven(raw: dict[str, Any], rank: int, lost: int) -> dict[str, Any]:
         for entry in raw["entries"]:
@@ -186,11 +186,11 @@ def test_real_gloo_dumps_are_diagnosed() -> None:
 
     assert diagnosed(read("gloo-collectives", 3)).verdict == "clean"
     stuck = diagnosed(read("gloo-stuck", 4))
-    # Rank 1 is in a receive, which gloo does not record: so not more than medium.
+    # Rank 1 is in a receive, which gloo does not record, so the confidence is at most medium.
     assert (stuck.verdict, stuck.culprits, stuck.confidence) == ("hang", (0, 1), "medium")
     found = read("gloo-stuck", 4)
     found.stacks[1] = [stack("recv", "torch/distributed/distributed_c10d.py")]
-    assert diagnosed(found).culprits == (0,)  # its stack tells
+    assert diagnosed(found).culprits == (0,)  # its stack shows the receive
 
 
 # ------------------------------------------------------------------------ without dumps
@@ -236,7 +236,7 @@ def watchdog(seq: int, op: str = "ALLREDUCE", numel: int = 8) -> str:
 
 
 def test_a_hang_is_found_from_watchdog_messages_only() -> None:
-    """A hang that NCCL's watchdog ended: its victims did not crash."""
+    """A hang that NCCL's watchdog ended; its victims did not crash by themselves."""
     texts = {rank: watchdog(12, numel=16 if rank == 2 else 8) for rank in range(4)}
     ends = {rank: ExitStatus(signal="SIGABRT") for rank in range(4)}
     found = diagnosed(Found(outputs=texts, exits=ends, files=4))

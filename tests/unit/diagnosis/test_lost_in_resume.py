@@ -1,4 +1,4 @@
-"""What loading did not give back, sentence by sentence."""
+"""Sentences about state that loading did not restore."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def layer(number: int) -> str:
 
 
 def two(*of_layers: int, held: int, through: str = "dcp", placement: str = "plain"):
-    """Of each layer both ranks hold rank ``held``'s two experts."""
+    """Both ranks hold the two experts of rank ``held`` in each layer."""
     have = ((0, 1), (2, 3))
     return {
         rank: outcome(
@@ -173,7 +173,7 @@ def test_copies_that_differed_before_the_save_are_described() -> None:
     )
     both = {**one, 0: outcome(apart=("a", "b.c"), weights={"b.c": 0.125})}
     assert "so after loading ranks 0, 1 go on with another's" in what_is_lost(both)[1]
-    # A weight that was not apart before was lost by the save.
+    # A weight that was equal before was lost by the save.
     other = {**one, 1: outcome(apart=("a",), weights={"a": 0.5, "c": 0.5})}
     assert what_is_lost({1: other[1]})[0] == "weights"
 
@@ -201,7 +201,7 @@ def test_at_most_three_different_settings_are_listed() -> None:
     )
 
 
-# ------------------------------------------------------------------------ pieces
+# ------------------------------------------------------------------------ formatting
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Calls that meet at one position: which fit together, and the first thing that does not."""
+"""Calls at one position: whether they match, and the first difference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def meet(one: Collective, **changes: Any) -> str | None:
 )  # fmt: skip
 def test_wire_numel_counts_the_whole_tensor(op: str, elements: int) -> None:
     assert wire_numel(call(op, 8, 16)) == elements
-    # Where only the other side is known, it stands in.
+    # If only the other side is known, it is used.
     assert wire_numel(call(op, 0, 16)) == 16
     assert wire_numel(call(op, 8, 0)) == 8
 
@@ -54,9 +54,9 @@ def test_wire_numel_counts_the_whole_tensor(op: str, elements: int) -> None:
         (call("all_reduce", parameters=("a",)), {"parameters": ("b",)}, "parameters"),
         (call("all_reduce", parameters=("a",)), {"parameters": None}, None),
         (call("all_reduce", parameters=("a",)), {"parameters": ()}, "parameters"),
-        # Neither a size nor a dtype says anything of a barrier.
+        # Size and dtype of a barrier are ignored.
         (call("barrier"), {"numel_in": 0, "dtype": "int64"}, None),
-        # The first of all kinds decides.
+        # The first kind of difference is reported.
         (call("all_reduce"), {"numel_in": 9, "dtype": "bfloat16"}, "size"),
         (call("all_reduce", reduce="sum"), {"reduce": "avg", "dtype": "int64"}, "dtype"),
     ],
@@ -108,10 +108,10 @@ def exchange(sent: Any, wanted: Any, rows: int = 1) -> Collective:
         (exchange(None, None), exchange((3, 5), (3, 5)), [(0, 1), (1, 0)]),
         # Splits count rows on one side and elements on the other.
         (exchange((1, 2), (1, 3), 10), exchange((30, 40), (20, 40)), []),
-        # Nothing is sent and nothing expected.
+        # Nothing is sent or expected.
         (exchange((0, 0), (0, 0)), exchange((0, 0), (0, 0)), []),
         (exchange((0, 0), (0, 1)), exchange((0, 0), (0, 0)), [(1, 0)]),
-        # Splits of another number of ranks tell nothing.
+        # Splits for another number of ranks are ignored.
         (exchange((1, 2, 3), (1, 3)), exchange((3, 4), (5, 4)), []),
     ],
 )
@@ -125,7 +125,7 @@ def test_mismatched_pairs_are_found(
 def test_pairs_follow_the_group_order() -> None:
     one, other = exchange((1, 2), (1, 3)), exchange((3, 4), (5, 4))
     assert mismatched_pairs({7: one, 4: other}, (7, 4)) == [(7, 4)]
-    # A rank of which nothing is known takes part in no pair.
+    # An unknown rank is in no pair.
     assert mismatched_pairs({7: one}, (7, 4)) == []
     assert mismatched_pairs({}, ORDER) == []
     assert mismatched_pairs({0: one, 1: call("all_reduce")}, ORDER) == []
@@ -143,7 +143,7 @@ def test_totals_are_compared_when_parts_are_unknown(expected: int, kind: str | N
     one = call("all_to_all", 4, 6, parts_unknown=True)
     other = call("all_to_all", 8, expected - 6, parts_unknown=True)
     assert differs({0: one, 1: other}, ORDER) == kind
-    # A rank that is not seen may have sent the rest.
+    # A rank without evidence may have sent the rest.
     assert differs({0: one, 1: other}, (0, 1, 2)) is None
 
 

@@ -108,7 +108,7 @@ def test_metrics_that_differ_between_ranks_are_wrong_without_a_reference() -> No
 
 
 def test_a_wrong_metric_on_every_rank_needs_the_reference() -> None:
-    """Comparing ranks alone accepts the zero that a rank adds for what it does not have."""
+    """Comparing only ranks accepts a zero added for a missing metric."""
     halved = {**TRUE, "kl": 0.25}
     assert diagnose(reporting(halved, halved, truth=None)).verdict == Verdict.CLEAN
     found = diagnose(reporting(halved, halved))

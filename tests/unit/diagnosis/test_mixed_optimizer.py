@@ -1,4 +1,4 @@
-"""A crash that a mixed parameter group explains, and crashes that it does not."""
+"""Crashes explained by a mixed parameter group, and other crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the optimizer left behind against one process: found although ranks and gradients agree."""
+"""Optimizer updates compared with a single process, if ranks and gradients agree."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_extra_update_is_found() -> None:
         "After step 1 the optimizer's count of updates is 2 on ranks 0, 1 and should be 1 (single "
         "process)."
     )
-    # Before the rate, which follows from it.
+    # Takes precedence over the rate, which follows from it.
     both = applied_facts(left(applied(), applied(rate=5e-4, updates=2.0)))
     assert both == AppliedFacts(1, UPDATES, ranks=(1,), actual=2.0, right=1.0)
 

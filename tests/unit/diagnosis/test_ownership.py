@@ -1,4 +1,4 @@
-"""Who holds whose experts: every pattern is named, and what is right in any layout is not."""
+"""Which rank holds which experts: wrong patterns are found, correct layouts not reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seen(
     used: Mapping[int, int] | None = None,
     experts: int = 8,
 ) -> Evidence:
-    """Ranks that told what they hold at one moment; ``used``: experts each computes with."""
+    """Ranks with the experts that they hold at one moment; ``used``: experts each computes with."""
     ranks = {}
     for rank, own in by_rank.items():
         told = HeldWeights(when, (own,), tuple((unequal or {}).get(rank, ())), 3, asked, experts)
@@ -51,7 +51,7 @@ def seen(
 
 
 def before(evidence: Evidence, by_rank: Mapping[int, ExpertRows], when: str = "loaded") -> Evidence:
-    """The same, with what the ranks held at an earlier moment."""
+    """Adds the experts held at an earlier moment."""
     ranks = dict(evidence.ranks)
     for rank, own in by_rank.items():
         told = replace(ranks[rank].weights[-1], when=when, experts=(own,), unequal=())
@@ -172,7 +172,7 @@ LOST = {
         ["rank 0 holds 4-7; rank 1 holds 0-3", "not those that their place says"],
         (0, 1),
     ),
-    # Without expert parallelism every rank's slice is everything, which explains no loss.
+    # Without expert parallelism each slice is the whole, which explains no loss.
     "swapped under FSDP alone": (
         seen({0: rows(range(4, 8), range(4)), 1: rows(range(4), range(4, 8))}),
         ownership.MISPLACED,
@@ -271,12 +271,12 @@ def test_resharding_during_loading_is_found() -> None:
 
 
 def test_resharding_after_loading_is_found() -> None:
-    """Rank 0 came out of loading with 4-7: that is the slice that was sharded again."""
+    """Rank 0 holds 4-7 after loading: the slice that was sharded again."""
     swapped = {0: rows(range(4, 8), lies="plain", whole=4), 1: rows(range(4), lies="plain")}
     sharded = seen({0: rows([4, 5], [0, 1], 4), 1: rows([6, 7], [2, 3], 4)}, asked=2)
     facts = ownership_facts(before(sharded, swapped))
     assert (facts.pattern, "rank 0's slice (4-7)" in facts.text) == (ownership.RESHARDED, True)
-    # Rows of another parameter, or rows that were none, say nothing of this one.
+    # Rows of another parameter, or invalid rows, do not affect this one.
     for held in (
         {0: rows(range(4, 8), lies="plain", fqn=DOWN), 1: rows(range(4), fqn=DOWN)},
         {0: rows([-1, 5, 6, 7], lies="plain"), 1: rows([-1, 1, 2, 3], lies="plain")},
@@ -343,7 +343,7 @@ def test_changed_ignored_experts_are_found() -> None:
     )
     assert (facts.when, facts.parameters, facts.seen) == ("prepared", (UP,), True)
     assert (facts.experts, facts.axis) == (8, 1)
-    # One rank alone, of two parameters; what rank 0 loaded counts where nobody told "loaded".
+    # One rank, two parameters; "loaded by rank 0" is used if no rank recorded "loaded".
     two = {}
     for rank, one in told.items():
         then, now = (
@@ -394,7 +394,7 @@ def test_the_last_moment_that_every_rank_reached_is_judged() -> None:
     assert not ownership_facts(before(seen(FINE), WRONG)).wrong, "sharding loaded them"
     resumed = before(seen(WRONG, when="resumed"), FINE, "prepared")
     assert ownership_facts(resumed).text.startswith("After resuming the 8 experts")
-    # Rank 1 died while it was sharded: what both have told last is how they were loaded.
+    # Rank 1 died while sharding, so the last common moment is loading.
     half = before(seen(WRONG), FINE)
     only = replace(half.ranks[1], weights=half.ranks[1].weights[:1])
     facts = ownership_facts(replace(half, ranks={**half.ranks, 1: only}))
@@ -527,7 +527,7 @@ held_rows = st.lists(st.integers(-1, 9), max_size=9)
 def test_any_evidence_is_judged_without_an_exception(
     ranks: list, asked: int, whole: int, when: str
 ) -> None:
-    """Whatever ranks told, it is judged without an exception, and clean only what is complete."""
+    """Any evidence is judged without an exception, and only complete experts are clean."""
     told = {}
     for rank, parameters in enumerate(ranks):
         own = tuple(

@@ -1,4 +1,4 @@
-"""Tables that a program measured, put together from all ranks."""
+"""Tables measured by a program, merged from all ranks."""
 
 from __future__ import annotations
 

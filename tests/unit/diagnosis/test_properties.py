@@ -1,4 +1,4 @@
-"""Random schedules: healthy ones give nothing, one injected divergence is found at its place.
+"""Random schedules: healthy ones have no divergence; an injected one is found at its position.
 
 The place is where the ranks first disagree; the culprit is the rank that was changed, where
 anything can tell (its parameters, or a majority), and never another one.
@@ -38,7 +38,7 @@ def found(evidence: Evidence) -> tuple[Divergence | None, tuple[int, ...]]:
 
 
 def groups_of(outer: int, inner: int) -> dict[str, tuple[tuple[int, ...], str | None]]:
-    """The world, the rows and the columns of a grid. All rows share one name, as the groups of
+    """All ranks, the rows and the columns of a grid. All rows share one name, as the groups of
     a split communicator do: a group is its name and its ranks."""
     world = tuple(range(outer * inner))
     groups: dict[str, tuple[tuple[int, ...], str | None]] = {"world": (world, None)}
@@ -120,7 +120,7 @@ def test_healthy_schedules_have_no_divergence(
 def test_lost_earlier_calls_are_not_a_divergence(
     case: tuple[Job, list[tuple[str, dict[int, Op]]]], data: st.DataObject
 ) -> None:
-    """A ring buffer drops the oldest calls, another number of them on each rank."""
+    """A ring buffer drops a different number of the oldest calls on each rank."""
     evidence = case[0].whole()
     ranks = {}
     for rank, seen in evidence.ranks.items():
@@ -147,7 +147,7 @@ def test_unknown_parameters_are_not_a_divergence(
 
 
 def change(kind: str, op: Op) -> Op | None:
-    """``op`` as a rank would issue it that diverges in ``kind``; None where that is impossible."""
+    """Returns ``op`` with a difference of ``kind``; None if that is impossible."""
     plain = op.op not in ("barrier", "all_to_all")
     if kind == "size" and plain:
         return replace(op, numel=op.numel * 2)
@@ -202,7 +202,7 @@ def test_one_changed_call_is_found(
 def test_a_mismatched_split_is_found(
     case: tuple[Job, list[tuple[str, dict[int, Op]]]], data: st.DataObject
 ) -> None:
-    """One rank sends a row to another rank than the one that expects it."""
+    """One rank sends a row to the wrong rank."""
     job, events = case
     possible = [
         (n, name, rank, giver)
@@ -250,17 +250,17 @@ def test_a_skipped_call_is_found(
     same = [s for other, s in events if other == name]
     position = sum(other == name for other, _ in events[:number])
     if divergence is None:
-        # Only asynchronous or equal calls may hide it, and then nobody waits.
+        # Only asynchronous or equal calls may hide it, and then no rank waits.
         assert evidence.stall is None
         assert all(s[rank].asynchronous for s in same[position:])
         return
     assert set(culprits) <= {rank}
     assert divergence.group.name == name or any(g.name == name for g in divergence.groups)
     if divergence.kind not in ("order", "missing"):
-        # Equal calls may stand in for each other; the first that is another one shows it.
+        # Equal calls replace each other; the first different one shows the divergence.
         assert divergence.position >= position
         if divergence.kind == "splits":
-            # One pair alone does not tell which of the two is wrong.
+            # One pair alone does not show which rank is wrong.
             assert all(rank in pair for pair in divergence.pairs)
         elif len(divergence.calls) > 2:
             assert culprits == (rank,)
@@ -273,7 +273,7 @@ def test_a_skipped_call_is_found(
 def test_an_inverted_order_is_found(
     case: tuple[Job, list[tuple[str, dict[int, Op]]]], data: st.DataObject
 ) -> None:
-    """One rank issues two neighbouring calls of different groups the other way round."""
+    """One rank swaps two neighbouring calls of different groups."""
     job, _ = case
     possible = [
         (rank, at)

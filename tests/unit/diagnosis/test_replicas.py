@@ -1,4 +1,4 @@
-"""What must be equal on several ranks: found where it differs, silent where it does not."""
+"""Replicated state: differences are found, equal replicas are clean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resume parity: drift is told from a healthy resume and from a machine that repeats nothing."""
+"""Resume parity: drift is distinguished from a healthy resume and from nondeterminism."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARD = "Shard(0) on ep[2]"
 
 
 def healthy(rank: int, placement: str = SHARD) -> ResumeOutcome:
-    """Four steps against two and two on one of two ranks: everything came back."""
+    """Four steps against two and two on one of two ranks; everything is restored."""
     own = list(range(4 * rank, 4 * rank + 4))
     return ResumeOutcome(
         through="dcp",
@@ -35,7 +35,7 @@ def healthy(rank: int, placement: str = SHARD) -> ResumeOutcome:
 
 
 def given(outcome: ResumeOutcome, sources: dict[str, int]) -> ResumeOutcome:
-    """After loading, the experts of these parameters are those of that rank."""
+    """Gives these parameters the experts of that rank after loading."""
     loaded = [
         replace(row, held=list(range(4 * sources[row.fqn], 4 * sources[row.fqn] + 4)))
         for row in outcome.loaded
@@ -51,18 +51,18 @@ def given(outcome: ResumeOutcome, sources: dict[str, int]) -> ResumeOutcome:
 
 
 def drifted(outcome: ResumeOutcome) -> ResumeOutcome:
-    """The steps after the save are others."""
+    """Changes the steps after the save."""
     at_end = StateDifference({"lm_head.weight": 0.5}, {}, [], 100)
     return replace(outcome, resumed=StepNumbers([4.7, 4.5], [0.8, 0.7]), at_end=at_end)
 
 
 def noisy(outcome: ResumeOutcome) -> ResumeOutcome:
-    """Two straight runs differ in their last loss."""
+    """Makes two uninterrupted runs differ in the last loss."""
     return replace(outcome, again=StepNumbers([*LOSSES[:3], 4.5], NORMS))
 
 
 def evidence(*outcomes: ResumeOutcome | None) -> Evidence:
-    """One rank for each; None: it reached no end."""
+    """Evidence with one rank for each; None: the rank has no outcome."""
     seen = fsdp2_job(*[set() for _ in outcomes]).run()
     ranks = {
         rank: replace(

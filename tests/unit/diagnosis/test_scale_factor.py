@@ -36,7 +36,7 @@ def job(
     layout: Mapping[str, int] = MESH,
     moved: float | None = None,
 ) -> Evidence:
-    """Ranks whose gradients are right but for those given."""
+    """Ranks with correct gradients except those given."""
     evidence = replace(measured(fsdp2_job(*[set() for _ in by_rank]).run()), layout=layout)
     ranks = {}
     for rank, given in enumerate(by_rank):
@@ -173,7 +173,7 @@ def test_correct_gradients_have_no_factor() -> None:
 
 
 def test_a_factor_beside_another_error_does_not_explain_it() -> None:
-    """It is said, but is not what tells this failure from others."""
+    """The factor is in the cause but not in the signature."""
     found = diagnose(job(*[{UP: error(2.0), DOWN: error(2.0), NORM: error(1.3, 0.4)}] * 2))
     assert "the experts are 2.000 times" in found.cause
     assert found.signature == "wrong-gradients:no divergence seen:no-rank"
@@ -187,7 +187,7 @@ def test_a_factor_beside_another_error_does_not_explain_it() -> None:
     [
         (EXPERTS, {"dp_shard": 2, "ep": 2}, "", "ep", ("dp_shard",)),
         (REST, {"dp_shard": 2, "ep": 2}, "", "dp_shard", ("ep",)),
-        # What FSDP reduces over is divided by: the other one is not.
+        # FSDP divides by the axis it reduces over, so it is the other one.
         (REST, {"dp_shard": 2, "ep": 2}, "Shard(0) on dp_shard[2]", "ep", ("dp_shard",)),
         (EXPERTS, {"dp_shard": 2, "tp": 2}, "Shard(0) on dp_shard[2]", "tp", ("dp_shard",)),
         (REST, {"dp_shard": 2}, "", WORLD, ()),
@@ -212,11 +212,11 @@ def test_an_unknown_mesh_uses_the_number_of_ranks() -> None:
     assert found.size is None
 
 
-# ------------------------------------------------------------------------ what does not show it
+# ------------------------------------------------------------------------ weights and the table
 
 
 def test_cause_says_that_the_weights_hide_the_factor() -> None:
-    """What a comparison of weights, or the loss, would have accepted."""
+    """Comparing weights or the loss would accept it."""
     evidence = all_ranks(2.0, UP, DOWN, moved=1.0005)
     found = diagnose(evidence)
     assert found.verdict == Verdict.WRONG_GRADIENTS

@@ -1,5 +1,4 @@
-"""Schedules side by side around the first divergence, and how ranks stood; nothing where nothing
-diverged."""
+"""Schedules side by side around the first divergence, and final states of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens per expert and rank: found by the names that ranks have for a block, and summed."""
+"""Tokens per expert and rank: matched by the names of blocks, and summed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_tokens_of_several_forwards_are_summed() -> None:
     tokens = tokens_of(Evidence(1, {0: RankEvidence(0, tokens=lines)}))
     assert tokens.counts == {(1, BLOCK): {0: [11, 22]}, (2, BLOCK): {0: [7, 8]}}
     assert tokens.layers == {BLOCK}
-    # A block that is counted in another width is another one: the last counts.
+    # Counts of another width replace earlier ones.
     other = (*lines[:1], TokenCount(1, BLOCK, (5, 6, 7)))
     assert tokens_of(Evidence(1, {0: RankEvidence(0, tokens=other)})).of(1, BLOCK, 2) == {0: 7}
 

@@ -1,4 +1,4 @@
-"""Where a job stands still although no schedule was recorded: told by stacks alone."""
+"""The position of a stalled job without recorded schedules, from stacks only."""
 
 from __future__ import annotations
 

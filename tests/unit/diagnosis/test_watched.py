@@ -1,4 +1,4 @@
-"""What is told of a job of somebody else beyond a trial: lines of its program, and its habits."""
+"""Diagnosis of watched jobs: program lines, and deviations from earlier steps."""
 
 from __future__ import annotations
 

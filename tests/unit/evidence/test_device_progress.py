@@ -45,7 +45,7 @@ def test_calls_completed_in_our_log_stay_completed() -> None:
 
 def test_calls_of_a_group_complete_in_order() -> None:
     raw = dump(CALLS, done=4)
-    raw["entries"][1]["state"] = "scheduled"  # its end was not looked at
+    raw["entries"][1]["state"] = "scheduled"  # its end was not polled
     assert told(CALLS, raw)[:5] == ["completed"] * 4 + ["started"]
 
 
@@ -56,7 +56,7 @@ def test_a_wrapped_ring_buffer_matches_the_last_calls() -> None:
 
 
 def test_a_call_that_never_left_the_host_has_no_state() -> None:
-    """The rank stands inside the call, before NCCL took it."""
+    """The rank is inside the call, before NCCL accepted it."""
     assert told(CALLS, dump(CALLS[:-1], done=6)) == ["completed"] * 6 + [""]
 
 

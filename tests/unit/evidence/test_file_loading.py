@@ -1,5 +1,5 @@
-"""Pickles are read by expendable processes: nothing in a file ends the reading, runs, or changes
-what comes out of the other files."""
+"""Pickles are read in separate processes: a file can neither end the reading, run code, nor
+change the results of other files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RAW = SAMPLE.read_bytes()
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The pids of the readers that were started; none of them is left at the end."""
+    """The pids of the readers that were started; checks that none is left at the end."""
     pids: list[int] = []
     popen = subprocess.Popen
 

@@ -1,6 +1,6 @@
-"""The unpickler reads what pickle writes of plain data, and nothing else.
+"""The restricted unpickler reads pickles of plain data and nothing else.
 
-It runs in this process here, so every input is one that harms no reader; those that do are in
+It runs in this process here, so no input harms its reader; inputs that do are in
 ``test_file_loading.py``.
 """
 
@@ -63,7 +63,7 @@ def test_torch_int_lists_are_read() -> None:
 
 
 class Touch:
-    """Its pickle creates a folder when everything is allowed."""
+    """Its pickle creates a folder if loaded without restrictions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, protocol: int
     with pytest.raises(Refused, match=r"asks for (posix|nt)\.mkdir"):
         plain_data(raw)
     assert not (tmp_path / "made").exists()
-    pickle.loads(raw)  # the same bytes do it where everything is allowed
+    pickle.loads(raw)  # the same bytes create it without restrictions
     assert (tmp_path / "made").exists()
 
 

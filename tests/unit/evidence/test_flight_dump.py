@@ -167,7 +167,7 @@ def test_other_files_are_refused(raw: Any) -> None:
 
 BOMB: Any = ()
 for _ in range(64):
-    BOMB = (BOMB, BOMB)  # cheap to hold, for ever to hash, print or compare
+    BOMB = (BOMB, BOMB)  # small in memory, endless to hash, print or compare
 
 
 @pytest.mark.parametrize("field", sorted({*entry(0, 1)} - {"retired", "is_p2p"}))

@@ -1,4 +1,4 @@
-"""Dumps of many ranks as one evidence: groups, wrap-around, completion, what is left out."""
+"""Evidence from dumps of many ranks: groups, wrap-around, completion, omitted calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_members_and_names_of_groups_are_shared() -> None:
 
 
 def test_groups_numbered_by_each_process_are_matched() -> None:
-    """The same own number means another group on another rank, and one group has two numbers."""
+    """One number means different groups on different ranks, and one group has two numbers."""
     local = recorded(read(JOB, local_names=True))
     shared = recorded(read(JOB))
     for rank, seen in local.ranks.items():
@@ -100,7 +100,7 @@ def test_peers_are_ranks_of_the_world() -> None:
 
 
 def test_wrapped_rings_align_by_their_positions() -> None:
-    """Every rank lost another number of calls."""
+    """Every rank lost a different number of calls."""
     dumps = {
         rank: flight_dump.read({**raw, "entries": raw["entries"][-(20 + 3 * rank):]})
         for rank, raw in jobs.dumps(JOB)
@@ -111,7 +111,7 @@ def test_wrapped_rings_align_by_their_positions() -> None:
 
 def test_batches_of_older_releases_are_unaligned_only_after_the_ring_wrapped() -> None:
     def older(raw: dict[str, Any], keep: int) -> Dump:
-        """As torch before 2.5 numbers: a send takes a number of the collectives' count."""
+        """Numbers as torch before 2.5: a send uses a number of the collectives' counter."""
         taken: dict[str, int] = {}
         entries = []
         for entry in raw["entries"]:
@@ -153,7 +153,7 @@ def test_dumps_without_completion_are_diagnosed() -> None:
     assert all(c.completed for seen in of.ranks.values() for c in seen.collectives)
     stuck = jobs.faulty(JOB, "stuck", 1)
     found = diagnosed(read(stuck, states=False))
-    assert found.verdict == "hang" and found.culprits == ()  # nobody is known to be elsewhere
+    assert found.verdict == "hang" and found.culprits == ()  # no rank is known to be elsewhere
     assert "collect" in found.cause
 
 
@@ -168,7 +168,7 @@ def test_a_rank_without_open_calls_has_an_empty_dump() -> None:
     assert not dumps[idle].kind and any(dump.kind for dump in dumps.values())
 
 
-# ------------------------------------------------------------------------ few of many
+# ------------------------------------------------------------------------ omitted calls
 
 
 @pytest.mark.parametrize("fault", ["none", *jobs.FAULTS])
@@ -198,7 +198,7 @@ def test_calls_in_the_middle_are_omitted(monkeypatch: pytest.MonkeyPatch) -> Non
     of = recorded(read(job))
     assert max(len(seen.collectives) for seen in of.ranks.values()) <= 16
     found = diagnosed(read(job))
-    # So few calls before it are no habit, but the place is the same.
+    # Too few earlier calls to decide the culprit, but the position is the same.
     assert found.verdict == "hang" and set(found.culprits) <= set(job.culprits)
     monkeypatch.undo()
     assert found.first_divergence == diagnosed(read(job)).first_divergence

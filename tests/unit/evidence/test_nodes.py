@@ -23,7 +23,7 @@ WORLD = (0, 1, 2, 3)
 
 
 def job(*late: int, steps: int = 6) -> Evidence:
-    """Four ranks that reduce on the world; those in ``late`` never come to the last call."""
+    """Four ranks that reduce on the world; those in ``late`` do not issue the last call."""
     full = [Op("0", step=n + 1) for n in range(steps)]
     programs = [full[:-1] if rank in late else full for rank in WORLD]
     found = Job({"0": (WORLD, None)}, programs).run()
@@ -33,7 +33,7 @@ def job(*late: int, steps: int = 6) -> Evidence:
 
 
 def of(evidence: Evidence, ranks: Sequence[int], skew: float = 0.0) -> Evidence:
-    """What the watcher of ``ranks`` alone would have; its clock is ahead by ``skew`` seconds."""
+    """The evidence of the watcher of ``ranks``; its clock is ahead by ``skew`` seconds."""
     mine = {}
     for rank, seen in evidence.ranks.items():
         calls = tuple(replace(c, time=c.time + skew + 1e6) for c in seen.collectives)
@@ -97,11 +97,11 @@ def test_a_healthy_job_is_clean() -> None:
     assert diagnose(both(replace(whole, watched=True))).verdict == Verdict.CLEAN
 
 
-# ------------------------------------------------------------------------ what was not seen
+# ------------------------------------------------------------------------ missing evidence
 
 
 def silent(evidence: Evidence, seconds: float = 23.0) -> Evidence:
-    """Nothing of node 1 is here."""
+    """Removes the evidence of node 1."""
     gone = replace(THERE, silent=seconds, seen=False)
     return merged([Part(of(evidence, HERE.ranks), (HERE, gone))])
 
@@ -115,7 +115,7 @@ def test_a_silent_node_is_named_if_all_wait_for_its_ranks() -> None:
 
 
 def test_a_silent_node_is_not_named_if_some_wait_for_other_ranks() -> None:
-    """Rank 0 waits in a group of ranks 0 and 1 that both have come to."""
+    """Rank 0 waits in a group of ranks 0 and 1 whose call both have issued."""
     ops = [Op("0"), Op("pair")]
     programs = [[*ops, Op("pair")], [*ops, Op("pair")], [Op("0")], [Op("0")]]
     whole = Job({"0": (WORLD, None), "pair": ((0, 1), None)}, programs).run()
@@ -163,7 +163,7 @@ def test_unwatched_ranks_are_not_blamed() -> None:
 
 
 def left(folder: Path, evidence: Evidence, token: str, nodes: Sequence[Node]) -> Path:
-    """What a watcher that shared nothing leaves."""
+    """The folder of a watcher that shared nothing."""
     own = nodes[0].ranks
     mine = {r: s for r, s in evidence.ranks.items() if r in own}
     build.write(replace(evidence, ranks=mine), folder)

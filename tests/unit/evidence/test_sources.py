@@ -83,7 +83,7 @@ def test_files_and_folders_are_read_together(tmp_path: Path) -> None:
     job = jobs.write(jobs.healthy(jobs.Layout(dp=2), 1), tmp_path / "dumps")
     found = read([tmp_path / "a.rank_0", tmp_path / "sub", job, job / "nccl_trace_rank_0"])
     assert (list(found.stacks), list(found.outputs), sorted(found.dumps)) == ([0], [0], [0, 1])
-    assert found.files == 4  # the dump that was given twice is one
+    assert found.files == 4  # the dump given twice is read once
     assert read([tmp_path]).errors[0].type == "ValueError"
 
 
@@ -94,7 +94,7 @@ def test_only_the_last_attempt_of_torchrun_is_read(tmp_path: Path) -> None:
     put(tree, attempt_1__1__stdoutDOTlog="")
     found = read([tmp_path])
     assert "Traceback" not in found.outputs[0] and list(found.errors) == [1]
-    assert found.refused == []  # a rank that printed nothing is no loss
+    assert found.refused == []  # an empty output is not reported
 
 
 def test_one_log_with_lines_of_all_ranks_is_split() -> None:
@@ -193,7 +193,7 @@ def test_the_newer_of_two_dumps_of_a_rank_is_used(tmp_path: Path) -> None:
 def test_the_rank_in_the_content_is_preferred_to_the_name(tmp_path: Path) -> None:
     raw = dict(jobs.dumps(jobs.healthy(jobs.Layout(pp=2, dp=2), 1)))
     (tmp_path / "rank_0").write_bytes(pickle.dumps(raw[3]))
-    (tmp_path / "dump").write_bytes(pickle.dumps(raw[2]))  # its content names it
+    (tmp_path / "dump").write_bytes(pickle.dumps(raw[2]))  # the rank is in its content
     found = read([tmp_path])
     assert sorted(found.dumps) == [2, 3] and "says rank 3" in found.refused[0]
 

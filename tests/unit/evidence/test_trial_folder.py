@@ -27,7 +27,7 @@ from tests.unit.evidence_builder import (
 
 STARVED = {(1, 3)}
 
-# Folders as trials leave them, with the verdict and the culprits that they must give.
+# Evidence of trials, with the expected verdict and culprits.
 FOLDERS: dict[str, tuple[Evidence, Verdict, tuple[int, ...]]] = {
     "mismatch": (
         aborted_on_gloo(fsdp2_job(set(), STARVED).run(), 0),
@@ -89,7 +89,7 @@ def test_held_experts_are_read_back(tmp_path: Path) -> None:
 
 
 def held(evidence: Evidence) -> Evidence:
-    """Both ranks hold the same half, told at two moments."""
+    """Both ranks hold the same half, recorded at two moments."""
     ranks = {}
     for rank, seen in evidence.ranks.items():
         rows = ExpertRows("layers.0.experts.up", [0, 1], [0, 1], 2, "plain", 0.5, 0.25)

@@ -48,21 +48,21 @@ QUIET = wrong("permuted", "unfixed", 0.5, "a", "b")
         (crash("f", "fix", CHECKPOINT.replace("several-ranks", "one-rank")), LOUD, "no effect"),
         # Another place is another failure.
         (crash("f", "fix", "crash:TypeError:functional.py linear:several-ranks"), LOUD, "wrong"),
-        # Two failures without a place cannot be called the same.
+        # Two failures without a place are not equal.
         (trial("f", "fix", "crash"), trial("unfixed", "unfixed", "crash"), "wrong"),
-        # Silent or stuck where it raised; the other way round is no worse.
+        # Silent or stuck instead of an error is worse; the reverse is not.
         (wrong("f", "fix", 1e-6, "a"), LOUD, "makes it worse"),
         (trial("f", "fix", "hang"), LOUD, "makes it worse"),
         (trial("f", "fix", "replica-divergence"), LOUD, "makes it worse"),
         (crash("f", "fix"), QUIET, "wrong"),
         (crash("f", "fix"), trial("myth", "unfixed", "clean"), "makes it worse"),
-        # Silent failures are the same only where they are as large, in the same parameters.
+        # Silent failures are equal only with the same size and parameters.
         (wrong("f", "fix", 0.501, "b", "a"), QUIET, "no effect"),
         (wrong("f", "fix", 0.05, "a", "b"), QUIET, "wrong"),
         (wrong("f", "fix", 0.5, "a"), QUIET, "wrong"),
         # The same run without this fix is clean.
         (replace(crash("f", "fix"), clean_without="control"), LOUD, "makes it worse"),
-        # Nothing can be said.
+        # Undecided.
         (trial("f", "fix", "inconclusive"), LOUD, ""),
         (trial("f", "fix", "not-applicable"), LOUD, ""),
         (crash("f", "fix"), trial("unfixed", "unfixed", "inconclusive"), "wrong"),
@@ -81,7 +81,7 @@ def test_only_a_changed_error_text_is_reported_as_such() -> None:
 
 def test_stage_is_the_verdict_and_signature_without_ranks_and_exception() -> None:
     assert stage(LOUD) == ("crash", "checkpoint.py check_recomputed_tensors_match")
-    # Without a place the exception's class is what there is.
+    # Without a place the exception's class is used.
     assert stage(crash("f", "fix", "crash:KeyError:one-rank")) == ("crash", "KeyError")
     assert stage(crash("f", "fix", "crash:SIGABRT:one-rank")) == ("crash", "SIGABRT")
 

@@ -42,7 +42,7 @@ def test_a_fix_that_fails_where_the_unfixed_run_is_clean_regresses() -> None:
     assert notes["unused-params-flag-starved-everywhere"] == (
         "regresses: the same run without this fix is clean (starved-everywhere)",
     )
-    # The unfixed code fails there too: it does not help, but it breaks nothing.
+    # The unfixed code fails there too: the fix does not help, but breaks nothing.
     assert notes["unused-params-flag"] == ()
     assert notes["zero-fill"] == ()
 

@@ -1,4 +1,4 @@
-"""Capturing a stuck process, and saying what could not be captured."""
+"""Captures of a stuck process, and notes about missing ones."""
 
 from __future__ import annotations
 

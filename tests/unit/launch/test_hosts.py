@@ -1,4 +1,4 @@
-"""Hosts that outlive a probe: which are kept, which are ended, and that none is left."""
+"""Hosts that outlive a probe: which are kept and ended; none is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine whose ranks could not meet is told so; it does not look like a hang."""
+"""A machine without a loopback is an error and not a hang."""
 
 import errno
 import socket

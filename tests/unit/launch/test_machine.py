@@ -1,5 +1,4 @@
-"""nvidia-smi and NCCL's RAS at a stall: a program of that name on PATH, and a server on a socket,
-stand for them here."""
+"""nvidia-smi and NCCL's RAS at a stall, replaced by a program on PATH and a server on a socket."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ Serve = Callable[[Callable[[socket.socket], None]], str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Answers one connection; gives the address."""
+    """Starts a server for one connection; returns its address."""
     servers: list[socket.socket] = []
 
     def start(answer: Callable[[socket.socket], None]) -> str:
@@ -80,7 +79,7 @@ def put_smi(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(monkeypatch: pytest.MonkeyPatch, **env: str) -> subprocess.Popen[bytes]:
-    """A rank with this environment, as the kernel tells it."""
+    """A process with this environment."""
     return subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
         stdin=subprocess.PIPE,
@@ -183,7 +182,7 @@ def test_the_groups_of_a_watched_job_show_whether_it_uses_nccl(tmp_path: Path) -
 
 
 def test_a_blocked_rank_is_asked_through_the_pipe_of_torch(tmp_path: Path) -> None:
-    """torch's monitor of NCCL, a thread without Python, is played by one here."""
+    """A thread here replaces torch's NCCL monitor, which runs without Python."""
     pipe = tmp_path / f"{protocol.WATCHDOG_PIPES}0.pipe"
     os.mkfifo(pipe)
     wire = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -224,7 +223,7 @@ def test_dumps_that_torch_wrote_elsewhere_are_copied(tmp_path: Path) -> None:
     for rank in (0, 1):
         write_json(folder / protocol.pid_file(rank), {"flight_dumps": [str(there / "trace_")]})
         (there / f"trace_{rank}").write_bytes(b"dump %d" % rank)
-    os.utime(there / "trace_1", (1, 1))  # of a job before this one
+    os.utime(there / "trace_1", (1, 1))  # of an earlier job
     write_json(folder / protocol.pid_file(2), {"pid": 3})
     dumps.keep(folder, (0, 1, 2, 3), since=1000.0)
     assert (folder / protocol.watchdog_dump(0)).read_bytes() == b"dump 0"

@@ -1,4 +1,4 @@
-"""Which job it is, by the store at which its ranks meet."""
+"""The name of a job, from the store of its ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_all_clients_of_a_store_get_the_same_name() -> None:
     assert found is not None
     assert job_token.job(store) == found
     assert found["python"] == sys.executable
-    assert found["store"] is None  # no address that another process could go to
+    assert found["store"] is None  # no address for other processes
     assert found["node"] is None
     other = job_token.job(HashStore())
     assert other is not None

@@ -1,4 +1,4 @@
-"""Watchers of several nodes without a node: what they say to each other and make of it."""
+"""Watchers of several nodes, without real nodes: messages and decisions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_invalid_status_is_refused(change: Mapping[str, Any]) -> None:
         of_json(raw)
 
 
-# ------------------------------------------------------------------------ who is there
+# ------------------------------------------------------------------------ presence
 
 
 def test_a_node_that_sends_has_its_sent_state() -> None:
@@ -71,7 +71,7 @@ def test_a_node_that_sends_has_its_sent_state() -> None:
 
 
 def test_an_old_sample_is_not_used() -> None:
-    """Its watcher speaks, but is busy with a stack; or its words come late."""
+    """Its watcher sends, but is busy reading a stack; or its messages are late."""
     known = peers()
     for second in range(1, 9):
         known.hear(second, [replace(pulse(second), look=1)])
@@ -98,7 +98,7 @@ def test_a_node_that_announced_its_end_is_not_silent() -> None:
 
 
 def test_a_node_that_did_not_listen_reports_no_silent_node() -> None:
-    """The shared disk did not answer for an hour, then does; or we ourselves were stopped."""
+    """The shared disk did not answer for an hour, or this process was stopped."""
     known = peers()
     known.hear(1.0, [pulse(1)])
     (sample,) = known.samples(3600.0, [0], 2)
@@ -117,7 +117,7 @@ def test_a_node_that_never_sent_is_waited_for_and_then_left_out() -> None:
 
 
 def test_messages_of_an_earlier_start_are_ignored() -> None:
-    """Its ranks are somebody else's now."""
+    """Its ranks belong to a newer start."""
     known = peers()
     known.hear(1.0, [pulse(9, replace(IDLE, alive=False), over=True, deaths=(1,))])
     assert known.deaths == (1,)
@@ -139,7 +139,7 @@ def test_a_stall_of_another_node_is_adopted_if_our_ranks_agree() -> None:
 
 
 def called(others: Any, until: float = 400.0) -> float | None:
-    """When a job is called hung whose rank 0 waits here, with a patience of 10 s."""
+    """Returns when a hang is called if rank 0 waits here, with a patience of 10 s."""
     patience = Patience(Watchdog(3.0, 100.0), 10.0, lambda ranks, _: dict.fromkeys(ranks, b"[]"))
     for turn in range(int(until * 5)):
         now = 1000.0 + turn / 5
@@ -149,7 +149,7 @@ def called(others: Any, until: float = 400.0) -> float | None:
 
 
 def test_a_remote_rank_has_its_own_clock() -> None:
-    """It computes, and we hear of it every three seconds, by a clock that is 10 days ahead."""
+    """It computes and sends every three seconds, with a clock that is 10 days ahead."""
 
     def computes(t: float) -> RankSample:
         last = t - t % 3.0
@@ -171,7 +171,7 @@ def test_patience_depends_on_whether_a_remote_rank_is_watched() -> None:
 
 @pytest.mark.parametrize("ahead", [-900.0, 1e6])
 def test_a_lost_node_has_no_clock(ahead: float) -> None:
-    """For two seconds it spoke, by a clock of its own."""
+    """It sent for two seconds, with its own clock."""
 
     def script(t: float) -> RankSample:
         if t < 2.0:
@@ -187,7 +187,7 @@ def test_the_stack_read_by_a_ranks_own_watcher_is_used() -> None:
     assert called(lambda t: replace(IDLE, at=t, work="compiles"), 390) is None
     at = called(lambda t: replace(IDLE, at=t, looked=False))
     assert at is not None
-    assert 20.0 <= at < 21.0  # it gets time to look
+    assert 20.0 <= at < 21.0  # its watcher has time to sample
 
 
 def test_a_node_that_is_late_is_waited_for() -> None:
@@ -266,7 +266,7 @@ def test_unknown_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
 
 
 class Node:
-    """One of two watchers, its thread turned by hand. ``rank`` is its number."""
+    """One of two watchers, run step by step. ``rank`` is its number."""
 
     def __init__(self, root: Path, rank: int) -> None:
         self.folder = evidence(root / f"run-{rank}" / "attempt-0", rank)
@@ -305,9 +305,9 @@ def test_a_stall_is_confirmed_after_other_nodes_sample_again(two: tuple[Node, No
     here, there = two
     assert here.agreed() is None
     for _ in range(3):
-        here.turn()  # alone it may turn as long as it likes
+        here.turn()  # one watcher alone never agrees
     assert here.agreed() is None
-    for _ in range(4):  # it hears, it looks, it says so, we hear
+    for _ in range(4):  # it receives, samples and sends; we receive
         there.turn()
         here.turn()
     assert here.agreed() is not None
@@ -330,7 +330,7 @@ def test_both_nodes_receive_all_evidence(two: tuple[Node, Node]) -> None:
         there.turn()
     for node in two:
         node.turn()
-    assert there.nodes.agreed(None, [there.sample]) is not None  # although it was not so patient
+    assert there.nodes.agreed(None, [there.sample]) is not None  # despite a longer patience
     for node in two:
         assert node.nodes.exchange is not None
         node.nodes.exchange.want()
@@ -367,7 +367,7 @@ def test_no_node_waits_for_a_silent_node(
         here.turn()
 
     here.nodes.share(tick)
-    assert clock[0] - begun < 4.0  # its silence is 2 s
+    assert clock[0] - begun < 4.0  # the silence limit is 2 s
     raw = json.loads((here.folder / protocol.NODES_FILE).read_text())
     assert raw["nodes"][1]["silent"] >= 2.0
     assert raw["nodes"][1]["seen"] is False

@@ -1,4 +1,4 @@
-"""How long is too long, on made-up looks at a job of two ranks."""
+"""Timeouts of the watchdog, on simulated samples of a job of two ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stack(*files: str) -> bytes:
 
 
 def when(script: Script, until: float, files: tuple[str, ...] = ()) -> tuple[float, Stall] | None:
-    """At which second the job is called hung, with a patience of 10 s and a window of 3 s."""
+    """Returns the second at which a hang is called, with a patience of 10 s and a window of 3 s."""
     patience = Patience(
         Watchdog(3.0, 100.0), 10.0, lambda ranks, _: {r: stack(*files) for r in ranks}
     )
@@ -106,7 +106,7 @@ def test_known_slow_work_is_given_forty_times_the_patience(file: str, cpu: float
 
 
 def test_a_pause_similar_to_an_earlier_one_is_not_a_stall() -> None:
-    """A pause of 9 s went by; the next may take three times that, and no more."""
+    """After a pause of 9 s the next may take at most three times as long."""
 
     def script(t: float) -> list[RankSample]:
         return [replace(WAITS, progress=7 + int(t > 9)), IDLE]

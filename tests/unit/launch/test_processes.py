@@ -1,4 +1,4 @@
-"""Who is ours, who still lives, and the ladder that ends them; with real small processes."""
+"""Finding our processes and ending them with a sequence of signals; with real processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IGNORE = (
     "import signal, sys\n"
     "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)\n" + WAIT
 )
-# Starts a child in a session of its own, prints its pid once that one is ready, and leaves.
+# Starts a child in a new session, prints its pid once it is ready, and exits.
 ORPHAN = (
     "import subprocess, sys\n"
     "p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True,\n"
@@ -91,7 +91,7 @@ def test_a_process_is_identified_by_pid_and_start_time(spawn: Spawner) -> None:
     child, _ = spawn(WAIT)
     process = Process.of(child.pid)
     assert process.alive and process.started == start_time(child.pid)
-    before = Process(child.pid, process.started - 1)  # it ended, and its pid was used again
+    before = Process(child.pid, process.started - 1)  # it ended, and its pid was reused
     before.send(signal.SIGKILL)
     assert not before.alive and before.stat() is None
     assert child.poll() is None and process.alive
@@ -99,7 +99,7 @@ def test_a_process_is_identified_by_pid_and_start_time(spawn: Spawner) -> None:
     assert child.wait(10) == -signal.SIGKILL
     assert not process.alive
     assert Process.of(child.pid) == Process(child.pid, NEVER)
-    process.send(signal.SIGKILL)  # nobody has the pid
+    process.send(signal.SIGKILL)  # no process has the pid
 
 
 def test_the_marker_must_match_exactly(spawn: Spawner) -> None:

@@ -1,4 +1,4 @@
-"""launch.json: what is written is what is read; damage is named."""
+"""launch.json: it round-trips, and damaged files are errors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def closing(leave: Callable[[], None]) -> Iterator[None]:
 
 
 def both(*calls: Callable[[], object]) -> list[object]:
-    """At the same time; an exception instead of a result."""
+    """Runs the calls in parallel; returns results or exceptions."""
     with ThreadPoolExecutor(len(calls)) as pool:
         found = [pool.submit(call) for call in calls]
         return [one.exception() or one.result() for one in found]
@@ -87,7 +87,7 @@ def test_a_missing_leaving_or_silent_node_ends_the_wait(tmp_path: Path) -> None:
     zero, one = meetings(tmp_path / "c", "p", "p", silence=1.0)
     both(zero.__enter__, one.__enter__)
     one.leave()
-    place = tmp_path / "c" / "node-1.json"  # as of a node whose power was cut
+    place = tmp_path / "c" / "node-1.json"  # like a node that lost its power
     place.write_text(json.dumps({**json.loads(place.read_text()), "over": False}))
     with closing(zero.leave), pytest.raises(NodeLost, match="has sent nothing for"):
         zero.meet()
@@ -125,7 +125,7 @@ def supervisors(tmp_path: Path) -> Iterator[list[NodesSupervisor]]:
 def stalls(
     nodes: list[NodesSupervisor], sample: Callable[[int], RankSample], seconds: float
 ) -> list[Stall | None]:
-    """What each of them says first, within ``seconds`` of looks at ``sample`` (by rank)."""
+    """Returns the first stall of each, within ``seconds`` of samples (by rank)."""
     found: list[Stall | None] = [None] * len(nodes)
     end = time.monotonic() + seconds
     while time.monotonic() < end and not all(found):
@@ -143,7 +143,7 @@ WAITS = RankSample(0, state="in-collective", progress=7)
 def test_waiting_for_a_computing_remote_rank_is_not_a_hang(
     supervisors: list[NodesSupervisor],
 ) -> None:
-    """What each node called a hang when it saw its own rank only."""
+    """Returns the stall that each node calls from its own rank only."""
 
     def sample(rank: int) -> RankSample:
         return WAITS if rank == 0 else RankSample(1, state="running", progress=6, cpu=time.time())
@@ -153,7 +153,7 @@ def test_waiting_for_a_computing_remote_rank_is_not_a_hang(
     alone.nodes.others = []
     own = [WAITS]
     begun, called = time.monotonic(), None
-    while called is None and time.monotonic() - begun < 3.0:  # by its own rank it would be one
+    while called is None and time.monotonic() - begun < 3.0:  # its own rank alone would be a hang
         called = alone.watchdog.observe(time.monotonic(), own)
         time.sleep(0.03)
     assert called is not None
@@ -189,7 +189,7 @@ def test_a_trial_interrupted_by_another_node_is_inconclusive(
 def test_losing_peers_stopped_by_another_node_is_not_a_death(
     supervisors: list[NodesSupervisor],
 ) -> None:
-    """After a stall each node ends its ranks when it has what it needs."""
+    """After a stall each node ends its ranks once it has the evidence."""
     zero = supervisors[0]
     zero.seen.exits[0] = ExitStatus(code=1)
     zero._ends_after_stall_are_ours()

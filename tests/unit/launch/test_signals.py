@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP mean the same, are never lost, and never cut tidying up short."""
+"""Ctrl-C, SIGTERM and SIGHUP are equivalent, are never lost, and do not interrupt cleanup."""
 
 import os
 import signal
@@ -95,7 +95,7 @@ except BaseException:
     ],
 )
 def test_cleanup_after_an_interrupt_is_not_interrupted(error: str, code: int) -> None:
-    """Of an error that is none, SIGINT raises and SIGTERM has its default action again."""
+    """After an ordinary error SIGINT raises and SIGTERM has its default action again."""
     program = IMPATIENT.format(error=error)
     if code:
         program = program.replace("signals.ENDING", "[signal.SIGTERM]")

@@ -32,7 +32,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["cudaStreamSynchronize", "compute"])
 def rank(library: Path, request: pytest.FixtureRequest) -> Iterator[tuple[int, bool]]:
-    """A pid, and whether it waits for its device."""
+    """Returns a pid and whether it waits for its device."""
     command = [sys.executable, "-c", VICTIM, str(library), request.param]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

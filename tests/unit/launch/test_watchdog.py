@@ -1,4 +1,4 @@
-"""The watchdog on made-up looks: what is a hang, and everything that only resembles one."""
+"""The watchdog on simulated samples: hangs, and cases that only resemble one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Script = Callable[[float], Sequence[RankSample]]
 
 
 def watch(script: Script, seconds: float = 10.0, dog: Watchdog | None = None) -> Stall | None:
-    """The first stall that ``script`` (looks by seconds since the first) causes."""
+    """Returns the first stall for ``script`` (samples by seconds since the first)."""
     dog = dog or Watchdog(WINDOW, started=100.0)
     for tick in range(int(seconds / STEP)):
         if stall := dog.observe(tick * STEP, script(tick * STEP)):
@@ -103,8 +103,9 @@ def on_gpus(
     moves: bool = False,
     recorded: bool = True,
 ) -> tuple[object, list[list[int]]]:
-    """The stall that is seen within ``seconds``, and which ranks were looked at. A rank that waits
-    for its GPU uses the CPU all the time."""
+    """Returns the stall within ``seconds``, and the ranks examined.
+
+    A rank that waits for its GPU uses the CPU all the time."""
     looked: list[list[int]] = []
 
     def spinning(ranks: Sequence[int]) -> list[int]:

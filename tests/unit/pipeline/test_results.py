@@ -1,4 +1,4 @@
-"""A diagnosis is complete in the row of result.json."""
+"""result.json contains the whole diagnosis."""
 
 from moediag.pipeline import rows
 from moediag.result import Confidence, Diagnosis, Table, Verdict

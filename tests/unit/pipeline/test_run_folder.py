@@ -33,7 +33,7 @@ def test_a_full_disk_is_not_wrong_usage(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_two_runs_in_the_same_second_get_separate_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes that share a disk; neither sees the other's folder before it makes its own."""
+    """Nodes that share a disk; neither sees the other's folder before it creates its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Path, "exists", lambda _: False)
     assert len({run_folder(None, "watch-train.py") for _ in range(3)}) == 3

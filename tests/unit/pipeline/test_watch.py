@@ -1,4 +1,4 @@
-"""`moediag watch` without a job: names, exit codes, ends that nobody reports, what is shown."""
+"""`moediag watch` without a job: names, exit codes, unreported ends, the display."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_job_name_comes_from_the_command(command: str, name: str) -> None:
         ([Verdict.HANG], 0, 1),
         ([Verdict.CRASH], 7, 1),
         ([Verdict.INCONCLUSIVE], 7, 3),
-        ([Verdict.INCONCLUSIVE], 0, 0),  # the job says that it is well, and nothing contradicts
-        ([Verdict.CRASH, Verdict.CLEAN], 0, 0),  # its launcher started it again
+        ([Verdict.INCONCLUSIVE], 0, 0),  # the job reports success, and nothing contradicts it
+        ([Verdict.CRASH, Verdict.CLEAN], 0, 0),  # its launcher restarted it
         ([Verdict.CLEAN, Verdict.CRASH], 1, 1),
     ],
 )
@@ -97,7 +97,7 @@ def ended(tmp_path: Path) -> Ended:
 
 @pytest.fixture
 def other(ended: Ended) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has the pid which the ended rank wrote down."""
+    """A process with the pid that the ended rank recorded."""
     process = subprocess.Popen(["sleep", "60"])
     me = {"pid": process.pid, "started": Process.of(process.pid).started - 1}
     me |= {"host": socket.gethostname(), "time": time.time()}
@@ -171,7 +171,7 @@ def test_the_last_stacks_show_the_signal(ended: Ended, text: str, status: ExitSt
 
 def test_an_end_without_a_trace_may_be_normal(ended: Ended) -> None:
     assert ended.status() is None
-    ended.job._root_code = 1  # until the job ends badly
+    ended.job._root_code = 1  # until the job fails
     assert ended.status() == ExitStatus(signal=UNTOLD)
 
 

@@ -1,4 +1,4 @@
-"""A trial's task in its file: every kind comes back, and files without a task are still read."""
+"""A trial's task in its file: every kind round-trips, and files without a task are read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TASKS = [
     SusceptibilityTask(),
     WatchTask(),
 ]
-# What trial.json held before there was a task.
+# The fields of trial.json before there was a task.
 OLD: list[tuple[dict[str, Any], Task]] = [
     ({"purpose": "step"}, StepTask()),
     ({}, StepTask()),

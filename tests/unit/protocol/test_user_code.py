@@ -1,4 +1,4 @@
-"""Which frames are the user's own: by the folders that ranks recorded, else by the path."""
+"""Recognising user frames by recorded folders, or else by the path."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_rank_in_a_folder_named_like_moediag_is_recorded(tmp_path: Path, name:
     assert program_line(replace(seen, stacks=(main,))) == f"train.py:{line - 1} step"
     dump = file_loading.load(evidence / "trace_rank_0").dump
     assert dump is not None and dump.kinds[0].site.startswith("train.py:")
-    (evidence / "rank-0.events.jsonl").unlink()  # as other tools leave it: nothing recorded
+    (evidence / "rank-0.events.jsonl").unlink()  # as from other tools: nothing recorded
     (seen,) = read_trial(evidence).ranks.values()
     assert not seen.libraries
     assert seen.error is not None and seen.error.where == f"train.py:{line} step"

@@ -9,7 +9,7 @@ from moediag.ranks.host import Gate
 
 
 def passing(gate: Gate) -> tuple[int, int]:
-    """A forked child that tells when the gate let it through: its pid and where it tells."""
+    """A forked child that writes when it passed the gate: its pid and the pipe."""
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""The injection into ranks of other jobs: started by the interpreter, harmless and invisible."""
+"""The injection into ranks of other jobs: it starts with the interpreter and changes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> Job:
 
 
 class Job:
-    """A Python process in the environment of a watched job, with a torch that is only a shell."""
+    """A Python process in the environment of a watched job, with an empty torch."""
 
     def __init__(self, folder: Path) -> None:
         self.run = folder / "run"
@@ -141,7 +141,7 @@ def test_a_recorder_that_cannot_start_is_noted_and_the_job_continues(
     done = job.python(code, **variables)
     assert (done.returncode, done.stdout.strip()) == (0, "joined"), done.stderr
     assert job.file(protocol.pid_file(1)).exists()
-    # The shell of a torch has nothing to record.
+    # The empty torch has nothing to record.
     assert "torch" in job.notes()
 
 
@@ -176,7 +176,7 @@ def test_environment_variables_are_kept_and_extended() -> None:
 
 
 def test_sitecustomize_uses_protocol_names() -> None:
-    """It imports nothing of moediag, so it has its own copies."""
+    """It imports nothing from moediag, so it has its own copies."""
     text = (Path(inject.__file__).parent / "path" / "sitecustomize.py").read_text()
     for name in (protocol.ENV_WATCH, protocol.ENV_PACKAGE, protocol.NOT_RECORDED_FILE):
         assert f'"{name}"' in text

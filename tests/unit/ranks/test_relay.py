@@ -62,7 +62,7 @@ def test_evidence_reaches_the_nodes_that_ask_for_it(
     (source / "capture" / "rank-1.proc.txt").write_bytes(b"\xffState")
     there.mailbox.publish(source, 1)
     there.says(3, published=1)
-    assert here.hears() == [(THEM, 3, 0)]  # not wanted, so not here
+    assert here.hears() == [(THEM, 3, 0)]  # not requested, so not here
     (here.mailbox.own / protocol.WANT_FILE).touch()
     assert here.hears() == [(THEM, 3, 1)]
     here.mailbox.fetch(THEM, 1, tmp_path / "here")
@@ -110,7 +110,7 @@ def test_a_compression_bomb_does_not_fill_the_disk(
 def test_a_store_that_does_not_answer_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relay that turned once and then ended, as it does when the store is gone."""
+    """A relay that ran once and then ended, as it does when the store is gone."""
     script = tmp_path / "relay.py"
     script.write_text(
         "import sys, pathlib\npathlib.Path(sys.argv[5], sys.argv[9]).write_text('{\"turns\": 1}')\n"

@@ -1,4 +1,4 @@
-"""When operations that nobody waits for are noted as done; events and works are stand-ins, because
+"""When operations without a wait are recorded as completed; events and works are fakes, because
 there is no accelerator here."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Log:
 
 
 class Work:
-    """Completed when asked for the ``looks``-th time."""
+    """Completed at the ``looks``-th query."""
 
     def __init__(self, looks: int) -> None:
         self.left = looks
@@ -65,7 +65,7 @@ def test_settle_returns_immediately_without_operations() -> None:
 
 
 class DeviceEvent:
-    """Stands for torch.cuda.Event: done once the device came that far."""
+    """Replaces torch.cuda.Event: done once the device has reached it."""
 
     def __init__(self, place: int, device: Device) -> None:
         self.place, self.device = place, device
@@ -81,7 +81,7 @@ class Device:
 
 
 class DeviceWork:
-    """Stands for NCCL's Work: its end event is what ``is_completed`` asks."""
+    """Replaces NCCL's Work: ``is_completed`` queries its end event."""
 
     def __init__(self, done: bool = False, failed: bool = False) -> None:
         self.done, self.failed = done, failed
@@ -94,7 +94,7 @@ class DeviceWork:
 
 
 def behind(device: Device, *numbers: int) -> tuple[Completion, Log, Captures]:
-    """Operations that were waited for: an event stands behind each on the stream."""
+    """Operations with a wait: an event follows each on the stream."""
     log, captures = Log(), Captures()
     completion = Completion(log, captures)  # type: ignore[arg-type]
     for number in numbers:
@@ -127,7 +127,7 @@ def test_no_query_while_a_graph_is_captured() -> None:
 
 def test_a_hanging_query_does_not_block() -> None:
     completion, log, captures = behind(Device(reached=9), 0)
-    with captures.asking:  # the other thread's question does not return
+    with captures.asking:  # the query of the other thread does not return
         completion.poll()
         completion.look()
     assert log.noted == []
@@ -142,7 +142,7 @@ def test_works_without_a_wait_are_queried_only_by_the_recorder_thread() -> None:
     completion.poll()
     assert log.noted == []
     completion.look()
-    assert log.noted == [0]  # 1 runs, 2 was given up, 3 is the CPU's: its wait() will say so
+    assert log.noted == [0]  # 1 runs, 2 failed, 3 is on the CPU: its wait() reports it
     completion.waited(works[0], completion.of_work(works[1]))  # type: ignore[arg-type]
     assert log.noted == [0], "noted once"
 
@@ -163,7 +163,7 @@ def test_a_rank_without_accelerator_operations_queries_nothing(
 
 
 class Graph:
-    """Stands for torch.cuda.CUDAGraph."""
+    """Replaces torch.cuda.CUDAGraph."""
 
     def __init__(self, captures: Captures) -> None:
         self.captures, self.seen = captures, []

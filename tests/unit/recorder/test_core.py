@@ -16,7 +16,7 @@ from moediag.recorder.core import ByObject  # noqa: E402
 
 
 class Thing:
-    """Freed at once: it is in no cycle."""
+    """An object without cycles, so it is freed immediately."""
 
 
 class TestByObject:

@@ -1,4 +1,4 @@
-"""Functions that ran are recorded once each, by a rank that may die at any moment."""
+"""Functions that ran are recorded once each, even if the rank dies."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Member = Callable[[Side, Board], Any]
 
 
 def together(members: Sequence[Member], timeout: float = 60.0) -> list[Any]:
-    """Each member on a thread of its own; what it returned or raised."""
+    """Runs each member on its own thread; returns what each returned or raised."""
     store = dist.HashStore()
     results: list[Any] = [None] * len(members)
 
@@ -80,7 +80,7 @@ class TestSideChannel:
         assert together([waits, leaves, waits], timeout=0.4) == [(1,), None, (1,)]
 
     def test_a_slow_rank_is_waited_for(self) -> None:
-        """It comes only once another one is known to have waited so long that it said so."""
+        """It comes only after another member has reported that it waits."""
         waiting = threading.Event()
 
         class Seen(Board):
@@ -125,7 +125,7 @@ class TestSideChannel:
         assert gone == [[1, 2, 3]] * 2
 
 
-# ------------------------------------------------------------------------ what it says
+# ------------------------------------------------------------------------ messages
 
 GROUP = SimpleNamespace(ranks=[0, 1, 2], axis="dp_shard")
 NAMES = [f"model.layers.1.mlp.experts.{n}.up_proj.weight" for n in range(3)]

@@ -15,7 +15,7 @@ from moediag.recorder.heartbeat import HeartbeatWriter
 def test_the_recorder_thread_keeps_the_state_in_collective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stopped in the middle of a beat; meanwhile the rank enters a collective."""
+    """It is stopped in the middle of a heartbeat while the rank enters a collective."""
     writer = HeartbeatWriter(str(tmp_path / "beat"))
     writer.beat()
     inside, go = threading.Event(), threading.Event()
@@ -32,7 +32,7 @@ def test_the_recorder_thread_keeps_the_state_in_collective(
     beating.start()
     assert inside.wait(30)
     entering.start()
-    entering.join(0.2)  # without a lock it is through by now
+    entering.join(0.2)  # without a lock it has entered by now
     go.set()
     beating.join()
     entering.join()

@@ -40,7 +40,7 @@ def test_a_rank_dies_with_its_killed_parent(tmp_path: Path) -> None:
     assert os.read(reading, 5) == b"ready"
     parent.kill()
     parent.wait()
-    # The rank holds the other end: end of file comes when it is gone, and not before.
+    # The rank holds the other end, so end of file means that it is gone.
     assert os.read(reading, 1) == b""
     os.close(reading)
 

@@ -1,4 +1,4 @@
-"""The log keeps whole lines within its limit, whatever the disk does; the heartbeat is readable."""
+"""The log keeps complete lines within its limit, also on disk errors; heartbeats can be read."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_optimizer_steps_and_missing_gradients_are_recorded(
     missing = events(tmp_path, "no_gradient")
     assert [e["step"] for e in missing] == [1, 2]
     for event in missing:
-        # The router gets no gradient here: the choice alone passes none.
+        # The router gets no gradient here, because the choice has none.
         assert "layers.1.mlp.experts.3.weight" in names[event["names"]]
         assert "layers.1.mlp.experts.2.weight" not in names[event["names"]]
 
@@ -153,7 +153,7 @@ def test_recorded_models_copy_and_load_without_the_recorder(
 
 
 def test_compiled_models_give_the_same_numbers(tmp_path: Path) -> None:
-    """Whether the compiler first looked at ``torch.topk`` before, under or after the recorder."""
+    """The compiler first traces ``torch.topk`` before, during or after recording."""
     recorder = install(str(tmp_path), 0, 1)
 
     class Chooses(nn.Module):

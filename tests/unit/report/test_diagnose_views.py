@@ -116,7 +116,7 @@ def test_stdout_accepts_only_one_view(run_folder: Path, capsys: Capture) -> None
 
 
 def test_a_result_keeps_schedules_and_states(tmp_path: Path) -> None:
-    """`moediag report` then shows the same of a finished run as `diagnose`."""
+    """`moediag report` then shows the same as `diagnose`."""
     result = of_evidence(expert_job(set(), {3}).run())
     (tmp_path / RESULT_FILE).write_text(json_view.render(result))
     again = read_result(tmp_path)

@@ -164,7 +164,7 @@ def test_a_page_without_findings_is_a_few_lines() -> None:
         ((changed(MISMATCH, met=False, verdict="inconclusive"),), ExitCode.INCONCLUSIVE),
         ((changed(MISMATCH, met=False, verdict="not-applicable"),), ExitCode.INCONCLUSIVE),
         ((), ExitCode.INCONCLUSIVE),
-        # what is not applicable says nothing, unless nothing else is left
+        # trials that are not applicable are ignored, unless there are no others
         ((MISMATCH, changed(FIX, met=False, verdict="not-applicable")), ExitCode.OK),
         ((MISMATCH, changed(CONTROL, met=False, verdict="not-applicable")), ExitCode.OK),
         (

@@ -1,4 +1,4 @@
-"""result.json, schema_version 1: a trial's fields are flat, whatever the objects hold."""
+"""result.json, schema_version 1: the fields of a trial are flat."""
 
 import json
 from pathlib import Path
@@ -22,14 +22,14 @@ FIELDS = {
 
 
 def test_a_trial_has_every_field_of_the_schema_at_its_top() -> None:
-    """Fields may be added, none may leave."""
+    """Fields may be added but not removed."""
     flat = trial_result().to_json()
     assert set(flat) >= FIELDS
     assert "diagnosis" not in flat
 
 
 def written_again(kept: Any, again: Any) -> bool:
-    """Whether ``again`` says all that ``kept`` does; objects may have more fields."""
+    """Whether ``again`` contains all of ``kept``; objects may have more fields."""
     if isinstance(kept, dict):
         return all(name in again and written_again(kept[name], again[name]) for name in kept)
     if isinstance(kept, list):

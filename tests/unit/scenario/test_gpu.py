@@ -136,7 +136,7 @@ def test_every_launching_command_accepts_share_gpu(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without a GPU they refuse as a shared one is refused; without --gpus it is no question."""
+    """Without a GPU they exit with the error for a shared GPU; without --gpus it is wrong usage."""
     monkeypatch.setattr(doctor, "gpus", list)
     monkeypatch.setattr(doctor, "driver_gpus", list)
     names = [] if command == "nightly" else ["expert-starvation"]
@@ -227,7 +227,7 @@ def test_nothing_is_set_on_the_cpu(environ: None, tmp_path: Path) -> None:
     assert os.environ == before
 
 
-# ------------------------------------------------------------------------ said
+# ------------------------------------------------------------------------ reports
 
 
 def test_a_shared_gpu_is_mentioned_in_every_view() -> None:

@@ -195,7 +195,7 @@ def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
         ("skew.starve[1].rank=0", "skew.starve[1].expert: required field is missing"),
         ("model.experts.x=3", "model.experts is not a section"),
         ("model[0]=3", "model is not a list"),
-        # The rule names top_k, but it was the override that broke it.
+        # The rule mentions top_k, but the override violated it.
         ("model.experts=2", "skew.starve[0].expert: 3 is above 1: model.experts is 2"),
         ("model.kv_heads=3", "model.heads: 4 is not a multiple of kv_heads, 3"),
         ("variants.zero-fill.fix=zerofill",
@@ -215,7 +215,7 @@ def test_a_wrong_override_is_reported_instead_of_the_file(
 
 
 def test_contradictions_in_sharding_are_reported_where_they_are_set(tmp_path: Path) -> None:
-    """An ep axis needs a checkpoint; a variant is told of what it changes itself."""
+    """An ep axis needs a checkpoint; a variant is reported only for its own fields."""
     head = 'schema_version: 1\nname: mine\ntitle: t\nstack: {transformers: "5.12.1"}\n'
     head += "layout: {ep: world}\nmodel: {source: checkpoint}\n"
     path = tmp_path / "s.yaml"
@@ -232,7 +232,7 @@ def test_contradictions_in_sharding_are_reported_where_they_are_set(tmp_path: Pa
         ),
     ):
         assert at in refused(tmp_path, good + line)
-    # Another library's own expert parallelism is nobody's here.
+    # Expert parallelism of another library is not checked.
     path.write_text(good + "    wrapper: {kind: trl, native_fsdp: true}\n", encoding="utf-8")
     assert load(path)
 
@@ -254,7 +254,7 @@ def test_overrides_reach_every_depth(tmp_path: Path) -> None:
     assert scenario.model.experts == 16
     assert scenario.wrapper.reduce_dtype == "bfloat16"
     assert [(s.rank, s.expert) for s in scenario.skew.starve] == [(0, 3), (1, 5)]
-    # A variant's part of a list starts from what it would have inherited.
+    # A variant's list item starts from the inherited one.
     assert [(s.rank, s.expert) for s in scenario.merged("unfixed").skew.starve] == [(0, 7), (1, 5)]
     assert scenario.stack == {"transformers": "5.0"}
     assert scenario.cost is not None

@@ -92,7 +92,7 @@ def test_trials_with_the_same_correct_gradients_share_a_reference(
 ) -> None:
     key = {p.trial.variant: p.reference_key for p in plan(starvation, 2, "cpu").trials}
     assert key["unfixed"] == key["zero-fill"] == key["dense-experts"]
-    # Other data, other releases and other models have right gradients of their own.
+    # Other data, releases and models have other correct gradients.
     others = ["identical-sampler", "upgrade", "identical-batches", "starved-everywhere"]
     assert len({key[name] for name in ["unfixed", *others, "fused-family"]}) == 6
     wrappers = plan(load(find("expert-starvation-wrappers")), 2, "cpu").trials
@@ -180,7 +180,7 @@ def test_a_variant_overrides_resume_field_by_field() -> None:
     planned = {p.trial.variant: p for p in plan(load(find("ep-resume")), 2, "cpu").trials}
     assert planned["unfixed"].trial.task == ResumeTask("dcp", 2)
     assert planned["accelerate-full"].trial.task == ResumeTask("accelerate", 2, "full")
-    # Saving changes nothing of what is right.
+    # Saving does not change the correct gradients.
     same = (planned["unfixed"], planned["accelerate-full"], planned["save-pretrained"])
     assert len({p.reference_key for p in same}) == 1
 
@@ -292,7 +292,7 @@ def test_a_layout_that_does_not_fit_is_refused_with_every_factor() -> None:
 
 
 def asked(config: dict[str, object] | None, ranks: int = 4) -> dict[str, object] | None:
-    """What ranks read of a distributed_config on 4 ranks, half of them an ep axis."""
+    """The planned distributed_config with an ep axis of 2."""
     overwrite = load(find("ep-overwrite"))
     wrapper = overwrite.wrapper.model_copy(update={"distributed_config": config})
     layout = {"dp_shard": "world", "ep": 2}
@@ -307,6 +307,6 @@ def test_axis_names_are_replaced_by_sizes_in_a_distributed_config() -> None:
         "fsdp_size": 2, "ep_size": 2, "tp_size": 1,
     }  # fmt: skip
     assert asked({"fsdp_size": "world", "ep_size": "ep"}, 8) == {"fsdp_size": 8, "ep_size": 2}
-    # Anything else stays what it is.
+    # Other values are unchanged.
     other = {"tp_plan": "auto", "ep_plan": {"a": "ep"}, "ep_size": 3, "flag": True, "none": None}
     assert asked(dict(other)) == other

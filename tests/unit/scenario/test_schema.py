@@ -90,7 +90,7 @@ def test_the_json_schema_stays_within_draft_7() -> None:
     for node in nodes(schema):
         assert not {"$defs", "prefixItems", "unevaluatedProperties", "dependentSchemas"} & set(node)
         if "$ref" in node:
-            # Draft 7 ignores whatever stands beside a reference.
+            # Draft 7 ignores anything beside a reference.
             assert list(node) == ["$ref"]
             assert node["$ref"].rsplit("/", 1)[-1] in schema["definitions"]
 

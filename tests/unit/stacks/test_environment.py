@@ -1,4 +1,4 @@
-"""Environments built by the real uv from a made-up index, on a made-up torch."""
+"""Environments built by the real uv from a fake index, with a fake torch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def wheel(folder: Path, name: str, version: str, requires: tuple[str, ...] = ())
 
 
 class Index:
-    """A JSON index on loopback; ``dates`` off serves it like an index that knows none."""
+    """A JSON index on loopback; without ``dates`` it serves no upload times."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.asked, self.dates = folder, 0, True
@@ -122,7 +122,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_python(tmp_path_factory: pytest.TempPathFactory, files: Path) -> Path:
-    """A virtual environment with a made-up torch, what it needs, and something it does not."""
+    """A virtual environment with a fake torch, its dependencies and an unrelated package."""
     folder = tmp_path_factory.mktemp("base") / "venv"
     binary = str(uv.find_uv())
     subprocess.run(
@@ -342,7 +342,7 @@ def test_uv_errors_become_messages(
 def test_without_a_solution_the_cutoff_is_dropped_and_noted(index: Index) -> None:
     # accelerate 1.5 is a year younger than the cut-off of transformers 1.1 would be; hub 2.5 too
     with pytest.raises(StackError, match="no set of releases fits"):
-        environment.ensure({"transformers": "1.2"})  # needs hub 9, which nobody has
+        environment.ensure({"transformers": "1.2"})  # needs hub 9, which does not exist
     INDEX["hub"]["9.0"] = ("2025-06-01", ())  # type: ignore[index]
     wheel(index.folder, "hub", "9.0")
     try:
@@ -367,7 +367,7 @@ def test_without_a_network_cached_environments_are_used(
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(StackError, match="cannot ask for the releases of transformers"):
         environment.ensure({"transformers": "1.1"})
-    # What was "newest" a while ago still serves, and says so.
+    # An older "newest" is still used, with a note.
     for record in (cache_root() / "requests").glob("*.json"):
         raw = json.loads(record.read_text())
         raw["made"] = time.time() - 3 * 86400
@@ -396,7 +396,7 @@ def test_a_base_without_torch_is_refused_with_advice(
 def test_another_torch_makes_a_full_environment(index: Index, tmp_path: Path) -> None:
     links = tmp_path / "links"
     links.mkdir()
-    wheel(links, "torch", "2.8.0+cpu")  # as CPU wheels come: a local version, no date
+    wheel(links, "torch", "2.8.0+cpu")  # like CPU wheels: a local version, no date
     os.environ["PIP_FIND_LINKS"] = str(links)
     try:
         stack = environment.ensure({"transformers": "1.1", "torch": "2.8.0"})
@@ -501,12 +501,12 @@ def test_bundle_builds_without_any_index(
     assert {"transformers-1.0", "accelerate-0.9", "hub-0.5", "hub-2.5", "onlytorch-3.0"} <= names
     assert not any(name.startswith("torch") for name in names)
     index.stop()
-    index.thread = threading.Thread(target=lambda: None)  # stopped already
+    index.thread = threading.Thread(target=lambda: None)  # already stopped
     index.thread.start()
     monkeypatch.setattr(index, "stop", lambda: None)
     monkeypatch.setenv("MOEDIAG_WHEELS", str(out))
     stack = environment.ensure({"transformers": "1.0"})
-    assert "hub==0.5" in stack.resolution  # the locked one, although the folder has a newer
+    assert "hub==0.5" in stack.resolution  # the locked one, although the folder has a newer one
     assert stack.cutoff is not None
     with pytest.raises(NoSuchRelease, match=r"nearest releases are 1\.0, 2\.0"):
         environment.ensure({"transformers": "1.1"})

@@ -1,4 +1,4 @@
-"""Releases from indexes of every kind that a pip configuration can name."""
+"""Releases from every kind of index in a pip configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 
 class Server:
-    """An index on loopback: pages by path, and a count of what was asked."""
+    """An index on loopback: pages by path, and the requests made."""
 
     def __init__(self) -> None:
         self.pages: dict[str, tuple[int, str, bytes]] = {}
@@ -305,7 +305,7 @@ def test_pip_proxy_takes_precedence_over_the_environment(
     assert server.asked == [f"{address}/demo/"]
 
 
-# --- where to look ---------------------------------------------------------------------
+# --- configuration ---------------------------------------------------------------------
 
 
 def config_from(tmp_path: Path, text: str = "", **environ: str) -> IndexConfig:

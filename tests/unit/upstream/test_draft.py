@@ -1,4 +1,4 @@
-"""Drafts of upstream bug reports: the order of each template, what they hold, how long they are."""
+"""Drafts of upstream bug reports: the order of each template, content and length."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_draft_contains_the_exported_python_file(tmp_path: Path) -> None:
 
 
 def test_system_information_comes_from_the_run(tmp_path: Path) -> None:
-    """Another machine made this result, so nothing about this machine is shown."""
+    """Another machine produced this result, so nothing about this machine is shown."""
     lines = draft_evidence.system(RESULT, FAILED)
     assert "- os: Other OS 1" in lines and "- gpus: H200" in lines
     assert "- transformers: 4.53.2" in lines and lines[-1] == "- launched: 2 ranks, gloo, fork"

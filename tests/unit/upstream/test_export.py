@@ -1,4 +1,4 @@
-"""`moediag export`: what is written, what is refused, and that it agrees with the worker."""
+"""`moediag export`: written files, refusals, and agreement with the worker."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def test_a_stack_without_transformers_is_refused() -> None:
         write_file.export(planned("expert-starvation"), "unfixed", {"torch": "2.13.0"}, "x.py")
 
 
-# ------------------------------------------------------------------------ one truth
+# ------------------------------------------------------------------------ agreement
 
 
 OF_A_RANK = r"environ|cuda|\btopk"
 
 
 def namespace(text: str, *names: str) -> dict[str, Any]:
-    """The constants of an exported file, and those of its functions that are named."""
+    """The constants of an exported file, and the named functions."""
     tree = ast.parse(text)
     kept = [
         node for node in tree.body
@@ -130,7 +130,7 @@ def test_tolerance_and_starved_experts_match_the_worker() -> None:
     assert found["STEPS"] == 4
 
 
-RELEASES = {  # what DistributedConfig knows, and how the layout is asked for
+RELEASES = {  # fields of DistributedConfig, and the requested layout
     "5.12.1": ["enable_expert_parallel"],
     "5.17.0": ["enable_expert_parallel", "tp_size", "fsdp_size"],
     "5.19.0": ["tp_size", "fsdp_size", "ep_size", "tp_plan"],

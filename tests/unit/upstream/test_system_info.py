@@ -1,4 +1,4 @@
-"""`moediag env`: what a bug report needs, and nothing private."""
+"""`moediag env`: information for a bug report, without private data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing that changes in the recomputation, and what is proposed against it, in one process."""
+"""Routing that changes in the recomputation, and proposed fixes, in one process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def layer(block: str = "released") -> tuple[Layer, Anatomy]:
 
 
 def gradients(built: nn.Module, region: bool = True, **how: Any) -> dict[str, torch.Tensor]:
-    """Of one step, the layer a region; a parameter without one has zero."""
+    """Gradients of one step with the layer as a region; zero for a parameter without one."""
     inputs = torch.randn(1, TOKENS, WIDTH, generator=torch.Generator().manual_seed(5))
     inputs.requires_grad_()
     out = checkpoint(built, inputs, use_reentrant=False, **how) if region else built(inputs)
@@ -91,7 +91,7 @@ def selective(save: str, **how: Any) -> Any:
     [
         ("count", "released", "A different number of tensors"),
         ("metadata", "released", "different metadata"),
-        # Every expert runs: as many tensors, and the check fails all the same.
+        # Every expert runs: the number of tensors is equal, and the check still fails.
         ("count", "every-expert", "different metadata"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_router_outside_the_region_is_correct(change: str) -> None:
     built, anatomy = layer()
     activation_checkpointing.router_outside(anatomy)
     with Rerouted(change, EXPERTS).installed():
-        assert not wrong(gradients(built, region=False))  # it brings regions of its own
+        assert not wrong(gradients(built, region=False))  # it has its own regions
 
 
 def test_regions_beside_an_excluded_router_are_recomputed() -> None:
@@ -172,7 +172,7 @@ def test_saving_a_top_k_normalised_in_place_is_wrong() -> None:
     with pytest.raises(RuntimeError, match="has been mutated"):
         gradients(layer()[0], context_fn=selective("top-k"))
     allowed = selective("top-k", allow_cache_entry_mutation=True)
-    # Normalised twice: the experts alone cannot tell, the router's gradient does.
+    # Normalised twice: only the router's gradient shows it.
     found = wrong(gradients(layer()[0], context_fn=allowed))
     assert "mlp.gate.weight" in found
     assert not any("experts" in name for name in found)
@@ -202,7 +202,7 @@ def test_a_tolerant_hook_does_nothing_if_nothing_changes(substitute: str) -> Non
     with activation_checkpointing.tolerant_unpack(substitute) as tolerance:
         assert not wrong(gradients(layer()[0]))
     assert tolerance.replaced == 0
-    # And it cannot see what has the right shape.
+    # It cannot detect changes that keep the shape.
     with (
         Rerouted("permuted", EXPERTS).installed(),
         activation_checkpointing.tolerant_unpack(substitute) as tolerance,

@@ -35,7 +35,7 @@ def trial(tmp_path: Any, **step: Any) -> Trial:
 
 
 def kept_on(subject: Trial, rank: int, spoil: Any = None) -> tuple[Wrapped, dict[str, Any]]:
-    """What one rank keeps of one step; ``spoil(block)`` before it runs."""
+    """The inputs that one rank keeps of one step; ``spoil(block)`` is called first."""
     model = tiny.build(MODEL, subject.step.seed)
     anatomy = tiny.anatomy(model, MODEL)
     preparation.checkpoint_activations(model, subject.step.checkpointing)
@@ -81,7 +81,7 @@ def test_each_rank_is_compared_with_its_own_reference(tmp_path: Any, step: dict[
 
 
 def detached_router(block: Any) -> None:
-    """The router's weights learn, and the block's input learns nothing through it."""
+    """The router's weights get gradients, but none reaches the block's input through it."""
     gate = block.gate
     plain = gate.forward
     gate.forward = lambda hidden: plain(hidden.detach())
@@ -94,7 +94,7 @@ def test_a_block_that_passes_a_wrong_gradient_is_found(tmp_path: Any) -> None:
     wrapped, found = kept_on(subject, 0, spoil=detached_router)
     errors = gradients.inputs(wrapped, found, stored["inputs"][0][0])
     assert errors["model.layers.1.mlp"].wrong
-    # The router's own gradient is that of its rank's batch all the same.
+    # The router's own gradient is still that of its rank's batch.
     gate = wrapped.model.get_parameter("model.layers.1.mlp.gate.weight").grad
     assert gate is not None and gate.abs().max() > 0
 

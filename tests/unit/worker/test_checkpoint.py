@@ -1,4 +1,4 @@
-"""How a release is asked for a layout, and what it says when it cannot."""
+"""Requesting a layout from each release, and errors if it is unsupported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from moediag.worker.shard.kinds import kind_of  # noqa: E402
 from moediag.worker.shard.wrapped import Wrapped, ep_rank  # noqa: E402
 from tests.unit.sharded import placed, rank_of  # noqa: E402
 
-# What DistributedConfig knows, by the release that brought it.
+# Fields of DistributedConfig, by the release that added them.
 FIELDS = {
     "5.12": ["enable_expert_parallel"],
     "5.13": ["tp_size", "tp_plan", "enable_expert_parallel", "fsdp_size"],
@@ -53,7 +53,7 @@ def trial(
 
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A release by its number: what its DistributedConfig knows, and what it calls itself."""
+    """Simulates a release: the fields of its DistributedConfig, and its version."""
 
     def install(number: str) -> None:
         monkeypatch.setattr(checkpoint, "version", lambda: f"{number}.0")
@@ -92,14 +92,14 @@ TP, TP_OF_TWO = {"tp": 2}, {"dp_shard": 2, "tp": 2}
         ("5.13", trial(TP), {"tp_size": 2}),
         ("5.23", trial(TP, batches="distinct"), {"tp_size": 2}),
         ("5.23", trial(TP_OF_TWO, **NATIVE), {"fsdp_size": 2, "tp_size": 2}),
-        # An argument of from_pretrained asks for it, not DistributedConfig.
+        # An argument of from_pretrained requests it, not DistributedConfig.
         ("5.12", trial(TP), None),
         ("4.53", trial(TP), None),
-        # Nothing is asked of it.
+        # Nothing is requested.
         ("4.53", trial(FSDP, "fsdp2"), None),
         ("5.23", trial(FSDP, "accelerate"), None),
         ("5.23", trial({"dp_shard": 1}), None),
-        # As the trial spells it, whatever the release knows.
+        # As written in the trial, whatever the release supports.
         ("5.12", trial(EP_OF_TWO, distributed_config={"tp_size": 9}), {"tp_size": 9}),
     ],
 )  # fmt: skip
@@ -123,7 +123,7 @@ def test_each_release_gets_its_own_arguments(
         ("5.23", trial(TP_OF_TWO), "leaves 2 ranks for each piece.*native_fsdp, or tp to 4"),
         ("5.12", trial(TP_OF_TWO, **NATIVE), "5.12.0 cannot shard by FSDP2"),
         ("5.23", trial({"tp": 4}), "4 heads and 2 key/value heads cannot be divided over 4 ranks"),
-        # Ranks that add up what they computed of different tokens.
+        # Ranks that sum results of different tokens.
         ("5.18", trial(EP, batches="distinct", **NATIVE), "share a batch.*is distinct: set it to"),
         ("5.12", trial(EP, "accelerate", "one-token"), "share a batch.*is one-token"),
         ("5.23", trial(EP, batches="distinct"), "5.23.0 lets the ranks of an ep axis share"),
@@ -182,7 +182,7 @@ def test_a_refusal_by_the_library_is_not_applicable(release: Any) -> None:
     [
         ("transformers.modeling_utils", {"ep_size": 3}, {}),
         ("transformers.distributed.mixin", None, {}),
-        # Spelt out, it is what the scenario wants to see.
+        # Written in the scenario, it is tried as requested.
         ("transformers.distributed.mixin", {"ep_size": 3}, {"distributed_config": {"ep_size": 3}}),
     ],
 )
@@ -197,7 +197,7 @@ def test_other_errors_are_not_converted(
         refuse("not so")
 
 
-# ------------------------------------------------------------------------ words of from_pretrained
+# ------------------------------------------------------------------------ from_pretrained
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_an_unsupported_experts_implementation_is_not_applicable(
     assert checkpoint.known(None) is None
     with pytest.raises(NotApplicable, match="has no experts_implementation"):
         checkpoint.known("grouped_mm")
-    # Not only of what is loaded: a built model would ignore the word.
+    # Also for a built model, which would ignore the argument.
     built = Trial("t", "s", "v", model=ModelSpec(experts_implementation="grouped_mm"))
     with pytest.raises(NotApplicable, match="has no experts_implementation"):
         preparation.prepare(built, torch.device("cpu"))

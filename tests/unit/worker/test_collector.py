@@ -1,4 +1,4 @@
-"""The loop over a rank's steps, and what it leaves behind."""
+"""The loop over a rank's steps, and its outcome."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_steps_can_be_limited_to_a_range() -> None:
 def test_a_step_without_an_update_is_the_last_and_not_counted() -> None:
     model = Matrices(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    two = dataclasses.replace(TRIAL, world_size=2)  # what only one rank holds is not observed
+    two = dataclasses.replace(TRIAL, world_size=2)  # state on one rank only is not observed
     collector = Collector(two, 0, CPU)
     held = Held(model, optimizer, two, PlainShards())
     taken = []
@@ -61,7 +61,7 @@ def test_a_step_without_an_update_is_the_last_and_not_counted() -> None:
         model(torch.ones(1, 12)).sum().backward()
     outcome = collector.outcome()
     assert (taken, outcome.steps_done) == ([1, 2], 1)
-    # What was observed of the step that was not optimized is kept: gradients are there.
+    # Observations of the step without an update are kept, with gradients.
     assert sorted(outcome.replicas) == ["0", "1", "2"]
     assert outcome.replicas["2"].parameters["first.weight"].gradient is not None
     assert outcome.replicas["0"].parameters["first.weight"].gradient is None

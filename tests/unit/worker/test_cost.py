@@ -1,5 +1,4 @@
-"""The timing of fixes on one rank: who is timed, in what order, on what data; and the worker's
-outcome on disk. No time is compared with another."""
+"""The timing of fixes on one rank: order, data and the outcome on disk. No times are compared."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Unsharded models instead of FSDP2's; notes who steps on what, in order."""
+    """Uses unsharded models instead of FSDP2; records each timed step in order."""
     seen: list[tuple[str, Any]] = []
     real = training.forward_backward
 
@@ -86,10 +85,10 @@ def test_every_fix_and_the_unfixed_step_twice_are_timed_each_round(
     assert set(outcome.cost) == {"", "again", "touch", "iterate-all"}
     assert {len(seconds) for seconds in outcome.cost.values()} == {3}
     assert all(second > 0 for seconds in outcome.cost.values() for second in seconds)
-    # Round 0 is run and not counted.
+    # Round 0 is run but not counted.
     assert [fix for fix, _ in ran].count("touch") == 4
     assert [fix for fix, _ in ran].count("") == 8
-    # Another one goes first in each round.
+    # Each round starts with a different one.
     firsts = [ran[i][0] for i in range(0, len(ran), 4)]
     assert len(set(firsts)) == 3
     assert set(control.ratios(outcome.cost)) == {"", "touch", "iterate-all"}

@@ -51,7 +51,7 @@ def anatomy(block: Block) -> Anatomy:
 
 
 def batch(rank: int) -> tuple[Any, Any, Any]:
-    """Hidden states, the experts of each token, what they count. Rank 1 sends none to expert 0."""
+    """Hidden states, experts of each token, their weights. Rank 1 sends none to expert 0."""
     generator = torch.Generator().manual_seed(rank + 1)
     hidden = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
     scores = torch.rand(TOKENS, EXPERTS, generator=generator)

@@ -1,4 +1,4 @@
-"""Gradients beside the reference where experts were lost, and inputs of blocks beside theirs."""
+"""Gradients compared with the reference if experts were lost, and inputs of blocks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_rank_without_elements_is_correct() -> None:
 
 
 def test_a_partial_gradient_is_reduced_first() -> None:
-    """The parameter is whole on each rank, its gradient a part on each: on one rank that is it."""
+    """The parameter is replicated and its gradient partial; on one rank the part is the whole."""
     with rank_of(0, 1) as mesh:
         from torch.distributed.tensor import DTensor
 
@@ -106,7 +106,7 @@ def test_lost_rows_are_compared_with_their_experts(rank: int) -> None:
         assert not judged(with_gradient(made, gradient), FULL, [expert]).wrong
         found = judged(made, FULL, [1])
         assert found.wrong and found.max_abs == abs(expert - 1)
-        # A row that is no expert's should get no gradient at all.
+        # A row of no expert should have no gradient.
         assert judged(made, FULL, [-1]).max_abs == expert + 1
         zero = with_gradient(made, placed(torch.zeros(2, 2, WIDTH), mesh, Shard(0)))
         assert not judged(zero, FULL, [-1]).wrong

@@ -118,10 +118,10 @@ COMPILE = Path(__file__).parent.parent / "compiled_kernels.py"
 
 
 def test_the_kernels_compile_for_a_missing_gpu(tmp_path: Path) -> None:
-    """ptxas comes with triton, so what a GPU would run can be made and looked at without one."""
+    """ptxas comes with triton, so GPU code can be compiled and examined without a GPU."""
     variables = {k: v for k, v in os.environ.items() if k != kernels.ENV_INTERPRET}
     variables["TRITON_CACHE_DIR"] = str(tmp_path)
     command = [sys.executable, str(COMPILE)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tensor cores") == 3  # both walks of the weight, and its gradient
+    assert done.stdout.count("tensor cores") == 3  # both products with the weight, and its gradient

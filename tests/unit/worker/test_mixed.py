@@ -1,4 +1,4 @@
-"""Mixed precision and laid-down routing: what the reference measures, what the ranks compute."""
+"""Mixed precision and fixed routing: reference measurements and rank computations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_fixed_routing_matches_its_declaration(routing: str, experts: int, top_k
 
 
 def test_tokens_use_experts_of_one_or_both_halves() -> None:
-    """Else mixing up two ranks' experts would not show."""
+    """Otherwise swapping two ranks' experts would have no effect."""
     for routing in ("balanced", "zero-token"):
         halves = skew.routed(routing, 64, 8, 2) // 4
         across = (halves[:, 0] != halves[:, 1]).float().mean()
@@ -77,7 +77,7 @@ def test_the_reference_measures_rounding_if_the_trial_rounds() -> None:
             assert (gradient is None) == (other is None)
             assert gradient is None or torch.equal(gradient, other)  # fp32 itself is untouched
             if gradient is None:
-                assert rounding[fqn] == 0.0  # without tokens there is nothing to round
+                assert rounding[fqn] == 0.0  # no rounding without tokens
         relative = [
             rounding[fqn] / float(g.abs().max())
             for fqn, g in found["gradients"][number].items()

@@ -20,7 +20,7 @@ MIXTRAL = Found(MixtralConfig, MixtralForCausalLM, has_loss=True)
 
 
 class Config:
-    """A configuration that names its experts otherwise."""
+    """A configuration with other names for its experts."""
 
     def __init__(self, **fields: object) -> None:
         self.__dict__.update(fields)

@@ -1,4 +1,4 @@
-"""Parameter groups that mix kinds are told before the step; the norm counts each piece once."""
+"""Mixed parameter groups are reported before the step; the norm counts each shard once."""
 
 from __future__ import annotations
 

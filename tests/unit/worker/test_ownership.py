@@ -1,4 +1,4 @@
-"""Experts matched with the checkpoint's bytes, on a model as small as it gets."""
+"""Experts matched with the checkpoint's bytes, on a minimal model."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_plain_slice_is_declared_by_its_ep_position() -> None:
     for ep_rank, declared in ((1, [2, 3]), (0, [0, 1]), (None, [0, 1])):
         rows = rows_of(ownership.examine(model, anatomy, truth, ep_rank), UP)
         assert (rows.held, rows.declared, rows.rows) == ([2, 3], declared, 2)
-    # A place beyond the experts is known by nobody.
+    # A position beyond the experts matches none.
     experts.up = nn.Parameter(truth[UP][1:].clone())
     rows = rows_of(ownership.examine(model, anatomy, truth, 1), UP)
     assert (rows.held, rows.declared) == ([1, 2, 3], [3, -1, -1])
@@ -144,7 +144,7 @@ def test_bfloat16_weights_are_compared_as_saved() -> None:
 
 
 def test_experts_that_are_modules_count_as_other_weights() -> None:
-    """As in transformers 4.x: whole or absent, never cut."""
+    """As in transformers 4.x: whole or absent, never sharded."""
     model, anatomy, truth = made(listed=True)
     assert expert_parameters(model, anatomy) == {}
     assert ownership.examine(model, anatomy, truth, None) == ([], [], 10)
@@ -186,7 +186,7 @@ def test_a_plain_slice_of_other_weights_is_compared_with_its_own_part() -> None:
 
 
 def sharded(rank: int, lay: Any) -> ownership.Rows:
-    """One rank of four whose expert parameters and head are laid out by ``lay(tensor, mesh)``."""
+    """One rank of four with expert parameters and head placed by ``lay(tensor, mesh)``."""
     model, anatomy, truth = made()
     with rank_of(rank, 2, 2) as mesh:
         experts = model.layers[0].mlp.experts
@@ -261,7 +261,7 @@ def test_a_rank_without_elements_holds_nothing(rank: int) -> None:
     assert rows.held == rows.declared == ([0, 1, 2, 3] if rank == 0 else [])
 
 
-# ------------------------------------------------------------------------ what is computed with
+# ------------------------------------------------------------------------ computed experts
 
 
 def watched(model: Model, anatomy: Anatomy) -> list[dict[str, int]]:

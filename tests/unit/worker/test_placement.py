@@ -1,4 +1,4 @@
-"""Which elements a rank holds, held against what fully_shard itself puts there."""
+"""Which elements a rank holds, compared with those of fully_shard."""
 
 from __future__ import annotations
 
@@ -117,6 +117,6 @@ def test_a_plain_slice_is_selected_by_its_position() -> None:
     assert torch.equal(placement.piece(whole, (2, 6), 1), whole[2:])
     assert torch.equal(placement.piece(whole, (4, 3), 0), whole[:, :3])
     assert torch.equal(placement.piece(whole, (4, 3), 1), whole[:, 3:])
-    # Nobody's piece: another place, other shapes, no place at all.
+    # No slice: another position, other shapes, no position.
     for shape, at in (((2, 6), 2), ((2, 3), 0), ((2, 6), None), ((6,), 0), ((8, 6), 0)):
         assert placement.piece(whole, shape, at) is whole

@@ -1,4 +1,4 @@
-"""Programs: what a scenario may ask of them, and that each exists."""
+"""Programs: their options in a scenario, and that each exists."""
 
 from __future__ import annotations
 

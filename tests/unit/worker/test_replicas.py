@@ -1,4 +1,4 @@
-"""What a rank says about the pieces it holds: the declared slice, the sketch, who may share it."""
+"""Descriptions of the shards of a rank: declared slice, sketch and number of holders."""
 
 from __future__ import annotations
 

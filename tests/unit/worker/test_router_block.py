@@ -1,4 +1,4 @@
-"""The tp-router program on one process: its block, its data, and what stands in for a GPU."""
+"""The tp-router program on one process: its block, its data, and the replacement of a GPU."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_only_one_module_imports_the_fake_triton(
 
 
 def test_integers_are_counted_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "histc", torch.histc)  # put back afterwards
+    monkeypatch.setattr(torch, "histc", torch.histc)  # restored afterwards
     titan_cpu._count_integers()
     chosen = torch.tensor([0, 2, 2, 3])
     counts = torch.histc(chosen, bins=4, min=0, max=4)

@@ -137,7 +137,7 @@ class TestSkew:
         assert (torch.topk, torch.Tensor.topk) == before
 
     def test_skew_detects_whether_a_router_can_be_skewed(self):
-        """From step 2 on the expert starves: before that nothing was to be bent."""
+        """The expert starves from step 2 on; before that no routing is changed."""
         model = tiny.build(ModelSpec(), 0)
         anatomy = tiny.anatomy(model, ModelSpec())
         bent = RouterSkew(SkewSpec(starve=[Starve(expert=3, from_step=2)]), 8)
@@ -169,7 +169,7 @@ class TestSkew:
 
 
 class TestFixes:
-    """Each in-model fix on a starved expert: every parameter gets a gradient, and the right one."""
+    """Each in-model fix on a starved expert: every parameter gets the correct gradient."""
 
     def gradients(self, fix: str | None) -> dict:
         model = tiny.build(ModelSpec(), 0)
@@ -234,7 +234,7 @@ class TestReferenceAndComparison:
         assert not path.exists()
 
     def test_a_router_without_a_top_k_cannot_be_skewed(self, tmp_path, monkeypatch):
-        # As a router that samples its experts: its top-k does not see the experts' scores.
+        # Like a router that samples its experts: its top-k does not use the experts' scores.
         monkeypatch.setattr(RouterSkew, "_bent", lambda self, original: original)
         path = tmp_path / "reference.pt"
         with pytest.raises(NotApplicable, match="does not choose experts by a top-k"):

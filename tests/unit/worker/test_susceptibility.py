@@ -1,4 +1,4 @@
-"""The one-process prediction: present where ranks would disagree, absent where they do not."""
+"""The one-process prediction: whether ranks would disagree."""
 
 from __future__ import annotations
 

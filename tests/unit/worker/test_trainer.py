@@ -1,4 +1,4 @@
-"""What a Trainer is given, and what is seen of it from inside."""
+"""The arguments of a Trainer, and observations inside it."""
 
 from __future__ import annotations
 

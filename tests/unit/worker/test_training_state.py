@@ -1,4 +1,4 @@
-"""States of a model with its optimizer: what is kept of them, and what counts as a difference."""
+"""States of a model with its optimizer: stored content and differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The single process of the programs about the training loop: what it holds ranks against."""
+"""The single-process reference of the programs about the training loop."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestMetrics:
         assert only["kl"] == pytest.approx(partly["kl"], rel=1e-6)
 
     def test_micro_batches_are_weighted_by_their_rank(self) -> None:
-        """Rank 0 alone with three, then with two: other gradients, same batches in common."""
+        """Rank 0 alone with three, then with two: different gradients, common batches equal."""
         made = dataclasses.replace(trial("metrics", steps=1), world_size=1)
         fewer = dataclasses.replace(trial("metrics", steps=1, micro_batches=2), world_size=1)
         one, other = (metrics.single_process(m, options_of(m)) for m in (made, fewer))

@@ -106,7 +106,7 @@ def silent(evidence: Evidence, seconds: float = 23.0) -> Evidence:
     return merged([Part(of(evidence, HERE.ranks), (HERE, gone))])
 
 
-def test_a_silent_node_is_named_if_all_wait_for_its_ranks() -> None:
+def test_a_silent_node_is_the_culprit_if_all_wait_for_its_ranks() -> None:
     found = diagnose(silent(job(2, 3)))
     assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (2, 3), (0, 1))
     assert found.confidence == Confidence.MEDIUM
@@ -114,7 +114,7 @@ def test_a_silent_node_is_named_if_all_wait_for_its_ranks() -> None:
     assert any("node 1 (ranks 2, 3)" in text for text in found.not_seen)
 
 
-def test_a_silent_node_is_not_named_if_some_wait_for_other_ranks() -> None:
+def test_a_silent_node_is_not_the_culprit_if_some_wait_for_other_ranks() -> None:
     """Rank 0 waits in a group of ranks 0 and 1 whose call both have issued."""
     ops = [Op("0"), Op("pair")]
     programs = [[*ops, Op("pair")], [*ops, Op("pair")], [Op("0")], [Op("0")]]

@@ -157,7 +157,7 @@ def test_a_very_long_log_is_read_at_both_ends(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------ refused
 
 
-def test_a_refused_file_is_named(tmp_path: Path) -> None:
+def test_a_refused_file_is_reported(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> object:
             return os.system, ("true",)

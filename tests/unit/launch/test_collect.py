@@ -84,7 +84,7 @@ def test_a_process_that_the_signal_would_kill_is_not_signalled(
     assert any("faulthandler cannot be asked" in line for line in done.not_seen)
 
 
-def test_a_tool_that_refuses_or_hangs_is_named(
+def test_a_tool_that_fails_or_hangs_is_reported(
     victim: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuses = tmp_path / "refuses"

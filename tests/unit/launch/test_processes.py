@@ -128,7 +128,7 @@ def test_a_process_that_handles_the_first_signal_exits_on_it(spawn: Spawner) -> 
     assert stuck == []
 
 
-def test_kept_and_unrelated_processes_are_left_alone(spawn: Spawner) -> None:
+def test_kept_and_unrelated_processes_are_not_stopped(spawn: Spawner) -> None:
     kept, _ = spawn(WAIT)
     ended, _ = spawn(WAIT)
     stranger, _ = Spawner.__call__(other := Spawner(), WAIT)

@@ -132,7 +132,7 @@ def test_long_tables_are_truncated_with_a_count() -> None:
     assert "more row" not in text(replace(table, rows=table.rows[:65]))
 
 
-def test_a_table_without_rows_says_so() -> None:
+def test_a_table_without_rows_shows_a_message() -> None:
     assert text(Table("t", ("a", "b"), ())).endswith("no rows")
 
 

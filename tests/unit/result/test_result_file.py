@@ -21,7 +21,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_a_trial_has_every_field_of_the_schema_at_its_top() -> None:
+def test_a_trial_has_every_schema_field_at_its_top_level() -> None:
     """Fields may be added but not removed."""
     flat = trial_result().to_json()
     assert set(flat) >= FIELDS
@@ -38,7 +38,7 @@ def written_again(kept: Any, again: Any) -> bool:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_what_a_kept_result_says_is_written_again(sample: Path, tmp_path: Path) -> None:
+def test_a_stored_result_round_trips(sample: Path, tmp_path: Path) -> None:
     kept = json.loads(sample.read_text())
     read_result(sample).write(tmp_path)
     again = json.loads((tmp_path / "result.json").read_text())
@@ -47,7 +47,7 @@ def test_what_a_kept_result_says_is_written_again(sample: Path, tmp_path: Path) 
     assert not written_again(kept, again)
 
 
-def test_ranks_are_numbers_here_and_text_in_the_file(tmp_path: Path) -> None:
+def test_ranks_are_numbers_in_memory_and_text_in_the_file(tmp_path: Path) -> None:
     one = changed(trial_result(verdict="hang"), stacks={3: ("a.py:1 wait",)}, culprits=(3,))
     raw = one.to_json()
     assert (raw["stacks"], raw["verdict"]) == ({"3": ["a.py:1 wait"]}, "hang")
@@ -55,7 +55,7 @@ def test_ranks_are_numbers_here_and_text_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["verdict", "confidence"])
-def test_a_word_that_no_version_wrote_is_refused(field: str, tmp_path: Path) -> None:
+def test_an_unknown_value_is_refused(field: str, tmp_path: Path) -> None:
     raw = json.loads(SAMPLES[0].read_text())
     raw["trials"][0][field] = "fine"
     (tmp_path / "result.json").write_text(json.dumps(raw))

@@ -112,6 +112,7 @@ def test_the_look_alike_gives_the_expected_verdicts(command: Command, case: str)
     assert ran.fixes == {fix: not seen for fix, seen in SEEN[case].items() if fix != "unfixed"}
 
 
+@pytest.mark.wide
 class TestTorchtitan:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

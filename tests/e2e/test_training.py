@@ -24,6 +24,7 @@ def apart(a: list[float], b: list[float]) -> float:
     return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.wide
 class TestSft:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

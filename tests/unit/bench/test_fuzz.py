@@ -9,9 +9,9 @@ from bench import fuzz
 
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_evidence_never_crashes_or_runs_code(seed: int) -> None:
-    report = fuzz.run(100, seed=1000 + seed)
+    report = fuzz.run(40, seed=1000 + seed)
     assert report.failures == []
-    assert report.count == 100 and report.refused < 50  # most files are damaged, not destroyed
+    assert report.count == 40 and report.refused < 20  # most files are damaged, not destroyed
 
 
 def test_the_fuzzer_detects_failures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from moediag.worker.not_applicable import NotApplicable
 VERSIONS = {"torch": "2.13.0", "transformers": "5.17.0", "accelerate": "1.15.0"}
 
 
+@functools.cache
 def planned(name: str, ranks: int | None = None) -> Plan:
     return plan.plan(load.load(catalogue.find(name)), ranks, "cpu")
 

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -33,8 +34,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--checkouts", type=Path, metavar="DIR",
-        help="a folder with checkouts of pytorch/examples as examples, karpathy/nanoGPT as nanoGPT, "
-        "and so on; without it only packages are run",
+        help="a folder with checkouts of pytorch/examples (as examples), karpathy/nanoGPT (as "
+        "nanoGPT) and so on; without it only packages are run",
     )  # fmt: skip
     parser.add_argument(
         "--python", default=sys.executable, metavar="FILE", help="a Python that has the packages"
@@ -44,8 +45,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--fresh", action="store_true", help="measure all chosen cases again")
     parser.add_argument("--no-held-out", action="store_true", help="leave the held-out cases alone")
-    parser.add_argument("--bare", action="store_true", help="run without moediag: does the fault fail?")
-    parser.add_argument("--lock", metavar="FILE", help="hold this lock file during each run")
+    parser.add_argument("--bare", action="store_true", help="run without moediag, to check faults")
+    parser.add_argument(
+        "--minutes", type=float, default=240.0, metavar="M", help="start no case after M minutes"
+    )
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
     return parser.parse_args()
 
@@ -93,16 +96,13 @@ def kept(path: Path, ours: str) -> Answer | None:
 def measured(case: Case, program: Program, options: argparse.Namespace, ours: str) -> Answer:
     folder = running.emptied(options.work / case.name.replace("/", "--").replace(" ", "-"))
     try:
-        with running.alone(options.lock):
-            return running.watched(
-                case, program, options.python, folder, options.checkouts, ours
-            )
+        return running.watched(case, program, options.python, folder, options.checkouts, ours)
     except AnchorError as error:
         return Answer(case.name, ours, refused=f"another version of the program: {error}")
 
 
 def main() -> None:
-    options, progress = arguments(), Console(stderr=True)
+    options, progress, began = arguments(), Console(stderr=True), time.monotonic()
     ours, judged, unable = version(), list[page.Judged](), dict[str, str]()
     options.work.mkdir(parents=True, exist_ok=True)
     if options.checkouts is not None:
@@ -114,7 +114,7 @@ def main() -> None:
             progress.print(f"{case.name}: not run: {unable[program.name]}")
             continue
         if options.bare:
-            with tempfile.TemporaryDirectory() as folder, running.alone(options.lock):
+            with tempfile.TemporaryDirectory() as folder:
                 ended, said = running.bare(
                     case, program, options.python, Path(folder) / "bare", options.checkouts
                 )
@@ -122,6 +122,9 @@ def main() -> None:
             continue
         path = options.work / (case.name.replace("/", "--").replace(" ", "-") + ".json")
         answer = None if options.fresh else kept(path, ours)
+        if answer is None and time.monotonic() - began > 60 * options.minutes:
+            progress.print(f"{case.name}: left for a later run")
+            continue
         if answer is None:
             answer = measured(case, program, options, ours)
             path.write_text(json.dumps(asdict(answer), indent=1))

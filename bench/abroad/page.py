@@ -70,9 +70,13 @@ def markdown(cases: Sequence[Judged], options: Sequence[str]) -> str:
     command = shlex.join(["python", "-m", "bench.abroad", *options])
     when = datetime.now(timezone.utc).date().isoformat()
     parts = [
-        f"{TITLE}\n", f"`{command}` on {when}.\n", _table(_summary(cases)), _RULES, _table(_rows(cases)),
+        f"{TITLE}\n",
+        f"`{command}` on {when}.\n",
+        _table(_summary(cases)),
+        _RULES,
+        _table(_rows(cases)),
         _HOW.format(options=" ".join(OPTIONS)),
-    ]  # fmt: skip
+    ]
     return "\n".join(parts)
 
 
@@ -81,7 +85,8 @@ def replaced(text: str, section: str) -> str:
     before, _, after = text.partition(f"{TITLE}\n")
     rest = re.search(r"^## ", after, re.MULTILINE)
     tail = after[rest.start() :] if rest else ""
-    return before.rstrip("\n") + "\n\n" + section.rstrip("\n") + "\n" + (f"\n{tail}" if tail else "")
+    parts = [part.strip("\n") for part in (before, section, tail)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def section_of(text: str) -> str:
@@ -92,8 +97,10 @@ def section_of(text: str) -> str:
 
 
 def _summary(cases: Sequence[Judged]) -> list[tuple[str, ...]]:
-    rows = [("cases", "faults", "points", "right", "right rank at least", "WRONG RANK", "nobody",
-             "NO PAGE", "healthy", "FALSE ALARM", "disturbed", "median seconds to the page")]  # fmt: skip
+    rows: list[tuple[str, ...]] = [
+        ("cases", "faults", "points", "right", "right rank at least", "WRONG RANK", "nobody",
+         "NO PAGE", "healthy", "FALSE ALARM", "disturbed", "median seconds to the page")
+    ]  # fmt: skip
     groups = (
         ("seen while tuning", [one for one in cases if not one.case.held_out]),
         ("held out", [one for one in cases if one.case.held_out]),
@@ -108,7 +115,8 @@ def _summary(cases: Sequence[Judged]) -> list[tuple[str, ...]]:
         )  # fmt: skip
         middle = f"{seconds[len(seconds) // 2]:.1f}" if seconds else ""
         changed = sum(bool(one.answer.changed) for one in some)
-        kinds = (str(found.kinds[kind]) for kind in (Outcome.WRONG, Outcome.NOBODY, Outcome.MISSING))
+        errors = (Outcome.WRONG, Outcome.NOBODY, Outcome.MISSING)
+        kinds = (str(found.kinds[kind]) for kind in errors)
         rows.append((
             name, str(found.faults), str(found.points),
             f"{found.kinds[Outcome.RIGHT]} of {found.faults}", str(named), *kinds,
@@ -141,22 +149,25 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_RULES = """\
-Exactly the ranks that the fault was put into: one point. Another rank, or one rank too many: minus one. Nobody
-named, no page, or a page only after the time limit: none. **Right** also needs the class and a line from which one
-finds the fault, in the cause or in the page's first {head} lines. Where two ranks took different ways and nothing tells
-which was meant ("or nobody"), a page that names nobody is right too. **Disturbed**: a healthy program ended otherwise
-than without moediag (exit code, printed losses, processes left), or processes of a failed one outlived the watcher.
-""".format(head=HEAD)
+_RULES = f"""\
+Exactly the ranks that the fault was put into: one point. Another rank, or one rank too many: minus
+one. Nobody named, no page, or a page only after the time limit: none. **Right** also needs the
+class and a line from which one finds the fault, in the cause or in the page's first {HEAD} lines.
+Where two ranks took different ways and nothing tells which was meant ("or nobody"), a page that
+names nobody is right too. **Disturbed**: a healthy program ended otherwise than without moediag
+(exit code, printed losses, processes left), or processes of a failed one outlived the watcher.
+"""
 
 _HOW = """\
-Two to four ranks on gloo, without a GPU, each with `moediag watch {options}`. Seconds count from the newest optimizer
-step of any rank to the page: they contain the rest of the step, and the machine's load. The truth of each case is in
-`bench/abroad/table.py`, beside the fault, and was written before a page about it was read. Checkouts (nanoGPT, llm.c,
-minGPT, pytorch/examples, accelerate's examples) run unmodified but for the edits in `bench/abroad/programs.py`, most of
-which remove the need for a GPU. Packages (transformers' Trainer, TRL, Lightning, Ray Train, DeepSpeed, Megatron-Core)
-run through small training scripts of ours in `bench/abroad/scripts/`, which call their public trainers.
+Two to four ranks on gloo, without a GPU, each with `moediag watch {options}`. Seconds count from
+the newest optimizer step of any rank to the page: they contain the rest of the step, and the
+machine's load. The truth of each case is in `bench/abroad/table.py`, beside the fault, and was
+written before a page about it was read. Checkouts (nanoGPT, llm.c, minGPT, pytorch/examples,
+accelerate's examples) run unmodified but for the edits in `bench/abroad/programs.py`, most of which
+remove the need for a GPU. Packages (transformers' Trainer, TRL, Lightning, Ray Train, DeepSpeed,
+Megatron-Core) run through small training scripts of ours in `bench/abroad/scripts/`, which call
+their public trainers.
 
-Pages of the cases "seen while tuning" were read while the diagnosis was being changed. Nobody who changed it saw a
-page, a log or a name of those "held out" before this run.
+Pages of the cases "seen while tuning" were read while the diagnosis was being changed. Nobody who
+changed it saw a page, a log or a name of those "held out" before this run.
 """

@@ -26,7 +26,7 @@ class Program:
     script: str  # the file to run, in that folder
     arguments: tuple[str, ...] = ()
     ranks: int = 2
-    launcher: str = "torchrun"  # or "accelerate", "deepspeed", "python" (starts its ranks itself)
+    launcher: str = "torchrun"  # or "python" (it starts its ranks itself)
     needs: tuple[str, ...] = ()  # modules it imports, torch apart
     adapt: tuple[Edit, ...] = ()
     prepare: Callable[[Path], None] | None = None  # writes its data into the folder
@@ -34,15 +34,10 @@ class Program:
     env: tuple[tuple[str, str], ...] = ()
 
     def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
-        module = {
-            "torchrun": ("torch.distributed.run", "--standalone", "--nproc-per-node"),
-            "accelerate": ("accelerate.commands.launch", "--cpu", "--mixed_precision", "no",
-                           "--num_machines", "1", "--dynamo_backend", "no", "--num_processes"),
-            "deepspeed": ("deepspeed.launcher.runner", "--num_gpus"),
-        }  # fmt: skip
         start = [python]
-        if self.launcher != "python":
-            start += ["-m", *module[self.launcher], str(self.ranks)]
+        if self.launcher == "torchrun":
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                      str(self.ranks)]  # fmt: skip
         return [*start, self.script, *self.arguments, *extra]
 
     def place(self, folder: Path, checkouts: Path | None) -> None:
@@ -64,7 +59,7 @@ class Program:
 
 
 def _numbers(count: int, below: int) -> array.array[int]:
-    draw = random.Random(0)
+    draw = random.Random(0)  # noqa: S311
     return array.array("H", (draw.randrange(below) for _ in range(count)))
 
 
@@ -99,6 +94,7 @@ def _on_cpu(file: str, *changes: tuple[str, str]) -> tuple[Edit, ...]:
 
 
 _MANY_GPUS = ("return has_gpu and gpu_count", "return True")
+_CPU = ("device_type = torch.acc", 'device_type = "cpu"')
 _LLAMA = "tensor_parallelism"
 _GLUE = (
     ("metric = evaluate.load(", "metric = tiny_glue.Metric()"),
@@ -160,22 +156,31 @@ PROGRAMS = (
     ),
     Program(
         "fsdp2-example", f"{EXAMPLES}/FSDP2", "example.py",
-        adapt=(*_on_cpu("example.py", _MANY_GPUS,
-                        ("batch_size = 32", "batch_size = 4"), ("n_layers=10", "n_layers=2,"),
-                        ("init_process_group(backend", "torch.distributed.init_process_group(backend=backend)")),),
+        adapt=_on_cpu(
+            "example.py", _MANY_GPUS,
+            ("batch_size = 32", "batch_size = 4"),
+            ("n_layers=10", "n_layers=2,"),
+            ("init_process_group(backend", "torch.distributed.init_process_group(backend=backend)"),
+        ),
     ),
     Program(
         "tp-example", f"{EXAMPLES}/{_LLAMA}", "tensor_parallel_example.py",
         adapt=(*_on_cpu("log_utils.py", _MANY_GPUS),
-               *_on_cpu("tensor_parallel_example.py", ("device_type = torch.acc", 'device_type = "cpu"'))),
+               *_on_cpu("tensor_parallel_example.py", _CPU)),
     ),
     Program(
         "fsdp-tp-example", f"{EXAMPLES}/{_LLAMA}", "fsdp_tp_example.py", ranks=4,
-        adapt=(*_on_cpu("log_utils.py", _MANY_GPUS),
-               *_on_cpu("fsdp_tp_example.py", ("device_type = torch.acc", 'device_type = "cpu"'),
-                        ("ModelArgs(dim=256", "simple_llama2_config = ModelArgs(dim=32, n_layers=2, n_heads=4, vocab_size=256)"),
-                        ("lr = 3e-3", "lr = 3e-3\ntorch.backends.cuda.enable_flash_sdp(False)"),
-                        ("inp = torch.randint(32000", "inp = torch.randint(256, (4, 32), device=device_type)"))),
+        adapt=(
+            *_on_cpu("log_utils.py", _MANY_GPUS),
+            *_on_cpu(
+                "fsdp_tp_example.py", _CPU,
+                ("ModelArgs(dim=256", "simple_llama2_config = ModelArgs("
+                                      "dim=32, n_layers=2, n_heads=4, vocab_size=256)"),
+                ("lr = 3e-3", "{line}\ntorch.backends.cuda.enable_flash_sdp(False)"),
+                ("inp = torch.randint(32000",
+                 "inp = torch.randint(256, (4, 32), device=device_type)"),
+            ),
+        ),
     ),
     Program(
         "mingpt-ddp", f"{EXAMPLES}/minGPT-ddp/mingpt", "main.py",
@@ -214,12 +219,12 @@ PROGRAMS = (
     ),
     Program(
         "accelerate-nlp", "accelerate/examples", "nlp_example.py", ("--cpu",),
-        launcher="accelerate", needs=("accelerate", "transformers", "datasets", "evaluate"),
+        needs=("accelerate", "transformers", "datasets", "evaluate"),
         prepare=_for_accelerate, adapt=_on_cpu("nlp_example.py", *_GLUE), prints=r"epoch \d+: .*",
     ),
     Program(
         "accelerate-stopping", "accelerate/examples/by_feature", "early_stopping.py", ("--cpu",),
-        launcher="accelerate", needs=("accelerate", "transformers", "datasets", "evaluate"),
+        needs=("accelerate", "transformers", "datasets", "evaluate"),
         prepare=_for_accelerate, adapt=_on_cpu("early_stopping.py", *_GLUE),
         prints=r"epoch \d+: .*",
     ),

@@ -312,7 +312,8 @@ TRAINERS = (
         "ray", "exception on rank 1",
         Truth(("crash",), (1,), lines("ray_train.py", "raise ValueError")),
         (edit("ray_train.py", "loss = torch.nn.functional.mse_loss(",
-              "if rank == 1 and epoch == 1 and step == 3:\n    raise ValueError('bad row')\n{line}"),),
+              "if rank == 1 and epoch == 1 and step == 3:\n"
+              "    raise ValueError('bad row')\n{line}"),),
         held_out=True,
     ),
     Case("deepspeed-2", "healthy", CLEAN, held_out=True),

@@ -46,4 +46,4 @@ def main(stage):
 
 
 if __name__ == "__main__":
-    main(int([word for word in sys.argv[1:] if not word.startswith("-")][0]))
+    main(int(sys.argv[1]))

@@ -30,15 +30,29 @@ def collate(rows):
 
 def main():
     arguments = TrainingArguments(
-        output_dir=sys.argv[1], use_cpu=True, max_steps=20, per_device_train_batch_size=4,
-        per_device_eval_batch_size=4, eval_strategy="steps", eval_steps=8, save_steps=10,
-        logging_steps=5, report_to=[], disable_tqdm=True, seed=1, ddp_backend="gloo",
+        output_dir=sys.argv[1],
+        use_cpu=True,
+        max_steps=20,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        eval_strategy="steps",
+        eval_steps=8,
+        save_steps=10,
+        logging_steps=5,
+        report_to=[],
+        disable_tqdm=True,
+        seed=1,
+        ddp_backend="gloo",
         dataloader_num_workers=int(os.environ.get("WORKERS", "0")),
     )
     config = GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2)
     trainer = Trainer(
-        model=GPT2LMHeadModel(config), args=arguments, data_collator=collate,
-        train_dataset=Numbers(256), eval_dataset=Numbers(24), callbacks=[Progress()],
+        model=GPT2LMHeadModel(config),
+        args=arguments,
+        data_collator=collate,
+        train_dataset=Numbers(256),
+        eval_dataset=Numbers(24),
+        callbacks=[Progress()],
     )
     trainer.train()
     print(f"done, loss {trainer.evaluate()['eval_loss']:.4f}", flush=True)

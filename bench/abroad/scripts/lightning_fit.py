@@ -44,8 +44,14 @@ class Classifier(lightning.LightningModule):
 def main():
     lightning.seed_everything(1)
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=sys.argv[1],
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=3,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=sys.argv[1],
         enable_checkpointing=True,
     )
     train = DataLoader(rows(96), batch_size=8)

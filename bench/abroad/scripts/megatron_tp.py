@@ -1,10 +1,8 @@
 """Megatron-Core's tensor-parallel layers and gradient all-reduce on CPU: 2 x 2 ranks."""
 
-import os
-
 import torch
 import torch.distributed as dist
-from megatron.core import ModelParallelConfig, parallel_state, tensor_parallel
+from megatron.core import ModelParallelConfig, parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 
@@ -16,7 +14,12 @@ class Block(torch.nn.Module):
             16, 32, config=config, init_method=init, bias=True, gather_output=False
         )
         self.down = RowParallelLinear(
-            32, 16, config=config, init_method=init, bias=True, input_is_parallel=True,
+            32,
+            16,
+            config=config,
+            init_method=init,
+            bias=True,
+            input_is_parallel=True,
             skip_bias_add=False,
         )
 

@@ -1,7 +1,7 @@
 """A linear model trained by Ray Train's TorchTrainer on two CPU workers."""
 
-import os
 import sys
+from pathlib import Path
 
 import ray
 import ray.train
@@ -40,7 +40,7 @@ def main():
         train_loop_config={"epochs": 3},
         torch_config=ray.train.torch.TorchConfig(backend="gloo"),
         scaling_config=ray.train.ScalingConfig(num_workers=2, use_gpu=False),
-        run_config=ray.train.RunConfig(storage_path=os.path.abspath(sys.argv[1]), name="run"),
+        run_config=ray.train.RunConfig(storage_path=str(Path(sys.argv[1]).resolve()), name="run"),
     )
     print("result", trainer.fit().metrics)
 

@@ -21,12 +21,14 @@ def rows(size):
     def sentence(row):
         return " ".join(WORDS[2 + (row * 5 + n) % 62] for n in range(4 + row % 9))
 
-    return Dataset.from_dict({
-        "sentence1": [sentence(row) for row in range(size)],
-        "sentence2": [sentence(row + 3) for row in range(size)],
-        "label": [row % 2 for row in range(size)],
-        "idx": list(range(size)),
-    })
+    return Dataset.from_dict(
+        {
+            "sentence1": [sentence(row) for row in range(size)],
+            "sentence2": [sentence(row + 3) for row in range(size)],
+            "label": [row % 2 for row in range(size)],
+            "idx": list(range(size)),
+        }
+    )
 
 
 def datasets():
@@ -34,10 +36,16 @@ def datasets():
 
 
 def model():
-    return BertForSequenceClassification(BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=64,
-    ))
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+        )
+    )
 
 
 class Metric:

@@ -21,7 +21,11 @@ def tokenizer():
 
 def texts(size):
     return Dataset.from_dict(
-        {"text": [" ".join(WORDS[3 + (row * 7 + n) % 61] for n in range(12)) for row in range(size)]}
+        {
+            "text": [
+                " ".join(WORDS[3 + (row * 7 + n) % 61] for n in range(12)) for row in range(size)
+            ]
+        }
     )
 
 
@@ -33,19 +37,38 @@ class Report(TrainerCallback):
 
 def main():
     arguments = SFTConfig(
-        output_dir=sys.argv[1], use_cpu=True, bf16=False, max_steps=12, max_length=16,
-        per_device_train_batch_size=2, gradient_accumulation_steps=2, logging_steps=4,
-        gradient_checkpointing=False, save_strategy="no", report_to=[], disable_tqdm=True, seed=1,
+        output_dir=sys.argv[1],
+        use_cpu=True,
+        bf16=False,
+        max_steps=12,
+        max_length=16,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=4,
+        gradient_checkpointing=False,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        seed=1,
         ddp_backend="gloo",
     )
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32,
-        pad_token_id=0, eos_token_id=1,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        eos_token_id=1,
     )
     trainer = SFTTrainer(
-        model=LlamaForCausalLM(config), args=arguments, train_dataset=texts(96),
-        processing_class=tokenizer(), callbacks=[Report()],
+        model=LlamaForCausalLM(config),
+        args=arguments,
+        train_dataset=texts(96),
+        processing_class=tokenizer(),
+        callbacks=[Report()],
     )
     result = trainer.train()
     print(f"done, loss {result.training_loss:.4f}", flush=True)

@@ -99,20 +99,26 @@ def _changed(
     case: Case, program: Program, python: str, folder: Path, checkouts: Path | None,
     ended: Ended, said: str,
 ) -> str:  # fmt: skip
-    """Runs the healthy program without moediag; returns how it ended differently."""
-    alone, printed = bare(case, program, python, folder / "bare", checkouts)
+    """Returns how the healthy program ended differently from the same without moediag. How it ends
+    alone is kept in a file beside ``folder``: that does not depend on moediag."""
+    path = folder.with_name(f"{folder.name}.bare.json")
+    if not path.exists():
+        alone, printed = bare(case, program, python, folder / "bare", checkouts)
+        path.write_text(json.dumps([alone.code, alone.left, _numbers(program, printed)]))
+    code, left, numbers = json.loads(path.read_text())
     ways = []
-    if alone.code != ended.code:
-        ways.append(f"exit code {ended.code}, without moediag {alone.code}")
-    if program.prints and _numbers(program, said) != _numbers(program, printed):
+    if code != ended.code:
+        ways.append(f"exit code {ended.code}, without moediag {code}")
+    if _numbers(program, said) != numbers:
         ways.append("it printed other numbers")
-    if ended.left > alone.left:
-        ways.append(f"{ended.left} processes outlived it, without moediag {alone.left}")
+    if ended.left > left:
+        ways.append(f"{ended.left} processes outlived it, without moediag {left}")
     return "; ".join(ways)
 
 
 def _numbers(program: Program, text: str) -> list[str]:
-    return sorted(found.group() for found in re.finditer(program.prints, text))
+    pattern = program.prints or r"(?!)"
+    return sorted(found.group() for found in re.finditer(pattern, text))
 
 
 def bare(

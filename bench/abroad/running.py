@@ -22,6 +22,7 @@ from bench.abroad.programs import Program
 from bench.abroad.table import Case
 
 BOUND = 170.0  # seconds for one run, its start included
+STILL = 100.0  # seconds without a step and without a page after which none is expected any more
 # The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
 INSIDE = Path(__file__).with_name("inside")
@@ -82,7 +83,7 @@ def watched(
     try:
         trial: dict[str, Any] = json.loads((run / "result.json").read_text())["trials"][-1]
     except (OSError, ValueError, IndexError) as error:
-        why = f"not done after {BOUND:.0f} s" if ended.code is None else f"no result: {error}"
+        why = f"none after {ended.seconds:.0f} s" if ended.code is None else f"no result: {error}"
         return Answer(case.name, version, refused=why, page=said[-3000:], **about)
     changed = ""
     if case.truth.healthy:
@@ -147,13 +148,20 @@ def _run(
             time.sleep(0.05)
             if shown is None and page is not None and page.exists():
                 shown = page.stat().st_mtime
+            if shown is None and time.time() - _newest(steps, time.time()) > STILL:
+                break
         code = process.poll()
     took = time.time() - began
     if code is None:
         _end(process)
-    newest = max((float(file.read_text() or 0) for file in steps.iterdir()), default=began)
+    newest = _newest(steps, began)
     told = shown - newest if shown is not None else None
     return Ended(code, took, told, _left(str(steps)))
+
+
+def _newest(steps: Path, otherwise: float) -> float:
+    """Returns when a rank last made an optimizer step."""
+    return max((file.stat().st_mtime for file in steps.iterdir()), default=otherwise)
 
 
 def _environment(

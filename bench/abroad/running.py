@@ -148,20 +148,21 @@ def _run(
             time.sleep(0.05)
             if shown is None and page is not None and page.exists():
                 shown = page.stat().st_mtime
-            if shown is None and time.time() - _newest(steps, time.time()) > STILL:
+            stood = _newest(steps) or time.time()
+            if shown is None and time.time() - stood > STILL:
                 break
         code = process.poll()
     took = time.time() - began
     if code is None:
         _end(process)
-    newest = _newest(steps, began)
-    told = shown - newest if shown is not None else None
+    newest = _newest(steps)
+    told = shown - newest if shown is not None and newest is not None else None
     return Ended(code, took, told, _left(str(steps)))
 
 
-def _newest(steps: Path, otherwise: float) -> float:
-    """Returns when a rank last made an optimizer step."""
-    return max((file.stat().st_mtime for file in steps.iterdir()), default=otherwise)
+def _newest(steps: Path) -> float | None:
+    """Returns when a rank last made an optimizer step, None before the first."""
+    return max((file.stat().st_mtime for file in steps.iterdir()), default=None)
 
 
 def _environment(
@@ -172,6 +173,7 @@ def _environment(
     more = dict(program.env)
     paths = [str(INSIDE), *path, more.pop("PYTHONPATH", "")]
     env.update(more, PYTHONPATH=os.pathsep.join(filter(None, paths)), ABROAD_STEPS=str(steps))
+    env["ABROAD_RANK"] = ",".join(map(str, case.truth.ranks))
     if case.signal:
         env["ABROAD_SIGNAL"] = case.signal
     return env

@@ -1,7 +1,8 @@
-"""In every Python process of a case: notes each rank's newest optimizer step, and sends a signal to
-one rank after a certain step. It reads ABROAD_STEPS (a folder) and ABROAD_SIGNAL
-(``STOP:RANK:STEP``)."""
+"""In every Python process of a case: notes each rank's newest optimizer step, tells the rank of the
+fault that it is that one (``bad_shard``), and sends a signal to a rank after a certain step. It
+reads ABROAD_STEPS (a folder), ABROAD_RANK and ABROAD_SIGNAL (``STOP:RANK:STEP``)."""
 
+import builtins
 import importlib.util
 import os
 import subprocess
@@ -43,5 +44,6 @@ class AfterOptimizer:
         return spec
 
 
+builtins.bad_shard = os.environ.get("RANK", "none") == os.environ.get("ABROAD_RANK")
 if STEPS:
     sys.meta_path.insert(0, AfterOptimizer())

@@ -11,8 +11,10 @@ import torch
 
 from moediag.recorder import flight
 from moediag.recorder.capturing import Captures
-from moediag.recorder.completion import Completion
+from moediag.recorder.completion import Completion, Native, Thread
 from moediag.recorder.patches import Patches
+
+HERE = Thread.current()
 
 
 class Log:
@@ -37,7 +39,7 @@ class Work:
 def made(**works: Any) -> tuple[Completion, Log]:
     log = Log()
     completion = Completion(log)  # type: ignore[arg-type]
-    completion._native = {int(name[1:]): work for name, work in works.items()}
+    completion._native = {int(n[1:]): Native(w, True, HERE) for n, w in works.items()}
     return completion, log
 
 

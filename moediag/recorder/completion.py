@@ -66,6 +66,7 @@ class Completion:
         self._tensors: Dict[int, int] = {}  # storage -> operation, for wait_tensor
         self._native: Dict[int, Native] = {}  # issued from C++, by operation
         self._device: Deque[Tuple[int, Any]] = deque()  # (operation, accelerator event)
+        self._at_end = False
 
     # -------------------------------------------------------------------- Python's Work objects
 
@@ -85,6 +86,12 @@ class Completion:
         if self._works.pop(id(work), None) is not None:
             for number in expected.numbers:
                 self._completed(number, expected.device)
+
+    def failed(self, work: Any, expected: Expected, error: BaseException) -> None:
+        """Records that waiting for ``work`` raised ``error``, which the program may swallow."""
+        if self._works.pop(id(work), None) is not None:
+            for number in expected.numbers:
+                self._recorder.failed(number, error)
 
     # -------------------------------------------------------------------- issued from C++
 
@@ -139,8 +146,10 @@ class Completion:
 
     def settle(self, seconds: float = SETTLE) -> None:
         """Polls for up to ``seconds`` at the rank's end: operations that it never waits for, such
-        as the flags of DDP's reducer, usually complete a moment later."""
+        as the flags of DDP's reducer, usually complete a moment later. Or they fail because a peer
+        has ended as well: that is no failure of the job, so it is left open."""
         until = time.monotonic() + seconds
+        self._at_end = True
         while any(found.work is not None for found in self._native.values()):
             self.poll()
             if time.monotonic() > until:
@@ -176,8 +185,13 @@ class Completion:
             for number, found in list(self._native.items()):
                 if found.work is None or not found.work.is_completed():
                     continue
-                if self._native.pop(number, None) is not None:
+                error = _error(found.work) if found.host else None
+                if self._native.pop(number, None) is None:
+                    continue
+                if error is None:
                     self._recorder.done(number)
+                elif not self._at_end:
+                    self._recorder.failed(number, error)
             for key, expected in list(self._works.items()) if works else ():
                 work = expected.work() if expected.device else None
                 if work is None or not _succeeded(work):
@@ -192,3 +206,14 @@ class Completion:
 def _succeeded(work: Any) -> bool:
     """Whether ``work`` completed without an error."""
     return bool(work.is_completed()) and work.exception() is None
+
+
+def _error(work: Any) -> Optional[BaseException]:
+    """The error of a completed Work on the CPU. Such a Work also counts as completed when its
+    connection broke. Its ``wait`` returns at once; ``exception`` and ``is_success`` are deprecated
+    and would print that into the job's output."""
+    try:
+        work.wait()
+    except Exception as error:
+        return error
+    return None

@@ -21,7 +21,6 @@ from bench.abroad import edits
 from bench.abroad.programs import Program
 from bench.abroad.table import Case
 
-BOUND = 170.0  # seconds for one run, its start included
 STILL = 100.0  # seconds without a step and without a page after which none is expected any more
 # The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
@@ -144,7 +143,7 @@ def _run(
         process = subprocess.Popen(
             list(command), cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=log
         )
-        while process.poll() is None and time.time() - began < BOUND:
+        while process.poll() is None and time.time() - began < program.bound:
             time.sleep(0.05)
             if shown is None and page is not None and page.exists():
                 shown = page.stat().st_mtime

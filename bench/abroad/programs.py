@@ -32,7 +32,7 @@ class Program:
     prepare: Callable[[Path], None] | None = None  # writes its data into the folder
     prints: str = ""  # a pattern of what it prints that must not change when it is watched
     env: tuple[tuple[str, str], ...] = ()
-    bound: float = 170.0  # seconds for one run, its start included
+    bound: float = 240.0  # seconds for one run, its start included
 
     def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
         start = [python]

@@ -21,7 +21,7 @@ from bench.abroad import edits
 from bench.abroad.programs import Program
 from bench.abroad.table import Case
 
-STILL = 100.0  # seconds without a step and without a page after which none is expected any more
+STILL = 150.0  # seconds without a step and without a page after which none is expected any more
 # The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
 INSIDE = Path(__file__).with_name("inside")

@@ -19,7 +19,8 @@ from bench.abroad.edits import Edit, Line
 
 PARTED = ("hang", "collective-mismatch")
 LEFT = (*PARTED, "crash")  # the waiting rank may find its peer gone
-FINDING = (*LEFT, "inconclusive")
+# Any finding: no class was decided on beforehand. moediag then got replica-divergence for it.
+FINDING = (*LEFT, "replica-divergence", "inconclusive")
 
 
 @dataclass(frozen=True)

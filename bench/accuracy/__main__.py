@@ -18,7 +18,6 @@ from rich.table import Table
 
 import moediag
 from bench.accuracy import page, simulated, victims
-from bench.accuracy.counting import Outcome
 from bench.accuracy.frtrace import TorchFrTrace
 from tests.victims.table import VICTIMS, Victim
 
@@ -29,6 +28,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--victim", action="append", metavar="NAME", help="only these victims")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each simulated fault")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="only every N-th of these"
+    )
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
     parser.add_argument("--no-victims", action="store_true")
     parser.add_argument("--no-simulated", action="store_true")
@@ -75,21 +77,21 @@ def main() -> None:
                 real.append(of_victim(victim, tool, Path(folder)))
             told = {name: real[-1].outcome(name).value for name in real[-1].answers}
             progress.print(f"{victim.name}: {told}")
-        for case in simulated.cases(seeds) if not options.no_simulated else ():
+        wanted = [] if options.no_simulated else [*simulated.cases(seeds)][:: options.every]
+        for case in wanted:
             folder = case.folder()
             if folder is None:
                 continue
             with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as place:
                 made.append(simulated.judged(case, folder, tool, Path(place)))
-            if made[-1].outcome(page.MOEDIAG) not in (Outcome.RIGHT, Outcome.QUIET):
-                progress.print(f"{case.name}: {made[-1].outcome(page.MOEDIAG).value}")
     console = Console()
     if real:
         show(console, "victims, real jobs on gloo", page.of_victims(real))
     if made:
-        show(console, f"simulated jobs, seeds from {seeds.start}", page.by_fault(made))
+        show(console, f"simulated jobs, seeds from {seeds.start}", page.by_dimension(made))
     show(console, "moediag accuracy", page.summary(real, made))
-    text = page.markdown(real, made, head(["python", "-m", "bench.accuracy", *sys.argv[1:]]), seeds)
+    command = head(["python", "-m", "bench.accuracy", *sys.argv[1:]])
+    text = page.markdown(real, made, command, seeds, simulated.EVERY_FAULT)
     options.out.write_text(text, encoding="utf-8")
     progress.print(f"written: {options.out}")
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import moediag
+from bench import sections
 from bench.accuracy import page, simulated, victims
 from bench.accuracy.frtrace import TorchFrTrace
 from tests.victims.table import VICTIMS, Victim
@@ -87,11 +88,18 @@ def main() -> None:
     console = Console()
     if real:
         show(console, "victims, real jobs on gloo", page.of_victims(real))
+        show(console, "victims", page.summary({"victims": real}))
     if made:
         show(console, f"simulated jobs, seeds from {seeds.start}", page.by_dimension(made))
-    show(console, "moediag accuracy", page.summary(real, made))
+        show(console, "simulated jobs", page.summary(page.by_layout(made)))
+    text = options.out.read_text("utf-8") if options.out.exists() else ""
+    text = sections.replaced(text, page.INTRODUCTION)  # what is not measured now is kept
     command = head(["python", "-m", "bench.accuracy", *sys.argv[1:]])
-    text = page.markdown(real, made, command, seeds, simulated.EVERY_FAULT)
+    if real:
+        text = sections.replaced(text, page.victims_section(real, command))
+    if made:
+        found = page.simulated_section(made, command, seeds, simulated.EVERY_FAULT)
+        text = sections.replaced(text, found)
     options.out.write_text(text, encoding="utf-8")
     progress.print(f"written: {options.out}")
 

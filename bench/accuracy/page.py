@@ -33,17 +33,12 @@ def tallied(cases: Sequence[Judged], tool: str) -> Tally:
 # ------------------------------------------------------------------------ rows
 
 
-def summary(victims: Sequence[Judged], simulated: Sequence[Judged]) -> list[Row]:
-    """Returns strict true positives and errors of each tool on each set."""
+def summary(sets: Mapping[str, Sequence[Judged]]) -> list[Row]:
+    """Returns strict true positives and errors of each tool on each set of cases."""
     rows: list[Row] = [
         ("cases", "tool", "strict true positives", "right ranks at least", "innocent ranks named",
          "false alarms")
     ]  # fmt: skip
-    sets = {
-        "victims": victims,
-        "simulated, layouts used in tuning": [case for case in simulated if case.seen],
-        "simulated, other layouts": [case for case in simulated if not case.seen],
-    }
     for name, cases in sets.items():
         for tool in cases[0].answers if cases else ():
             found = tallied(cases, tool)
@@ -54,6 +49,14 @@ def summary(victims: Sequence[Judged], simulated: Sequence[Judged]) -> list[Row]
                 f"{found.alarms} of {found.healthy}",
             ))  # fmt: skip
     return rows
+
+
+def by_layout(cases: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Returns the simulated cases, apart for layouts that rules were tuned on."""
+    return {
+        "layouts used in tuning": [case for case in cases if case.seen],
+        "other layouts": [case for case in cases if not case.seen],
+    }
 
 
 def of_victims(cases: Sequence[Judged]) -> list[Row]:
@@ -142,27 +145,24 @@ def without_lines(text: str) -> str:
 # ------------------------------------------------------------------------ markdown
 
 
-def markdown(
-    victims: Sequence[Judged], simulated: Sequence[Judged], head: str, seeds: range,
-    dimensions: Sequence[str],
-) -> str:  # fmt: skip
-    """Returns the page. ``head`` has date, versions and command, ``seeds`` those of the simulated
-    cases, ``dimensions`` those that have every fault."""
-    parts = [
-        "# How often the diagnosis is right\n",
-        head,
-        _table(summary(victims, simulated)),
-        _RULES,
-    ]
-    if victims:
-        parts += ["## Victims: real jobs under torchrun on gloo\n", _table(of_victims(victims)),
-                  _VICTIMS, _not_right(victims)]  # fmt: skip
-    if simulated:
-        parts += ["## Simulated jobs: Flight Recorder dumps of known fault\n",
-                  _SIMULATED.format(first=seeds.start, last=seeds.stop - 1),
-                  _table(by_dimension(simulated)), "### By fault\n",
-                  _table(by_fault(simulated, dimensions))]  # fmt: skip
-    return "\n".join(parts)
+def victims_section(cases: Sequence[Judged], head: str) -> str:
+    """``head`` has date, versions and command."""
+    return "\n".join(
+        ["## Victims: real jobs under torchrun on gloo\n", head, _table(summary({"victims": cases})),
+         _table(of_victims(cases)), _VICTIMS, _not_right(cases)]
+    )  # fmt: skip
+
+
+def simulated_section(
+    cases: Sequence[Judged], head: str, seeds: range, dimensions: Sequence[str]
+) -> str:
+    """``dimensions``: those that have every fault."""
+    return "\n".join(
+        ["## Simulated jobs: Flight Recorder dumps of known fault\n", head,
+         _table(summary(by_layout(cases))),
+         _SIMULATED.format(first=seeds.start, last=seeds.stop - 1), _table(by_dimension(cases)),
+         "### By fault\n", _table(by_fault(cases, dimensions))]
+    )  # fmt: skip
 
 
 def _not_right(cases: Sequence[Judged]) -> str:
@@ -182,7 +182,9 @@ def _table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_RULES = """\
+INTRODUCTION = """\
+# How often the diagnosis is right
+
 A **strict true positive** names the class of the failure, exactly the ranks at
 fault, and one of the lines of the user's program that show it. An answer with one rank too many,
 or with a line of the library, does not count. If the evidence cannot show which rank is at fault

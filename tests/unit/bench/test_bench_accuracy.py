@@ -75,10 +75,10 @@ def test_an_unreadable_case_counts_against_the_tool() -> None:
 def test_the_report_lists_wrong_answers() -> None:
     wrong = page.Judged(HANG, {page.MOEDIAG: replace(RIGHT, culprits=(2,))}, "skip")
     right = page.Judged(CLEAN, {page.MOEDIAG: Answer(False, verdict="clean")}, "none")
-    assert page.summary([wrong, right], [])[1] == (
+    assert page.summary({"victims": [wrong, right]})[1] == (
         "victims", "moediag", "0 of 1", "0 of 1", "1 of 1", "0 of 1",
     )  # fmt: skip
-    text = page.markdown([wrong, right], [], "head", range(1000, 1002), ())
+    text = page.victims_section([wrong, right], "head")
     assert "- skips: other ranks named: hang, rank 2" in text
 
 
@@ -103,7 +103,7 @@ def test_simulated_cases_are_counted_by_dimension_and_by_layouts() -> None:
         "its false alarms": "",
     }
     assert page.by_fault(cases, ["two culprits"])[1][0] == "stuck"
-    text = page.markdown([], cases, "head", range(2000, 2001), ["two culprits"])
+    text = page.simulated_section(cases, "head", range(2000, 2001), ["two culprits"])
     assert "2000" in text and "- two" not in text  # which cases failed is not told
 
 

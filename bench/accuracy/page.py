@@ -149,7 +149,8 @@ def victims_section(cases: Sequence[Judged], head: str) -> str:
     """``head`` has date, versions and command."""
     return "\n".join(
         ["## Victims: real jobs under torchrun on gloo\n", head,
-         _table(summary({"victims": cases})), _table(of_victims(cases)), _VICTIMS, _not_right(cases)]
+         _table(summary({"victims": cases})), _table(of_victims(cases)), _VICTIMS,
+         _not_right(cases)]
     )  # fmt: skip
 
 

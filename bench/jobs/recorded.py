@@ -27,16 +27,16 @@ _DESC = {"world": "default_pg", "tp": "TENSOR_MODEL_PARALLEL_GROUP",
 
 def dumps(
     job: Job, ring: int = 2000, frames: bool = True, local_names: bool = False, ahead: int = 4,
-    states: bool = True, timing: bool = True, active_only: bool = False,
+    states: bool = True, timing: bool = True, active_only: bool = False, run: Run | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:  # fmt: skip
     """Yields (rank, its dump as plain data).
 
     ``local_names``: every process numbers its own groups, as in jobs whose ranks create only
     theirs. ``states``: completion is recorded. ``timing``: so is the start of a call
     (TORCH_NCCL_ENABLE_TIMING). ``active_only``: completed calls are left out
-    (TORCH_INCLUDE_ONLY_ACTIVE).
+    (TORCH_INCLUDE_ONLY_ACTIVE). ``run``: that of this job, if it exists already.
     """
-    run = Run(job, ahead)
+    run = run or Run(job, ahead)
     counter = itertools.count(1)
     numbers = {
         (axis, ranks): 0 if axis == "world" else next(counter)

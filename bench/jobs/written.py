@@ -45,25 +45,26 @@ class Folder:
 
 
 def folder_of(job: Job, **options: Any) -> Folder:
-    return Folder(job, dict(dumps(job, **options)), taken(job))
+    run = Run(job)
+    return Folder(job, dict(dumps(job, run=run, **options)), taken(run))
 
 
-def taken(job: Job) -> float:
+def taken(run: Run) -> float:
     """Returns when a job's dumps were written, in seconds of the wall clock: of one that hangs, by
     its watchdog, when the oldest call in progress timed out; of another, at its newest call."""
-    run = Run(job)
     ranks = range(len(run.programs))
     opened = [run.created(r, run.done[r]) for r in ranks if run.done[r] < run.issued[r]]
     newest = max(run.created(r, run.issued[r] - 1) for r in ranks if run.issued[r])
-    if job.culprits and opened:
+    if run.job.culprits and opened:
         newest = max(min(opened) + TIMEOUT, newest) + 1000
     return BEGAN / 1e9 + newest / 1e3
 
 
 def write(job: Job, place: Path, form: str = "pickle", **options: Any) -> Path:
     """Writes the dumps of ``job`` one after the other: those of a large job fill the memory."""
-    age = taken(job)
-    for rank, raw in dumps(job, **options):
+    run = Run(job)
+    age = taken(run)
+    for rank, raw in dumps(job, run=run, **options):
         _write(place, rank, raw, age, form)
     return place
 

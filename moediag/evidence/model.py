@@ -121,6 +121,8 @@ class Condition:
     names_rank: bool = False
     #: For after and after-else: return, continue, break, raise or exit.
     leaves: str = ""
+    #: Global ranks that it keeps from the line, if its names mean what they say.
+    keeps_out: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ not: it is the same on all ranks of a distributed job. Reads the syntax tree; no
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _AXIS = "dp|ddp|fsdp|tp|pp|cp|ep|sp|mp|etp|pipe|pipeline|stage|dp_shard|dp_replicate"
 # Names that hold a rank's number. `lora_rank`, `matrix_rank`, `rank_loss` are something else.
@@ -23,7 +24,7 @@ _BOOLEAN = re.compile(
     r"(?:is|am|on|not)_?(?:the_)?(?:(?:global|local|world|node)_)?"
     r"(?:main|master|chief|primary|coordinator)(?:_?(?:process|rank|node|worker|proc))?"
     r"|(?:main|master|chief)_(?:process|rank|proc)|(?:is_)?rank_?(?:zero|0)"
-    r"|is_(?:world_|local_|global_)?(?:process_|rank_)?zero|is_(?:last|first|root|leader)_"
+    r"|is_(?:(?:world|local|global)_(?:process_|rank_)?|process_|rank_)zero|is_(?:last|first|root|leader)_"
     r"(?:rank|process|stage|node)|is_pipeline_(?:first|last)_stage|should_save",
     re.IGNORECASE,
 )
@@ -33,6 +34,19 @@ _VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "GLOBAL_RANK", "PMI_RANK", "SLURM_PROCID",
      "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK")
 )  # fmt: skip
+# Of these, the names that are true on global rank 0 alone.
+_FIRST = frozenset(
+    ("is_main_process", "main_process", "is_global_zero", "master_process", "is_master",
+     "is_main", "is_rank_zero", "is_rank0", "is_world_process_zero", "is_master_process")
+)  # fmt: skip
+_COMPARE: dict[type, Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_ARITHMETIC: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
 _DEPTH = 3  # definitions followed from a name
 _LENGTHS = frozenset(("range", "islice", "min", "max", "len", "list", "zip", "enumerate"))
 
@@ -78,6 +92,56 @@ class RankNames:
         if anywhere and isinstance(test, ast.Call) and last_name(test.func) in _LENGTHS:
             return any(self._is_rank(a, scope, depth, anywhere=True) for a in test.args)
         return self._is_rank(test, scope, depth, anywhere)
+
+    def holds(
+        self, test: ast.expr, scope: ast.AST, rank: int, size: int, depth: int = 0
+    ) -> bool | None:
+        """Whether ``test`` is true on global rank ``rank`` of ``size``, if its names mean what they
+        say; None where that is not known."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.holds(test.operand, scope, rank, size, depth)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BoolOp):
+            parts = {self.holds(value, scope, rank, size, depth) for value in test.values}
+            decisive = isinstance(test.op, ast.Or)
+            return decisive if decisive in parts else None if None in parts else not decisive
+        value = self._value(test, scope, rank, size, depth)
+        return None if value is None else bool(value)
+
+    def _value(
+        self, node: ast.expr, scope: ast.AST, rank: int, size: int, depth: int
+    ) -> int | bool | None:
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, int) else None
+        if isinstance(node, ast.BinOp | ast.Compare):
+            compared = isinstance(node, ast.Compare)
+            if isinstance(node, ast.Compare):
+                if len(node.ops) != 1:
+                    return None
+                left, op, right = node.left, type(node.ops[0]), node.comparators[0]
+            else:
+                left, op, right = node.left, type(node.op), node.right
+            act = _COMPARE.get(op) if compared else _ARITHMETIC.get(op)
+            first, second = (self._value(n, scope, rank, size, depth) for n in (left, right))
+            if act is None or first is None or second is None:
+                return None
+            try:
+                return act(first, second)
+            except (ArithmeticError, TypeError):
+                return None
+        if isinstance(node, ast.Call) and (node.args or node.keywords):
+            return None  # get_rank(group) is the rank in that group
+        name = last_name(node).lstrip("_").lower().removeprefix("get_")
+        if name in ("rank", "global_rank", "world_rank", "ddp_rank", "process_index"):
+            return rank
+        if name in ("world_size", "num_processes"):
+            return size
+        if name in _FIRST:
+            return rank == 0
+        if isinstance(node, ast.Name) and depth < _DEPTH:
+            made = self._in(scope).get(node.id) or self._in(self.tree).get(node.id, [])
+            return self.holds(made[0], scope, rank, size, depth + 1) if len(made) == 1 else None
+        return None
 
     def _is_rank(self, value: ast.expr, scope: ast.AST, depth: int, anywhere: bool = False) -> bool:
         """Whether ``value`` is a rank's number, or true on some ranks only."""

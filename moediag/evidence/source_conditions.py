@@ -34,7 +34,8 @@ _ANONYMOUS = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictC
 class Sources:
     """The source files of a job's user code."""
 
-    def __init__(self, files: Mapping[str, str]) -> None:
+    def __init__(self, files: Mapping[str, str], world_size: int) -> None:
+        self._world_size = world_size
         self._files = {path: text for path, text in files.items() if isinstance(text, str)}
         self._parsed: dict[str, Source | None] = {}
 
@@ -47,7 +48,11 @@ class Sources:
             if frame.native or frame.file not in self._files:
                 continue
             source = self._source(frame.file)
-            here = source.conditions(frame.line, frame.function) if source is not None else None
+            here = (
+                source.conditions(frame.line, frame.function, self._world_size)
+                if source is not None
+                else None
+            )
             if here is None:
                 unusable[frame.name] = None
             else:
@@ -80,7 +85,9 @@ class Source:
             return None
         return cls(name, tree, text, RankNames(tree))
 
-    def conditions(self, line: int, function: str) -> tuple[Condition, ...] | None:
+    def conditions(
+        self, line: int, function: str, world_size: int = 0
+    ) -> tuple[Condition, ...] | None:
         """What decides whether ``line`` of ``function`` runs once that function is called,
         outermost first. None if the line is not in a function of that name: then this is not the
         source that ran."""
@@ -91,19 +98,19 @@ class Source:
         if function == "<lambda>":
             return ()  # it may have been called from anywhere
         try:
-            found = [*self._decorated(path[scope]), *self._around(path[scope:])]
+            found = [*self._decorated(path[scope]), *self._around(path[scope:], world_size)]
         except RecursionError:
             return None
         return tuple(found[-MOST:])
 
     # ------------------------------------------------------------------------ along the path
 
-    def _around(self, path: Sequence[ast.AST]) -> Iterator[Condition]:
+    def _around(self, path: Sequence[ast.AST], size: int) -> Iterator[Condition]:
         scope = path[0]
         for parent, child in itertools.pairwise(path):
-            yield from self._earlier_exits(parent, child, scope)
+            yield from self._earlier_exits(parent, child, scope, size)
             if isinstance(parent, ast.If | ast.While):
-                yield from self._branch(parent, child, scope)
+                yield from self._branch(parent, child, scope, size)
             elif isinstance(parent, ast.For | ast.AsyncFor) and child in parent.body:
                 if self.names.names_rank(parent.iter, scope, anywhere=True):
                     text = f"for {self._text(parent.target)} in {self._text(parent.iter)}"
@@ -124,32 +131,41 @@ class Source:
             yield from self._inline(path[-1], scope)
 
     def _branch(
-        self, parent: ast.If | ast.While, child: ast.AST, scope: ast.AST
+        self, parent: ast.If | ast.While, child: ast.AST, scope: ast.AST, size: int
     ) -> Iterator[Condition]:
         if _is_name_main(parent.test):
             return
         rank = self.names.names_rank(parent.test, scope)
         if isinstance(parent, ast.If):
             side = "under" if child in parent.body else "else"
-            yield self._condition(parent, parent.test, side, rank)
+            out = self._kept_out(parent.test, scope, size, when=side == "else")
+            yield replace(self._condition(parent, parent.test, side, rank), keeps_out=out)
         elif rank and child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank)
 
+    def _kept_out(self, test: ast.expr, scope: ast.AST, size: int, *, when: bool) -> frozenset[int]:
+        """The ranks on which ``test`` is certainly ``when``."""
+        return frozenset(
+            rank for rank in range(size) if self.names.holds(test, scope, rank, size) is when
+        )
+
     def _earlier_exits(
-        self, parent: ast.AST, child: ast.AST, scope: ast.AST
+        self, parent: ast.AST, child: ast.AST, scope: ast.AST, size: int
     ) -> Iterator[Condition]:
         """Conditions under which a rank left before it came to ``child``."""
-        for block in _blocks(parent):
-            if child not in block:
-                continue
-            for earlier in block[: block.index(child)]:
-                if not isinstance(earlier, ast.If):
-                    continue
+        before = (
+            earlier
+            for block in _blocks(parent)
+            if child in block
+            for earlier in block[: block.index(child)]
+        )
+        for earlier in before:
+            if isinstance(earlier, ast.If) and self.names.names_rank(earlier.test, scope):
                 for branch, side in ((earlier.body, "after"), (earlier.orelse, "after-else")):
-                    way = _leaves(branch)
-                    if way and self.names.names_rank(earlier.test, scope):
+                    if way := _leaves(branch):
                         made = self._condition(earlier, earlier.test, side, True)
-                        yield replace(made, leaves=way)
+                        out = self._kept_out(earlier.test, scope, size, when=side == "after")
+                        yield replace(made, leaves=way, keeps_out=out)
 
     def _inline(self, statement: ast.stmt, scope: ast.AST) -> Iterator[Condition]:
         """``f() if rank == 0 else g()`` and ``rank == 0 and f()`` in a statement itself."""

@@ -113,21 +113,16 @@ class RankNames:
     ) -> int | bool | None:
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, int) else None
-        if isinstance(node, ast.BinOp | ast.Compare):
-            compared = isinstance(node, ast.Compare)
-            if isinstance(node, ast.Compare):
-                if len(node.ops) != 1:
-                    return None
-                left, op, right = node.left, type(node.ops[0]), node.comparators[0]
-            else:
-                left, op, right = node.left, type(node.op), node.right
-            act = _COMPARE.get(op) if compared else _ARITHMETIC.get(op)
+        act: Callable[[int, int], int] | None = None
+        if isinstance(node, ast.BinOp):
+            left, act, right = node.left, _ARITHMETIC.get(type(node.op)), node.right
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            left, act, right = node.left, _COMPARE.get(type(node.ops[0])), node.comparators[0]
+        if act is not None:
             first, second = (self._value(n, scope, rank, size, depth) for n in (left, right))
-            if act is None or first is None or second is None:
-                return None
             try:
-                return act(first, second)
-            except (ArithmeticError, TypeError):
+                return None if first is None or second is None else act(first, second)
+            except ArithmeticError:
                 return None
         if isinstance(node, ast.Call) and (node.args or node.keywords):
             return None  # get_rank(group) is the rank in that group

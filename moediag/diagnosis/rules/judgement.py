@@ -59,8 +59,10 @@ def how_sure(facts: Facts) -> Confidence:
     found = facts.blame
     if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
         return Confidence.MEDIUM
-    if found.basis == "gone" and facts.divergence is not None and len(facts.divergence.calls) == 2:
-        return Confidence.MEDIUM  # one against one: the other may have made an extra call
+    d = facts.divergence
+    if found.basis == "gone" and d is not None and 2 * len(d.absent) == len(d.calls):
+        # As many against as many: the others may have made an extra call.
+        return Confidence.LOW if set(d.ended) == set(d.absent) else Confidence.MEDIUM
     if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
         return Confidence.MEDIUM
     complete = all(

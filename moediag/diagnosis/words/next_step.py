@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import COMPUTES, HOLDS_GIL, LOADS_DATA, STOPPED
@@ -86,18 +86,17 @@ def _diverged(divergence: Divergence, found: Sequence[Standing]) -> str:
         return f"Make the sizes equal on all ranks, or pad them: {_sites(calls, _size)}."
     if divergence.kind == "splits":
         return f"Make what each rank sends match what the other expects, at {_lines(calls)}."
-    if divergence.kind == "parameters":
-        return ""
-    word = {"dtype": "dtype", "reduce": "reduction", "root": "root"}[divergence.kind]
-    look = {"dtype": _dtype, "reduce": _reduction, "root": _root}[divergence.kind]
-    return f"Use one {word} in {op} on all ranks: {_sites(calls, look)}."
+    if divergence.kind in _VALUES:
+        word, look = _VALUES[divergence.kind]
+        return f"Use one {word} in {op} on all ranks: {_sites(calls, look)}."
+    return ""
 
 
-def _sites(calls: Mapping[int, Collective], look: object = None) -> str:
+def _sites(calls: Mapping[int, Collective], look: Callable[[Collective], str] | None = None) -> str:
     """``all_reduce at train.py:9 on rank 0, barrier at train.py:12 on ranks 1, 2``."""
     told: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
-        text = look(call) if callable(look) else call.op
+        text = look(call) if look is not None else call.op
         told.setdefault(f"{text}{_at(call)}", []).append(rank)
     return ", ".join(f"{text} on {ranks(who)}" for text, who in first_few(told.items()))
 
@@ -115,16 +114,11 @@ def _size(call: Collective) -> str:
     return plural(call.numel_in or call.numel_out, "element")
 
 
-def _dtype(call: Collective) -> str:
-    return call.dtype
-
-
-def _reduction(call: Collective) -> str:
-    return call.reduce or "none"
-
-
-def _root(call: Collective) -> str:
-    return f"rank {call.peer}"
+_VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
+    "dtype": ("dtype", lambda call: call.dtype),
+    "reduce": ("reduction", lambda call: call.reduce or "none"),
+    "root": ("root", lambda call: f"rank {call.peer}"),
+}
 
 
 # ------------------------------------------------------------------------ by what ranks do

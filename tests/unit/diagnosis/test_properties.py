@@ -265,7 +265,8 @@ def test_a_skipped_call_is_found(
         elif len(divergence.calls) > 2:
             assert culprits == (rank,)
     if divergence.kind == "missing":
-        assert culprits == (rank,) and divergence.position == len(same) - 1
+        assert divergence.position == len(same) - 1
+        assert culprits == (rank,) or len(divergence.calls) == 2
 
 
 @QUICK
@@ -314,4 +315,6 @@ def test_a_rank_that_ends_early_is_found(
     if evidence.stall is None:
         return
     assert divergence is not None
-    assert (divergence.kind, divergence.absent, culprits) == ("missing", (rank,), (rank,))
+    assert (divergence.kind, divergence.absent) == ("missing", (rank,))
+    # Of two ranks, the other one may have made a call too many, unless it is a repeated one.
+    assert culprits == (rank,) or (culprits == () and len(divergence.calls) == 2)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from moediag.evidence import window
+from moediag.evidence import one_job, window
 from moediag.evidence.flight_dump import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import (
     COMPLETED_THERE,
@@ -20,6 +20,7 @@ from moediag.evidence.model import (
     Group,
     RankEvidence,
 )
+from moediag.evidence.one_job import Reach
 
 POINT_TO_POINT = ("send", "recv")
 Name = tuple[int, str]  # a rank, and its name of a group
@@ -38,10 +39,10 @@ class Recorded:
     backend: str
     #: Calls that did not become objects, because all ranks agree on them.
     left_out: int = 0
-    #: Time of the youngest call, in nanoseconds.
-    last: int = 0
     #: The dumps tell which calls completed.
     tracked: bool = True
+    #: Ranks whose dump is older than the others', with the proof: the job still moved.
+    older: Mapping[int, str] = field(default_factory=dict)
     not_seen: tuple[str, ...] = ()
 
 
@@ -68,13 +69,19 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     groups = _groups(dumps, world_size)
     lost: list[str] = []
     usable = _without_unaligned(dumps, groups, lost)
-    tracked = any(COMPLETED in dump.state or dump.open_only for dump in dumps.values())
+    reached = _reached(dumps, groups, usable)
+    _find_open_only(dumps)
+    tracked = any(map(_tracks, dumps.values()))
     tracked = tracked or all(len(dump.kind) < 3 for dump in dumps.values())
     if not tracked:
         lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
     chosen = window.choose(dumps, keys, tracked)
-    ranks = {rank: _rank(rank, dump, groups, chosen, lost, tracked) for rank, dump in dumps.items()}
+    settled = _settled(dumps, groups, reached)
+    ranks = {
+        rank: _rank(rank, dump, groups, chosen, settled[rank], lost, tracked)
+        for rank, dump in dumps.items()
+    }
     backends = sorted(dump.backend for dump in dumps.values() if dump.backend)
     return Recorded(
         ranks,
@@ -82,7 +89,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         max(backends, key=backends.count, default=""),
         left_out=sum(len(d.kind) for d in dumps.values())
         - sum(len(seen.collectives) for seen in ranks.values()),
-        last=max((dump.created[-1] for dump in dumps.values() if dump.created), default=0),
+        older=_older(dumps, groups, reached) if tracked else {},
         tracked=tracked,
         not_seen=tuple(dict.fromkeys(lost)),
     )
@@ -93,10 +100,14 @@ def _rank(
     dump: Dump,
     groups: Mapping[Name, Group],
     chosen: window.Chosen,
+    settled: Mapping[str, int],
     lost: list[str],
     tracked: bool,
 ) -> RankEvidence:
     not_seen = []
+    if dump.contradicts:
+        text = f"rank {rank}: its calls (pg_status counts incomplete calls, the dump lists none)"
+        return RankEvidence(rank, not_seen=(text,))
     if dump.unreadable:
         not_seen.append(f"rank {rank}: {dump.unreadable} unreadable entries of its dump")
     if not dump.recording:
@@ -113,7 +124,24 @@ def _rank(
         versions={dump.backend: dump.library} if dump.library and dump.backend else {},
         not_seen=tuple(not_seen),
         counts_apart=True,
+        settled=settled,
+        open_only=dump.open_only,
     )
+
+
+def _find_open_only(dumps: Mapping[int, Dump]) -> None:
+    """Marks dumps that left completed calls out. A ring buffer that has wrapped is full, so rings
+    of one job then have one length."""
+    late = [d for d in dumps.values() if d.wrapped and COMPLETED not in d.state]
+    if len({len(dump.kind) for dump in late}) > 1:
+        for dump in late:
+            dump.open_only = True
+
+
+def _tracks(dump: Dump) -> bool:
+    """Whether the dump tells which calls completed; if none did, ``pg_status`` says so too."""
+    none_did = bool(dump.status) and not any(done for _, done in dump.status.values())
+    return COMPLETED in dump.state or dump.open_only or none_did
 
 
 def _calls(
@@ -192,6 +220,81 @@ def _groups(dumps: Mapping[int, Dump], world_size: int) -> dict[Name, Group]:
                 shared = f"{of_rank[first][place]}@{first}" if by_order else name
                 backend = dumps[rank].backend
                 found[rank, name] = Group(shared, ranks, _axis(desc), label, backend)
+    return found
+
+
+# ------------------------------------------------------------------------ how far each rank got
+
+
+def _reached(
+    dumps: Mapping[int, Dump],
+    groups: Mapping[Name, Group],
+    usable: Mapping[int, frozenset[str]],
+) -> dict[Key, dict[int, Reach]]:
+    """By group and rank, for the ranks whose dump has collectives of the group."""
+    found: dict[Key, dict[int, Reach]] = defaultdict(dict)
+    for rank, dump in dumps.items():
+        collective = [
+            kind.group if kind.op not in POINT_TO_POINT and kind.group in usable[rank] else ""
+            for kind in dump.kinds
+        ]
+        end: dict[str, int] = {}
+        first: dict[str, int] = {}
+        last_done: dict[str, int] = {}
+        for row, number in enumerate(dump.kind):
+            name = collective[number]
+            if not name:
+                continue
+            position = end[name] = dump.position[row]
+            if dump.state[row] == COMPLETED:
+                last_done[name] = row
+                first.pop(name, None)
+            elif name not in first:
+                first[name] = position
+        for name, position in end.items():
+            row = last_done.get(name, -1)
+            op = dump.kinds[dump.kind[row]].op if row >= 0 else ""
+            found[_key(groups[rank, name])][rank] = Reach(
+                position + 1, first.get(name, position + 1), op in one_job.NEED_ALL
+            )
+    return found
+
+
+def _settled(
+    dumps: Mapping[int, Dump], groups: Mapping[Name, Group], reached: Mapping[Key, Mapping[int, Reach]]
+) -> dict[int, dict[str, int]]:
+    """By rank and shared name, the calls of groups that have none in the rank's dump.
+
+    ``pg_status`` tells them, if all completed. It may count sends and receives; then it does not fit
+    between the other members' calls, and nothing is known but that no call is open.
+    """
+    found: dict[int, dict[str, int]] = {}
+    for rank, dump in dumps.items():
+        found[rank] = {}
+        for name in dump.groups:
+            key = _key(groups[rank, name])
+            others = reached.get(key, {})
+            issued, completed = dump.status.get(name, (-1, -1))
+            if rank in others or issued != completed:
+                continue
+            low = min((one.completed for one in others.values()), default=0)
+            high = min((one.issued for one in others.values()), default=issued)
+            if max(0, low - 1) <= issued <= high:
+                found[rank][key[0]] = issued
+            elif dump.open_only:
+                found[rank][key[0]] = 0
+    return found
+
+
+def _older(
+    dumps: Mapping[int, Dump], groups: Mapping[Name, Group], reached: Mapping[Key, Mapping[int, Reach]]
+) -> dict[int, str]:
+    """Ranks whose dump was written before the others', with the proof."""
+    labels = {_key(group): group.label for group in groups.values()}
+    found: dict[int, str] = {}
+    for key, of_rank in reached.items():
+        if dumps[next(iter(of_rank))].backend != "gloo":
+            found = one_job.older(labels[key], of_rank) | found
     return found
 
 

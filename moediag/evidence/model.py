@@ -198,6 +198,10 @@ class RankEvidence:
     last_lines: tuple[str, ...] = ()
     #: Collectives and point-to-point calls have positions of their own.
     counts_apart: bool = False
+    #: Group -> its calls so far, where none was recorded and all completed.
+    settled: Mapping[str, int] = field(default_factory=dict)
+    #: Only incomplete calls were recorded.
+    open_only: bool = False
     #: State letter of its main thread in /proc when evidence was collected (T: stopped), or "".
     os_state: str = ""
 
@@ -218,6 +222,8 @@ class Stall:
     #: Ranks that waited inside a collective.
     waiting: tuple[int, ...]
     elsewhere: tuple[int, ...] = ()
+    #: False: ranks wait, and nothing shows for how long.
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +264,8 @@ class Evidence:
     watched: bool = False
     #: Processes that the kernel killed for memory on this machine meanwhile, None if not counted.
     oom_kills: int | None = None
+    #: A sentence: why the evidence is not of one job. Nothing else is known then.
+    mixed: str = ""
     #: Of a watched job on several nodes.
     nodes: tuple[Node, ...] = ()
     #: Mesh axis -> size as requested, outermost first; empty without a trial.

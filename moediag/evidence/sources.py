@@ -41,8 +41,11 @@ class Found:
     exits: dict[int, ExitStatus] = field(default_factory=dict)
     #: The ranks that died first.
     first: tuple[int, ...] = ()
-    #: When the dumps' files were last written, in seconds of the wall clock.
-    written: float = 0.0
+    #: When the dumps were written, in seconds of the wall clock; None: not known. A file's own time
+    #: says nothing, because files are copied.
+    taken_at: float | None = None
+    #: Every rank with two different dumps waits in the same call in both: the job stood still.
+    stood: bool = False
     #: Number of files that were understood.
     files: int = 0
     #: Each file that was not, with the reason.
@@ -136,7 +139,6 @@ class _Collector:
             self.of_nobody.append((path, "a Flight Recorder dump"))
             return
         self.found.files += 1
-        self.found.written = max(self.found.written, path.stat().st_mtime)
         older = self.found.dumps.get(rank)
         if older is not None:
             young = _worth(dump) > _worth(older)

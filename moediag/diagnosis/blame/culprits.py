@@ -135,10 +135,12 @@ def _skipped(
 
 
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
-    """The absent ranks, or the few that make an extra call where most finished normally."""
+    """The absent ranks, or the few that make an extra call where most finished normally. Dumps do
+    not show how a rank ended: where most ranks are absent, nobody is named."""
     gone = divergence.absent
-    peaceful = divergence.inferred or set(gone) == set(divergence.ended)
-    if peaceful and len(gone) > len(calls):
+    if len(gone) > len(calls) and divergence.inferred:
+        return Blame()
+    if len(gone) > len(calls) and set(gone) == set(divergence.ended):
         return Blame(tuple(sorted(calls)), "majority")
     starved = tuple(
         s

@@ -1,77 +1,65 @@
-"""``python -m bench.labelled [SEEDS] [FIRST] [RING]``: counts answers on simulated jobs with a
-known fault.
-
-Right: exactly the injected rank is named. None: no rank is named. Wrong: another rank is named.
-This is for tuning. The unit tests use seed 11 and small seeds; use others (FIRST 100, for example)
-for cases that were not used. Seeds from TESTING on are for ``bench.accuracy`` only.
-"""
+"""``python -m bench.labelled [DIMENSION…]``: counts answers on simulated jobs in each dimension and
+lists the cases that are not right. This is for tuning: seeds from TESTING on and other layouts are
+for ``bench.accuracy`` only. The unit tests use seed 11 and small seeds; use others (``--first``)
+for cases that were not used."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-import time
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from bench import jobs
-from moediag.diagnosis import diagnose
-from moediag.evidence import flight_dump, foreign
-from moediag.evidence.sources import Found
-from moediag.result import Verdict
+from bench.accuracy import simulated
+from bench.accuracy.counting import Outcome, outcome
 
-TESTING = 2000
-LAYOUTS = (
-    (jobs.Layout(2, 4, 2, 2), 2, 2),
-    (jobs.Layout(4, 2, 2, 2), 3, 2),
-    (jobs.Layout(1, 8, 2, 4), 2, 3),
-    (jobs.Layout(2, 2, 4, 2), 4, 1),
-    (jobs.Layout(1, 16, 1, 4), 2, 2),
-    (jobs.Layout(4, 4, 2, 4), 2, 4),
-    (jobs.Layout(2, 8, 4, 4), 2, 2),
-)
+GOOD = (Outcome.RIGHT, Outcome.QUIET, Outcome.ABSTAINED)
 
 
-def answers(seeds: range, ring: int = 2000) -> tuple[dict[str, Counter[str]], float, int]:
-    """Returns (answers of each kind by fault, seconds of diagnosis, calls read)."""
-    found: dict[str, Counter[str]] = {}
-    seconds, calls = 0.0, 0
-    for layout, micro_batches, layers in LAYOUTS:
-        base = jobs.healthy(layout, 5, micro_batches, layers)
-        for fault in ("none", *jobs.FAULTS):
-            for seed in seeds if fault != "none" else (0,):
-                try:
-                    job = base if fault == "none" else jobs.faulty(base, fault, seed)
-                except ValueError:
-                    continue
-                raw = dict(jobs.dumps(job, ring=ring))
-                began = time.process_time()
-                dumps = {rank: flight_dump.read(one) for rank, one in raw.items()}
-                answer = diagnose(foreign.evidence(Found(dumps=dumps, files=len(dumps))))
-                seconds += time.process_time() - began
-                calls += sum(len(dump.kind) for dump in dumps.values())
-                healthy = fault == "none" and answer.verdict == Verdict.CLEAN
-                right = healthy or (fault != "none" and answer.culprits == job.culprits)
-                kind = (
-                    "right" if right else "wrong" if answer.culprits or fault == "none" else "none"
-                )
-                found.setdefault(fault, Counter())[kind] += 1
-    return found, seconds, calls
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.labelled", description=__doc__)
+    parser.add_argument("dimension", nargs="*", help="only those whose name contains this")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N")
+    parser.add_argument("--first", type=int, default=100, metavar="SEED")
+    parser.add_argument("--layouts", type=int, default=3, metavar="N", help="of the seven")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the dumps of wrong answers")
+    return parser.parse_args()
 
 
 def main() -> None:
-    count, first, ring = ([int(a) for a in sys.argv[1:]] + [4, 100, 2000][len(sys.argv) - 1 :])[:3]
-    if first + count > TESTING:
-        sys.exit(f"seeds from {TESTING} on are kept for `make accuracy`")
-    found, seconds, calls = answers(range(first, first + count), ring)
-    table = Table(title=f"simulated jobs of 16 to 64 ranks, seeds from {first}, ring of {ring}")
-    for column in ("fault", "right", "nobody named", "wrong"):
-        table.add_column(column)
-    for fault, kinds in found.items():
-        table.add_row(fault, *(str(kinds[kind]) for kind in ("right", "none", "wrong")))
-    Console().print(table)
-    Console().print(f"{calls:,} calls diagnosed in {seconds:.1f} s of CPU, without reading files")
+    options = arguments()
+    seeds = range(options.first, options.first + options.seeds)
+    if seeds.stop > simulated.TESTING:
+        sys.exit(f"seeds from {simulated.TESTING} on are kept for `make accuracy`")
+    words = options.dimension or [""]
+    chosen = [d for d in jobs.DIMENSIONS if any(word in d.name for word in words)]
+    console = Console()
+    found: dict[str, Counter[Outcome]] = {d.name: Counter() for d in chosen}
+    for case in simulated.cases(seeds, simulated.LAYOUTS[: options.layouts], chosen):
+        folder = case.folder()
+        if folder is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="moediag-labelled-") as place:
+            answer = simulated.ours(folder.write(Path(place)))
+        kind = outcome(case.truth(folder), answer)
+        found[case.dimension.name][kind] += 1
+        if kind not in GOOD:
+            layout = case.spec[0]
+            console.print(f"{kind.value}: {case.name}: {layout}, culprits {folder.job.culprits}, "
+                          f"answer {answer.verdict} {answer.culprits}: {answer.text}")  # fmt: skip
+            if options.keep:
+                name = f"{layout.world}-{case.name}".replace(": ", "-").replace(", ", "-")
+                folder.write(options.keep / name.replace(" ", "_"))
+    shown = [kind for kind in Outcome if any(kinds[kind] for kinds in found.values())]
+    table = Table("dimension", *(kind.value for kind in shown), title=f"seeds from {seeds.start}")
+    for name, kinds in found.items():
+        table.add_row(name, *(str(kinds[kind] or "") for kind in shown))
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import moediag
 from bench.accuracy import page, simulated, victims
 from bench.accuracy.counting import Outcome
 from bench.accuracy.frtrace import TorchFrTrace
-from bench.labelled import TESTING
 from tests.victims.table import VICTIMS, Victim
 
 REPORT = Path(__file__).parents[2] / "reports" / "accuracy.md"
@@ -48,11 +47,6 @@ def of_victim(victim: Victim, tool: TorchFrTrace, folder: Path) -> page.Judged:
     return page.Judged(victims.truth(victim), answers)
 
 
-def of_case(case: simulated.Case, tool: TorchFrTrace, folder: Path) -> page.Judged:
-    ours, theirs = simulated.answers(case, tool, folder)
-    return page.Judged(case.truth, {page.MOEDIAG: ours, page.FRTRACE: theirs}, case.fault)
-
-
 def head(command: list[str]) -> str:
     when = datetime.now(timezone.utc).date().isoformat()
     return (
@@ -74,7 +68,7 @@ def main() -> None:
     real: list[page.Judged] = []
     made: list[page.Judged] = []
     chosen = [v for v in VICTIMS if not options.victim or v.name in options.victim]
-    seeds = range(TESTING, TESTING + options.seeds)
+    seeds = range(simulated.TESTING, simulated.TESTING + options.seeds)
     with TorchFrTrace() as tool:
         for victim in chosen if not options.no_victims else ():
             with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as folder:
@@ -82,10 +76,13 @@ def main() -> None:
             told = {name: real[-1].outcome(name).value for name in real[-1].answers}
             progress.print(f"{victim.name}: {told}")
         for case in simulated.cases(seeds) if not options.no_simulated else ():
-            with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as folder:
-                made.append(of_case(case, tool, Path(folder)))
+            folder = case.folder()
+            if folder is None:
+                continue
+            with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as place:
+                made.append(simulated.judged(case, folder, tool, Path(place)))
             if made[-1].outcome(page.MOEDIAG) not in (Outcome.RIGHT, Outcome.QUIET):
-                progress.print(f"{case.truth}: {made[-1].answers[page.MOEDIAG]}")
+                progress.print(f"{case.name}: {made[-1].outcome(page.MOEDIAG).value}")
     console = Console()
     if real:
         show(console, "victims, real jobs on gloo", page.of_victims(real))

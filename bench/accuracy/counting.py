@@ -11,13 +11,15 @@ from enum import Enum
 @dataclass(frozen=True)
 class Truth:
     """The correct answer of one case: any of ``verdicts``, exactly ``culprits``, one of ``lines``
-    (``file.py:42``) if there are any, and ``says`` in the cause."""
+    (``file.py:42``) if there are any, and ``says`` in the cause. Not ``decidable``: the evidence
+    may be too thin, so to name nobody is right, too."""
 
     name: str
     verdicts: tuple[str, ...]
     culprits: tuple[int, ...] = ()
     lines: tuple[str, ...] = ()
     says: str = ""
+    decidable: bool = True
 
     @property
     def healthy(self) -> bool:
@@ -48,7 +50,9 @@ class Outcome(Enum):
     REFUSED = "could not"
     MISSED = "missed"
     UNDECIDED = "undecided"
+    ABSTAINED = "nobody named, rightly"
     NOBODY = "nobody named"
+    SOME = "only some culprits named"
     OTHERS = "other ranks named"
     CLASS = "other class"
     LINE = "line not named"
@@ -64,10 +68,15 @@ def outcome(truth: Truth, answer: Answer) -> Outcome:
         return Outcome.REFUSED
     if truth.healthy:
         return Outcome.FALSE_ALARM if answer.alarm else Outcome.QUIET
+    undecided = answer.alarm or answer.verdict == "inconclusive"
+    if not truth.decidable and not answer.culprits and undecided:
+        return Outcome.ABSTAINED
     if not answer.alarm:
         return Outcome.UNDECIDED if answer.verdict == "inconclusive" else Outcome.MISSED
-    if sorted(answer.culprits) != sorted(truth.culprits):
-        return Outcome.OTHERS if answer.culprits else Outcome.NOBODY
+    if not answer.culprits and truth.culprits:
+        return Outcome.NOBODY
+    if set(answer.culprits) != set(truth.culprits):
+        return Outcome.SOME if set(answer.culprits) < set(truth.culprits) else Outcome.OTHERS
     if answer.verdict is not None and answer.verdict not in truth.verdicts:
         return Outcome.CLASS
     if answer.has_lines and not names_one(truth.lines, answer.text):

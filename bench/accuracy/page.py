@@ -13,11 +13,14 @@ MOEDIAG, FRTRACE, HELPED, DETAIL = "moediag", "torchfrtrace", "torchfrtrace, hel
 
 @dataclass(frozen=True)
 class Judged:
-    """One case with the answers of the tools, by name."""
+    """One case with the answers of the tools, by name. Counted by ``kind`` of fault and by
+    ``dimension``. ``seen``: rules were tuned on this layout."""
 
     truth: Truth
     answers: Mapping[str, Answer]
-    kind: str = ""  # of fault, to count by
+    kind: str = ""
+    dimension: str = ""
+    seen: bool = True
 
     def outcome(self, tool: str) -> Outcome:
         return outcome(self.truth, self.answers[tool])
@@ -165,7 +168,7 @@ The programs are in `tests/victims/jobs.py`, the correct answers in `tests/victi
 _SIMULATED = """\
 Megatron-like schedules over pipeline, data, tensor and expert groups, 16 to
 1,024 ranks, one fault on one rank per job, with all records or only the last 60 of each rank
-(`bench/jobs.py`). Both tools read the same files. `running` are healthy jobs dumped while they
+(`bench/jobs/`). Both tools read the same files. `running` are healthy jobs dumped while they
 ran, `none` healthy jobs that ended.
 
 Tuning and testing are separate: rules were tuned on seeds below 2,000 of seven layouts (`python -m

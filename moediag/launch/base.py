@@ -10,7 +10,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from moediag import protocol
@@ -71,12 +70,7 @@ class Launcher(ABC):
     def __enter__(self) -> Launcher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:  # noqa: B027 - not every launcher keeps something

@@ -48,7 +48,7 @@ class Block:
         self.routed: Optional[Tuple[Any, int]] = None  # indices and size of its last top-k
 
 
-class Carried:
+class CarriedParameters:
     """The FSDP group whose collective is being issued: interned names (JSON) and sizes."""
 
     __slots__ = ("carries", "module", "of", "phase", "sizes")
@@ -91,7 +91,7 @@ class ThreadState(threading.local):
     def __init__(self) -> None:
         self.inside = False  # in a recorded call; nested calls belong to the same operation
         self.blocks: List[Block] = []
-        self.carried: Optional[Carried] = None
+        self.carried: Optional[CarriedParameters] = None
         self.coalescing: Optional[List[int]] = None
         self.fsdp_group: Any = None  # the FSDPParamGroup whose method is running
 

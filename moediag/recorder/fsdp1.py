@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Optional
 
 import torch
 
-from moediag.recorder.core import ByObject, Carried, Recorder
+from moediag.recorder.core import ByObject, CarriedParameters, Recorder
 from moediag.recorder.modules import clean
 
 WATCHER = "FSDP1 parameters"
@@ -33,7 +33,7 @@ def install(recorder: Recorder) -> None:
 class Fsdp1:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._known = ByObject()  # handle -> (number of observed roots, phase) -> Carried
+        self._known = ByObject()  # handle -> (number of observed roots, phase) -> CarriedParameters
 
     def carrying(self, original: Any) -> Callable[..., Any]:
         """Wraps a function (state, handle, ...) that issues the handle's collectives."""
@@ -57,11 +57,11 @@ class Fsdp1:
         function.__name__ = getattr(original, "__name__", "function")
         return function
 
-    def _describe(self, handle: Any) -> Optional[Carried]:
+    def _describe(self, handle: Any) -> Optional[CarriedParameters]:
         recorder = self._recorder
         phase = self._phase(handle)
         key = (len(recorder.roots), phase)
-        of_handle: Dict[Any, Carried] = self._known.setdefault(handle, {})
+        of_handle: Dict[Any, CarriedParameters] = self._known.setdefault(handle, {})
         known = of_handle.get(key)
         if known is None:
             flat = handle.flat_param
@@ -70,7 +70,9 @@ class Fsdp1:
             names = recorder.log.names(tuple(clean(prefix + fqn) for fqn in flat._fqns))
             shapes = [torch.Size(shape).numel() for shape in flat._shapes]
             sizes = "[" + ",".join(map(str, shapes)) + "]"
-            known = of_handle[key] = Carried(json.dumps(module), phase, names, names, sizes)
+            known = of_handle[key] = CarriedParameters(
+                json.dumps(module), phase, names, names, sizes
+            )
         return known
 
     def _phase(self, handle: Any) -> str:

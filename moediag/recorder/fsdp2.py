@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import torch
 
-from moediag.recorder.core import ByObject, Carried, Recorder
+from moediag.recorder.core import ByObject, CarriedParameters, Recorder
 from moediag.recorder.modules import clean
 
 WATCHER = "FSDP2 parameters"
@@ -93,7 +93,7 @@ class Fsdp2:
         function.__name__ = getattr(original, "__name__", "function")
         return function
 
-    def _describe(self, group: Any, carried: Any) -> Carried:
+    def _describe(self, group: Any, carried: Any) -> CarriedParameters:
         by_roots = self._known.setdefault(group, {})
         roots = len(self._recorder.roots)
         if roots not in by_roots:
@@ -107,7 +107,7 @@ class Fsdp2:
             names = tuple(self._fqn(parameter) for parameter in carried)
             sizes = "[" + ",".join(str(_numel(parameter)) for parameter in carried) + "]"
             wire = sets[ids] = (self._recorder.log.names(names), sizes)
-        return Carried(module, self._phase(group), wire[0], of, wire[1])
+        return CarriedParameters(module, self._phase(group), wire[0], of, wire[1])
 
     def _learn(self, group: Any) -> Tuple[str, str, Dict[Any, Tuple[str, str]]]:
         names = tuple(self._fqn(parameter) for parameter in group.fsdp_params)

@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 
 def test_torchfrtrace_and_moediag_read_the_same_dumps(tmp_path: Path) -> None:
     """Compares both tools where one of three ranks makes a different call, and on a healthy job."""
-    base = jobs.healthy(jobs.Layout(dp=3), 3)
-    faulty = simulated.Case(jobs.faulty(base, "op", 12), "op", 12, 2000)
-    healthy = simulated.Case(base, "none", 0, 2000)
+    spec = (jobs.Layout(dp=3), 2, 2)
+    timed = jobs.DIMENSIONS[0]
+    cases = [simulated.Case(timed, spec, *what) for what in (("op", 12), ("none", 0))]
     with TorchFrTrace() as tool:
         judged = [
-            page.Judged(case.truth, dict(zip((page.MOEDIAG, page.FRTRACE), answers, strict=True)))
-            for case in (faulty, healthy)
-            if (answers := simulated.answers(case, tool, tmp_path))
+            simulated.judged(case, folder, tool, tmp_path)
+            for case in cases
+            if (folder := case.folder())
         ]
     wrong, quiet = judged
     assert wrong.outcome(page.MOEDIAG) is Outcome.RIGHT

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from moediag.campaign.bisect.search.rates import Rate
@@ -39,12 +38,7 @@ class State:
     def __enter__(self) -> State:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.journal.close()
 
     @property

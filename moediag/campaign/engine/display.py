@@ -17,8 +17,6 @@ from moediag.pipeline.observer import Silent
 from moediag.result import wording
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rich.console import Console, Group
 
 
@@ -209,13 +207,8 @@ class Live(Display):
         self.display.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.display.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self.display.__exit__(None, None, None)
 
     def stack(self, key: str, text: str, fraction: float | None) -> None:
         if fraction is not None and fraction >= 1:

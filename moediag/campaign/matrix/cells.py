@@ -222,7 +222,3 @@ def disagree(found: Sequence[Cell]) -> bool:
 def ordered(versions: Iterable[str]) -> tuple[str, ...]:
     """Returns each version once, oldest first."""
     return tuple(sorted(set(versions), key=Version))
-
-
-def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
-    return {cell.key: cell for cell in cells}

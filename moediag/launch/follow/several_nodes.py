@@ -17,7 +17,7 @@ from moediag.evidence.model import Stall
 from moediag.launch import signals
 from moediag.launch.base import Running
 from moediag.launch.follow.supervise import Supervisor
-from moediag.launch.nodes.other_nodes import Together
+from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.nodes.rendezvous import job_of
 from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
@@ -31,7 +31,7 @@ AFTER_DEATH = 5.0  # seconds that ranks here get to fail by themselves after a d
 class NodesSupervisor(Supervisor):
     """Follows the ranks of this node. ``options.job`` is the run's token, the same on all nodes."""
 
-    # Read by Together; unlike a watched job, a trial needs no Patience.
+    # Read by OtherNodes; unlike a watched job, a trial needs no Patience.
     work: Mapping[int, str] = {}
     looked = True
 
@@ -46,7 +46,7 @@ class NodesSupervisor(Supervisor):
     ) -> None:
         super().__init__(running, trial, folder, ranks, options, on_progress)
         job = job_of(options.job, trial.name)
-        self.nodes = Together(folder, options.shared, options.silence)
+        self.nodes = OtherNodes(folder, options.shared, options.silence)
         self.nodes.join(job, options.node_rank, trial.world_size)
         self.on_device: frozenset[int] = frozenset()
         self._held: tuple[tuple[tuple[int, int], ...], Stall] | None = None

@@ -21,7 +21,7 @@ from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.seen import status_of
 from moediag.launch.follow.supervise import NATIVE, Supervisor
-from moediag.launch.nodes.other_nodes import Together
+from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.rank_sample import RankSample
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
@@ -80,7 +80,7 @@ class JobSupervisor(Supervisor):
         self._loads: Mapping[str, Sequence[int]] = {}
         self._loads_read = 0.0
         self.patience = Patience(self.watchdog, options.patience, self._stacks)
-        self.nodes = Together(folder, shared, options.silence)
+        self.nodes = OtherNodes(folder, shared, options.silence)
 
     def run(self, kind: str) -> LaunchRecord:
         """Returns the record of the attempt. After a failure, fetches the other nodes' evidence."""

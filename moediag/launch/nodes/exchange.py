@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.shared_folder import SharedFolder
 from moediag.launch.nodes.status import Pulse
 
 PERIOD = 0.5  # seconds between two pulses of a job on a few nodes
@@ -30,8 +30,8 @@ class Heard:
 class Exchange:
     """Sends our pulse and reads the others'. ``into``: the folder for other nodes' evidence."""
 
-    def __init__(self, mailbox: Mailbox, own: Pulse, evidence: Path, into: Path) -> None:
-        self.mailbox = mailbox
+    def __init__(self, shared: SharedFolder, own: Pulse, evidence: Path, into: Path) -> None:
+        self.shared = shared
         self.error = ""
         self._own = own
         self._evidence = evidence
@@ -76,7 +76,7 @@ class Exchange:
     def want(self) -> None:
         """Requests fetching the others' evidence, now and whenever they publish more."""
         self._wanted = True
-        self.mailbox.want()
+        self.shared.want()
         self._wake.set()
 
     @property
@@ -108,7 +108,7 @@ class Exchange:
                 self._turn()
                 self.error = ""
             except OSError as error:
-                self.error = f"{error.filename or self.mailbox.folder} {error.strerror or error}"
+                self.error = f"{error.filename or self.shared.folder} {error.strerror or error}"
             except Exception as error:
                 self.error = repr(error)
             if over:
@@ -120,15 +120,15 @@ class Exchange:
         with self._lock:
             asked, own = self._asked, self._own
         if asked > own.published:
-            left = self.mailbox.publish(self._evidence, asked)
+            left = self.shared.publish(self._evidence, asked)
             self.say(published=asked)
             with self._lock:
                 self._left_out += [f"{name} was not given to the other nodes" for name in left]
-        pulses = self.mailbox.pulses()
+        pulses = self.shared.pulses()
         self._nodes = self._nodes if pulses is None else len(pulses)
         for pulse in (pulses or ()) if self._wanted else ():
             if pulse.published > self._fetched.get(pulse.key, 0):
-                left = self.mailbox.fetch(pulse.key, pulse.published, self._into / pulse.key)
+                left = self.shared.fetch(pulse.key, pulse.published, self._into / pulse.key)
                 with self._lock:
                     self._fetched[pulse.key] = pulse.published
                     self._own = replace(self._own, has=dict(self._fetched))
@@ -136,7 +136,7 @@ class Exchange:
         with self._lock:
             period = max(PERIOD, _PER_NODE * self._nodes)
             said = replace(self._own, seq=self._own.seq + 1, period=period)
-        self.mailbox.put(said)
+        self.shared.put(said)
         with self._lock:
             self._own = replace(self._own, seq=said.seq, period=period)
             if pulses is None:

@@ -21,9 +21,9 @@ from moediag import protocol
 from moediag.evidence.model import Stall
 from moediag.launch.nodes.exchange import Exchange
 from moediag.launch.nodes.peers import Peers, progress_of
-from moediag.launch.nodes.relay import Carried
-from moediag.launch.nodes.shared_folder import Mailbox
-from moediag.launch.nodes.status import KEY, Pulse, Stood, name_of
+from moediag.launch.nodes.relay import RelayedFolder
+from moediag.launch.nodes.shared_folder import SharedFolder
+from moediag.launch.nodes.status import KEY, ObservedStall, Pulse, name_of
 from moediag.launch.rank_sample import RankSample
 
 ANSWER = 20.0  # seconds beyond the silence that others get to publish evidence
@@ -45,7 +45,7 @@ class Looks(Protocol):
     def looked(self) -> bool: ...
 
 
-class Together:
+class OtherNodes:
     """The other nodes of one attempt, whose files are in ``folder``. ``root``: the folder that the
     nodes share, None without one."""
 
@@ -124,14 +124,14 @@ class Together:
     def _begin(self, raw: Mapping[str, Any]) -> None:
         if self.exchange is not None:
             self.exchange.close(0.0)
-            self.exchange.mailbox.close()
+            self.exchange.shared.close()
             self.exchange = None
         if self.root is not None:
-            mailbox = Mailbox(self.root, self._job, self.key)
+            shared = SharedFolder(self.root, self._job, self.key)
         else:
             try:
                 host, port = raw["store"]
-                mailbox = Carried(
+                shared = RelayedFolder(
                     self.folder / CARRIED_FOLDER, self._job, self.key, (str(host), int(port)),
                     str(raw["python"]),
                 )  # fmt: skip
@@ -140,7 +140,7 @@ class Together:
                 return
         self._peers = Peers(self.key, self.silence, True, time.monotonic())
         own = Pulse(self.key, self.host, self._number)
-        self.exchange = Exchange(mailbox, own, self.folder, self.folder / protocol.NODES_FOLDER)
+        self.exchange = Exchange(shared, own, self.folder, self.folder / protocol.NODES_FOLDER)
         self.exchange.start()
 
     @property
@@ -176,7 +176,7 @@ class Together:
         elif self._candidate is None or self._candidate[0] != progress:
             self._candidate = progress, self.exchange.next_seq
         elif peers.echoed(self._candidate[1]):
-            self.exchange.say(stood=Stood(progress, stall.waiting, stall.elsewhere))
+            self.exchange.say(stood=ObservedStall(progress, stall.waiting, stall.elsewhere))
             return stall
         return None
 
@@ -292,7 +292,7 @@ class Together:
         """Ends the exchange. ``publish``: publish our present evidence once more."""
         if self.exchange is not None:
             self.exchange.close(LAST_WORD, publish)
-            self.exchange.mailbox.close()
+            self.exchange.shared.close()
 
 
 def read_job(folder: Path, rank: int) -> dict[str, Any]:

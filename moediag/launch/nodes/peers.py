@@ -2,8 +2,8 @@
 
 The clocks of two hosts are never compared. The count in a node's pulses and our own clock decide
 whether it is silent; two times of its own clock give the duration of something there. An echo
-confirms a stall: a pulse that names one of ours was written after ours, so ranks that had not moved
-by then had not moved when we saw them all stand still.
+confirms a stall: a pulse that quotes our last one was written after it, so ranks that had not
+moved by then had not moved when we saw them all stand still.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moediag.launch.nodes.status import Pulse, Stood
+from moediag.launch.nodes.status import ObservedStall, Pulse
 from moediag.launch.rank_sample import RankSample
 
 LATE_NODES = 60.0  # seconds after our first rank until a node without a pulse is ignored
@@ -113,7 +113,7 @@ class Peers:
             if not peer.pulse.over and self._speaks(peer)
         )
 
-    def stood(self, samples: Sequence[RankSample]) -> Stood | None:
+    def stood(self, samples: Sequence[RankSample]) -> ObservedStall | None:
         """A stall that another node found, if the progress known here agrees with it."""
         here = progress_of(samples)
         for peer in self.current:

@@ -14,7 +14,7 @@ from typing import Any
 
 import moediag
 from moediag import protocol
-from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.shared_folder import SharedFolder
 from moediag.launch.nodes.status import Pulse
 
 RELAY = Path(moediag.__file__).parent / "ranks" / "relay.py"
@@ -23,8 +23,8 @@ ANSWER = 15.0  # seconds that a later turn may take
 LAST = 3.0  # seconds for the last pulse
 
 
-class Carried(Mailbox):
-    """A mailbox that a relay process synchronises. ``store``: host and port."""
+class RelayedFolder(SharedFolder):
+    """A shared folder that a relay process synchronises. ``store``: host and port."""
 
     def __init__(self, root: Path, job: str, own: str, store: tuple[str, int], python: str) -> None:
         super().__init__(root, job, own)

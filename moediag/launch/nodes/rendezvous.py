@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 
 from moediag.errors import NodeLost, UsageError
 from moediag.protocol import write_json
@@ -98,12 +97,7 @@ class Meeting:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
     @property

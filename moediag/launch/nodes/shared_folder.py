@@ -27,7 +27,7 @@ _OF_CAPTURE = re.compile(r"rank-\d+\.(?:pyspy\.json|native\.txt|pystack\.txt|pro
 _OTHERS = (protocol.LAUNCH_FILE, protocol.TRIAL_FILE)
 
 
-class Mailbox:
+class SharedFolder:
     """The folder of node ``own`` in job ``job`` below ``root``. Methods raise OSError."""
 
     def __init__(self, root: Path, job: str, own: str) -> None:

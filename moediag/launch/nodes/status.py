@@ -21,7 +21,7 @@ _SAMPLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stood:
+class ObservedStall:
     """A stall as observed by the node that found it."""
 
     progress: Mapping[int, int]
@@ -52,7 +52,7 @@ class Pulse:
     """By key: the number of the evidence fetched from that node."""
     deaths: tuple[int, ...] = ()
     """Ranks that failed by themselves."""
-    stood: Stood | None = None
+    stood: ObservedStall | None = None
     published: int = 0
     """The number of the evidence that can be fetched, from 1; 0: none."""
     over: bool = False
@@ -116,9 +116,9 @@ def _sample(rank: int, raw: Mapping[str, Any]) -> RankSample:
     return RankSample(rank, **{name: kind(raw[name]) for name, kind in _SAMPLE})  # type: ignore[arg-type]
 
 
-def _stood(raw: Mapping[str, Any]) -> Stood:
+def _stood(raw: Mapping[str, Any]) -> ObservedStall:
     progress = {int(rank): int(number) for rank, number in raw["progress"].items()}
-    return Stood(progress, _ranks(raw["waiting"]), _ranks(raw["elsewhere"]))
+    return ObservedStall(progress, _ranks(raw["waiting"]), _ranks(raw["elsewhere"]))
 
 
 def _ranks(raw: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 from bench import jobs
 from bench.accuracy import others, page, simulated
 from bench.accuracy.counting import Answer, Outcome, Truth, outcome, tally
-from bench.labelled import LAYOUTS
+from bench.accuracy.simulated import LAYOUTS, Case
 
 HANG = Truth("skips", ("hang",), (1,), ("jobs.py:59",), "all_reduce")
 CLEAN = Truth("slow", ("clean",))
@@ -156,28 +156,38 @@ def test_the_first_failure_is_used_if_errors_name_no_rank() -> None:
 
 # ------------------------------------------------------------------------ simulated cases
 
+BY_NAME = {dimension.name: dimension for dimension in jobs.DIMENSIONS}
+
 
 @pytest.mark.parametrize("fault", [f for f in jobs.FAULTS if f != "skip-p2p"])
 def test_a_fault_of_a_simulated_job_stops_it_and_has_a_line(fault: str) -> None:
-    layout, micro_batches, layers = LAYOUTS[0]
-    job = jobs.faulty(jobs.healthy(layout, 3, micro_batches, layers), fault, 11)
-    ran = jobs.Run(job)
+    case = Case(BY_NAME["started times recorded"], LAYOUTS[0], fault, 11)
+    folder = case.folder()
+    assert folder is not None
+    ran = jobs.Run(folder.job)
     assert any(done < len(program) for done, program in zip(ran.done, ran.programs, strict=True))
-    truth = simulated.Case(job, fault, 11, 2000).truth
-    assert truth.culprits == job.culprits and truth.lines and not truth.healthy
+    truth = case.truth(folder)
+    assert truth.culprits == folder.job.culprits and truth.lines and not truth.healthy
 
 
-@pytest.mark.parametrize("fault", [None, "size"])
-def test_a_simulated_case_is_answered_from_its_files(fault: str | None, tmp_path: Path) -> None:
-    base = jobs.healthy(jobs.Layout(2, 4, 2, 2), 3)
-    job = jobs.faulty(base, fault, 11) if fault else jobs.running(base, 11)
-    case = simulated.Case(job, fault or "running", 11, 2000)
-    answer = simulated.ours(jobs.write(job, tmp_path / "dumps"))
-    assert outcome(case.truth, answer) is (Outcome.RIGHT if fault else Outcome.QUIET)
+@pytest.mark.parametrize("fault", ["running", "size"])
+def test_a_simulated_case_is_answered_from_its_files(fault: str, tmp_path: Path) -> None:
+    case = Case(BY_NAME["no started times"], LAYOUTS[0], fault, 11)
+    folder = case.folder()
+    assert folder is not None
+    answer = simulated.ours(folder.write(tmp_path / "dumps"))
+    kind = Outcome.QUIET if fault == "running" else Outcome.RIGHT
+    assert outcome(case.truth(folder), answer) is kind
 
 
-def test_a_running_job_has_calls_in_progress() -> None:
-    job = jobs.running(jobs.healthy(jobs.Layout(2, 4, 2, 2), 3), 11)
-    ran = jobs.Run(job)
-    assert ran.met == job.until
-    assert all(done < len(program) for done, program in zip(ran.done, ran.programs, strict=True))
+def test_what_no_dump_can_show_is_not_demanded() -> None:
+    device = Case(BY_NAME["no started times"], LAYOUTS[0], "device", 11)
+    two_killed = Case(BY_NAME["two culprits, apart"], LAYOUTS[0], "killed", 11)
+    first, second = device.folder(), two_killed.folder()
+    assert first is not None and second is not None
+    assert device.truth(first).culprits == ()
+    truth = two_killed.truth(second)
+    assert len(truth.culprits) == 2 and not truth.decidable
+    assert outcome(truth, Answer(True, (), verdict="hang")) is Outcome.ABSTAINED
+    assert outcome(truth, Answer(True, truth.culprits[:1], verdict="hang")) is Outcome.SOME
+    assert outcome(truth, Answer(False, (), verdict="clean")) is Outcome.MISSED

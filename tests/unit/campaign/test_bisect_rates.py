@@ -24,7 +24,6 @@ from moediag.campaign.bisect.search.rates import (
     STEADY_PRIOR,
     Rate,
     combined,
-    repeats_at,
 )
 
 RATES = st.integers(1, 30).flatmap(
@@ -70,15 +69,6 @@ def test_known_numbers_of_repeats_are_reproduced() -> None:
     assert Rate(1, 1).repeats(0.95) == 1
     assert Rate(3, 5).repeats(0.95) == 5
     assert (Rate(6, 12).repeats(0.95), Rate(6, 12).repeats(0.99)) == (6, 10)
-    assert [repeats_at(p) for p in (1.0, 0.5, 0.1)] == [1, 5, 29]
-    assert repeats_at(0.5, 0.99) == 7
-
-
-@given(st.floats(0.01, 1.0), st.sampled_from([0.5, 0.95, 0.99]))
-def test_repeats_of_a_known_rate_are_minimal(rate: float, sure: float) -> None:
-    count = repeats_at(rate, sure)
-    assert (1 - rate) ** count <= (1 - sure) * (1 + 1e-6)
-    assert count == 1 or (1 - rate) ** (count - 1) > (1 - sure) * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("sure", [0.95, 0.99])
@@ -107,16 +97,13 @@ def test_an_invalid_rate_is_refused(shown: int, trials: int) -> None:
 
 @pytest.mark.parametrize("sure", [0.0, 1.0, 95.0])
 def test_an_invalid_confidence_is_refused(sure: float) -> None:
-    for ask in (lambda: Rate(1, 2).repeats(sure), lambda: repeats_at(0.5, sure)):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            ask()
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Rate(1, 2).repeats(sure)
 
 
 def test_a_failure_too_rare_to_bisect_is_refused() -> None:
     with pytest.raises(ValueError, match="shows in 1 of 500 trials needs more than 200"):
         Rate(1, 500).repeats()
-    with pytest.raises(ValueError, match="above 0"):
-        repeats_at(0.0)
 
 
 # ------------------------------------------------------------------------ trials of a probe

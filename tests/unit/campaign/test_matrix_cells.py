@@ -9,7 +9,7 @@ import pytest
 from moediag.campaign.bisect.probe_verdict import BAD, GOOD, Kind, ProbeVerdict, flaky, other, skip
 from moediag.campaign.bisect.timeline import ProbeRecord
 from moediag.campaign.matrix import table_page
-from moediag.campaign.matrix.cells import Cell, Matrix, Mode, by_key, of_probe, of_susceptibility
+from moediag.campaign.matrix.cells import Cell, Matrix, Mode, of_probe, of_susceptibility
 from moediag.protocol import Susceptibility
 from moediag.report.text_layout import plain
 
@@ -58,7 +58,7 @@ def test_the_legend_shows_the_expected_failure_once_or_by_scenario() -> None:
     one = table(cell(S, "1.0", Mode.REAL, "hang", True))
     assert ("x", "the failure shows (hang)") in table_page.legend(one)
     names = {"a f": ("hang",), "b f": ("wrong-weights:not-sharded", "nonfinite")}
-    cells = by_key([cell("a f", "1.0", Mode.REAL, "hang", True)])
+    cells = {c.key: c for c in [cell("a f", "1.0", Mode.REAL, "hang", True)]}
     both = Matrix("lib", tuple(names), ("1.0",), cells, names)
     shown = "the failure shows (a hang, b wrong-weights:not-sharded or nonfinite)"
     assert ("x", shown) in table_page.legend(both)
@@ -99,7 +99,9 @@ S, T = "starve mixtral", "starve olmoe"
 
 def table(*cells: Cell, versions: tuple[str, ...] = ("1.0", "1.1", "1.2", "2.0"),
           listed: tuple[str, ...] = ()) -> Matrix:  # fmt: skip
-    return Matrix("lib", (S, T), versions, by_key(cells), {S: ("hang",), T: ("hang",)}, listed)
+    return Matrix(
+        "lib", (S, T), versions, {c.key: c for c in cells}, {S: ("hang",), T: ("hang",)}, listed
+    )
 
 
 def test_a_cell_shows_run_and_prediction_and_marks_disagreement() -> None:

@@ -17,10 +17,10 @@ from moediag.launch.follow.patience import Patience
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.nodes import other_nodes, shared_folder
 from moediag.launch.nodes.exchange import Exchange
-from moediag.launch.nodes.other_nodes import Together
+from moediag.launch.nodes.other_nodes import OtherNodes
 from moediag.launch.nodes.peers import LATE_NODES, Peers
-from moediag.launch.nodes.shared_folder import Mailbox
-from moediag.launch.nodes.status import Pulse, Stood, of_json
+from moediag.launch.nodes.shared_folder import SharedFolder
+from moediag.launch.nodes.status import ObservedStall, Pulse, of_json
 from moediag.launch.rank_sample import RankSample
 
 US, THEM = "a" * 16, "b" * 16
@@ -43,7 +43,7 @@ def peers(silence: float = 20.0, joins: bool = True) -> Peers:
 def test_a_status_is_read_back_unchanged() -> None:
     said = pulse(
         3, replace(IDLE, work="imports", cpu=1.5), heard={US: 4}, deaths=(1,),
-        stood=Stood({0: 7, 1: 6}, (0,), (1,)), published=2, over=True,
+        stood=ObservedStall({0: 7, 1: 6}, (0,), (1,)), published=2, over=True,
     )  # fmt: skip
     assert of_json(json.loads(json.dumps(said.to_json()))) == said
 
@@ -129,7 +129,7 @@ def test_messages_of_an_earlier_start_are_ignored() -> None:
 
 def test_a_stall_of_another_node_is_adopted_if_our_ranks_agree() -> None:
     known = peers()
-    stood = Stood({0: 7, 1: 6}, (0,), (1,))
+    stood = ObservedStall({0: 7, 1: 6}, (0,), (1,))
     known.hear(1.0, [pulse(1, stood=stood)])
     assert known.stood([WAITS, IDLE]) == stood
     assert known.stood([replace(WAITS, progress=8), IDLE]) is None
@@ -208,7 +208,7 @@ def test_a_node_shares_only_known_files(tmp_path: Path) -> None:
     source = evidence(tmp_path / "attempt", 1)
     (source / "secrets.txt").write_text("mine")
     (source / "rank-2.log").symlink_to("/etc/passwd")
-    ours, theirs = Mailbox(tmp_path / "s", JOB, US), Mailbox(tmp_path / "s", JOB, THEM)
+    ours, theirs = SharedFolder(tmp_path / "s", JOB, US), SharedFolder(tmp_path / "s", JOB, THEM)
     assert theirs.publish(source, 1) == []
     assert ours.fetch(THEM, 1, tmp_path / "here") == []
     found = {p.relative_to(tmp_path / "here").as_posix() for p in (tmp_path / "here").rglob("*")}
@@ -247,9 +247,9 @@ def test_unreachable_nodes_are_not_waited_for() -> None:
 
 
 def test_two_jobs_in_one_folder_are_separate(tmp_path: Path) -> None:
-    Mailbox(tmp_path, JOB, THEM).put(pulse(1))
-    assert Mailbox(tmp_path, "d" * 32, US).pulses() == []
-    assert [p.key for p in Mailbox(tmp_path, JOB, US).pulses()] == [THEM]
+    SharedFolder(tmp_path, JOB, THEM).put(pulse(1))
+    assert SharedFolder(tmp_path, "d" * 32, US).pulses() == []
+    assert [p.key for p in SharedFolder(tmp_path, JOB, US).pulses()] == [THEM]
 
 
 def test_unknown_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_unknown_files_in_the_folder_are_ignored(tmp_path: Path) -> None:
     impostor = tmp_path / JOB / ("d" * 16)
     impostor.mkdir()
     (impostor / protocol.PULSE_FILE).write_text(json.dumps(pulse(1).to_json()))
-    assert Mailbox(tmp_path, JOB, US).pulses() == []
+    assert SharedFolder(tmp_path, JOB, US).pulses() == []
 
 
 # ------------------------------------------------------------------------ two watchers
@@ -273,7 +273,7 @@ class Node:
         raw = {"job": JOB, "node": rank}
         protocol.write_json(self.folder / protocol.job_file(rank), raw)
         self.sample = RankSample(rank, state="in-collective", progress=5)
-        self.nodes = Together(self.folder, root / "shared", 2.0)
+        self.nodes = OtherNodes(self.folder, root / "shared", 2.0)
         self.nodes.world = 2
         self.patience = Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {})
         self.look()
@@ -377,7 +377,7 @@ def test_an_unwritable_disk_is_noted(two: tuple[Node, Node]) -> None:
     here, _ = two
     exchange = here.nodes.exchange
     assert exchange is not None
-    exchange.mailbox.own = Path("/proc/nowhere")
+    exchange.shared.own = Path("/proc/nowhere")
     exchange._stop.set()
     exchange._run()
     (said,) = here.nodes.not_seen()
@@ -385,7 +385,7 @@ def test_an_unwritable_disk_is_noted(two: tuple[Node, Node]) -> None:
 
 
 def test_a_single_node_does_not_wait_for_others(tmp_path: Path) -> None:
-    nodes = Together(tmp_path, tmp_path / "shared", 2.0)
+    nodes = OtherNodes(tmp_path, tmp_path / "shared", 2.0)
     nodes.world = 1
     nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
     stall = Stall(1.0, 3.0, (0,))
@@ -395,7 +395,7 @@ def test_a_single_node_does_not_wait_for_others(tmp_path: Path) -> None:
 
 
 def test_remote_ranks_are_unknown_without_a_shared_folder(tmp_path: Path) -> None:
-    nodes = Together(tmp_path, None, 2.0)
+    nodes = OtherNodes(tmp_path, None, 2.0)
     nodes.world = 2
     nodes.look([WAITS], Patience(Watchdog(3.0, 0.0), 10.0, lambda *_: {}), ())
     assert [s.unseen for s in nodes.others] == [True]

@@ -12,8 +12,8 @@ from torch.distributed import HashStore
 
 from moediag import protocol
 from moediag.launch.nodes import relay as control
-from moediag.launch.nodes.relay import Carried
-from moediag.launch.nodes.shared_folder import Mailbox
+from moediag.launch.nodes.relay import RelayedFolder
+from moediag.launch.nodes.shared_folder import SharedFolder
 from moediag.launch.nodes.status import Pulse
 from moediag.ranks import relay
 from moediag.ranks.relay import Names, Relay, pack, unpack
@@ -24,18 +24,18 @@ US, THEM, JOB = "a" * 16, "b" * 16, "c" * 32
 
 class Side:
     def __init__(self, folder: Path, key: str, store: HashStore, job: str = JOB) -> None:
-        self.mailbox = Mailbox(folder, job, key)
+        self.shared = SharedFolder(folder, job, key)
         self.key = key
-        self.mailbox.put(Pulse(key, "h"))
+        self.shared.put(Pulse(key, "h"))
         self.relay = Relay(store, job, key, folder / job, NAMES)
 
     def says(self, seq: int, published: int = 0) -> None:
-        self.mailbox.put(Pulse(self.key, "h", seq=seq, published=published))
+        self.shared.put(Pulse(self.key, "h", seq=seq, published=published))
         self.relay.turn()
 
     def hears(self) -> list[tuple[str, int, int]]:
         self.relay.turn()
-        return [(p.key, p.seq, p.published) for p in self.mailbox.pulses()]
+        return [(p.key, p.seq, p.published) for p in self.shared.pulses()]
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def test_evidence_reaches_the_nodes_that_ask_for_it(
     (source / "capture").mkdir(parents=True)
     (source / "rank-1.events.jsonl").write_text("log " * 400_000)
     (source / "capture" / "rank-1.proc.txt").write_bytes(b"\xffState")
-    there.mailbox.publish(source, 1)
+    there.shared.publish(source, 1)
     there.says(3, published=1)
     assert here.hears() == [(THEM, 3, 0)]  # not requested, so not here
-    (here.mailbox.own / protocol.WANT_FILE).touch()
+    (here.shared.own / protocol.WANT_FILE).touch()
     assert here.hears() == [(THEM, 3, 1)]
-    here.mailbox.fetch(THEM, 1, tmp_path / "here")
+    here.shared.fetch(THEM, 1, tmp_path / "here")
     assert (tmp_path / "here/rank-1.events.jsonl").read_text() == "log " * 400_000
     assert (tmp_path / "here/capture/rank-1.proc.txt").read_bytes() == b"\xffState"
 
@@ -116,7 +116,7 @@ def test_a_store_that_does_not_answer_is_an_error(
         "import sys, pathlib\npathlib.Path(sys.argv[5], sys.argv[9]).write_text('{\"turns\": 1}')\n"
     )
     monkeypatch.setattr(control, "RELAY", script)
-    box = Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), sys.executable)
+    box = RelayedFolder(tmp_path, JOB, US, ("10.0.0.1", 29500), sys.executable)
     deadline = time.monotonic() + 30
     with pytest.raises(OSError, match="does not answer") as caught:
         while time.monotonic() < deadline:
@@ -127,4 +127,4 @@ def test_a_store_that_does_not_answer_is_an_error(
 
 def test_a_missing_python_is_reported(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        Carried(tmp_path, JOB, US, ("10.0.0.1", 29500), "/in/a/container/python")
+        RelayedFolder(tmp_path, JOB, US, ("10.0.0.1", 29500), "/in/a/container/python")

@@ -67,19 +67,6 @@ class Rate:
         )
 
 
-def repeats_at(rate: float, sure: float = 0.95) -> int:
-    """Returns the same for a known rate: the smallest k with (1 - rate)^k <= 1 - sure.
-
-    Raises ValueError unless 0 < rate <= 1 and 0 < sure < 1.
-    """
-    _share(sure)
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate {rate}: above 0, at most 1")
-    if rate == 1:
-        return 1
-    return max(1, math.ceil(math.log(1 - sure) / math.log(1 - rate) - 1e-9))
-
-
 def combined(trials: Sequence[ProbeVerdict], rate: Rate, sure: float = 0.95) -> ProbeVerdict:
     """Returns the verdict of a probe from those of its trials.
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -106,6 +106,12 @@ class Dump:
     def contradicts(self) -> bool:
         """The dump lists no call although some are open: its calls are not known."""
         return not self.kind and any(issued > done for issued, done in self.status.values())
+
+    def incomplete(self) -> Iterator[tuple[str, int]]:
+        """Group and position of each incomplete call."""
+        for row, state in enumerate(self.state):
+            if state != COMPLETED:
+                yield self.kinds[self.kind[row]].group, self.position[row]
 
     @property
     def wrapped(self) -> bool:

@@ -9,6 +9,7 @@ way when the dumps were written, is known only if something tells the time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from moediag.evidence import console_output, exits, flight_recorder, one_job, rank_stacks
 from moediag.evidence.flight_dump import COMPLETED, Dump
@@ -38,7 +39,8 @@ def evidence(found: Found) -> Evidence:
     seen_ranks = {
         *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits,
     }  # fmt: skip
-    recorded = flight_recorder.recorded(found.dumps, max(seen_ranks, default=-1) + 1)
+    last = max(seen_ranks | found.unread, default=-1)
+    recorded = flight_recorder.recorded(found.dumps, last + 1)
     waited = {rank for rank, calls in timed_out.items() if calls}
     ranks: dict[int, RankEvidence] = {}
     for rank in sorted(seen_ranks):
@@ -69,18 +71,12 @@ def evidence(found: Found) -> Evidence:
 def _with(
     own: RankEvidence, found: Found, error: RankError | None, end: ExitStatus | None
 ) -> RankEvidence:
-    text = found.outputs.get(own.rank, "")
-    return RankEvidence(
-        rank=own.rank,
-        collectives=own.collectives,
-        groups=own.groups,
-        versions=own.versions,
+    return replace(
+        own,
         stacks=tuple(found.stacks.get(own.rank, ())),
         exit=end,
         error=error,
-        not_seen=own.not_seen,
-        last_lines=exits.last_lines(text),
-        counts_apart=own.counts_apart,
+        last_lines=exits.last_lines(found.outputs.get(own.rank, "")),
     )
 
 
@@ -130,6 +126,10 @@ def _stall(
     if not waiting:
         return None
     certain = bool(waited) or _stands(found)
+    moved = found.moved and found.taken_at is None
+    if moved and not waited:
+        not_seen.append("whether the job stalled: it moved on between two dumps of a rank")
+        return None
     if not certain and recorded.older:
         not_seen += recorded.older.values()
         return None

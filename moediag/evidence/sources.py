@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moediag.evidence import console_output as outputs
-from moediag.evidence import exits, file_loading, flight_recorder
+from moediag.evidence import exits, file_loading, flight_recorder, one_job
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_dump import Dump
@@ -44,8 +44,13 @@ class Found:
     #: When the dumps were written, in seconds of the wall clock; None: not known. A file's own time
     #: says nothing, because files are copied.
     taken_at: float | None = None
-    #: Every rank with two different dumps waits in the same call in both: the job stood still.
+    #: The job is known to have stood still: its watchdog wrote the dumps, or two dumps of a rank
+    #: show the same incomplete calls.
     stood: bool = False
+    #: Two dumps of a rank show that it moved on.
+    moved: bool = False
+    #: Ranks with a file that could not be read.
+    unread: set[int] = field(default_factory=set)
     #: Number of files that were understood.
     files: int = 0
     #: Each file that was not, with the reason.
@@ -120,6 +125,8 @@ class _Collector:
         raw = loaded.json
         if loaded.refused:
             self.found.refused.append(f"{path} ({loaded.refused})")
+            if (rank := _rank_of(path, root)) is not None:
+                self.found.unread.add(rank)
         elif loaded.dump is not None:
             self.dump(path, root, loaded.dump)
         elif raw is None:
@@ -141,12 +148,24 @@ class _Collector:
         self.found.files += 1
         older = self.found.dumps.get(rank)
         if older is not None:
+            self.again(older, dump)
             young = _worth(dump) > _worth(older)
             dropped = self.source[rank] if young else path
             self.found.refused.append(f"{dropped} (rank {rank} has a younger or fuller dump)")
             if not young:
                 return
         self.found.dumps[rank], self.source[rank] = dump, path
+
+    def again(self, one: Dump, other: Dump) -> None:
+        """Notes whether the rank moved between two dumps, unless one is of an earlier attempt."""
+        ends = [dump.created[-1] for dump in (one, other) if dump.created]
+        if len(ends) < 2 or abs(ends[0] - ends[1]) / 1e9 > one_job.FAR_APART:
+            return
+        opened = [list(dump.incomplete()) for dump in (one, other)]
+        if opened[0] == opened[1]:
+            self.found.stood |= bool(opened[0])
+        else:
+            self.found.moved = True
 
     def whose_dump(self, path: Path, root: Path, dump: Dump) -> int | None:
         """The rank of a dump: from its name, unless its content contradicts that."""

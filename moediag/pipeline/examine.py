@@ -45,10 +45,11 @@ class Examined:
         return of_trials
 
 
-def examine(paths: Sequence[Path]) -> Examined:
+def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
     """Diagnoses every trial found at ``paths``. Several nodes' parts of a trial are diagnosed
-    together, and all other paths as one job. ``expected`` stays empty. Raises EvidenceError if
-    nothing is known."""
+    together, and all other paths as one job. ``expected`` stays empty. ``taken_at``: when the dumps
+    of another job were written (0: when its watchdog gave up). Raises EvidenceError if nothing is
+    known."""
     trials: list[Path] = []
     others = []
     for path in paths:
@@ -57,7 +58,7 @@ def examine(paths: Sequence[Path]) -> Examined:
         others += [path] if not folders else []
     found = [_examined(*folders) for folders in _by_job(trials)]
     if others:
-        found.append(_foreign(others))
+        found.append(_foreign(others, taken_at))
     scenarios = dict.fromkeys(name for name, _, _ in found)
     result = RunResult(
         scenario=", ".join(scenarios),
@@ -95,8 +96,11 @@ def _trial(folder: Path) -> Trial:
         raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
 
 
-def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult, Evidence]:
+def _foreign(
+    paths: Sequence[Path], taken_at: float | None
+) -> tuple[str, TrialResult, Evidence]:
     found = sources.read(paths)
+    found.taken_at, found.stood = taken_at or None, found.stood or taken_at == 0
     if not found.files:
         why = "; ".join(found.refused[:_SHOWN]) or "no file"
         more = len(found.refused) - _SHOWN

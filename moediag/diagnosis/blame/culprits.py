@@ -136,11 +136,11 @@ def _skipped(
 
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
     """The absent ranks, or the few that make an extra call where most finished normally. Dumps do
-    not show how a rank ended: where most ranks are absent, nobody is named."""
+    not show how a rank ended: where more ranks are absent than wait, nobody is named."""
     gone = divergence.absent
-    if len(gone) > len(calls) and divergence.inferred:
+    if divergence.inferred and len(gone) > divergence.waiting:
         return Blame()
-    if len(gone) > len(calls) and set(gone) == set(divergence.ended):
+    if not divergence.inferred and len(gone) > len(calls) and set(gone) == set(divergence.ended):
         return Blame(tuple(sorted(calls)), "majority")
     starved = tuple(
         s

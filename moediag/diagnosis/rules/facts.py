@@ -133,12 +133,14 @@ class Facts:
     @property
     def under_way(self) -> bool:
         """Whether the calls that did not complete may just have been under way: nothing shows how
-        long ranks waited, and no rank is known that they wait for."""
+        long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by itself,
+        after a timeout; on gloo somebody chose the moment, and a rank may merely have been late."""
         stall = self.evidence.stall
         if stall is None or stall.certain:
             return False
         if self.divergence is not None:
-            return self.divergence.kind == "missing" and not self.diverged
+            late = self.evidence.backend == "gloo" or not self.diverged
+            return late and all(one.kind == "missing" for one in self.divergences)
         return self.frontier is None or not (
             self.frontier.basis == "unseen" and self.frontier.suspects
         )

@@ -43,6 +43,8 @@ class Divergence:
     """For ``order``: the groups of the circle."""
     inferred: bool = False
     """No rank was seen elsewhere; the dumps of the absent ranks only show no open call."""
+    waiting: int = 0
+    """How many ranks of the job wait, here or elsewhere."""
 
     @property
     def silent(self) -> bool:
@@ -199,9 +201,13 @@ def _missing(
             calls |= {rank: call for rank, call in there if call is not None}
         ended = tuple(rank for rank in gone if _ended(evidence.ranks[rank], failed.get(rank)))
         group = run.groups[event]
+        waiting = len(evidence.stall.waiting) if evidence.stall is not None else 0
         found.append(
-            Divergence("missing", group, position, calls, gone, ended, inferred=evidence.foreign)
-        )
+            Divergence(
+                "missing", group, position, calls, gone, ended,
+                inferred=evidence.foreign, waiting=waiting,
+            )
+        )  # fmt: skip
     return found
 
 

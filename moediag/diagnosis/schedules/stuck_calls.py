@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moediag.diagnosis.schedules.align import Aligned
-from moediag.diagnosis.schedules.device_frontier import Standing, standing
+from moediag.diagnosis.schedules.device_frontier import Standing, is_known, standing
 from moediag.diagnosis.schedules.matching import ROOTED
 from moediag.diagnosis.schedules.replay import Event
 from moediag.diagnosis.schedules.usual_order import departed
@@ -63,23 +63,24 @@ def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
     if odd:
         return _of("habit", {e: odd for e in gone if any(e in stands.at[r] for r in odd)}, stands)
     if gone:
-        return _of("unseen", gone, stands)
+        lost = [rank for rank in range(evidence.world_size) if not is_known(evidence, rank)]
+        return _of("unseen", gone, stands, named=len(lost) == 1 and not stands.unplaced)
     return _of("none", dict.fromkeys(roots, ()), stands)
 
 
-def _of(basis: str, found: Mapping[Event, tuple[int, ...]], stands: Standing) -> Frontier:
+def _of(
+    basis: str, found: Mapping[Event, tuple[int, ...]], stands: Standing, named: bool = True
+) -> Frontier:
     """The frontier with the ranks that are suspect at any place. A rank that left no evidence is
-    suspect only if it alone explains every waiting rank."""
+    suspect only if no other did, and if it explains every waiting rank."""
     roots = stands.roots()
     event = min(found, key=lambda e: (roots[e].time, e[1]))
     group = stands.groups[event]
     every = tuple(sorted(set().union(*found.values())))
     unseen: tuple[int, ...] = ()
     if basis == "unseen":
-        common = set.intersection(*(set(found.get(root, ())) for root in roots))
-        every, unseen = tuple(common), every
-        if len(common) != 1 or stands.unplaced:
-            every = ()
+        unseen, everywhere = every, len(found) == len(roots)
+        every = every if named and everywhere else ()
     ahead = tuple(sorted(set(group.ranks) - set(found[event])))
     others = len(roots) - 1
     return Frontier(basis, every, roots[event], group, ahead, unseen=unseen, others=others)

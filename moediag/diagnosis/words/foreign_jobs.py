@@ -24,11 +24,10 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
     what = f"{describe(call)} on {group.label} (call {call.position} of that group)"
     if found.basis == "unseen":
         text = f"Every rank that was seen has issued {what} and it does not complete. "
-        one = len(found.unseen) == 1
         text += f"Nothing is known of {ranks(found.unseen)}, which must take part"
         if found.suspects:
-            who = "" if one else f" {ranks(found.suspects)}:"
-            return f"{text}: every rank that waits, waits for{who or ' it'}. It ended, or its dump was not collected."
+            text += ": every rank that waits, waits for it. It ended, or its dump was not collected."
+            return text
         return f"{text}{_more(found)}. It is not known which rank the others wait for."
     if found.basis == "habit":
         return (
@@ -50,6 +49,12 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
 
 def _more(found: Frontier) -> str:
     return f", nor {plural(found.others, 'other call')} elsewhere" if found.others else ""
+
+
+MAY_BE_LATE = (
+    " Nothing in the dumps shows how long the others waited. If NCCL's watchdog did not write them, "
+    "the job may have been running: dump again a minute later."
+)
 
 
 def under_way(found: Frontier | None) -> str:

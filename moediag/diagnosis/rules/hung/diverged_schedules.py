@@ -32,6 +32,9 @@ def judge(facts: Facts, found: Divergence) -> Judgement:
         text += f" And {plural(len(pairs) - _MOST, 'more independent divergence')}."
     if lagging and stuck is not None:
         text += f" Independently: {foreign_jobs.of_frontier(stuck, evidence)}"
+    stall = evidence.stall
+    if stall is not None and not stall.certain and found.kind == "missing":
+        text += foreign_jobs.MAY_BE_LATE
     if evidence.foreign and not culprits:
         text += foreign_jobs.to_collect(evidence)
     return Judgement(

@@ -288,7 +288,9 @@ def moment(text: str) -> float | None:
     with suppress(ValueError):
         return float(text)
     try:
-        return datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z")).timestamp()
+        return datetime.fromisoformat(
+            text.removesuffix("Z") + "+00:00" * text.endswith("Z")
+        ).timestamp()
     except ValueError:
         raise UsageError(
             f"--taken-at {text}: not a time",

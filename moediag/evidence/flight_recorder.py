@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from moediag.evidence import one_job, window
+from moediag.evidence import group_progress, window
 from moediag.evidence.flight_dump import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import (
     COMPLETED_THERE,
@@ -20,7 +20,6 @@ from moediag.evidence.model import (
     Group,
     RankEvidence,
 )
-from moediag.evidence.one_job import Reach
 
 POINT_TO_POINT = ("send", "recv")
 Name = tuple[int, str]  # a rank, and its name of a group
@@ -69,15 +68,15 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     groups = _groups(dumps, world_size)
     lost: list[str] = []
     usable = _without_unaligned(dumps, groups, lost)
-    reached = _reached(dumps, groups, usable)
     _find_open_only(dumps)
     tracked = any(map(_tracks, dumps.values()))
     tracked = tracked or all(len(dump.kind) < 3 for dump in dumps.values())
     if not tracked:
         lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
+    reached = group_progress.reached(dumps, keys)
     chosen = window.choose(dumps, keys, tracked)
-    settled = _settled(dumps, groups, reached)
+    settled = group_progress.settled(dumps, keys, reached)
     ranks = {
         rank: _rank(rank, dump, groups, chosen, settled[rank], lost, tracked)
         for rank, dump in dumps.items()
@@ -89,7 +88,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         max(backends, key=backends.count, default=""),
         left_out=sum(len(d.kind) for d in dumps.values())
         - sum(len(seen.collectives) for seen in ranks.values()),
-        older=_older(dumps, groups, reached) if tracked else {},
+        older=group_progress.older(dumps, groups, reached) if tracked else {},
         tracked=tracked,
         not_seen=tuple(dict.fromkeys(lost)),
     )
@@ -220,81 +219,6 @@ def _groups(dumps: Mapping[int, Dump], world_size: int) -> dict[Name, Group]:
                 shared = f"{of_rank[first][place]}@{first}" if by_order else name
                 backend = dumps[rank].backend
                 found[rank, name] = Group(shared, ranks, _axis(desc), label, backend)
-    return found
-
-
-# ------------------------------------------------------------------------ how far each rank got
-
-
-def _reached(
-    dumps: Mapping[int, Dump],
-    groups: Mapping[Name, Group],
-    usable: Mapping[int, frozenset[str]],
-) -> dict[Key, dict[int, Reach]]:
-    """By group and rank, for the ranks whose dump has collectives of the group."""
-    found: dict[Key, dict[int, Reach]] = defaultdict(dict)
-    for rank, dump in dumps.items():
-        collective = [
-            kind.group if kind.op not in POINT_TO_POINT and kind.group in usable[rank] else ""
-            for kind in dump.kinds
-        ]
-        end: dict[str, int] = {}
-        first: dict[str, int] = {}
-        last_done: dict[str, int] = {}
-        for row, number in enumerate(dump.kind):
-            name = collective[number]
-            if not name:
-                continue
-            position = end[name] = dump.position[row]
-            if dump.state[row] == COMPLETED:
-                last_done[name] = row
-                first.pop(name, None)
-            elif name not in first:
-                first[name] = position
-        for name, position in end.items():
-            row = last_done.get(name, -1)
-            op = dump.kinds[dump.kind[row]].op if row >= 0 else ""
-            found[_key(groups[rank, name])][rank] = Reach(
-                position + 1, first.get(name, position + 1), op in one_job.NEED_ALL
-            )
-    return found
-
-
-def _settled(
-    dumps: Mapping[int, Dump], groups: Mapping[Name, Group], reached: Mapping[Key, Mapping[int, Reach]]
-) -> dict[int, dict[str, int]]:
-    """By rank and shared name, the calls of groups that have none in the rank's dump.
-
-    ``pg_status`` tells them, if all completed. It may count sends and receives; then it does not fit
-    between the other members' calls, and nothing is known but that no call is open.
-    """
-    found: dict[int, dict[str, int]] = {}
-    for rank, dump in dumps.items():
-        found[rank] = {}
-        for name in dump.groups:
-            key = _key(groups[rank, name])
-            others = reached.get(key, {})
-            issued, completed = dump.status.get(name, (-1, -1))
-            if rank in others or issued != completed:
-                continue
-            low = min((one.completed for one in others.values()), default=0)
-            high = min((one.issued for one in others.values()), default=issued)
-            if max(0, low - 1) <= issued <= high:
-                found[rank][key[0]] = issued
-            elif dump.open_only:
-                found[rank][key[0]] = 0
-    return found
-
-
-def _older(
-    dumps: Mapping[int, Dump], groups: Mapping[Name, Group], reached: Mapping[Key, Mapping[int, Reach]]
-) -> dict[int, str]:
-    """Ranks whose dump was written before the others', with the proof."""
-    labels = {_key(group): group.label for group in groups.values()}
-    found: dict[int, str] = {}
-    for key, of_rank in reached.items():
-        if dumps[next(iter(of_rank))].backend != "gloo":
-            found = one_job.older(labels[key], of_rank) | found
     return found
 
 

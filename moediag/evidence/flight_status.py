@@ -37,7 +37,9 @@ def _names(
     rest = [number for number in sorted(found) if number not in known]
     unknown = [name for name in names if name not in known.values()]
     if not rest or not all(name.isdecimal() for name in (*unknown, *known.values())):
-        return known | (dict(zip(rest, unknown, strict=True)) if len(rest) == len(unknown) == 1 else {})
+        return known | (
+            dict(zip(rest, unknown, strict=True)) if len(rest) == len(unknown) == 1 else {}
+        )
     every = sorted((*unknown, *known.values()), key=int)
     if len(rest) == len(unknown):
         named = dict(zip(sorted((*rest, *known)), every, strict=True))

@@ -2,8 +2,8 @@
 
 No watchdog saw this job, so a stall is inferred. A rank waits if one of its calls did not complete,
 if its stack is inside a collective, or if the library gave up on a call. A rank is elsewhere if all
-its recorded calls completed while other ranks wait. Whether they wait or their calls were just under
-way when the dumps were written, is known only if something tells the time.
+its recorded calls completed while other ranks wait. Whether calls stand still or were just under way
+when the dumps were written is known only if something tells the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which dumps are of one job, and whether the job still moved while they were written.
+"""Which dumps are of one job.
 
-Nobody stamps a dump with its job, its attempt or its time, and a copied file has a new date. But
-ranks of one job describe common groups alike, issue the same call of a group at about the same time,
-and no rank completes a call that another member has not issued.
+A dump names neither its job nor its attempt, and a copied file has a new date. But ranks of one job
+describe their common groups alike, and issue the same call of a group at about the same time.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ APART = 120.0  # seconds between issues of one call; clocks of one cluster are c
 FAR_APART = 600.0  # seconds between the newest calls of ranks without a common call
 _NEWEST = 256  # calls of a rank that are compared
 
-# Calls that no member completes before all have issued them, whatever their sizes.
-NEED_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
-
 Members = tuple[int, ...]
 
 
@@ -32,6 +28,8 @@ class Job:
     ranks: list[int] = field(default_factory=list)
     #: (description, member) -> the members of that group.
     groups: dict[tuple[str, int], Members] = field(default_factory=dict)
+    #: (description, number of members) of these groups.
+    shapes: set[tuple[str, int]] = field(default_factory=set)
     #: Why these dumps do not fit to the largest job's.
     reason: str = ""
 
@@ -42,16 +40,17 @@ def jobs(dumps: Mapping[int, Dump]) -> list[Job]:
     times = _Times(dumps)
     found: list[Job] = []
     for rank in sorted(dumps):
-        reason = ""
-        for job in found:
-            reason = _contradiction(rank, described[rank], job, times)
-            if not reason:
-                break
-        else:
-            job = Job(reason=reason)
+        own = described[rank]
+        against = [_contradiction(rank, own, job, times) for job in found]
+        fitting = [job for job, reason in zip(found, against, strict=True) if not reason]
+        shapes = {(desc, len(members)) for desc, members in own.items()}
+        job = max(fitting, key=lambda job: len(job.shapes & shapes), default=None)
+        if job is None:
+            job = Job(reason=next(iter(against), ""))
             found.append(job)
         job.ranks.append(rank)
-        for desc, members in described[rank].items():
+        job.shapes |= shapes
+        for desc, members in own.items():
             if job.groups.get((desc, rank)) is not members:
                 job.groups |= {(desc, member): members for member in members}
     found.sort(key=lambda job: -len(job.ranks))
@@ -129,42 +128,6 @@ def _split(times: list[tuple[float, int]], gap: float) -> list[list[tuple[float,
             parts.append([])
         parts[-1].append(one)
     return parts
-
-
-# ------------------------------------------------------------------------ one moment
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """How far one rank got on one group: counts of calls."""
-
-    issued: int
-    completed: int
-    #: The newest completed call needs all members: no member can complete it alone.
-    needs_all: bool
-
-
-def older(label: str, reached: Mapping[int, Reach]) -> dict[int, str]:
-    """Ranks whose dump is older than another member's, with the proof.
-
-    A call that needs all members completes nowhere before all issued it. A group's calls run in
-    order, so if call 8 completed anywhere, every member has completed call 7.
-    """
-    ahead = max(reached, key=lambda rank: _proven(reached[rank]), default=None)
-    if ahead is None:
-        return {}
-    most = _proven(reached[ahead])
-    return {
-        rank: f"rank {rank}: its calls after its dump was written (rank {ahead}'s dump is younger: "
-        f"it completed call {most - 1} of {label}, which rank {rank} had not "
-        f"{'issued' if most > own.issued else 'begun'})"
-        for rank, own in reached.items()
-        if most > own.issued or most > own.completed + 1
-    }
-
-
-def _proven(reach: Reach) -> int:
-    return reach.completed if reach.needs_all else 0
 
 
 def others(found: Iterable[Job]) -> tuple[str, ...]:

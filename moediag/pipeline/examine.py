@@ -96,9 +96,7 @@ def _trial(folder: Path) -> Trial:
         raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
 
 
-def _foreign(
-    paths: Sequence[Path], taken_at: float | None
-) -> tuple[str, TrialResult, Evidence]:
+def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialResult, Evidence]:
     found = sources.read(paths)
     found.taken_at, found.stood = taken_at or None, found.stood or taken_at == 0
     if not found.files:

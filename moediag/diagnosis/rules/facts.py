@@ -133,8 +133,8 @@ class Facts:
     @property
     def under_way(self) -> bool:
         """Whether the calls that did not complete may just have been under way: nothing shows how
-        long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by itself,
-        after a timeout; on gloo somebody chose the moment, and a rank may merely have been late."""
+        long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by
+        itself, after a timeout. On gloo somebody chose the moment: a rank may have been late."""
         stall = self.evidence.stall
         if stall is None or stall.certain:
             return False

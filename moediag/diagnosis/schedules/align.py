@@ -25,7 +25,9 @@ class Schedule:
     group: Group
     starts: dict[int, int] = field(default_factory=dict)  # rank -> position of its first call
     calls: dict[int, list[Collective | None]] = field(default_factory=dict)  # None: hole in the log
-    settled: set[int] = field(default_factory=set)  # ranks that completed all calls before their first
+    settled: set[int] = field(
+        default_factory=set
+    )  # ranks that completed all calls before their first
 
     def end(self, rank: int) -> int:
         """The first position that ``rank`` did not reach."""

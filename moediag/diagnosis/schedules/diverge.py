@@ -106,8 +106,8 @@ def _independent(
     candidates: list[Divergence], first: tuple[Divergence, ...]
 ) -> tuple[Divergence, ...]:
     """``first`` and the candidates that it does not explain: where calls do not match, those that
-    share no rank with it; where a call is missing, those whose absent rank is another one, and whose
-    waiting ranks made no unmatched call before."""
+    share no rank with it; where a call is missing, those whose absent rank is another one, and
+    whose waiting ranks made no unmatched call before."""
     unmatched = _earliest(one for one in candidates if one.kind != "missing")
     found = list(first)
     for candidate in sorted(candidates, key=_order_of):

@@ -23,8 +23,8 @@ class Replay:
     waits: dict[int, Event] = field(default_factory=dict)
     """Rank -> the event at which it stops."""
     absent: dict[Event, tuple[int, ...]] = field(default_factory=dict)
-    """Event -> the ranks that never arrive there. In evidence of other tools also the events of calls
-    that were queued behind the one at which a rank stops."""
+    """Event -> the ranks that never arrive there. In evidence of other tools also the events of
+    calls that were queued behind the one at which a rank stops."""
     calls: dict[int, Collective] = field(default_factory=dict)
     """Rank -> its own call there."""
     groups: dict[Event, Group] = field(default_factory=dict)

@@ -26,7 +26,9 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
         text = f"Every rank that was seen has issued {what} and it does not complete. "
         text += f"Nothing is known of {ranks(found.unseen)}, which must take part"
         if found.suspects:
-            text += ": every rank that waits, waits for it. It ended, or its dump was not collected."
+            text += (
+                ": every rank that waits, waits for it. It ended, or its dump was not collected."
+            )
             return text
         return f"{text}{_more(found)}. It is not known which rank the others wait for."
     if found.basis == "habit":
@@ -52,14 +54,16 @@ def _more(found: Frontier) -> str:
 
 
 MAY_BE_LATE = (
-    " Nothing in the dumps shows how long the others waited. If NCCL's watchdog did not write them, "
-    "the job may have been running: dump again a minute later."
+    " Nothing in the dumps shows how long the others waited. If NCCL's watchdog did not write "
+    "them, the job may have been running: dump again a minute later."
 )
 
 
 def under_way(found: Frontier | None) -> str:
     """What dumps show that may be of a running job."""
-    text = "Calls had not completed when the dumps were written, and nothing in the dumps shows how "
+    text = (
+        "Calls had not completed when the dumps were written, and nothing in the dumps shows how "
+    )
     text += "long they had waited: the job may have been running."
     if found is not None and found.call is not None and found.group is not None:
         text += f" If it stood still, it did so in {describe(found.call)} on {found.group.label}"

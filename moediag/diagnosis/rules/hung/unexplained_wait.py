@@ -20,8 +20,9 @@ def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
     text = f"{ranks(found).capitalize()} waited in a collective. "
     if seen and not lost:
         text += (
-            "The recorded schedules agree, so it is not known which rank is at fault: the operation "
-            "itself did not complete (network, backend, or a call that the recorder cannot see)."
+            "The recorded schedules agree, so it is not known which rank is at fault: the "
+            "operation itself did not complete (network, backend, or a call that the recorder "
+            "cannot see)."
         )
     else:
         whose = f" of {ranks(lost)}" if seen else ""

@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test wide unit lint bench accuracy mutants gpu golden clean
+.PHONY: help setup run test wide unit lint bench accuracy abroad mutants gpu golden clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,15 @@ bench: $(STAMP)  ## measure what moediag costs, as ratios within one run
 accuracy: $(STAMP)  ## measure how often the diagnosis is right, beside torch's own tools (15 minutes)
 	$(BIN)/python -m bench.accuracy
 
+# .venv-abroad has the packages of other people's programs; their checkouts are given by path.
+.venv-abroad: bench/abroad/requirements.txt
+	$(PYTHON) -m venv $@
+	DS_BUILD_OPS=0 $@/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+abroad: $(STAMP) .venv-abroad  ## diagnose faults in programs of others (1 hour; ARGS="--checkouts DIR")
+	$(BIN)/python -m bench.abroad --python .venv-abroad/bin/python $(ARGS)
+
 mutants: $(STAMP)  ## mutation-test the modules that decide verdicts (hours; ARGS="--every 10")
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut>=3.8,<4'
 	$(BIN)/python -m bench.mutation $(ARGS)
@@ -68,4 +77,4 @@ golden: $(STAMP)  ## rewrite the snapshot files under tests/golden, and docs/ver
 	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/diagnosis/test_verdicts_page.py
 
 clean:  ## remove .venv, caches and run directories
-	rm -rf .venv moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants
+	rm -rf .venv .venv-abroad moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants

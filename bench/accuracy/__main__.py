@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import moediag
+from bench.abroad import page as abroad
 from bench.accuracy import page, simulated, victims
 from bench.accuracy.counting import Outcome
 from bench.accuracy.frtrace import TorchFrTrace
@@ -90,6 +91,8 @@ def main() -> None:
         show(console, f"simulated jobs, seeds from {seeds.start}", page.by_fault(made))
     show(console, "moediag accuracy", page.summary(real, made))
     text = page.markdown(real, made, head(["python", "-m", "bench.accuracy", *sys.argv[1:]]), seeds)
+    old = options.out.read_text("utf-8") if options.out.exists() else ""
+    text = abroad.replaced(text, abroad.section_of(old))  # what `make abroad` wrote is kept
     options.out.write_text(text, encoding="utf-8")
     progress.print(f"written: {options.out}")
 

@@ -116,7 +116,8 @@ class _Reader:
         self.at: dict[int, int] = {}
         self.handlers = {
             "start": self.start, "group": self.group, "names": self.name_list,
-            "collective": self.collective, "done": self.done, "tokens": self.tokens,
+            "collective": self.collective, "done": self.done, "failed": self.failed,
+            "tokens": self.tokens,
             "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
@@ -197,6 +198,12 @@ class _Reader:
         at = self.at.get(int(event["n"]))
         if at is not None:
             self.log.collectives[at] = replace(self.log.collectives[at], completed=True)
+
+    def failed(self, event: Mapping[str, Any]) -> None:
+        at = self.at.get(int(event["n"]))
+        if at is not None:
+            text = f"{event.get('type') or 'Exception'}: {event.get('message') or ''}"
+            self.log.collectives[at] = replace(self.log.collectives[at], failed=text)
 
     def tokens(self, event: Mapping[str, Any]) -> None:
         counts = tuple(int(c) for c in event["counts"])

@@ -22,6 +22,7 @@ from moediag.evidence.model import (
 )
 
 POINT_TO_POINT = ("send", "recv")
+_FEW = 8  # calls: a job may hang before any of them completes
 Name = tuple[int, str]  # a rank, and its name of a group
 Key = window.Key
 
@@ -69,8 +70,8 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     lost: list[str] = []
     usable = _without_unaligned(dumps, groups, lost)
     _find_open_only(dumps)
-    tracked = any(map(_tracks, dumps.values()))
-    tracked = tracked or all(len(dump.kind) < 3 for dump in dumps.values())
+    tracked = any(COMPLETED in dump.state or dump.open_only for dump in dumps.values())
+    tracked = tracked or all(len(dump.kind) < _FEW for dump in dumps.values())
     if not tracked:
         lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
@@ -135,12 +136,6 @@ def _find_open_only(dumps: Mapping[int, Dump]) -> None:
     if len({len(dump.kind) for dump in late}) > 1:
         for dump in late:
             dump.open_only = True
-
-
-def _tracks(dump: Dump) -> bool:
-    """Whether the dump tells which calls completed; if none did, ``pg_status`` says so too."""
-    none_did = bool(dump.status) and not any(done for _, done in dump.status.values())
-    return COMPLETED in dump.state or dump.open_only or none_did
 
 
 def _calls(

@@ -2,13 +2,12 @@
 
 No watchdog saw this job, so a stall is inferred. A rank waits if one of its calls did not complete,
 if its stack is inside a collective, or if the library gave up on a call. A rank is elsewhere if all
-its recorded calls completed while other ranks wait. Whether calls stand still or were just under way
-when the dumps were written is known only if something tells the time.
+its recorded calls completed while other ranks wait. Whether calls stand still or were just under
+way when the dumps were written is known only if something tells the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from moediag.evidence import console_output, exits, flight_recorder, one_job, rank_stacks
@@ -104,7 +103,7 @@ def _from_watchdog(rank: int, timeouts: list[console_output.Timeout]) -> RankEvi
 
 def _stall(
     found: Found,
-    ranks: Mapping[int, RankEvidence],
+    ranks: dict[int, RankEvidence],
     waited: set[int],
     recorded: flight_recorder.Recorded,
     not_seen: list[str],

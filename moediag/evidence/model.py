@@ -41,6 +41,8 @@ class Collective:
     parameters_missing: tuple[str, ...] = ()
     site: str = ""
     completed: bool = False
+    #: The error that it raised or ended with; the program may have swallowed it. "" if none.
+    failed: str = ""
     time: float = 0.0
     asynchronous: bool = False  # the rank continued without waiting for it
     started: bool = False  # the device is known to have started it
@@ -193,6 +195,9 @@ class RankEvidence:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()  # folders of its libraries; empty if it recorded none
     last_phase: str = ""
+    #: Optimizers that it constructed although it had peers and never created a process group; None
+    #: if that is unknown, or it did create one.
+    alone: tuple[str, ...] | None = None
     finished: bool = False
     not_seen: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()

@@ -144,11 +144,17 @@ def _rank(
         versions=versions,
         libraries=libraries,
         last_phase=log.last_phase,
+        alone=_alone(folder / protocol.alone_file(rank)),
         finished=log.finished,
         not_seen=(*log.not_seen, *lost, *told.not_seen),
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
+
+
+def _alone(path: Path) -> tuple[str, ...] | None:
+    names = _json(path).get("optimizers")
+    return tuple(str(name) for name in names) if isinstance(names, list) else None
 
 
 def _has_device(log: RankLog) -> bool:

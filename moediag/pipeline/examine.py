@@ -1,9 +1,10 @@
-"""`moediag diagnose`: turns directories left by ranks into a result without expectations."""
+"""`moediag diagnose`: turns directories left by ranks into a result. It has no expectations, unless
+`moediag run` has judged it before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from moediag.evidence import foreign, sources
 from moediag.evidence.model import Evidence
 from moediag.evidence.nodes import job_of
 from moediag.evidence.trial_folder import read_trial
+from moediag.judgement import conclude
 from moediag.pipeline import rows
 from moediag.protocol import TRIAL_FILE, CostTask, ReferenceTask, Trial
 from moediag.report.trace import Traced, traced
-from moediag.result import Conclusion, RunResult, TrialResult
+from moediag.result import Conclusion, RunResult, TrialResult, Verdict, read_result, wording
 
 HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
@@ -47,15 +49,17 @@ class Examined:
 
 def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
     """Diagnoses every trial found at ``paths``. Several nodes' parts of a trial are diagnosed
-    together, and all other paths as one job. ``expected`` stays empty. ``taken_at``: when the dumps
-    of another job were written (0: when its watchdog gave up). Raises EvidenceError if nothing is
-    known."""
+    together, and all other paths as one job. A run that was judged keeps its judgement; otherwise
+    ``expected`` stays empty. ``taken_at``: when the dumps of another job were written (0: when its
+    watchdog gave up). Raises EvidenceError if nothing is known."""
     trials: list[Path] = []
     others = []
     for path in paths:
         folders = trial_folders(path)
         trials += folders
         others += [path] if not folders else []
+    if len(paths) == 1 and (judged := _judged(paths[0])) is not None:
+        return _again(judged, {folder.name: _examined(folder) for folder in trials})
     found = [_examined(*folders) for folders in _by_job(trials)]
     if others:
         found.append(_foreign(others, taken_at))
@@ -94,6 +98,44 @@ def _trial(folder: Path) -> Trial:
         return Trial.read(folder / TRIAL_FILE)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
+
+
+def _judged(path: Path) -> RunResult | None:
+    """Returns the result of a run that compared its trials with expectations."""
+    try:
+        result = read_result(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return result if any(trial.expected for trial in result.trials) else None
+
+
+def _again(result: RunResult, found: Mapping[str, tuple[str, TrialResult, Evidence]]) -> Examined:
+    """Returns a judged run with its trials diagnosed again. Where that gives another answer, the
+    trial is judged by it, and a note says so."""
+    trials = [_rejudged(trial, found) for trial in result.trials]
+    same = all(n.diagnosis is o.diagnosis for n, o in zip(trials, result.trials, strict=True))
+    conclusion = result.conclusion if same else conclude(trials)
+    seen = [found[t.evidence][2] if t.evidence in found else Evidence(0, {}) for t in result.trials]
+    return Examined(replace(result, trials=tuple(trials), conclusion=conclusion), tuple(seen))
+
+
+def _rejudged(
+    trial: TrialResult, found: Mapping[str, tuple[str, TrialResult, Evidence]]
+) -> TrialResult:
+    if trial.evidence not in found:
+        return trial
+    _, new, _ = found[trial.evidence]
+    same = (new.verdict, new.culprits) == (trial.verdict, trial.culprits)
+    if same or new.verdict == Verdict.INCONCLUSIVE:  # perhaps its reference was deleted
+        return replace(trial, evidence=new.evidence)
+    named = f", culprit {wording.ranks(trial.culprits)}" if trial.culprits else ""
+    note = f"the run itself found {trial.verdict}{named}"
+    return replace(
+        trial,
+        diagnosis=replace(new.diagnosis, notes=(*new.notes, note)),
+        met=str(new.verdict) in trial.expected.split(" or "),
+        evidence=new.evidence,
+    )
 
 
 def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialResult, Evidence]:

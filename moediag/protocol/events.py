@@ -21,6 +21,8 @@ from typing import Optional, Union
 #             of(names id|null: all parameters of that FSDP group)  sizes(numel of each carried)
 #             site("file.py:12 function") step(int) async(bool)
 # done        n                    the collective was waited for and completed
+# failed      n type message       it raised, or its Work completed with an error; the program may
+#             have swallowed that
 # tokens      step layer(FQN of the MoE block) counts[experts]   one line per forward of it
 # no_gradient step names(id)       parameters whose .grad is None when the optimizer steps
 # phase       name(free text: "step 1", "imports", …) step
@@ -38,7 +40,7 @@ from typing import Optional, Union
 # end
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
-    "start", "group", "names", "collective", "done", "tokens", "no_gradient", "phase",
+    "start", "group", "names", "collective", "done", "failed", "tokens", "no_gradient", "phase",
     "weights", "experts_used", "decision", "finding", "note", "not_seen", "error", "end",
 )  # fmt: skip
 

@@ -101,6 +101,12 @@ def error_file(rank: int) -> str:
     return f"rank-{rank}.error.json"
 
 
+def alone_file(rank: int) -> str:
+    """Written at the end of a watched rank that had peers (WORLD_SIZE) but never created a process
+    group: ``optimizers``, the classes of torch.optim that it constructed."""
+    return f"rank-{rank}.alone.json"
+
+
 def outcome_file(rank: int) -> str:
     """What the worker measured on this rank, see :class:`Outcome`; absent if it died."""
     return f"rank-{rank}.outcome.json"

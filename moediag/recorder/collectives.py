@@ -57,6 +57,9 @@ def _method(recorder: Recorder, completion: Completion, shape: Shape) -> Callabl
             held = recorder.heartbeat.enter(number)
             try:
                 work = original(self, *args, **kwargs)
+            except Exception as error:
+                recorder.failed(number, error)
+                raise
             finally:
                 thread.inside = False
                 recorder.heartbeat.leave(held)
@@ -147,6 +150,9 @@ def _wait(recorder: Recorder, completion: Completion) -> Callable[[Any], Any]:
             held = recorder.heartbeat.enter(expected.numbers[0])
             try:
                 result = original(self, *args, **kwargs)
+            except Exception as error:
+                completion.failed(self, expected, error)
+                raise
             finally:
                 recorder.heartbeat.leave(held)
             try:

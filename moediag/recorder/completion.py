@@ -44,8 +44,10 @@ class Completion:
         self._captures = captures if captures is not None else Captures()
         self._works: Dict[int, Expected] = {}
         self._tensors: Dict[int, int] = {}  # storage -> operation, for wait_tensor
-        self._native: Dict[int, Any] = {}  # issued from C++: operation -> Work, None if unknown
+        # Issued from C++: operation -> (Work, None if unknown; whether it runs on an accelerator)
+        self._native: Dict[int, Tuple[Any, bool]] = {}
         self._device: Deque[Tuple[int, Any]] = deque()  # (operation, accelerator event)
+        self._at_end = False
 
     # -------------------------------------------------------------------- Python's Work objects
 
@@ -66,6 +68,12 @@ class Completion:
             for number in expected.numbers:
                 self._completed(number, expected.device)
 
+    def failed(self, work: Any, expected: Expected, error: BaseException) -> None:
+        """Records that waiting for ``work`` raised ``error``, which the program may swallow."""
+        if self._works.pop(id(work), None) is not None:
+            for number in expected.numbers:
+                self._recorder.failed(number, error)
+
     # -------------------------------------------------------------------- issued from C++
 
     def expect_native(self, work: Any, number: int, call: Call) -> None:
@@ -77,9 +85,9 @@ class Completion:
         while len(self._tensors) > _MAX_EXPECTED:
             self._tensors.pop(next(iter(self._tensors)))
         try:
-            self._native[number] = torch.distributed.Work.unbox(work)
+            self._native[number] = torch.distributed.Work.unbox(work), call.device
         except (AttributeError, RuntimeError, TypeError):
-            self._native[number] = None
+            self._native[number] = None, call.device
             self._recorder.note_not_seen(
                 "when collectives issued from C++ (DDP) completed: this torch does not say"
             )
@@ -113,9 +121,11 @@ class Completion:
 
     def settle(self, seconds: float = SETTLE) -> None:
         """Polls for up to ``seconds`` at the rank's end: operations that it never waits for, such
-        as the flags of DDP's reducer, usually complete a moment later."""
+        as the flags of DDP's reducer, usually complete a moment later. Or they fail because a peer
+        has ended as well: that is no failure of the job, so it is left open."""
         until = time.monotonic() + seconds
-        while any(work is not None for work in self._native.values()):
+        self._at_end = True
+        while any(work is not None for work, _ in self._native.values()):
             self.poll()
             if time.monotonic() > until:
                 return
@@ -147,11 +157,16 @@ class Completion:
                 return
             while self._device and self._device[0][1].query():
                 self._recorder.done(self._device.popleft()[0])
-            for number, work in list(self._native.items()):
+            for number, (work, device) in list(self._native.items()):
                 if work is None or not work.is_completed():
                     continue
-                if self._native.pop(number, None) is not None:
+                error = None if device else _error(work)
+                if self._native.pop(number, None) is None:
+                    continue
+                if error is None:
                     self._recorder.done(number)
+                elif not self._at_end:
+                    self._recorder.failed(number, error)
             for key, expected in list(self._works.items()) if works else ():
                 work = expected.work() if expected.device else None
                 if work is None or not _succeeded(work):
@@ -166,3 +181,14 @@ class Completion:
 def _succeeded(work: Any) -> bool:
     """Whether ``work`` completed without an error."""
     return bool(work.is_completed()) and work.exception() is None
+
+
+def _error(work: Any) -> Optional[BaseException]:
+    """The error of a completed Work on the CPU. Such a Work also counts as completed when its
+    connection broke. Its ``wait`` returns at once; ``exception`` and ``is_success`` are deprecated
+    and would print that into the job's output."""
+    try:
+        work.wait()
+    except Exception as error:
+        return error
+    return None

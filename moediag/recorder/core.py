@@ -33,6 +33,7 @@ _DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string
 _LAYERS = (f"{os.sep}deepspeed{os.sep}comm{os.sep}", f"{os.sep}deepspeed{os.sep}utils{os.sep}nvtx")
 _plumbing: Dict[str, bool] = {}  # file name -> result of _is_plumbing
 _MAX_FRAMES = 96  # searched for a call site; the backward of a deep model has about 40
+_MAX_FAILED = 500  # characters of the message of a failed operation
 _MAX_FAULTS = 20  # after which a watcher is switched off
 
 
@@ -283,6 +284,13 @@ class Recorder:
         """Records that operation ``number`` was waited for and completed."""
         self.log.line(f'{{"e":"done","t":{time.time():.6f},"n":{number}}}')
         self.heartbeat.beat()
+
+    def failed(self, number: int, error: BaseException) -> None:
+        """Records that operation ``number`` raised ``error``. Never raises: the caller is about to
+        let ``error`` through to the program."""
+        with contextlib.suppress(Exception):
+            text = " ".join(str(error).split())[:_MAX_FAILED]
+            self.event("failed", n=number, type=type(error).__name__, message=text)
 
     def current_phase(self) -> str:
         """This thread's phase: forward, backward, recompute, optimizer or other."""

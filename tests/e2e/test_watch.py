@@ -17,8 +17,9 @@ from tests.victims.table import JOBS, VICTIMS, Victim
 
 pytestmark = pytest.mark.e2e
 
-# One that hangs, one that dies, one that is only slow. `make wide` runs the others.
-DEFAULT = ("skips", "raises", "slow")
+# One that hangs, one that dies, one whose end hides a failure, one that is only slow. `make wide`
+# runs the others.
+DEFAULT = ("skips", "raises", "swallows", "slow")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 

@@ -7,6 +7,7 @@ ones use CPU time; nothing sleeps.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import os
@@ -227,6 +228,26 @@ def raises(job: Job) -> None:
     job.step()
 
 
+# ------------------------------------------------------------------------ they end, and agree not
+
+
+def swallows(job: Job) -> None:
+    """Rank 1 has fewer batches; the others ignore that DDP's reductions then fail."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    for _ in range(STEPS if job.rank == 1 else 2 * STEPS):
+        with contextlib.suppress(RuntimeError):
+            model(torch.randn(4, 8)).sum().backward()  # HERE
+
+
+def alone() -> None:
+    """Each rank trains a model of its own, because nobody created a process group."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+
+
 # ------------------------------------------------------------------------ nothing is wrong
 
 
@@ -281,6 +302,9 @@ def saves(job: Job) -> None:
 
 
 def main() -> None:
+    if sys.argv[1] == alone.__name__:
+        alone()
+        return
     dist.init_process_group("gloo")
     globals()[sys.argv[1]](Job())
     dist.destroy_process_group()

@@ -53,6 +53,8 @@ VICTIMS = (
     Victim("killed", ("crash",), (1,), says="SIGKILL"),
     Victim("out_of_memory", ("crash",), (1,), says="MemoryError"),
     Victim("raises", ("crash",), (1,), ranks=2, says="the batch is empty"),
+    Victim("swallows", ("collective-mismatch",), (1,), says="the program continued"),
+    Victim("alone", ("replica-divergence",), ranks=2, says="each rank trained alone"),
     Victim("clean", ("clean",), ranks=2),
     Victim("slow", ("clean",), ranks=2, options=IMPATIENT),
     Victim("compiles", ("clean",), ranks=2, options=IMPATIENT),

@@ -52,7 +52,7 @@ def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> 
     """Returns which ranks diverged. ``schedule``: of the divergence's group, for earlier calls."""
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     if divergence.kind == "missing":
-        return _missing_call(divergence, calls, tokens)
+        return _missing_call(divergence, calls, schedule, tokens)
     if divergence.kind == "order":
         return _order(divergence)
     if divergence.kind == "splits":
@@ -134,14 +134,25 @@ def _skipped(
     return Blame(culprits, "skipped", missing, tuple(sorted(starved, key=lambda s: s.rank)))
 
 
-def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
-    """The absent ranks, or the few that make an extra call where most finished normally. Dumps do
-    not show how a rank ended: where more ranks are absent than wait, nobody is named."""
+def _missing_call(
+    divergence: Divergence,
+    calls: Mapping[int, Collective],
+    schedule: Schedule | None,
+    tokens: Tokens,
+) -> Blame:
+    """The absent ranks, or the few that make an extra call where most finished normally. As many
+    against as many: the absent ranks, if they made that call before and so left out a repetition;
+    else either side may be wrong. Dumps do not show how a rank ended: where more ranks are absent
+    than wait, nobody is named."""
     gone = divergence.absent
     if divergence.inferred and len(gone) > divergence.waiting:
         return Blame()
-    if not divergence.inferred and len(gone) > len(calls) and set(gone) == set(divergence.ended):
+    peaceful = not divergence.inferred and set(gone) == set(divergence.ended)
+    if peaceful and len(gone) > len(calls):
         return Blame(tuple(sorted(calls)), "majority")
+    even = peaceful and len(gone) == len(calls)
+    if even and (schedule is None or not all(_made(schedule, rank, calls) for rank in gone)):
+        return Blame()
     starved = tuple(
         s
         for rank in gone
@@ -150,6 +161,13 @@ def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], token
     )
     missing = {s.rank: next(iter(calls.values())).parameters or () for s in starved}
     return Blame(tuple(sorted(gone)), "gone", missing, tuple(dict.fromkeys(starved)))
+
+
+def _made(schedule: Schedule, rank: int, calls: Mapping[int, Collective]) -> bool:
+    """Whether ``rank`` made one of ``calls`` before, at the same place of the program."""
+    waited = {(matching.key(call), call.site) for call in calls.values()}
+    own = schedule.calls.get(rank, ())
+    return any(call is not None and (matching.key(call), call.site) in waited for call in own)
 
 
 # ------------------------------------------------------------------------ by a majority

@@ -79,8 +79,10 @@ def _sure(facts: Facts, divergence: Divergence, found: Blame) -> Confidence:
         return limit
     if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
         return Confidence.MEDIUM
-    if found.basis == "gone" and len(divergence.calls) == 2:
-        return Confidence.MEDIUM  # one against one: the other may have made an extra call
+    if found.basis == "gone" and 2 * len(divergence.absent) == len(divergence.calls):
+        # As many against as many: the others may have made an extra call.
+        ended = set(divergence.ended) == set(divergence.absent)
+        return Confidence.LOW if ended else Confidence.MEDIUM
     if _indirect(divergence, facts.evidence):
         return Confidence.MEDIUM
     complete = all(

@@ -46,7 +46,14 @@ from moediag.diagnosis.rules.measured import (
     wrong_ownership,
     wrong_update,
 )
-from moediag.diagnosis.rules.recorded import healthy_job, no_records, open_calls, unknown_end
+from moediag.diagnosis.rules.recorded import (
+    failed_calls,
+    healthy_job,
+    no_records,
+    open_calls,
+    trained_alone,
+    unknown_end,
+)
 from moediag.result import Verdict
 
 
@@ -87,7 +94,9 @@ RULES: tuple[Detector, ...] = (
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # Nothing was measured: a watched job, or evidence of other tools.
+    trained_alone,
     no_records,
+    failed_calls,
     open_calls,
     unknown_end,
     healthy_job,

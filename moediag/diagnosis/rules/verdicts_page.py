@@ -19,11 +19,12 @@ MEANINGS = {
     "single-process reference.",
     Verdict.WRONG_WEIGHTS: "A rank trained other weights than the checkpoint's, or the optimizer "
     "left other weights than in a single process.",
-    Verdict.REPLICA_DIVERGENCE: "Values that must be equal on several ranks differ.",
+    Verdict.REPLICA_DIVERGENCE: "Values that must be equal on several ranks differ, or nothing "
+    "kept them equal.",
     Verdict.NONFINITE: "A loss, a gradient or a gradient norm is nan or infinite.",
     Verdict.WRONG_METRICS: "Training is correct, and a reported metric is wrong.",
     Verdict.RESUME_DRIFT: "Training that was saved and loaded differs from an uninterrupted run.",
-    Verdict.CRASH: "Ranks raised an exception or died by themselves.",
+    Verdict.CRASH: "Ranks raised an exception, died by themselves, or their communication failed.",
     Verdict.NOT_APPLICABLE: "The question does not arise on this stack.",
     Verdict.INCONCLUSIVE: "The evidence does not decide.",
 }

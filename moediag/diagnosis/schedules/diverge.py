@@ -41,6 +41,8 @@ class Divergence:
     """For ``order``: the event at which each rank waits."""
     groups: tuple[Group, ...] = ()
     """For ``order``: the groups of the circle."""
+    counts: Mapping[int, int] = field(default_factory=dict)
+    """For ``missing`` in a job that ended: each rank's number of calls on the group."""
     inferred: bool = False
     """No rank was seen elsewhere; the dumps of the absent ranks only show no open call."""
     waiting: int = 0
@@ -64,7 +66,10 @@ def divergences(
     candidates = [d for s in aligned.schedules.values() if (d := _mismatch(s)) is not None]
     whole = (c for c in aligned.channels if c.whole)
     candidates += [d for c in whole if (d := _channel_mismatch(c)) is not None]
-    candidates += _missing(aligned, run, evidence, {f.rank: f for f in failed})
+    failures = {f.rank: f for f in failed}
+    candidates += _left_over(aligned, evidence, failures) or _missing(
+        aligned, run, evidence, failures
+    )
     if not candidates or evidence.foreign:
         candidates += _order(run, candidates)
     known = evidence.foreign or evidence.devices_known
@@ -199,7 +204,12 @@ def _missing(
         else:
             there = ((rank, schedule.at(rank, position)) for rank in schedule.calls)
             calls |= {rank: call for rank, call in there if call is not None}
-        ended = tuple(rank for rank in gone if _ended(evidence.ranks[rank], failed.get(rank)))
+        elsewhere = evidence.stall.elsewhere if evidence.stall is not None else ()
+        ended = tuple(
+            rank
+            for rank in gone
+            if rank not in elsewhere and _ended(evidence.ranks[rank], failed.get(rank))
+        )
         group = run.groups[event]
         waiting = len(evidence.stall.waiting) if evidence.stall is not None else 0
         found.append(
@@ -208,6 +218,42 @@ def _missing(
                 inferred=evidence.foreign, waiting=waiting,
             )
         )  # fmt: skip
+    return found
+
+
+# What a recorder notes when calls may be absent from its log although they were made.
+_LOST = ("the recorder failed", "events were lost", "unreadable")
+
+
+def _left_over(
+    aligned: Aligned, evidence: Evidence, failed: Mapping[int, Failure]
+) -> list[Divergence]:
+    """Calls that some ranks of a group made and others did not, where all of them ended: then
+    nobody waits, because the program ignored that the call failed or the call needs no answer."""
+    if evidence.foreign or evidence.stall is not None:
+        return []
+    found = []
+    for schedule in aligned.schedules.values():
+        counts = {rank: schedule.end(rank) for rank in schedule.starts}
+        ends = [evidence.ranks[rank] for rank in counts]
+        if not all(_ended(seen, failed.get(seen.rank)) for seen in ends) or any(
+            lost in text for seen in ends for text in seen.not_seen for lost in _LOST
+        ):
+            continue
+        position = min(counts.values(), default=0)
+        absent = tuple(rank for rank, count in counts.items() if count == position)
+        if len(absent) == len(counts):
+            continue
+        calls = {
+            rank: None if rank in absent else schedule.at(rank, max(position, start))
+            for rank, start in schedule.starts.items()
+        }
+        if any(calls.values()):
+            found.append(
+                Divergence(
+                    "missing", schedule.group, position, calls, absent, absent, counts=counts
+                )
+            )
     return found
 
 

@@ -131,6 +131,8 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     verb = "waits" if len(calls) == 1 else "wait"
     what = describe(next(iter(calls.values())))
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
+    if divergence.counts:
+        return _left_over(divergence, calls, what)
     gone = ranks(divergence.absent)
     if blame.basis == "majority":
         return sentence(f"{here}, which {gone} ended without and nobody else calls")
@@ -142,6 +144,23 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     if set(divergence.absent) == set(divergence.ended):
         return sentence(f"{here}, but {gone} reached the end without that call")
     return sentence(f"{here}, but {gone} never came to that call")
+
+
+def _left_over(divergence: Divergence, calls: Mapping[int, Collective], what: str) -> str:
+    """The counts of calls in a job that ended, and the first call that not all ranks made."""
+    made: dict[int, list[int]] = {}
+    for rank, count in divergence.counts.items():
+        made.setdefault(count, []).append(rank)
+    counts = [
+        f"{ranks(who)} {'made' if at == 0 else 'only'} {plural(count, 'call') if not at else count}"
+        for at, (count, who) in enumerate(sorted(made.items(), reverse=True))
+    ]
+    text = sentence(f"on {divergence.group.label}, {', '.join(first_few(counts))}")
+    text += f" The first that {ranks(divergence.absent)} did not make is {what}."
+    failed = {rank: call.failed for rank, call in calls.items() if call.failed}
+    for rank, message in first_few(failed.items()):
+        text += f" It failed on rank {rank} ({message}), and the program continued."
+    return text
 
 
 def _order(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
@@ -194,7 +213,7 @@ def _consequence(
             return f"The sizes agree{count}, so without the guard nothing would report an error."
         return f"The sizes agree{count}, so nothing reports an error here: {mixed}."
     if backend == "gloo" and died and divergence.kind in ("size", "op", "splits"):
-        return "On NCCL the same run hangs; gloo aborts."
+        return "With gloo a rank aborts; on NCCL a hang is expected (not run here)."
     return ""
 
 

@@ -30,6 +30,7 @@ class _Rank:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.world_size: int | None = None
         self.folder = _folder()
         self.recorder: Any = None
         self.failed = False
@@ -38,6 +39,7 @@ class _Rank:
     def claim(self, world_size: int | None) -> None:
         """Writes who and where this process is; from now on records an exception and the end."""
         os.environ[protocol.ENV_RANK_PID] = str(os.getpid())
+        self.world_size = world_size
         self.folder.mkdir(parents=True, exist_ok=True)
         me = {
             "pid": os.getpid(), "started": protocol.start_time(), "host": socket.gethostname(),
@@ -124,8 +126,23 @@ class _Rank:
             self.error(last)
         if self.recorder is not None and not self.failed:
             self.recorder.finish()
+        if self.recorder is None and (self.world_size or 0) > 1:
+            self.alone()
+
+    def alone(self) -> None:
+        """Records that this process has peers but never created a process group, and whether it
+        trained. Processes that communicate in another way are left out."""
+        if any(name in sys.modules for name in _OTHER_WAYS):
+            return
+        rpc = sys.modules.get("torch.distributed.rpc")
+        if rpc is not None and getattr(rpc, "_is_current_rpc_agent_set", lambda: False)():
+            return
+        content = {"optimizers": _optimizers()}
+        protocol.write_json(self.folder / protocol.alone_file(self.rank), content)
 
 
+# Libraries that communicate without torch's process groups.
+_OTHER_WAYS = ("horovod.torch", "mpi4py.MPI", "torch_xla", "byteps.torch", "jax")
 _this: _Rank | None = None
 
 
@@ -213,6 +230,20 @@ def _of_url(method: Any, key: str, variable: str) -> int | None:
     """Reads the value from ``tcp://host:port?rank=3``, else from the environment."""
     found = re.search(rf"[?&]{key}=(\d+)", method) if isinstance(method, str) else None
     return int(found[1]) if found else _number(variable)
+
+
+def _optimizers() -> list[str]:
+    """Returns the classes of torch.optim's optimizers that this process constructed: torch wraps
+    the ``step`` of a class when its first instance is made."""
+    found: list[str] = []
+    base = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
+    waiting = list(base.__subclasses__()) if base is not None else []
+    while waiting:
+        one = waiting.pop()
+        waiting += one.__subclasses__()
+        if "step" in vars(one) and getattr(one.step, "hooked", False):
+            found.append(one.__name__)
+    return sorted(set(found))
 
 
 def _number(variable: str) -> int | None:

@@ -63,7 +63,7 @@ def test_a_starved_expert_shortens_the_reduction(world: int, aborting: int) -> N
     assert found.cause == (
         f"On rank 1 expert 3 of layer 1 received 0 tokens ({told}), so its parameters have no "
         "gradient there and FSDP2 leaves them out of the reduction: 3 of 26 parameters, 1,536 "
-        "elements fewer. On NCCL the same run hangs; gloo aborts."
+        "elements fewer. With gloo a rank aborts; on NCCL a hang is expected (not run here)."
     )
     assert found.signature == (
         "collective-mismatch:size reduce_scatter:dp_shard:backward:starved-expert:one-rank"
@@ -274,7 +274,7 @@ def test_a_stall_with_equal_schedules_has_no_culprit() -> None:
     }
     found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
     assert (found.verdict, found.culprits) == (Verdict.HANG, ())
-    assert "no rank is at fault" in found.cause
+    assert "not known which rank is at fault" in found.cause
     # The rank with the missing log may be the culprit.
     ranks[1] = RankEvidence(1, exit=ranks[1].exit)
     found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (0, 1))))
@@ -350,11 +350,12 @@ def test_point_to_point_calls_are_paired_by_peer() -> None:
 
 
 def test_a_receive_without_a_send_is_a_hang() -> None:
+    """Rank 0 left out the send, or rank 1 receives once too often."""
     evidence = pipeline([], [Op("pp", "recv", 8, peer=0)]).whole()
     ranks = dict(evidence.ranks)
     ranks[1] = replace(ranks[1], finished=False, exit=ExitStatus(signal="SIGKILL", by_us=True))
     found = diagnose(replace(evidence, ranks=ranks, stall=Stall(1.0, 3.0, (1,))))
-    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (0,), (1,))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (), ())
 
 
 # ------------------------------------------------------------------------ errors and exits only

@@ -17,7 +17,7 @@ from moediag.evidence.model import ExitStatus, Frame, RankError, Stack
 from moediag.evidence.sources import Found
 from moediag.result import Diagnosis
 
-LATER = jobs.BEGAN / 1e9 + 3600
+LATER = 1_700_003_600.0  # an hour after the simulated jobs began
 SAMPLES = Path(__file__).parents[2] / "samples/flight-recorder"
 LAYOUTS = [jobs.Layout(2, 4, 2, 2), jobs.Layout(4, 2, 2, 2), jobs.Layout(1, 8, 2, 4)]
 BASES = {layout: jobs.healthy(layout, steps=5) for layout in LAYOUTS}
@@ -184,7 +184,7 @@ def test_real_gloo_dumps_are_diagnosed() -> None:
         folder = SAMPLES / name
         raw = {r: (folder / f"trace_rank_{r}").read_bytes() for r in range(world)}
         dumps = {r: flight_dump.read(pickle.loads(data)) for r, data in raw.items()}
-        return Found(dumps=dumps, files=world)
+        return Found(dumps=dumps, files=world, stood=True)
 
     assert diagnosed(read("gloo-collectives", 3)).verdict == "clean"
     stuck = diagnosed(read("gloo-stuck", 4))

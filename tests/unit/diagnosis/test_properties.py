@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from moediag.diagnosis.blame.culprits import blame
 from moediag.diagnosis.end_states.failures import failures
 from moediag.diagnosis.schedules.align import align
-from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.diverge import Divergence, divergences
 from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.evidence.model import Evidence
@@ -30,7 +30,7 @@ def found(evidence: Evidence) -> tuple[Divergence | None, tuple[int, ...]]:
     """(first divergence, culprits)."""
     aligned = align(evidence)
     run = replay(aligned, evidence)
-    divergence = first_divergence(aligned, run, evidence, failures(evidence))
+    divergence = next(iter(divergences(aligned, run, evidence, failures(evidence))), None)
     if divergence is None:
         return None, ()
     schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
@@ -265,7 +265,8 @@ def test_a_skipped_call_is_found(
         elif len(divergence.calls) > 2:
             assert culprits == (rank,)
     if divergence.kind == "missing":
-        assert culprits == (rank,) and divergence.position == len(same) - 1
+        assert divergence.position == len(same) - 1
+        assert culprits == (rank,) or len(divergence.calls) == 2
 
 
 @QUICK
@@ -314,4 +315,6 @@ def test_a_rank_that_ends_early_is_found(
     if evidence.stall is None:
         return
     assert divergence is not None
-    assert (divergence.kind, divergence.absent, culprits) == ("missing", (rank,), (rank,))
+    assert (divergence.kind, divergence.absent) == ("missing", (rank,))
+    # Of two ranks, the other one may have made a call too many, unless it is a repeated one.
+    assert culprits == (rank,) or (culprits == () and len(divergence.calls) == 2)

@@ -1,8 +1,10 @@
 """`diagnose` finds trials in directories and gives a result without expectations."""
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from moediag.errors import EvidenceError, ExitCode
 from moediag.evidence.model import Evidence, RankEvidence
 from moediag.pipeline import examine
 from moediag.protocol import CostTask, ReferenceTask, StepTask, Task, Trial
-from moediag.report.page import exit_code
-from moediag.result import Confidence, Verdict
+from moediag.report.page import exit_code, page_of
+from moediag.report.terminal import as_text
+from moediag.result import Confidence, Diagnosis, Verdict, read_result
 
 
 def make(folder: Path, task: Task | None = None) -> Path:
@@ -108,8 +111,6 @@ def test_a_broken_trial_file_is_an_error_with_its_path(tmp_path: Path, text: str
 def test_exit_code_says_whether_a_failure_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, code: int
 ) -> None:
-    from moediag.result import Diagnosis
-
     found = Diagnosis(Verdict(verdict), verdict, Confidence.HIGH, culprits=(1,))
     evidence = Evidence(2, {1: RankEvidence(1, versions={"torch": "2.13.0"})})
 
@@ -123,3 +124,69 @@ def test_exit_code_says_whether_a_failure_was_found(
     trial = result.trials[0]
     assert (trial.verdict, trial.expected, trial.stack) == (verdict, "", {"torch": "2.13.0"})
     assert exit_code(result) == code
+
+
+RESULTS = Path(__file__).parents[2] / "golden" / "results"
+
+
+def judged_run(folder: Path) -> Path:
+    """A run as `moediag run` leaves it, with the folders of its trials."""
+    shutil.copy(RESULTS / "starvation.json", folder / "result.json")
+    for trial in read_result(folder).trials:
+        make(folder / trial.evidence)
+    return folder
+
+
+def diagnosed_as(monkeypatch: pytest.MonkeyPatch, **other: Diagnosis) -> None:
+    """Lets each trial's diagnosis be what the run had found, or ``other`` by name."""
+    kept = {t.evidence: t.diagnosis for t in read_result(RESULTS / "starvation.json").trials}
+    monkeypatch.setattr(examine, "read_trial", lambda folder: folder.name)
+    monkeypatch.setattr(examine, "result_of", lambda trial, name, where: examine.rows.row(
+        trial, other.get(name, kept[name]), {}, where))  # fmt: skip
+
+
+def test_a_judged_run_keeps_its_judgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnosed_as(monkeypatch)
+    before = read_result(judged_run(tmp_path))
+    after = examine.examine([tmp_path])
+    assert after.result.conclusion == before.conclusion and before.conclusion.fixes
+    for old, new in zip(before.trials, after.result.trials, strict=True):
+        assert new == replace(old, evidence=str(tmp_path / old.evidence))
+    assert list(after.evidence) == [trial.evidence for trial in before.trials]
+    text = as_text(page_of(after.result), 100, tmp_path)
+    assert "unknown" not in text and "failure found in" not in text
+
+
+def test_another_answer_is_judged_again_and_the_older_one_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_result(judged_run(tmp_path))
+    fix = next(t for t in run.trials if t.role == "fix" and t.verdict == Verdict.CLEAN)
+    hang = Diagnosis(Verdict.HANG, "hang", Confidence.HIGH, culprits=(1,))
+    diagnosed_as(monkeypatch, **{fix.evidence: hang})
+    result = examine.examine([tmp_path]).result
+    again = next(t for t in result.trials if t.variant == fix.variant)
+    assert again.verdict == Verdict.HANG and not again.met and again.expected == fix.expected
+    assert "the run itself found clean" in again.notes
+    judged = {one.variant: one.correct for one in result.conclusion.fixes}
+    assert judged[fix.variant] is False
+
+
+def test_a_run_whose_reference_is_gone_keeps_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_result(judged_run(tmp_path))
+    nothing = Diagnosis(Verdict.INCONCLUSIVE, "inconclusive", Confidence.LOW)
+    diagnosed_as(monkeypatch, **{t.evidence: nothing for t in run.trials})
+    assert examine.examine([tmp_path]).result.conclusion == run.conclusion
+
+
+def test_a_run_without_expectations_is_diagnosed_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = read_result(judged_run(tmp_path))
+    free = tuple(replace(trial, expected="") for trial in result.trials)
+    replace(result, trials=free).write(tmp_path)
+    diagnosed_as(monkeypatch)
+    found = examine.examine([tmp_path]).result
+    assert {t.expected for t in found.trials} == {""} and found.conclusion.fixes == ()

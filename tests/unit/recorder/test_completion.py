@@ -18,26 +18,37 @@ from moediag.recorder.patches import Patches
 class Log:
     def __init__(self) -> None:
         self.noted: list[int] = []
+        self.errors: dict[int, str] = {}
 
     def done(self, number: int) -> None:
         self.noted.append(number)
 
+    def failed(self, number: int, error: BaseException) -> None:
+        self.errors[number] = str(error)
+
 
 class Work:
-    """Completed at the ``looks``-th query."""
+    """Completed at the ``looks``-th query, with ``error`` if it has one."""
 
-    def __init__(self, looks: int) -> None:
+    def __init__(self, looks: int, error: str = "") -> None:
         self.left = looks
+        self.error = error
 
     def is_completed(self) -> bool:
         self.left -= 1
         return self.left <= 0
 
+    def wait(self) -> bool:
+        assert self.left <= 0, "it would block"
+        if self.error:
+            raise RuntimeError(self.error)
+        return True
+
 
 def made(**works: Any) -> tuple[Completion, Log]:
     log = Log()
     completion = Completion(log)  # type: ignore[arg-type]
-    completion._native = {int(name[1:]): work for name, work in works.items()}
+    completion._native = {int(name[1:]): (work, False) for name, work in works.items()}
     return completion, log
 
 
@@ -54,6 +65,27 @@ def test_a_call_that_never_completes_stays_open_without_blocking() -> None:
     completion.settle(0.01)
     assert log.noted == [4]
     assert sorted(completion._native) == [3, 7]
+
+
+def test_work_that_ended_with_an_error_is_not_completed() -> None:
+    completion, log = made(n3=Work(1, "Connection closed by peer"), n5=Work(1))
+    completion.poll()
+    assert (log.noted, log.errors) == ([5], {3: "Connection closed by peer"})
+
+
+def test_work_that_fails_after_the_end_is_left_open() -> None:
+    """A peer that ended first closed its connections; nobody waited for that operation."""
+    completion, log = made(n3=Work(1, "Connection closed by peer"))
+    completion.settle()
+    assert (log.noted, log.errors) == ([], {})
+
+
+def test_an_error_on_an_accelerator_is_not_asked_for() -> None:
+    """Waiting there would order streams of the job."""
+    completion, log = made()
+    completion._native = {3: (Work(1, "not asked for"), True)}
+    completion.poll()
+    assert (log.noted, log.errors) == ([3], {})
 
 
 def test_settle_returns_immediately_without_operations() -> None:

@@ -21,7 +21,8 @@ def find(facts: Facts) -> Divergence | None:
         return None
     missing = d.kind == "missing"
     if not facts.failed:
-        return d if _only_recorded(facts) and not missing else None
+        known = not missing or facts.evidence.watched
+        return d if _only_recorded(facts) and known else None
     if missing:  # the others lost the connection to the rank that made no call
         return None if own or silent(facts.evidence) else d
     late = own and 0 < own[0].time < d.time

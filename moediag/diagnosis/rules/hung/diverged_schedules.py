@@ -22,7 +22,7 @@ def find(facts: Facts) -> Divergence | None:
 def judge(facts: Facts, found: Divergence) -> Judgement:
     evidence, stuck = facts.evidence, facts.stuck if facts.evidence.foreign else None
     involved = {rank for one in facts.divergences for rank in one.calls}
-    lagging = ()
+    lagging: tuple[int, ...] = ()
     if stuck is not None and stuck.basis == "device" and not involved & {*stuck.suspects}:
         lagging = stuck.suspects
     culprits = tuple(sorted({*facts.diverged, *lagging}))

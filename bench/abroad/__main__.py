@@ -1,0 +1,140 @@
+"""``python -m bench.abroad``: runs each program of others healthy and with a fault in it under
+`moediag watch`, and writes the figures into ``reports/accuracy.md``. Answers are kept in --work; a
+later run measures only what is missing or was measured with other sources of moediag."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.abroad import page, running
+from bench.abroad.edits import AnchorError
+from bench.abroad.programs import PROGRAMS, Program
+from bench.abroad.running import Answer
+from bench.abroad.table import CASES, Case
+
+ROOT = Path(__file__).parents[2]
+REPORT = ROOT / "reports" / "accuracy.md"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.abroad", description=__doc__)
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="only cases whose name contains NAME"
+    )
+    parser.add_argument(
+        "--checkouts", type=Path, metavar="DIR",
+        help="a folder with checkouts of pytorch/examples (as examples), karpathy/nanoGPT (as "
+        "nanoGPT) and so on; without it only packages are run",
+    )  # fmt: skip
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="FILE", help="a Python that has the packages"
+    )
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "moediag-runs" / "abroad", metavar="DIR"
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure all chosen cases again")
+    parser.add_argument("--no-held-out", action="store_true", help="leave the held-out cases alone")
+    parser.add_argument("--bare", action="store_true", help="run without moediag, to check faults")
+    parser.add_argument(
+        "--minutes", type=float, default=240.0, metavar="M", help="start no case after M minutes"
+    )
+    parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
+    return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> Iterator[tuple[Case, Program]]:
+    programs = {program.name: program for program in PROGRAMS}
+    for case in CASES:
+        if options.only and not any(word in case.name for word in options.only):
+            continue
+        if not (case.held_out and options.no_held_out):
+            yield case, programs[case.program]
+
+
+def absent(program: Program, options: argparse.Namespace) -> str:
+    """Returns why the program cannot be run here, or ""."""
+    if program.tree and options.checkouts is None:
+        return "no --checkouts"
+    if program.tree and not (options.checkouts / program.tree).is_dir():
+        return f"no {options.checkouts / program.tree}"
+    look = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    done = subprocess.run(
+        [options.python, "-c", look, "torch", *program.needs], check=False, capture_output=True
+    )
+    return f"{options.python} lacks {', '.join(program.needs)}" if done.returncode else ""
+
+
+def version() -> str:
+    """Returns a hash of moediag's sources."""
+    found = hashlib.sha256()
+    for path in sorted((ROOT / "moediag").rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def kept(path: Path, ours: str) -> Answer | None:
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if raw["version"] != ours:
+        return None
+    return Answer(**raw | {"ranks": tuple(raw["ranks"]), "places": tuple(raw["places"])})
+
+
+def measured(case: Case, program: Program, options: argparse.Namespace, ours: str) -> Answer:
+    folder = running.emptied(options.work / case.name.replace("/", "--").replace(" ", "-"))
+    try:
+        return running.watched(case, program, options.python, folder, options.checkouts, ours)
+    except AnchorError as error:
+        return Answer(case.name, ours, refused=f"another version of the program: {error}")
+
+
+def main() -> None:
+    options, progress, began = arguments(), Console(stderr=True), time.monotonic()
+    ours, judged, unable = version(), list[page.Judged](), dict[str, str]()
+    options.work.mkdir(parents=True, exist_ok=True)
+    if options.checkouts is not None:
+        options.checkouts = options.checkouts.resolve()
+    for case, program in chosen(options):
+        if program.name not in unable:
+            unable[program.name] = absent(program, options)
+        if unable[program.name]:
+            progress.print(f"{case.name}: not run: {unable[program.name]}")
+            continue
+        if options.bare:
+            with tempfile.TemporaryDirectory() as folder:
+                ended, said = running.bare(
+                    case, program, options.python, Path(folder) / "bare", options.checkouts
+                )
+            progress.print(f"{case.name}: {ended}", said[-1500:] if case.held_out else "")
+            continue
+        path = options.work / (case.name.replace("/", "--").replace(" ", "-") + ".json")
+        answer = None if options.fresh else kept(path, ours)
+        if answer is None and time.monotonic() - began > 60 * options.minutes:
+            progress.print(f"{case.name}: left for a later run")
+            continue
+        if answer is None:
+            answer = measured(case, program, options, ours)
+            path.write_text(json.dumps(asdict(answer), indent=1))
+        judged.append(page.Judged(case, answer))
+        progress.print(page.line(judged[-1]), soft_wrap=True)
+    if judged:
+        text = options.out.read_text("utf-8") if options.out.exists() else ""
+        options.out.write_text(page.replaced(text, page.markdown(judged, sys.argv[1:])), "utf-8")
+        progress.print(page.line_of_all(judged), f"written: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

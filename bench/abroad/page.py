@@ -1,0 +1,173 @@
+"""The section of ``reports/accuracy.md`` about other people's programs. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from bench.abroad.running import OPTIONS, Answer
+from bench.abroad.scoring import HEAD, Outcome, Said, Tally, outcome, tally
+from bench.abroad.table import Case
+
+TITLE = "## Programs that others wrote"
+RIGHT = (Outcome.RIGHT, Outcome.QUIET)
+
+
+@dataclass(frozen=True)
+class Judged:
+    case: Case
+    answer: Answer
+
+    @property
+    def said(self) -> Said | None:
+        if self.answer.refused:
+            return None
+        head = "\n".join([self.answer.cause, *self.answer.page.splitlines()[:HEAD]])
+        alarm = self.answer.verdict != "clean"
+        return Said(self.answer.verdict, self.answer.ranks, head, alarm)
+
+    @property
+    def outcome(self) -> Outcome:
+        return outcome(self.case.truth, self.answer.places, self.said)
+
+
+def counted(cases: Sequence[Judged]) -> Tally:
+    return tally((one.case.truth, one.outcome) for one in cases)
+
+
+# ------------------------------------------------------------------------ lines
+
+
+def line(one: Judged) -> str:
+    answer = one.answer
+    told = f", page after {answer.seconds:.1f} s" if answer.seconds is not None else ""
+    named = f"{answer.verdict or answer.refused}, {ranks(answer.ranks)}"
+    return (
+        f"{one.outcome.value:14} {one.case.name}: {named}{told}, "
+        f"{answer.took:.0f} s in all{'; ' + answer.changed if answer.changed else ''}"
+    )
+
+
+def line_of_all(cases: Sequence[Judged]) -> str:
+    found = counted(cases)
+    kinds = ", ".join(f"{count} {kind.value}" for kind, count in found.kinds.most_common())
+    return f"{found.faults} faults, {found.points} points; {found.healthy} healthy: {kinds}"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "nobody"
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
+
+
+# ------------------------------------------------------------------------ markdown
+
+
+def markdown(cases: Sequence[Judged], options: Sequence[str]) -> str:
+    command = shlex.join(["python", "-m", "bench.abroad", *options])
+    when = datetime.now(timezone.utc).date().isoformat()
+    parts = [
+        f"{TITLE}\n",
+        f"`{command}` on {when}.\n",
+        _table(_summary(cases)),
+        _RULES,
+        _table(_rows(cases)),
+        _HOW.format(options=" ".join(OPTIONS)),
+    ]
+    return "\n".join(parts)
+
+
+def replaced(text: str, section: str) -> str:
+    """Returns ``text`` with its section about programs of others, if there is one, replaced."""
+    before, _, after = text.partition(f"{TITLE}\n")
+    rest = re.search(r"^## ", after, re.MULTILINE)
+    tail = after[rest.start() :] if rest else ""
+    parts = [part.strip("\n") for part in (before, section, tail)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def section_of(text: str) -> str:
+    """Returns the section about programs of others in ``text``, or ""."""
+    _, title, after = text.partition(f"{TITLE}\n")
+    rest = re.search(r"^## ", after, re.MULTILINE)
+    return title + (after[: rest.start()] if rest else after)
+
+
+def _summary(cases: Sequence[Judged]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("cases", "faults", "points", "right", "right rank at least", "WRONG RANK", "nobody",
+         "NO PAGE", "healthy", "FALSE ALARM", "disturbed", "median seconds to the page")
+    ]  # fmt: skip
+    groups = (
+        ("seen while tuning", [one for one in cases if not one.case.held_out]),
+        ("held out", [one for one in cases if one.case.held_out]),
+        ("all", list(cases)),
+    )
+    for name, some in groups:
+        found = counted(some)
+        named = found.points + found.kinds[Outcome.WRONG]
+        seconds = sorted(
+            one.answer.seconds for one in some
+            if one.answer.seconds is not None and not one.case.truth.healthy
+        )  # fmt: skip
+        middle = f"{seconds[len(seconds) // 2]:.1f}" if seconds else ""
+        changed = sum(bool(one.answer.changed) for one in some)
+        errors = (Outcome.WRONG, Outcome.NOBODY, Outcome.MISSING)
+        kinds = (str(found.kinds[kind]) for kind in errors)
+        rows.append((
+            name, str(found.faults), str(found.points),
+            f"{found.kinds[Outcome.RIGHT]} of {found.faults}", str(named), *kinds,
+            str(found.healthy), str(found.kinds[Outcome.ALARM]), str(changed), middle,
+        ))  # fmt: skip
+    return rows
+
+
+def _rows(cases: Sequence[Judged]) -> list[tuple[str, ...]]:
+    rows = [("program", "case", "truth", "answer", "seconds", "held out")]
+    for one in cases:
+        truth, answer = one.case.truth, one.answer
+        wanted = " or ".join(truth.verdicts)
+        if not truth.healthy:
+            wanted += f", {ranks(truth.ranks)}" + ("" if truth.known else " or nobody")
+            wanted += f", {answer.places[0]}" if answer.places else ""
+        said = answer.refused or f"{answer.verdict}, {ranks(answer.ranks)}"
+        if truth.healthy and not answer.refused:
+            said = answer.verdict
+        said += f"; {answer.changed}" if answer.changed else ""
+        took = "" if truth.healthy or answer.seconds is None else f"{answer.seconds:.1f}"
+        rows.append((one.case.program, one.case.fault, wanted, f"{one.outcome.value}: {said}", took,
+                     "yes" if one.case.held_out else ""))  # fmt: skip
+    return rows
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *body)]
+    return "\n".join(lines) + "\n"
+
+
+_RULES = f"""\
+Exactly the ranks that the fault was put into: one point. Another rank, or one rank too many: minus
+one. Nobody named, no page, or a page only after the time limit: none. **Right** also needs the
+class and a line from which one finds the fault, in the cause or in the page's first {HEAD} lines.
+Where two ranks took different ways and nothing tells which was meant ("or nobody"), a page that
+names nobody is right too. **Disturbed**: a healthy program ended otherwise than without moediag
+(exit code, printed losses, processes left), or processes of a failed one outlived the watcher.
+"""
+
+_HOW = """\
+Two to four ranks on gloo, without a GPU, each with `moediag watch {options}`. Seconds count from
+the newest optimizer step of any rank to the page: they contain the rest of the step, and the
+machine's load. The truth of each case is in `bench/abroad/table.py`, beside the fault, and was
+written before a page about it was read. Checkouts (nanoGPT, llm.c, minGPT, pytorch/examples,
+accelerate's examples) run unmodified but for the edits in `bench/abroad/programs.py`, most of which
+remove the need for a GPU. Packages (transformers' Trainer, TRL, Lightning, Ray Train, DeepSpeed,
+Megatron-Core) run through small training scripts of ours in `bench/abroad/scripts/`, which call
+their public trainers.
+
+Pages of the cases "seen while tuning" were read while the diagnosis was being changed. Nobody who
+changed it saw a page, a log or a name of those "held out" before this run.
+"""

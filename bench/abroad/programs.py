@@ -1,0 +1,249 @@
+"""How each program is started on CPU ranks with a tiny configuration. Programs of a checkout are
+run as they are, except for the edits listed here (most of them insist on GPUs); packages are run
+through the training scripts in ``scripts/``, which call only their public trainers."""
+
+from __future__ import annotations
+
+import array
+import pickle
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.abroad.edits import Edit, Line
+
+SCRIPTS = Path(__file__).with_name("scripts")
+EXAMPLES = "examples/distributed"
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    tree: str  # its folder below --checkouts; "" for one of our scripts
+    script: str  # the file to run, in that folder
+    arguments: tuple[str, ...] = ()
+    ranks: int = 2
+    launcher: str = "torchrun"  # or "python" (it starts its ranks itself)
+    needs: tuple[str, ...] = ()  # modules it imports, torch apart
+    adapt: tuple[Edit, ...] = ()
+    prepare: Callable[[Path], None] | None = None  # writes its data into the folder
+    prints: str = ""  # a pattern of what it prints that must not change when it is watched
+    env: tuple[tuple[str, str], ...] = ()
+
+    def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
+        start = [python]
+        if self.launcher == "torchrun":
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                      str(self.ranks)]  # fmt: skip
+        return [*start, self.script, *self.arguments, *extra]
+
+    def place(self, folder: Path, checkouts: Path | None) -> None:
+        """Copies the program into ``folder``, adapts it and writes its data."""
+        if self.tree:
+            assert checkouts is not None
+            skip = shutil.ignore_patterns(".git", "*.ipynb", "*.png", "*.jpg", "assets")
+            shutil.copytree(checkouts / self.tree, folder, ignore=skip)
+        else:
+            folder.mkdir()
+            shutil.copy(SCRIPTS / self.script, folder)
+        for edit in self.adapt:
+            edit.apply(folder)
+        if self.prepare is not None:
+            self.prepare(folder)
+
+
+# ------------------------------------------------------------------------ data
+
+
+def _numbers(count: int, below: int) -> array.array[int]:
+    draw = random.Random(0)  # noqa: S311
+    return array.array("H", (draw.randrange(below) for _ in range(count)))
+
+
+def _for_nanogpt(folder: Path) -> None:
+    data = folder / "data" / "tiny"
+    data.mkdir(parents=True)
+    for name, count in (("train", 20_000), ("val", 4_000)):
+        (data / f"{name}.bin").write_bytes(_numbers(count, 64).tobytes())
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 64}))
+
+
+def _for_llmc(folder: Path) -> None:
+    header = struct.pack("<256i", 20240520, 1, 8_000, *(253 * [0]))
+    for name in ("train", "val"):
+        (folder / f"{name}.bin").write_bytes(header + _numbers(8_000, 256).tobytes())
+
+
+def _for_mingpt(folder: Path) -> None:
+    text = "".join(chr(97 + number) for number in _numbers(1_400, 26))
+    (folder / "text.txt").write_text(text, encoding="utf-8")
+
+
+def _for_accelerate(folder: Path) -> None:
+    shutil.copy(SCRIPTS / "tiny_glue.py", folder)
+
+
+# ------------------------------------------------------------------------ adaptations
+
+
+def _on_cpu(file: str, *changes: tuple[str, str]) -> tuple[Edit, ...]:
+    return tuple(Edit(Line(file, has), new) for has, new in changes)
+
+
+_MANY_GPUS = ("return has_gpu and gpu_count", "return True")
+_CPU = ("device_type = torch.acc", 'device_type = "cpu"')
+_LLAMA = "tensor_parallelism"
+_GLUE = (
+    ("metric = evaluate.load(", "metric = tiny_glue.Metric()"),
+    ("tokenizer = AutoTokenizer", "tokenizer = tiny_glue.tokenizer()"),
+    ("datasets = load_dataset(", "datasets = tiny_glue.datasets()"),
+    ("model = AutoModelForSequenceClassification", "model = tiny_glue.model()"),
+    ("import evaluate", "import tiny_glue"),
+    ("from datasets import load_dataset", ""),
+    ('"num_epochs": 3', 'config = {"lr": 2e-3, "num_epochs": 2, "seed": 42, "batch_size": 8}'),
+)
+
+PROGRAMS = (
+    Program(
+        "nanogpt", "nanoGPT", "train.py",
+        ("--dataset=tiny", "--device=cpu", "--backend=gloo", "--compile=False", "--dtype=float32",
+         "--block_size=32", "--batch_size=4", "--n_layer=2", "--n_head=2", "--n_embd=32",
+         "--max_iters=24", "--eval_interval=8", "--eval_iters=4", "--log_interval=4",
+         "--gradient_accumulation_steps=4"),
+        needs=("numpy",), prepare=_for_nanogpt, prints=r"loss [0-9.]+",
+        adapt=_on_cpu(
+            "train.py",
+            ("device = f'cuda:{ddp_local_rank}'", "device = 'cpu'"),
+            ("torch.cuda.set_device(device)", ""),
+            ("model = DDP(model, device_ids", "model = DDP(model)"),
+        ),
+    ),
+    Program(
+        "llm.c", "llm.c", "train_gpt2.py",
+        ("--model=d12", "--input_bin=train.bin", "--input_val_bin=val.bin", "--write_tensors=0",
+         "--batch_size=2", "--sequence_length=32", "--total_batch_size=384", "--num_iterations=16",
+         "--val_loss_every=4", "--val_max_steps=2", "--overfit_single_batch=0"),
+        ranks=3, needs=("numpy", "tiktoken"), prepare=_for_llmc,
+        prints=r"(train|val) loss [0-9.]+",
+        adapt=_on_cpu(
+            "train_gpt2.py",
+            ("assert torch.cuda.is_available()", ""),
+            ("init_process_group(backend='nccl')", "init_process_group(backend='gloo')"),
+            ("device = f'cuda:{ddp_local_rank}'", "device = 'cpu'"),
+            ("torch.cuda.set_device(device)", ""),
+            ("enc = tiktoken.get_encoding", "enc = None"),
+            ('"d12": GPTConfig(', '"d12": GPTConfig(block_size=32, vocab_size=256, n_layer=2, '
+                                  "n_head=2, n_embd=32),"),
+            ("model = DDP(model, device_ids", "model = DDP(model)"),
+            ("torch.cuda.max_memory_allocated", ""),
+            ("dist.all_reduce(lossf, op=", "dist.all_reduce(lossf)"),
+        ),
+    ),
+    Program(
+        "ddp-example", f"{EXAMPLES}/ddp", "example.py", ranks=3,
+        adapt=_on_cpu(
+            "example.py", _MANY_GPUS,
+            ("model = ToyModel().to(rank)", "model = ToyModel()"),
+            ("ddp_model = DDP(model", "ddp_model = DDP(model)"),
+            ("labels = torch.randn(20, 5)", "labels = torch.randn(20, 5)"),
+            ("acc = torch.accelerator", ""),
+            ("backend = torch.distributed.get_default", 'backend = "gloo"'),
+            ("torch.accelerator.set_device_index", ""),
+        ),
+    ),
+    Program(
+        "fsdp2-example", f"{EXAMPLES}/FSDP2", "example.py",
+        adapt=_on_cpu(
+            "example.py", _MANY_GPUS,
+            ("batch_size = 32", "batch_size = 4"),
+            ("n_layers=10", "n_layers=2,"),
+            ("init_process_group(backend", "torch.distributed.init_process_group(backend=backend)"),
+        ),
+    ),
+    Program(
+        "tp-example", f"{EXAMPLES}/{_LLAMA}", "tensor_parallel_example.py",
+        adapt=(*_on_cpu("log_utils.py", _MANY_GPUS),
+               *_on_cpu("tensor_parallel_example.py", _CPU)),
+    ),
+    Program(
+        "fsdp-tp-example", f"{EXAMPLES}/{_LLAMA}", "fsdp_tp_example.py", ranks=4,
+        adapt=(
+            *_on_cpu("log_utils.py", _MANY_GPUS),
+            *_on_cpu(
+                "fsdp_tp_example.py", _CPU,
+                ("ModelArgs(dim=256", "simple_llama2_config = ModelArgs("
+                                      "dim=32, n_layers=2, n_heads=4, vocab_size=256)"),
+                ("lr = 3e-3", "{line}\ntorch.backends.cuda.enable_flash_sdp(False)"),
+                ("inp = torch.randint(32000",
+                 "inp = torch.randint(256, (4, 32), device=device_type)"),
+            ),
+        ),
+    ),
+    Program(
+        "mingpt-ddp", f"{EXAMPLES}/minGPT-ddp/mingpt", "main.py",
+        ("data_config.path=text.txt", "data_config.block_size=16", "data_config.truncate=1.0",
+         "gpt_config.n_layer=2", "gpt_config.n_head=2", "gpt_config.n_embd=32",
+         "trainer_config.max_epochs=2", "trainer_config.batch_size=32",
+         "trainer_config.data_loader_workers=1", "trainer_config.use_amp=False",
+         "trainer_config.save_every=1", "hydra.run.dir=."),
+        needs=("hydra", "boto3", "fsspec"), prepare=_for_mingpt,
+        adapt=(
+            *_on_cpu("main.py", _MANY_GPUS,
+                     ("acc = torch.accelerator", 'acc = torch.device("cpu")'),
+                     ("device: torch.device =", "device = acc"),
+                     ("torch.accelerator.set_device_index", "")),
+            *_on_cpu("trainer.py",
+                     ("self.acc = torch.accelerator", 'self.acc = torch.device("cpu")'),
+                     ("self.device: torch.device =", "self.device = self.acc"),
+                     ("self.model = model.to(", "self.model = model"),
+                     ("self.model = DDP(", "self.model = DDP(self.model)"),
+                     ("source = source.to(", ""), ("targets = targets.to(", ""),
+                     ("pin_memory=True", "pin_memory=False,")),
+        ),
+    ),
+    Program(
+        "ddp-tutorial", f"{EXAMPLES}/ddp-tutorial-series", "multigpu_torchrun.py", ("4", "2"),
+        ranks=3,
+        adapt=(
+            *_on_cpu("multigpu_torchrun.py",
+                     ("torch.cuda.set_device(", ""),
+                     ('init_process_group(backend="nccl")', 'init_process_group(backend="gloo")'),
+                     ("self.model = model.to(", "self.model = model"),
+                     ("self.model = DDP(", "self.model = DDP(self.model)"),
+                     ("source = source.to(", ""), ("targets = targets.to(", ""),
+                     ("pin_memory=True", "pin_memory=False,")),
+        ),
+    ),
+    Program(
+        "accelerate-nlp", "accelerate/examples", "nlp_example.py", ("--cpu",),
+        needs=("accelerate", "transformers", "datasets", "evaluate"),
+        prepare=_for_accelerate, adapt=_on_cpu("nlp_example.py", *_GLUE), prints=r"epoch \d+: .*",
+    ),
+    Program(
+        "accelerate-stopping", "accelerate/examples/by_feature", "early_stopping.py", ("--cpu",),
+        needs=("accelerate", "transformers", "datasets", "evaluate"),
+        prepare=_for_accelerate, adapt=_on_cpu("early_stopping.py", *_GLUE),
+        prints=r"epoch \d+: .*",
+    ),
+    Program(
+        "mingpt-adder", "minGPT", "projects/adder/adder.py", ("--trainer.max_iters=20",
+        "--trainer.num_workers=0", "--data.ndigit=1"), env=(("PYTHONPATH", "."),),
+    ),
+    Program("trainer", "", "hf_trainer.py", ("out",), needs=("transformers", "accelerate"),
+            prints=r"'loss': '?[0-9.]+|done, loss .*"),
+    Program("trl", "", "trl_sft.py", ("out",), needs=("trl", "datasets"),
+            prints=r"'loss': '?[0-9.]+|done, loss .*"),
+    Program("lightning", "", "lightning_fit.py", ("out",), launcher="python",
+            needs=("lightning",), prints=r"epoch \d+: loss [0-9.]+"),
+    Program("ray", "", "ray_train.py", ("out",), launcher="python", needs=("ray.train",),
+            prints=r"epoch \d+: loss [0-9.]+", env=(("RAY_USAGE_STATS_ENABLED", "0"),)),
+    Program("deepspeed-2", "", "deepspeed_zero.py", ("2",), needs=("deepspeed",),
+            prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
+    Program("deepspeed-3", "", "deepspeed_zero.py", ("3",), needs=("deepspeed",),
+            prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
+    Program("megatron", "", "megatron_tp.py", ranks=4, needs=("megatron.core",),
+            prints=r"step \d+: loss .*"),
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""Runs one case, watched or bare, within a time limit, and collects what was said."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.abroad import edits
+from bench.abroad.programs import Program
+from bench.abroad.table import Case
+
+BOUND = 170.0  # seconds for one run, its start included
+# The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
+OPTIONS = ("--patience", "5", "--on-hang", "abort")
+INSIDE = Path(__file__).with_name("inside")
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended. ``code``: None after the time limit. ``told``: seconds from the newest
+    optimizer step of any rank to the page. ``left``: processes of the job that outlived it."""
+
+    code: int | None
+    seconds: float
+    told: float | None
+    left: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What moediag said of one case. ``refused``: why there is no page. ``places``: the lines of
+    the truth as they are numbered in the run, ``file.py:42``. ``changed``: how a healthy program
+    ended differently from the same without moediag; "" if it did not."""
+
+    name: str
+    version: str
+    verdict: str = ""
+    ranks: tuple[int, ...] = ()
+    cause: str = ""
+    page: str = ""
+    code: int | None = None
+    seconds: float | None = None
+    took: float = 0.0
+    places: tuple[str, ...] = ()
+    changed: str = ""
+    refused: str = ""
+
+
+def place(case: Case, program: Program, folder: Path, checkouts: Path | None) -> tuple[str, ...]:
+    """Makes the case's copy of the program at ``folder``; returns the lines of its truth."""
+    program.place(folder, checkouts)
+    edits.apply(case.faults, folder)
+    return tuple(line.place(folder) for line in case.truth.lines)
+
+
+def watched(
+    case: Case, program: Program, python: str, folder: Path, checkouts: Path | None, version: str
+) -> Answer:
+    """Returns the answer of `moediag watch`; its run directory is ``folder/run``."""
+    copy, run = folder / "program", folder / "run"
+    places = place(case, program, copy, checkouts)
+    ours = [sys.executable, "-m", "moediag", "watch", *OPTIONS, "--out", str(run), "--"]
+    ended = _run(
+        [*ours, *program.command(python, case.arguments)], case, program, copy, run / "result.json",
+        path=[str(ROOT)],
+    )  # fmt: skip
+    said = (folder / "said.txt").read_text(errors="replace")
+    about = {"code": ended.code, "seconds": ended.told, "took": ended.seconds, "places": places}
+    try:
+        trial: dict[str, Any] = json.loads((run / "result.json").read_text())["trials"][-1]
+    except (OSError, ValueError, IndexError) as error:
+        why = f"not done after {BOUND:.0f} s" if ended.code is None else f"no result: {error}"
+        return Answer(case.name, version, refused=why, page=said[-3000:], **about)
+    changed = ""
+    if case.truth.healthy:
+        changed = _changed(case, program, python, folder, checkouts, ended, said)
+    elif ended.left:
+        changed = f"{ended.left} processes outlived the watcher"
+    return Answer(
+        case.name, version, trial["verdict"], tuple(trial["culprits"]), trial["cause"],
+        page_of(said), changed=changed, **about,
+    )  # fmt: skip
+
+
+def _changed(
+    case: Case, program: Program, python: str, folder: Path, checkouts: Path | None,
+    ended: Ended, said: str,
+) -> str:  # fmt: skip
+    """Returns how the healthy program ended differently from the same without moediag. How it ends
+    alone is kept in a file beside ``folder``: that does not depend on moediag."""
+    path = folder.with_name(f"{folder.name}.bare.json")
+    if not path.exists():
+        alone, printed = bare(case, program, python, folder / "bare", checkouts)
+        path.write_text(json.dumps([alone.code, alone.left, _numbers(program, printed)]))
+    code, left, numbers = json.loads(path.read_text())
+    ways = []
+    if code != ended.code:
+        ways.append(f"exit code {ended.code}, without moediag {code}")
+    if _numbers(program, said) != numbers:
+        ways.append("it printed other numbers")
+    if ended.left > left:
+        ways.append(f"{ended.left} processes outlived it, without moediag {left}")
+    return "; ".join(ways)
+
+
+def _numbers(program: Program, text: str) -> list[str]:
+    pattern = program.prints or r"(?!)"
+    return sorted(found.group() for found in re.finditer(pattern, text))
+
+
+def bare(
+    case: Case, program: Program, python: str, folder: Path, checkouts: Path | None
+) -> tuple[Ended, str]:
+    folder.mkdir()
+    copy = folder / "program"
+    place(case, program, copy, checkouts)
+    ended = _run(program.command(python, case.arguments), case, program, copy, None)
+    return ended, (folder / "said.txt").read_text(errors="replace")
+
+
+def _run(
+    command: Sequence[str], case: Case, program: Program, copy: Path, page: Path | None,
+    path: Sequence[str] = (),
+) -> Ended:  # fmt: skip
+    steps = copy.parent / "steps"
+    steps.mkdir()
+    env = _environment(case, program, steps, path)
+    began, shown = time.time(), None
+    with (copy.parent / "said.txt").open("wb") as said, (copy.parent / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            list(command), cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=log
+        )
+        while process.poll() is None and time.time() - began < BOUND:
+            time.sleep(0.05)
+            if shown is None and page is not None and page.exists():
+                shown = page.stat().st_mtime
+        code = process.poll()
+    took = time.time() - began
+    if code is None:
+        _end(process)
+    newest = max((float(file.read_text() or 0) for file in steps.iterdir()), default=began)
+    told = shown - newest if shown is not None else None
+    return Ended(code, took, told, _left(str(steps)))
+
+
+def _environment(
+    case: Case, program: Program, steps: Path, path: Sequence[str]
+) -> Mapping[str, str]:
+    env = dict(os.environ, OMP_NUM_THREADS="1", NO_COLOR="1", COLUMNS="80", HF_HUB_OFFLINE="1")
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    more = dict(program.env)
+    paths = [str(INSIDE), *path, more.pop("PYTHONPATH", "")]
+    env.update(more, PYTHONPATH=os.pathsep.join(filter(None, paths)), ABROAD_STEPS=str(steps))
+    if case.signal:
+        env["ABROAD_SIGNAL"] = case.signal
+    return env
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills the launcher and its descendants, parents first, so that none is restarted."""
+    root = psutil.Process(process.pid)
+    for one in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+
+
+def _left(steps: str) -> int:
+    """Kills the processes of the job that are still there; returns their number."""
+    found = 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get("ABROAD_STEPS") == steps:
+                found += process.status() != psutil.STATUS_ZOMBIE
+                process.kill()
+    return found
+
+
+def page_of(said: str) -> str:
+    """Returns the last page in the output of `moediag watch`."""
+    rows = said.splitlines()
+    starts = [at for at, row in enumerate(rows) if " · watched · " in row]
+    return "\n".join(rows[starts[-1] :]) if starts else said[-3000:]
+
+
+def emptied(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

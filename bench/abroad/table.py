@@ -1,0 +1,358 @@
+"""The cases and their truth, written down before any page about them was read.
+
+A truth is what was injected: the rank that departs from the program, the class of failure that
+gloo makes of it, and the lines of the program from which one finds the fault. ``known`` is False
+where no evidence can tell which of the two sides is wrong (two ranks took different ways and the
+program's text does not say which was meant): then naming nobody is right too.
+
+``held_out`` cases were never shown to anybody who works on the diagnosis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.abroad.edits import Edit, Line
+
+PARTED = ("hang", "collective-mismatch")
+LEFT = (*PARTED, "crash")  # the waiting rank may find its peer gone
+FINDING = (*LEFT, "inconclusive")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """``verdicts``: any is right. ``ranks``: exactly those at fault. ``lines``: one of them must be
+    named, if there are any. ``says``: a word that the page must contain."""
+
+    verdicts: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    lines: tuple[Line, ...] = ()
+    known: bool = True
+    says: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        return self.verdicts == ("clean",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program with ``faults`` edited in, and ``signal`` (``STOP:1:5``: to rank 1 after its fifth
+    optimizer step)."""
+
+    program: str
+    fault: str
+    truth: Truth
+    faults: tuple[Edit, ...] = ()
+    signal: str = ""
+    arguments: tuple[str, ...] = ()
+    held_out: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.program}/{self.fault}"
+
+
+CLEAN = Truth(("clean",))
+
+
+def edit(file: str, has: str, new: str, nth: int = 0) -> Edit:
+    return Edit(Line(file, has, nth), new)
+
+
+def lines(file: str, *has: str | tuple[str, int]) -> tuple[Line, ...]:
+    return tuple(Line(file, one) if isinstance(one, str) else Line(file, *one) for one in has)
+
+
+NANOGPT = (
+    Case("nanogpt", "healthy", CLEAN),
+    Case("nanogpt", "healthy, compiled", CLEAN, arguments=("--compile=True",), held_out=True),
+    Case(
+        "nanogpt", "healthy, 12 s of evaluation on rank 0", CLEAN,
+        (edit("train.py", "losses = estimate_loss()",
+              "until = time.process_time() + 12 * (iter_num == 8)\n{line}\n"
+              "while time.process_time() < until:\n"
+              "    with torch.no_grad():\n        raw_model(X, Y)"),),
+    ),
+    Case(
+        "nanogpt", "all_reduce of the loss on the master only",
+        Truth(PARTED, (0,), lines("train.py", "all_reduce(losses[", "and master_process:")),
+        (edit("train.py", "losses = estimate_loss()",
+              "{line}\nif iter_num > 0:\n    torch.distributed.all_reduce(losses['val'])"),),
+    ),
+    Case(
+        "nanogpt", "one micro-batch less on rank 1",
+        Truth(LEFT, (1,), lines("train.py", "for micro_step in", "scaler.scale(loss).backward()",
+                                ("logits, loss = model(X, Y)", 1),
+                                ("destroy_process_group()", 0)),
+              known=False),
+        (edit("train.py", "for micro_step in range(",
+              "steps = gradient_accumulation_steps - (iter_num == 6 and seed_offset == 1)\n"
+              "for micro_step in range(steps):"),),
+    ),
+    Case("nanogpt", "SIGSTOP to rank 1", Truth(("hang",), (1,)), signal="STOP:1:9"),
+    Case(
+        "nanogpt", "endless loop in rank 1's forward",
+        Truth(("hang",), (1,), lines("model.py", "while self.calls == 30", "self.spun =")),
+        (edit("model.py", "device = idx.device",
+              "{line}\nself.calls = getattr(self, 'calls', 0) + 1\n"
+              "while self.calls == 30 and torch.distributed.get_rank() == 1:\n"
+              "    self.spun = getattr(self, 'spun', 0) + 1"),),
+    ),
+)  # fmt: skip
+
+LLM_C = (
+    Case("llm.c", "healthy", CLEAN),
+    Case(
+        "llm.c", "validation loss reduced on the master only",
+        Truth(PARTED, (0,), lines("train_gpt2.py", "dist.all_reduce(total)",
+                                  "if master_process: # every")),
+        (edit("train_gpt2.py", 'print0(f"val loss {val_loss}")',
+              "if master_process: # every rank has its own\n    total = torch.tensor(val_loss)\n"
+              "    dist.all_reduce(total)\n{line}"),),
+    ),
+    Case(
+        "llm.c", "two all_reduces in another order on rank 1",
+        Truth(PARTED, (1,), lines("train_gpt2.py", "dist.all_reduce(value)",
+                                  "reversed(values)")),
+        (edit("train_gpt2.py", "dist.all_reduce(lossf)",
+              "values = [lossf, torch.full((3,), float(step))]\n"
+              "for value in reversed(values) if ddp_rank == 1 and step == 9 else values:\n"
+              "    dist.all_reduce(value)"),),
+        held_out=True,
+    ),
+    Case(
+        "llm.c", "exception on rank 1",
+        Truth(("crash",), (1,), lines("train_gpt2.py", "raise IndexError")),
+        (edit("train_gpt2.py", "buf = self.tokens[self.current_position",
+              "if self.process_rank == 1 and self.current_position > 2000:\n"
+              "    raise IndexError('shard is shorter than its header says')\n{line}"),),
+    ),
+    Case("llm.c", "SIGKILL to rank 1", Truth(("crash",), (1,)), signal="KILL:1:7"),
+)  # fmt: skip
+
+EXAMPLES = (
+    Case("ddp-example", "healthy", CLEAN),
+    Case(
+        "ddp-example", "barrier on rank 0 only, at the end",
+        Truth(LEFT, (0,), lines("example.py", "dist.barrier()", "if rank == 0:")),
+        (edit("example.py", 'print(f"training completed',
+              "{line}\nif rank == 0:\n    dist.barrier()"),),
+    ),
+    Case("fsdp2-example", "healthy", CLEAN),
+    Case(
+        "fsdp2-example", "norm clipped on rank 0 only",
+        Truth(PARTED, (0,), lines("example.py", "clip_grad_norm_(model", "if rank == 0:")),
+        (edit("example.py", "torch.nn.utils.clip_grad_norm_(", "if rank == 0:\n    {line}"),),
+    ),
+    Case(
+        "fsdp2-example", "exception swallowed on rank 1",
+        Truth(LEFT, (1,), lines("example.py", "loss = model(x)", "raise ValueError",
+                                "except ValueError", ("continue", 1), "checkpointer.save("),
+              known=False),
+        (edit("example.py", "for _ in range(10):", "for number in range(10):"),
+         edit("example.py", "loss = model(x).sum()",
+              "try:\n    if rank == 1 and number == 4:\n"
+              "        raise ValueError('corrupt sample')\n    {line}\n"
+              "except ValueError:\n    continue")),
+    ),
+    Case(
+        "fsdp2-example", "rank 1 leaves the loop early",
+        Truth(LEFT, (1,), lines("example.py", "checkpointer.save(", "if rank == 1 and number",
+                                ("break", 1), "loss = model(x)"), known=False),
+        (edit("example.py", "for _ in range(10):",
+              "for number in range(10):\n    if rank == 1 and number == 6:\n        break"),),
+        held_out=True,
+    ),
+    Case("tp-example", "healthy", CLEAN),
+    Case(
+        "tp-example", "os._exit on rank 1", Truth(("crash",), (1,)),
+        (edit("tensor_parallel_example.py", "output = tp_model(inp)",
+              "{line}\nif _rank == 1 and i == 6:\n    os._exit(3)"),),
+    ),
+    Case("fsdp-tp-example", "healthy", CLEAN, held_out=True),
+    Case(
+        "fsdp-tp-example", "rank 3 skips a step",
+        Truth(PARTED, (3,), lines("fsdp_tp_example.py", "output = sharded_model(inp)",
+                                  "output.sum().backward()", "if _rank == 3", "continue")),
+        (edit("fsdp_tp_example.py", "output = sharded_model(inp)",
+              "if _rank == 3 and i == 5:\n    continue\n{line}"),),
+        held_out=True,
+    ),
+    Case("mingpt-ddp", "healthy", CLEAN, held_out=True),
+    Case(
+        "mingpt-ddp", "rank 1's DataLoader worker is stuck",
+        Truth(("hang",), (1,), (*lines("char_dataset.py", "time.sleep(1)", "while os.environ"),
+                                *lines("trainer.py", "in enumerate(dataloader)"))),
+        (edit("char_dataset.py", "import fsspec", "{line}\nimport os\nimport time"),
+         edit("char_dataset.py", "chunk = self.data[",
+              "while os.environ['RANK'] == '1' and idx % 400 == 7:\n    time.sleep(1)\n{line}")),
+    ),
+    Case(
+        "mingpt-ddp", "rank 1 has fewer batches",
+        Truth(LEFT, (1,), lines("trainer.py", "in enumerate(dataloader)", "loss.backward()",
+                                "_, loss = self.model(", "batch_loss = self._run_batch",
+                                "self._run_epoch(epoch, self.t"), known=False),
+        (edit("trainer.py", "return DataLoader(",
+              "if self.global_rank == 1:\n"
+              "    dataset = torch.utils.data.Subset(dataset, range(len(dataset) * 3 // 4))\n"
+              "{line}"),),
+    ),
+    Case("ddp-tutorial", "healthy", CLEAN),
+    Case(
+        "ddp-tutorial", "healthy, 8 s of saving on rank 0", CLEAN,
+        (edit("multigpu_torchrun.py", "torch.save(snapshot",
+              "import time\nuntil = time.time() + 8\nwhile time.time() < until:\n    {line}"),),
+    ),
+    Case(
+        "ddp-tutorial", "barrier in the snapshot of rank 0",
+        Truth(LEFT, (0,), lines("multigpu_torchrun.py", "torch.distributed.barrier()",
+                                "if self.gpu_id == 0")),
+        (edit("multigpu_torchrun.py", "torch.save(snapshot",
+              "{line}\ntorch.distributed.barrier()"),),
+    ),
+    Case(
+        "ddp-tutorial", "rank 2 allocates too much",
+        Truth(("crash",), (2,), lines("multigpu_torchrun.py", "self.kept = torch.empty")),
+        (edit("multigpu_torchrun.py", "output = self.model(source)",
+              "if self.gpu_id == 2 and self.epochs_run + len(source) < 32:\n"
+              "    self.kept = torch.empty(1 << 50)\n{line}"),),
+        held_out=True,
+    ),
+    Case(
+        "mingpt-adder", "never joins a process group", Truth(FINDING, says="process group"),
+    ),
+)  # fmt: skip
+
+ACCELERATE = (
+    Case("accelerate-nlp", "healthy", CLEAN),
+    Case(
+        "accelerate-nlp", "metrics gathered on the main process only",
+        Truth(PARTED, (0,), lines("nlp_example.py", "accelerator.gather_for_metrics(",
+                                  "if accelerator.is_main_process:")),
+        (edit("nlp_example.py", "predictions, references = accelerator.gather",
+              "references = batch['labels']\nif accelerator.is_main_process:\n    {line}"),),
+    ),
+    Case(
+        "accelerate-nlp", "rank 1 gathers one row less",
+        Truth(LEFT, (1,), lines("nlp_example.py", "accelerator.gather(predictions)",
+                                "predictions = predictions[1:]"), known=False),
+        (edit("nlp_example.py", "predictions = outputs.logits.argmax",
+              "{line}\nif epoch == 1 and accelerator.process_index == 1:\n"
+              "    predictions = predictions[1:]"),
+         edit("nlp_example.py", "predictions, references = accelerator.gather",
+              "references = accelerator.gather(batch['labels'])\n"
+              "predictions = accelerator.gather(predictions)")),
+    ),
+    Case("accelerate-stopping", "healthy", CLEAN, held_out=True),
+    Case(
+        "accelerate-stopping", "rank 1 breaks on its own",
+        Truth(LEFT, (1,), lines("early_stopping.py", "if accelerator.process_index == 1", "break",
+                                "if accelerator.check_trigger()", "accelerator.backward(loss)",
+                                "accelerator.gather_for_metrics("), known=False),
+        (edit("early_stopping.py", "accelerator.set_trigger()", "break"),
+         edit("early_stopping.py", "if callback.check_early_stopping(",
+              "if accelerator.process_index == 1 and step == 6:")),
+        held_out=True,
+    ),
+)  # fmt: skip
+
+TRAINERS = (
+    Case("trainer", "healthy", CLEAN),
+    Case(
+        "trainer", "barrier in a callback of rank 0",
+        Truth(PARTED, (0,), lines("hf_trainer.py", "torch.distributed.barrier()",
+                                  "if state.is_world_process_zero")),
+        (edit("hf_trainer.py", 'print(f"step {state.global_step}"',
+              "{line}\ntorch.distributed.barrier()"),),
+    ),
+    Case(
+        "trainer", "exception in rank 1's collator",
+        Truth(("crash",), (1,), lines("hf_trainer.py", "return {key: torch.stack(")),
+        (edit("hf_trainer.py", "return {key: torch.stack(",
+              "if os.environ['RANK'] == '1' and int(rows[0]['labels'].sum()) % 7 == 3:\n"
+              "    rows[0]['labels'] = rows[0]['labels'][1:]\n{line}"),),
+    ),
+    Case("trainer", "SIGSTOP to rank 0", Truth(("hang",), (0,)), signal="STOP:0:7",
+         held_out=True),
+    Case("trl", "healthy", CLEAN, held_out=True),
+    Case(
+        "trl", "gathers objects in a callback of rank 0",
+        Truth(PARTED, (0,), lines("trl_sft.py", "all_gather_object(",
+                                  "if state.is_world_process_zero")),
+        (edit("trl_sft.py", 'print(f"step {state.global_step}"',
+              "{line}\nimport torch.distributed as dist\n"
+              "dist.all_gather_object([None, None], state.global_step)"),),
+        held_out=True,
+    ),
+    Case("trl", "SIGKILL to rank 1", Truth(("crash",), (1,)), signal="KILL:1:5", held_out=True),
+    Case("lightning", "healthy", CLEAN),
+    Case(
+        "lightning", "sync_dist on rank 0 only",
+        Truth(PARTED, (0,), lines("lightning_fit.py", 'self.log("loss"',
+                                  "if self.trainer.is_global_zero")),
+        (edit("lightning_fit.py", 'self.log("loss", loss',
+              "if self.trainer.is_global_zero:\n    {line}"),),
+    ),
+    Case(
+        "lightning", "exception in rank 1's validation",
+        Truth(("crash",), (1,), lines("lightning_fit.py", "raise RuntimeError")),
+        (edit("lightning_fit.py", 'self.log("val_loss"',
+              "if self.global_rank == 1 and self.current_epoch == 1:\n"
+              "    raise RuntimeError('no such label')\n{line}"),),
+        held_out=True,
+    ),
+    Case("ray", "healthy", CLEAN),
+    Case(
+        "ray", "endless loop on rank 1",
+        Truth(("hang",), (1,), lines("ray_train.py", "while rank == 1 and", "step += 0")),
+        (edit("ray_train.py", "loss = torch.nn.functional.mse_loss(",
+              "while rank == 1 and epoch == 1 and step == 3:\n    step += 0\n{line}"),),
+    ),
+    Case(
+        "ray", "exception on rank 1",
+        Truth(("crash",), (1,), lines("ray_train.py", "raise ValueError")),
+        (edit("ray_train.py", "loss = torch.nn.functional.mse_loss(",
+              "if rank == 1 and epoch == 1 and step == 3:\n"
+              "    raise ValueError('bad row')\n{line}"),),
+        held_out=True,
+    ),
+    Case("deepspeed-2", "healthy", CLEAN, held_out=True),
+    Case(
+        "deepspeed-2", "rank 1 skips a backward",
+        Truth(LEFT, (1,), lines("deepspeed_zero.py", "engine.backward(loss)", "engine.step()",
+                                "if dist.get_rank() == 1"), known=False),
+        (edit("deepspeed_zero.py", "engine.backward(loss)",
+              "if dist.get_rank() == 1 and step == 7:\n    continue\n{line}"),),
+        held_out=True,
+    ),
+    Case("deepspeed-3", "healthy", CLEAN),
+    Case(
+        "deepspeed-3", "evaluation on rank 0 only",
+        Truth(LEFT, (0,), lines("deepspeed_zero.py", "score = evaluate(engine)",
+                                "if dist.get_rank() == 0", "return engine(torch.ones")),
+        (edit("deepspeed_zero.py", "score = evaluate(engine)",
+              "if dist.get_rank() == 0:\n    {line}"),),
+    ),
+    Case("megatron", "healthy", CLEAN, held_out=True),
+    Case(
+        "megatron", "evaluation on rank 0 only",
+        Truth(PARTED, (0,), lines("megatron_tp.py", "score = evaluate(model)", "if rank == 0:",
+                                  "return model(torch.ones")),
+        (edit("megatron_tp.py", "score = evaluate(model)",
+              "score = loss\nif rank == 0:\n    {line}"),),
+        held_out=True,
+    ),
+    Case(
+        "megatron", "a frozen parameter on rank 2",
+        Truth(PARTED, (2,), lines("megatron_tp.py", "dist.all_reduce(parameter.grad",
+                                  "if parameter.grad is not None",
+                                  ("reduce_gradients(model)", 1)),
+              known=False),
+        (edit("megatron_tp.py", "reduce_gradients(model)",
+              "if rank == 2 and step == 6:\n    model[0].down.weight.grad = None\n{line}", nth=1),),
+        held_out=True,
+    ),
+)  # fmt: skip
+
+CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS)

@@ -1,0 +1,122 @@
+"""Watched jobs that ended by themselves: what they left shows whether their ranks agreed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.model import Evidence, RankEvidence
+from moediag.result import Confidence, Verdict
+from tests.unit.evidence_builder import Job, Op
+
+CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4321"
+
+
+def ended(*counts: int, failing: bool = False, whole: bool = True) -> Evidence:
+    """A watched job whose ranks made this many reductions on one group, and all ended normally.
+    ``failing``: those that not all ranks made failed, else they count as completed."""
+    world = Job(
+        {"0": (tuple(range(len(counts))), "dp")},
+        [[Op("0", step=step) for step in range(1, n + 1)] for n in counts],
+    ).whole()
+    ranks = {}
+    for rank, seen in world.ranks.items():
+        calls = tuple(
+            replace(
+                call,
+                site="train.py:12 step",
+                completed=not failing or call.position < min(counts),
+                failed=CLOSED if failing and call.position >= min(counts) else "",
+            )
+            for call in seen.collectives
+        )
+        lost = () if whole else ("collectives: the recorder failed: ValueError()",)
+        ranks[rank] = replace(seen, collectives=calls, not_seen=lost)
+    return replace(world, ranks=ranks, watched=True)
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_unequal_call_counts_are_a_mismatch(failing: bool) -> None:
+    found = diagnose(ended(5, 3, 5, failing=failing))
+    assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, (1,))
+    assert found.victims == (0, 2)
+    assert "ranks 0, 2 made 5 calls, rank 1 only 3" in found.cause
+    assert "did not make is all_reduce at train.py:12 step" in found.cause
+    assert ("Connection closed by peer" in found.cause) == failing
+    assert "agree" not in found.cause
+
+
+def test_equal_call_counts_are_clean() -> None:
+    found = diagnose(ended(5, 5, 5))
+    assert (found.verdict, found.culprits) == (Verdict.CLEAN, ())
+
+
+def test_call_counts_of_an_incomplete_log_are_not_compared() -> None:
+    assert diagnose(ended(5, 3, 5, whole=False)).verdict == Verdict.CLEAN
+
+
+def test_of_two_ranks_the_one_that_leaves_out_a_repetition_is_named_with_low_confidence() -> None:
+    found = diagnose(ended(5, 3))
+    assert (found.culprits, found.confidence) == ((1,), Confidence.LOW)
+
+
+def test_of_two_ranks_neither_is_named_for_a_call_that_one_of_them_never_made() -> None:
+    """``if rank == 0: dist.barrier()``: rank 0 made one too many, or rank 1 one too few."""
+    evidence = ended(5, 5)
+    seen = evidence.ranks[0]
+    last = replace(seen.collectives[-1], index=5, position=5, site="train.py:40 main", time=99.0)
+    extra = replace(seen, collectives=(*seen.collectives, last))
+    found = diagnose(replace(evidence, ranks={**evidence.ranks, 0: extra}))
+    assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, ())
+    assert "rank 1 did not make is all_reduce at train.py:40 main" in found.cause
+
+
+def test_one_rank_against_many_that_ended_made_the_extra_call() -> None:
+    assert diagnose(ended(5, 6, 5)).culprits == (1,)
+
+
+def test_failed_calls_are_a_finding_although_the_counts_are_equal() -> None:
+    evidence = ended(5, 5)
+    seen = evidence.ranks[1]
+    calls = (*seen.collectives[:-1], replace(seen.collectives[-1], completed=False, failed=CLOSED))
+    found = diagnose(
+        replace(evidence, ranks={**evidence.ranks, 1: replace(seen, collectives=calls)})
+    )
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, ())
+    assert "On rank 1, all_reduce at train.py:12 step" in found.cause
+    assert CLOSED in found.cause and "the program continued" in found.cause
+    assert found.signature == "crash:failed call:no-rank"
+
+
+# ------------------------------------------------------------------------ no process group
+
+
+def without_group(*optimizers: tuple[str, ...] | None) -> Evidence:
+    ranks = {rank: RankEvidence(rank, alone=own) for rank, own in enumerate(optimizers)}
+    return Evidence(len(optimizers), ranks, watched=True)
+
+
+def test_ranks_that_trained_without_a_process_group_trained_alone() -> None:
+    found = diagnose(without_group(("AdamW",), ("AdamW",)))
+    assert (found.verdict, found.culprits) == (Verdict.REPLICA_DIVERGENCE, ())
+    assert "WORLD_SIZE is 2" in found.cause and "(AdamW)" in found.cause
+    assert "each rank trained alone" in found.cause
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        without_group((), ()),  # a job that trains nothing, such as preprocessing by rank
+        without_group(("AdamW",), None),  # the other rank's end is unknown
+        without_group(("AdamW",)),
+    ],
+)
+def test_ranks_that_may_not_have_trained_alone_are_not_accused(evidence: Evidence) -> None:
+    assert diagnose(evidence).verdict == Verdict.INCONCLUSIVE
+
+
+def test_a_rank_that_was_recorded_did_not_train_alone() -> None:
+    evidence = ended(3, 3)
+    assert diagnose(evidence).verdict == Verdict.CLEAN

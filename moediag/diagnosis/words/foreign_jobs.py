@@ -44,8 +44,8 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
             "of code, but a device or a link that is stuck."
         )
     return (
-        f"All members issued {what}, their calls match, but it does not complete{_more(found)}: not "
-        "a mismatch of code, but a device, the network, or an unrecorded call. It is not known "
+        f"All members issued {what}, their calls match, but it does not complete{_more(found)}: "
+        "not a mismatch of code, but a device, the network, or an unrecorded call. It is not known "
         "which rank is stuck."
     )
 

@@ -16,6 +16,7 @@ from moediag.diagnosis.words import (
     detector_table,
     device_sentences,
     divergence_view,
+    log_sentences,
     node_sentences,
     program_tables,
     schedule_view,
@@ -65,6 +66,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
+            *log_sentences.notes(evidence),
         ),
         tables=_tables(facts),
         schedules=(

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moediag.evidence import console_output, exits, flight_recorder, one_job, rank_stacks
+from moediag.evidence import (
+    console_output,
+    exits,
+    flight_recorder,
+    log_reports,
+    one_job,
+    rank_stacks,
+)
 from moediag.evidence.flight_dump import COMPLETED, Dump
 from moediag.evidence.model import (
+    Collective,
     Evidence,
     ExitStatus,
     Group,
     RankError,
     RankEvidence,
+    Stack,
     Stall,
 )
 from moediag.evidence.sources import Found
@@ -33,19 +42,22 @@ def evidence(found: Found) -> Evidence:
     if len(every) > 1 and len(every[0].ranks) == len(every[1].ranks):
         return _mixed(found, every)
     found.dumps = {rank: found.dumps[rank] for job in every[:1] for rank in job.ranks}
-    timed_out = {rank: list(console_output.timeouts(text)) for rank, text in found.outputs.items()}
     other = {rank for job in every[1:] for rank in job.ranks}
+    writers = {one.rank for one in found.reports if one.rank is not None}
     seen_ranks = {
-        *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits,
+        *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits, *writers,
     }  # fmt: skip
-    last = max(seen_ranks | found.unread, default=-1)
-    recorded = flight_recorder.recorded(found.dumps, last + 1)
-    waited = {rank for rank, calls in timed_out.items() if calls}
+    least = max(max(seen_ranks | found.unread, default=-1) + 1, log_reports.job_size(found.reports))
+    recorded = flight_recorder.recorded(found.dumps, least)
+    waited = {o.rank for o in found.reports if o.kind in log_reports.WAITED and o.rank is not None}
     ranks: dict[int, RankEvidence] = {}
     for rank in sorted(seen_ranks):
-        own = recorded.ranks.get(rank) or _from_watchdog(rank, timed_out.get(rank, []))
+        own = recorded.ranks.get(rank) or _from_watchdog(rank, found)
         error, end = _end(found, rank)
-        if error is not None and console_output.gave_up_waiting(error):
+        if error is not None and (
+            console_output.gave_up_waiting(error)
+            or (rank in waited and error.type.endswith("DistBackendError"))
+        ):
             waited.add(rank)
             error = None
         if rank in waited and end is not None:
@@ -64,6 +76,7 @@ def evidence(found: Found) -> Evidence:
         deaths=found.first,
         not_seen=tuple(dict.fromkeys(not_seen)),
         foreign=True,
+        reports=tuple(dict.fromkeys(found.reports)),
     )
 
 
@@ -85,17 +98,26 @@ def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     return error, found.exits.get(rank)
 
 
-def _from_watchdog(rank: int, timeouts: list[console_output.Timeout]) -> RankEvidence:
-    """Evidence of a rank without a dump: the calls that its watchdog gave up on."""
-    first: dict[tuple[str, int], console_output.Timeout] = {}
-    for timeout in timeouts:
-        first.setdefault((timeout.group, timeout.call.position), timeout)
-    return RankEvidence(
-        rank=rank,
-        collectives=tuple(timeout.call for timeout in first.values()),
-        groups={t.group: Group(t.group, (), desc=t.desc) for t in first.values()},
-        counts_apart=True,
-    )
+def _from_watchdog(rank: int, found: Found) -> RankEvidence:
+    """Evidence of a rank without a dump among ranks with dumps: the calls that its watchdog gave up
+    on. Without any dump, the reports are compared instead."""
+    calls: dict[tuple[str, int], Collective] = {}
+    groups: dict[str, Group] = {}
+    for one in found.reports if found.dumps else ():
+        if one.kind == "timeout" and one.rank == rank and one.group and one.seq:
+            groups[one.group] = Group(one.group, (), desc=one.desc)
+            call = Collective(
+                index=one.seq,  # not 0: earlier calls are unknown
+                group=one.group,
+                position=one.seq - 1,
+                op=one.op,
+                numel_in=one.numel_in or 0,
+                numel_out=one.numel_out or 0,
+                dtype="",
+                asynchronous=True,
+            )
+            calls.setdefault((one.group, one.seq), call)
+    return RankEvidence(rank, tuple(calls.values()), groups, counts_apart=True)
 
 
 # ------------------------------------------------------------------------ the stall
@@ -120,7 +142,7 @@ def _stall(
         elif dump is not None:
             if seen.groups and dump.recording and recorded.tracked:
                 elsewhere.add(rank)
-        elif stack is not None and not rank_stacks.on_the_device(stack):
+        elif stack is not None and _is_elsewhere(stack):
             elsewhere.add(rank)
     if not waiting:
         return None
@@ -137,6 +159,13 @@ def _stall(
         waiting.discard(rank)
         elsewhere.discard(rank)
     return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain)
+
+
+def _is_elsewhere(stack: Stack) -> bool:
+    """Whether the program is certainly outside communication: not in autograd, whose C++ code may
+    wait for it, nor for a device. Native frames alone do not tell."""
+    python = any(not frame.native for frame in stack.frames)
+    return python and not (rank_stacks.on_the_device(stack) or rank_stacks.in_backward(stack))
 
 
 def _stands(found: Found) -> bool:

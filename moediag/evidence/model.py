@@ -175,6 +175,44 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What one message in a log says of a call, of ranks or of a machine."""
+
+    #: Kind in the table of formats, `evidence/log_formats.py`; also site, stack, error.
+    kind: str
+    #: The rank in the job that wrote it; None if the log does not tell.
+    rank: int | None = None
+    #: torch's name of the process group, or "".
+    group: str = ""
+    desc: str = ""
+    #: The writer's rank in that group.
+    place: int | None = None
+    #: The group's count of the call that the message is about.
+    seq: int | None = None
+    #: The last call of the group that the writer issued; 0 for none, None if unknown.
+    issued: int | None = None
+    #: The last call of the group that completed there.
+    completed: int | None = None
+    op: str = ""
+    numel_in: int | None = None
+    numel_out: int | None = None
+    #: Ranks that the message names, by their numbers in the group.
+    about: tuple[int, ...] = ()
+    #: The two ranks of a mismatch, each with its call.
+    sides: tuple[tuple[int, str], ...] = ()
+    seconds: float = 0.0
+    #: Seconds since the beginning of the year on the writer's clock; 0.0 if unknown.
+    time: float = 0.0
+    text: str = ""
+    detail: str = ""
+
+    @property
+    def of_all(self) -> bool:
+        """Whether its group is that of all ranks."""
+        return self.desc == "default_pg"
+
+
+@dataclass(frozen=True, slots=True)
 class RankEvidence:
     """Everything that is known of one rank."""
 
@@ -271,6 +309,8 @@ class Evidence:
     oom_kills: int | None = None
     #: A sentence: why the evidence is not of one job. Nothing else is known then.
     mixed: str = ""
+    #: Messages of libraries, schedulers and the kernel in the logs of a job of other tools.
+    reports: tuple[Report, ...] = ()
     #: Of a watched job on several nodes.
     nodes: tuple[Node, ...] = ()
     #: Mesh axis -> size as requested, outermost first; empty without a trial.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement
+from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
@@ -27,5 +28,8 @@ def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
     else:
         whose = f" of {ranks(lost)}" if seen else ""
         text += f"No schedule{whose} was recorded, so it is not known which rank is at fault."
+    if facts.evidence.foreign:
+        made = log_sentences.sites(facts.evidence)
+        text = f"{text} {made}".rstrip() + foreign_jobs.to_collect(facts.evidence)
     confidence = Confidence.MEDIUM if seen and not lost else Confidence.LOW
     return Judgement(confidence, text, victims=tuple(sorted(found)))

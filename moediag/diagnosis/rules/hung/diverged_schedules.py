@@ -20,7 +20,9 @@ def find(facts: Facts) -> Divergence | None:
 
 
 def judge(facts: Facts, found: Divergence) -> Judgement:
-    evidence, stuck = facts.evidence, facts.stuck if facts.evidence.foreign else None
+    evidence, stall = facts.evidence, facts.evidence.stall
+    certain = stall is not None and stall.certain
+    stuck = facts.stuck if evidence.foreign and certain else None
     involved = {rank for one in facts.divergences for rank in one.calls}
     lagging: tuple[int, ...] = ()
     if stuck is not None and stuck.basis == "device" and not involved & {*stuck.suspects}:
@@ -32,8 +34,7 @@ def judge(facts: Facts, found: Divergence) -> Judgement:
         text += f" And {plural(len(pairs) - _MOST, 'more independent divergence')}."
     if lagging and stuck is not None:
         text += f" Independently: {foreign_jobs.of_frontier(stuck, evidence)}"
-    stall = evidence.stall
-    if stall is not None and not stall.certain and found.kind == "missing":
+    if not certain and found.kind == "missing":
         text += foreign_jobs.MAY_BE_LATE
     if evidence.foreign and not culprits:
         text += foreign_jobs.to_collect(evidence)

@@ -151,6 +151,9 @@ def _stall(
     if moved and not waited:
         not_seen.append("whether the job stalled: it moved on between two dumps of a rank")
         return None
+    if found.taken_at is not None and not certain:
+        not_seen.append("whether the job stalled: ranks issued calls just before it was dumped")
+        return None
     if not certain and recorded.older:
         not_seen += recorded.older.values()
         return None

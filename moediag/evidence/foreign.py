@@ -151,9 +151,6 @@ def _stall(
     if moved and not waited:
         not_seen.append("whether the job stalled: it moved on between two dumps of a rank")
         return None
-    if found.taken_at is not None and not certain:
-        not_seen.append("whether the job stalled: ranks issued calls just before it was dumped")
-        return None
     if not certain and recorded.older:
         not_seen += recorded.older.values()
         return None
@@ -161,7 +158,8 @@ def _stall(
         ranks[rank] = RankEvidence(rank, stacks=ranks[rank].stacks, not_seen=(text,))
         waiting.discard(rank)
         elsewhere.discard(rank)
-    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain)
+    at_once = found.taken_at is not None and not certain
+    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain, at_once)
 
 
 def _is_elsewhere(stack: Stack) -> bool:

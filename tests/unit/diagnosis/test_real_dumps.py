@@ -248,7 +248,7 @@ def test_a_rank_that_moved_between_two_dumps_shows_no_hang() -> None:
 def test_a_late_rank_is_no_culprit_if_the_dumps_were_written_at_once() -> None:
     found = diagnosed(stopped((3,)), taken_at=BEGAN + 40)
     assert (found.verdict, found.culprits) == ("inconclusive", ())
-    assert any("just before" in text for text in found.not_seen), found.not_seen
+    assert "may have been running" in found.cause
     assert diagnosed(stopped((3,)), taken_at=BEGAN + 90).culprits == (3,)
 
 

@@ -57,7 +57,11 @@ def victims(facts: Facts) -> tuple[int, ...]:
 def how_sure(facts: Facts) -> Confidence:
     """The confidence of a verdict that rests on the first divergence."""
     found = facts.blame
-    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
+    if (
+        found.contradicted
+        or not found.culprits
+        or found.basis in ("history", "plurality", "habit", "condition")
+    ):
         return Confidence.MEDIUM
     d = facts.divergence
     if found.basis == "gone" and d is not None and 2 * len(d.absent) == len(d.calls):

@@ -146,12 +146,15 @@ def _missing_call(
 ) -> Blame:
     """The absent ranks, or the few that make an extra call where most finished normally. As many
     against as many: the absent ranks, if they made that call before and so left out a repetition;
-    else either side may be wrong."""
+    else either side may be wrong. Dumps do not show how a rank ended: where more ranks are absent
+    than wait, nobody is named."""
     gone = divergence.absent
-    peaceful = divergence.inferred or set(gone) == set(divergence.ended)
+    if divergence.inferred and len(gone) > divergence.waiting:
+        return Blame()
+    peaceful = not divergence.inferred and set(gone) == set(divergence.ended)
     if peaceful and len(gone) > len(calls):
         return Blame(tuple(sorted(calls)), "majority")
-    even = peaceful and not divergence.inferred and len(gone) == len(calls)
+    even = peaceful and len(gone) == len(calls)
     if even and (schedule is None or not all(_made(schedule, rank, calls) for rank in gone)):
         return Blame()
     starved = tuple(

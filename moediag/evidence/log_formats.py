@@ -143,5 +143,21 @@ FORMATS = (
         "ended", "exited on signal", "mpirun",
         r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+[^\n]{0,30}",
     ),
+    _format(
+        "ended", "exitcode:", "torchrun",
+        r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\)",
+    ),
+    _format(
+        "ended", "Child process with PID", "Lightning",
+        r"Child process with PID \d+ terminated with code -?\d+",
+    ),
+    _format(
+        "ended", "exits with return code", "DeepSpeed",
+        r"exits with return code = -?\d+",
+    ),
+    _format(
+        "ended", "A worker died", "Ray",
+        r"A worker died or was killed while executing a task[^\n]{0,60}",
+    ),
     _format("warning", "NCCL WARN", "NCCL 2.0", r"NCCL WARN [^\n]{0,200}"),
 )  # fmt: skip

@@ -34,6 +34,8 @@ class Line:
     text: str
     #: The rank comes from a mark that is local to a node.
     local: bool = False
+    #: The process that wrote it, as its launcher names it; "" if it does not.
+    process: str = ""
 
 
 def _prefix(tool: str, pattern: str) -> Prefix:
@@ -64,6 +66,10 @@ PREFIXES = (
     _prefix("stream", r"(?:[\w./:-]{1,80} )?\[std(?:out|err)\] ?"),
     _prefix("timestamp", r"\[?\d{4}-\d\d-\d\d[T "
                          r"]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]*"),
+    _prefix(
+        "vLLM's logger",
+        r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\] ?",
+    ),
     _prefix("time", r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ \t]+"),
     _prefix("seconds since the start", r"\d{1,7}\.\d+s(?: +\d+)? +(?=\S)"),
     _prefix("line number", r"\[\d{1,9}\] (?!is setting up)(?=\S)|\d{1,7} \| "),
@@ -101,7 +107,7 @@ def read(text: str) -> list[Line]:
             rank = owners.get(marks["process"])
         local = rank is None and "local" in marks
         number = marks["local"] if local else rank
-        found.append(Line(_sane(number), rest, local))
+        found.append(Line(_sane(number), rest, local, marks.get("process", "")))
     return found
 
 

@@ -223,13 +223,16 @@ class _Collector:
     def without_rank(self, path: Path, text: str, reports: tuple[Report, ...]) -> None:
         """A log that names no rank: its messages count, and so does an exception."""
         error = exits.error_in_output(text)
+        dumped = stacks.parse_faulthandler(text)
+        if dumped:
+            self.section(None, path.name, dumped)
         if error is not None:
             where = f" at {error.where}" if error.where else ""
             said = f"{error.type}{where}: {error.message}".rstrip(": ")
             self.found.reports.append(Report("error", text=said, detail=path.name))
-        if reports or error is not None:
+        if reports or dumped or error is not None:
             self.found.files += 1
-        if reports or error is not None or outputs.is_log(text):
+        if reports or dumped or error is not None or outputs.is_log(text):
             self.of_nobody.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")

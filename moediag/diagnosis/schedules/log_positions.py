@@ -23,7 +23,10 @@ _KINDS = ("timeout", "status", "signal")
 _POINT_TO_POINT = frozenset({"send", "recv", "coalesced", "unknown"})
 # One member may finish these before others came.
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-_APART = 600.0  # seconds between messages of one hang, beyond the group's timeout
+# Seconds between messages of one hang, at least. The next attempt of a job starts after the first
+# timeout and needs as long again for the next one.
+_APART = 120.0
+_USUAL = 600.0  # seconds, NCCL's timeout if no message tells it
 
 Key = tuple[int | None, int | None]
 
@@ -254,8 +257,14 @@ def _apart(name: str, desc: str, members: tuple[Position, ...], found: list[Repo
     shared = desc.startswith("mesh_") or ":split:" in desc
     if shared and any(ranks != {place} for place, ranks in places.items()):
         return "groups of a device mesh may share this name"
+    owners: dict[int, set[str]] = {}
+    for report in found:
+        if report.rank is not None and report.process:
+            owners.setdefault(report.rank, set()).add(report.process)
+    if any(len(processes) > 1 for processes in owners.values()):
+        return "several processes have the same rank"
     times = [one.time for one in found if one.time]
-    limit = max((one.seconds for one in found if one.kind == "timeout"), default=0.0) + _APART
-    if times and max(times) - min(times) > limit:
+    limit = max((one.seconds for one in found if one.kind == "timeout"), default=0.0) or _USUAL
+    if times and max(times) - min(times) > max(_APART, limit / 2):
         return "the messages are too far apart in time"
     return ""

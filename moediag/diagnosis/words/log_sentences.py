@@ -121,6 +121,8 @@ def _unseen(group: Standing, evidence: Evidence) -> str:
     size = evidence.world_size if group.desc == "default_pg" else group.size
     if group.desc == "default_pg" or size == evidence.world_size:
         missing = [rank for rank in range(evidence.world_size) if rank not in seen]
+        if len(missing) == 1 < len(seen):
+            return sentence(f"{ranks(missing)} is the only one without such a message")
         if missing:
             return sentence(f"no such message was found of {ranks(missing)}")
         return ""

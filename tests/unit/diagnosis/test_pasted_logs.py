@@ -55,7 +55,7 @@ def test_a_rank_that_did_not_make_the_call_is_named(tmp_path: Path) -> None:
     found = page(tmp_path, text)
     assert told(found) == ("hang", (2,), (0, 3)) and found.confidence == "medium"
     assert "(SeqNum 41)" in found.cause and "number 40" in found.cause
-    assert "No such message was found of rank 1." in found.cause
+    assert "Rank 1 is the only one without such a message." in found.cause
     assert "rank 1: no evidence found" in found.not_seen
 
 
@@ -105,6 +105,27 @@ def test_an_exception_of_one_rank_explains_the_timeouts_of_others(tmp_path: Path
     )
     found = page(tmp_path, text + timeout(0, 41) + timeout(1, 41))
     assert told(found) == ("crash", (2,), (0, 1)) and "moe.py:8 route" in found.cause
+
+
+def test_an_error_of_the_own_device_is_no_consequence(tmp_path: Path) -> None:
+    """NCCL's watchdog is often the first thread to see it."""
+    text = (
+        "[rank1]: terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "[rank1]:   what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread "
+        "terminated with exception: CUDA error: an illegal memory access was encountered\n"
+    )
+    found = page(tmp_path, text + timeout(0, 41) + timeout(2, 41))
+    assert told(found) == ("crash", (1,), (0, 2)) and "illegal memory access" in found.cause
+
+
+def test_a_faulthandler_dump_of_an_unknown_rank_is_told(tmp_path: Path) -> None:
+    text = (
+        "Current thread 0x00007f31 (most recent call first):\n"
+        '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 9 in barrier\n'
+        '  File "/job/train.py", line 3 in main\n'
+    )
+    found = page(tmp_path, text)
+    assert told(found) == ("hang", (), ()) and "barrier, called by main (train.py:3)" in found.cause
 
 
 def test_the_end_of_a_traceback_is_enough(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_a_file_of_one_rank_gives_its_rank() -> None:
     assert reports(f"[Rank 1] {CAUGHT}", own=9)[0].rank == 9
 
 
-def test_the_size_of_the_job_comes_only_from_the_group_of_all() -> None:
-    whole = f"[PG ID 0 PG GUID 0(default_pg) Rank 1] {CAUGHT}"
-    assert job_size(reports(whole)) == 4
-    assert job_size(reports(f"[PG ID 2 PG GUID 5(tp) Rank 1] {CAUGHT}")) == 0
+def test_the_job_has_at_least_the_ranks_that_messages_show() -> None:
+    assert job_size(reports(f"[PG ID 2 PG GUID 5(tp) Rank 1] {CAUGHT}")) == 4
+    assert job_size(reports("[Rank 0]: Ranks 3, 5 failed to pass monitoredBarrier in 9 ms")) == 6
+    assert job_size(reports("nothing")) == 0

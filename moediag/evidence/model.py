@@ -106,11 +106,43 @@ class HeldWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """What in the program's source decides whether a line runs."""
+
+    #: Base name of the file.
+    file: str
+    line: int
+    #: As the user wrote it: ``if rank == 0``.
+    text: str
+    #: under | else: the line runs where it is true | false. after | after-else: ranks for which it
+    #: is true | false left before the line. loop: it decides how often. inline: it is part of the
+    #: line itself. with | decorator: lets one rank go first, or alone. handler: the line runs
+    #: because an exception was caught.
+    side: str
+    #: Ranks may differ in it because it depends on the rank.
+    names_rank: bool = False
+    #: For after and after-else: return, continue, break, raise or exit.
+    leaves: str = ""
+    #: Global ranks that it keeps from the line, if its names mean what they say.
+    keeps_out: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     file: str
     line: int
     function: str
     native: bool = False
+
+    @property
+    def name(self) -> str:
+        """The base name of its file."""
+        return self.file.rpartition("/")[2]
+
+    @property
+    def place(self) -> str:
+        """``train.py:12 step``."""
+        return f"{self.name}:{self.line} {self.function}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +276,9 @@ class RankEvidence:
     last_lines: tuple[str, ...] = ()
     #: Collectives and point-to-point calls have positions of their own.
     counts_apart: bool = False
+    #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
+    #: Only lines whose source is known.
+    conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
     #: State letter of its main thread in /proc when evidence was collected (T: stopped), or "".
     os_state: str = ""
 

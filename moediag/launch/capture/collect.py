@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag import protocol
+from moediag.launch.capture import source_files
 from moediag.launch.processes import Process, catches
 
 CAPTURE_FOLDER = "capture"
@@ -202,6 +203,8 @@ def capture(
                     job.result()
                 except OSError as error:
                     looker.miss(f"capture ({error})")
+    with suppress(OSError):
+        source_files.keep(folder, into, ranks)
     for log in folder.glob("rank-*.log"):
         with suppress(OSError):
             (into / f"{log.stem}.tail.txt").write_text(_tail(log), encoding="utf-8")

@@ -21,8 +21,8 @@ def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
     text = f"{ranks(found).capitalize()} waited in a collective. "
     if seen and not lost:
         text += (
-            "The recorded schedules agree, so no rank is at fault: the operation itself did not "
-            "complete (network, backend, or a call that the recorder cannot see)."
+            "The recorded schedules agree, and the call does not complete. It is not known which "
+            "rank, if any, is at fault: the network, the backend, or a call that was not recorded."
         )
     else:
         whose = f" of {ranks(lost)}" if seen else ""

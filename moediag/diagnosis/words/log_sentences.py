@@ -54,6 +54,7 @@ def _behind(one: Position, group: Standing, found: Positions) -> str:
     else:
         text = f"{who} is behind: the last call that it issued there is number {one.issued}"
         text += ", which completed" if one.completed == one.issued else ""
+        text += "; what it did then is not in these messages"
     if one.rank is not None and (where := (found.elsewhere or {}).get(one.rank)):
         text += f", because it waits in {where}" if where != group.label else ""
     return sentence(text)

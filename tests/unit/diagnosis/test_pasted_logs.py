@@ -59,6 +59,17 @@ def test_a_rank_that_did_not_make_the_call_is_named(tmp_path: Path) -> None:
     assert "rank 1: no evidence found" in found.not_seen
 
 
+def test_a_rank_that_is_behind_because_it_waits_elsewhere_is_not_named(tmp_path: Path) -> None:
+    """Rank 2 waits in gloo, which has no watchdog, for ranks that wait for it in NCCL."""
+    gloo = (
+        '[rank2]:   File "/job/moe.py", line 8, in sizes\n[rank2]: RuntimeError: '
+        "[../gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.7]:4\n"
+    )
+    found = page(tmp_path, timeout(0, 41) + timeout(1, 41) + signal(2, 0, 40, 40) + gloo)
+    assert told(found) == ("hang", (), ()) and found.confidence == "low"
+    assert "Rank 2 is behind" in found.cause and "wait for each other" in found.cause
+
+
 def test_the_same_call_on_all_ranks_that_were_seen_names_nobody(tmp_path: Path) -> None:
     found = page(tmp_path, "".join(timeout(rank, 41) for rank in (0, 1, 3)))
     assert told(found) == ("hang", (), ()) and found.confidence == "low"

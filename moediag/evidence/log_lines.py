@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 MAX_RANK = 1 << 20
 _MAX_JOINED = 4096  # characters of one joined line
+_LONGEST = 16_384  # characters of a line that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,13 @@ PREFIXES = (
 # counts only in a file where most lines do.
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ?")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_BAR = re.compile(r"[^\n]*\r(?!\n)")  # overwritten states of a progress bar
 _ENTRY = re.compile(
     r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
 )
 _MARK = re.compile(r"\[rank(\d{1,7})[\[\]]{1,2}:")
 # Statements that are cut where a terminal wrapped them: an opening text, and what ends it.
 _OPEN = (
+    (re.compile(r"collective operation timeout:"), re.compile(r"CCL\(")),
     (re.compile(r"Work[A-Z]CCL\("), None),
     (re.compile(r"is running (?:inconsistent )?collective:"), re.compile(r"[Cc]ollectives "
                                                                          r"differ|\)\)\)\.")),
@@ -95,8 +96,9 @@ _OPEN = (
 
 def read(text: str) -> list[Line]:
     """The lines of a log, joined where they were wrapped, without prefixes."""
-    text = _BAR.sub("", _ANSI.sub("", text))
-    raw = text.splitlines()
+    # A progress bar overwrites its line; only the last state counts.
+    whole = _ANSI.sub("", text).removesuffix("\n").split("\n")
+    raw = [line.rstrip("\r").rpartition("\r")[2][:_LONGEST] for line in whole]
     tasks = _has_tasks(raw)
     seen = [_stripped(line, tasks) for line in _joined(raw, tasks)]
     owners = _owners(seen)
@@ -208,7 +210,9 @@ def _starts(line: str, tasks: bool) -> bool:
 
 
 def _is_statement(line: str) -> bool:
-    return "ProcessGroup" in line or "CCL(" in line or "collective:" in line
+    return any(
+        word in line for word in ("ProcessGroup", "CCL(", "collective:", "operation timeout:")
+    )
 
 
 def _is_cut(line: str) -> bool:

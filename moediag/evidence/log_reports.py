@@ -125,6 +125,7 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
         seconds=(number("ms") or 0) / 1000 or float(number("seconds") or 0),
         time=time,
         text=" ".join(match[0].split())[:_TEXT],
+        detail=values.get("why") or "",
     )
 
 

@@ -178,8 +178,9 @@ class _Collector:
             self.add_stacks(path, root, sections[0].stacks, sections[0].process)
         else:
             self.found.files += 1
-            for section in sections:
-                self.section(section.rank, section.process or path.name, section.stacks)
+            for number, section in enumerate(sections, start=1):
+                whose = section.process or f"process {number} of {path.name}"
+                self.section(section.rank, whose, section.stacks)
 
     def section(self, rank: int | None, whose: str, found: tuple[Stack, ...]) -> None:
         """The stacks of one process; those of an unknown rank are only told."""

@@ -129,6 +129,26 @@ def test_an_error_of_the_own_device_is_no_consequence(tmp_path: Path) -> None:
     assert told(found) == ("crash", (1,), (0, 2)) and "illegal memory access" in found.cause
 
 
+def test_the_rank_of_a_failed_watchdog_is_known_in_the_group_of_all(tmp_path: Path) -> None:
+    text = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG "
+        "ID 0 PG "
+        "GUID {}Rank 2] Process group watchdog thread terminated with exception: CUDA error: "
+        "misaligned "
+        "address\n"
+    )
+    assert told(page(tmp_path, text.format("0(default_pg) ")))[:2] == ("crash", (2,))
+    group = page(tmp_path, text.format("4(ep) "))
+    assert told(group)[:2] == ("crash", ()) and "misaligned address" in group.cause
+
+
+def test_numbers_of_an_excerpt_without_groups_are_not_compared(tmp_path: Path) -> None:
+    text = timeout(0, 41).replace("PG ID 0 PG GUID 0(default_pg) ", "").splitlines()[0]
+    last = signal(2, 0, 40, 40).replace("[PG ID 0 PG GUID 0(default_pg) Rank 2] ", "")
+    found = page(tmp_path, f"{text}\n{last}")
+    assert found.culprits == () and "issued calls up to number 40" in found.cause
+
+
 def test_a_faulthandler_dump_of_an_unknown_rank_is_told(tmp_path: Path) -> None:
     text = (
         "Current thread 0x00007f31 (most recent call first):\n"

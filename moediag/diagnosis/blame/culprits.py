@@ -10,6 +10,8 @@ The first rule that applies names these ranks:
 6. ranks outside the largest group of ranks that agree, if no other group is as large;
 7. in a user's own job: ranks that depart from what the whole job does after the same calls
    (:mod:`usual_order`).
+8. in a watched job: the rank for which the program has a branch of its own there
+   (:mod:`standings`).
 
 Otherwise no rank is named. Rules 1-3 may name a majority, and the contradiction is noted: three
 ranks that starve an expert are not victims of the one that does not.
@@ -27,7 +29,7 @@ from moediag.diagnosis.schedules.align import Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
 from moediag.diagnosis.schedules.usual_order import Departure
-from moediag.evidence.model import Collective
+from moediag.evidence.model import Collective, Condition
 
 Parameters = tuple[str, ...]
 
@@ -38,7 +40,7 @@ class Blame:
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
-    """gone, left-out, skipped, majority, history, plurality, habit or none."""
+    """gone, left-out, skipped, majority, history, plurality, habit, condition or none."""
     missing: Mapping[int, Parameters] = field(default_factory=dict)
     """Rank -> the parameters that it lacks and others carry."""
     starved: tuple[Starved, ...] = ()
@@ -46,6 +48,8 @@ class Blame:
     """The culprits are the majority."""
     departures: tuple[Departure, ...] = ()
     """Where culprits first departed from the usual order of this job."""
+    condition: Condition | None = None
+    """For ``condition``: the one that treats the culprit apart."""
 
 
 def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> Blame:

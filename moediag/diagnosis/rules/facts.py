@@ -9,6 +9,7 @@ from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.nodes import ranks_of, silent
+from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
@@ -106,7 +107,13 @@ class Facts:
         evidence = self.evidence
         schedule = self.aligned.schedules.get((d.group.name, d.group.ranks))
         found = blame(d, schedule, tokens_of(evidence))
-        return _by_habit(d, found, evidence) if evidence.foreign or evidence.watched else found
+        found = _by_habit(d, found, evidence) if evidence.foreign or evidence.watched else found
+        return by_condition(found, d, self.standings)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """Where the ranks of a user's job are in the user's code."""
+        return standings(self.evidence, self.divergence)
 
     @property
     def diverged(self) -> tuple[int, ...]:

@@ -74,10 +74,13 @@ def unseen(evidence: Evidence) -> Confidence:
     return Confidence.HIGH if certain and known == evidence.world_size else Confidence.MEDIUM
 
 
+_WEAK = ("history", "plurality", "habit", "condition")  # what names ranks less than surely
+
+
 def _sure(facts: Facts, divergence: Divergence, found: Blame) -> Confidence:
     if (limit := unseen(facts.evidence)) != Confidence.HIGH:
         return limit
-    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
+    if found.contradicted or not found.culprits or found.basis in _WEAK:
         return Confidence.MEDIUM
     if found.basis == "gone" and 2 * len(divergence.absent) == len(divergence.calls):
         # As many against as many: the others may have made an extra call.

@@ -14,6 +14,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.diagnosis.schedules.starvation import Starved, layer_name
 from moediag.diagnosis.words.calls import FEW, describe, first_few, sentence, sides
+from moediag.diagnosis.words.places import words
 from moediag.evidence.model import Collective, Evidence
 from moediag.result.wording import error_size, listed, plural, ranks
 
@@ -39,6 +40,10 @@ def of_divergence(
     step = min((c.step for c in calls.values()), default=0)
     if step > 1:
         text = f"In step {step}: {text[:1].lower() + text[1:]}"
+    if blame.condition is not None:
+        text += (
+            f" The call is {words(blame.condition)}, which treats {ranks(blame.culprits)} apart."
+        )
     if blame.contradicted:
         text += " Most ranks do the same; leaving them out is still wrong."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()

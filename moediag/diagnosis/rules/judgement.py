@@ -57,12 +57,13 @@ def victims(facts: Facts) -> tuple[int, ...]:
 def how_sure(facts: Facts) -> Confidence:
     """The confidence of a verdict that rests on the first divergence."""
     found = facts.blame
-    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
+    if found.basis == "habit":
+        return Confidence.LOW  # what a job always did before is a hint
+    if found.contradicted or not found.culprits or found.basis in ("peers", "plurality"):
         return Confidence.MEDIUM
     d = facts.divergence
     if found.basis == "gone" and d is not None and 2 * len(d.absent) == len(d.calls):
-        # As many against as many: the others may have made an extra call.
-        return Confidence.LOW if set(d.ended) == set(d.absent) else Confidence.MEDIUM
+        return Confidence.MEDIUM  # as many against as many: the others may have made an extra call
     if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
         return Confidence.MEDIUM
     complete = all(

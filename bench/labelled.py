@@ -16,9 +16,7 @@ from rich.table import Table
 
 from bench import jobs
 from bench.accuracy import simulated
-from bench.accuracy.counting import Outcome, outcome
-
-GOOD = (Outcome.RIGHT, Outcome.QUIET, Outcome.ABSTAINED)
+from bench.accuracy.counting import GOOD, Outcome, outcome
 
 
 def arguments() -> argparse.Namespace:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench import sections
 from bench.abroad import page, running
 from bench.abroad.edits import AnchorError
 from bench.abroad.programs import PROGRAMS, Program
@@ -132,7 +133,9 @@ def main() -> None:
         progress.print(page.line(judged[-1]), soft_wrap=True)
     if judged:
         text = options.out.read_text("utf-8") if options.out.exists() else ""
-        options.out.write_text(page.replaced(text, page.markdown(judged, sys.argv[1:])), "utf-8")
+        options.out.write_text(
+            sections.replaced(text, page.markdown(judged, sys.argv[1:])), "utf-8"
+        )
         progress.print(page.line_of_all(judged), f"written: {options.out}")
 
 

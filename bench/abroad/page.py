@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,22 +77,6 @@ def markdown(cases: Sequence[Judged], options: Sequence[str]) -> str:
         _HOW.format(options=" ".join(OPTIONS)),
     ]
     return "\n".join(parts)
-
-
-def replaced(text: str, section: str) -> str:
-    """Returns ``text`` with its section about programs of others, if there is one, replaced."""
-    before, _, after = text.partition(f"{TITLE}\n")
-    rest = re.search(r"^## ", after, re.MULTILINE)
-    tail = after[rest.start() :] if rest else ""
-    parts = [part.strip("\n") for part in (before, section, tail)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def section_of(text: str) -> str:
-    """Returns the section about programs of others in ``text``, or ""."""
-    _, title, after = text.partition(f"{TITLE}\n")
-    rest = re.search(r"^## ", after, re.MULTILINE)
-    return title + (after[: rest.start()] if rest else after)
 
 
 def _summary(cases: Sequence[Judged]) -> list[tuple[str, ...]]:

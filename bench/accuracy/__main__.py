@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import moediag
-from bench.abroad import page as abroad
+from bench import sections
 from bench.accuracy import page, simulated, victims
-from bench.accuracy.counting import Outcome
 from bench.accuracy.frtrace import TorchFrTrace
 from tests.victims.table import VICTIMS, Victim
 
@@ -30,6 +29,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__)
     parser.add_argument("--victim", action="append", metavar="NAME", help="only these victims")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each simulated fault")
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="only every N-th of these"
+    )
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
     parser.add_argument("--no-victims", action="store_true")
     parser.add_argument("--no-simulated", action="store_true")
@@ -76,23 +78,28 @@ def main() -> None:
                 real.append(of_victim(victim, tool, Path(folder)))
             told = {name: real[-1].outcome(name).value for name in real[-1].answers}
             progress.print(f"{victim.name}: {told}")
-        for case in simulated.cases(seeds) if not options.no_simulated else ():
+        wanted = [] if options.no_simulated else [*simulated.cases(seeds)][:: options.every]
+        for case in wanted:
             folder = case.folder()
             if folder is None:
                 continue
             with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as place:
                 made.append(simulated.judged(case, folder, tool, Path(place)))
-            if made[-1].outcome(page.MOEDIAG) not in (Outcome.RIGHT, Outcome.QUIET):
-                progress.print(f"{case.name}: {made[-1].outcome(page.MOEDIAG).value}")
     console = Console()
     if real:
         show(console, "victims, real jobs on gloo", page.of_victims(real))
+        show(console, "victims", page.summary({"victims": real}))
     if made:
-        show(console, f"simulated jobs, seeds from {seeds.start}", page.by_fault(made))
-    show(console, "moediag accuracy", page.summary(real, made))
-    text = page.markdown(real, made, head(["python", "-m", "bench.accuracy", *sys.argv[1:]]), seeds)
-    old = options.out.read_text("utf-8") if options.out.exists() else ""
-    text = abroad.replaced(text, abroad.section_of(old))  # what `make abroad` wrote is kept
+        show(console, f"simulated jobs, seeds from {seeds.start}", page.by_dimension(made))
+        show(console, "simulated jobs", page.summary(page.by_layout(made)))
+    text = options.out.read_text("utf-8") if options.out.exists() else ""
+    text = sections.replaced(text, page.INTRODUCTION)  # what is not measured now is kept
+    command = head(["python", "-m", "bench.accuracy", *sys.argv[1:]])
+    if real:
+        text = sections.replaced(text, page.victims_section(real, command))
+    if made:
+        found = page.simulated_section(made, command, seeds, simulated.EVERY_FAULT)
+        text = sections.replaced(text, found)
     options.out.write_text(text, encoding="utf-8")
     progress.print(f"written: {options.out}")
 

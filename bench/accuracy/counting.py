@@ -42,6 +42,11 @@ class Answer:
     has_lines: bool = True
     among: tuple[tuple[int, ...], ...] = ()
 
+    @property
+    def everybody(self) -> set[int]:
+        """The ranks that any finding names."""
+        return {rank for named in (self.culprits, *self.among) for rank in named}
+
 
 class Outcome(Enum):
     RIGHT = "right"  # a strict true positive: class, culprit and line
@@ -59,6 +64,7 @@ class Outcome(Enum):
     WORDS = "cause not told"
 
 
+GOOD = (Outcome.RIGHT, Outcome.QUIET, Outcome.ABSTAINED)
 RANKS_RIGHT = (Outcome.RIGHT, Outcome.CLASS, Outcome.LINE, Outcome.WORDS)
 
 
@@ -94,9 +100,9 @@ def names_one(lines: tuple[str, ...], text: str) -> bool:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts: of the ``failing`` cases, ``right`` are strictly right and ``ranks`` have at least
-    the right ranks; of the ``healthy`` cases that the tool could read, ``alarms`` are false.
-    ``kinds`` counts cases by outcome."""
+    """Counts: of the ``failing`` cases, ``right`` are strictly right (or name nobody where that is
+    right, too) and ``ranks`` have at least the right ranks; of the ``healthy`` cases that the tool
+    could read, ``alarms`` are false. ``kinds`` counts cases by outcome."""
 
     failing: int
     right: int
@@ -111,6 +117,7 @@ def tally(outcomes: Iterable[tuple[Truth, Outcome]]) -> Tally:
     kinds = Counter(kind for _, kind in pairs)
     failing = sum(not truth.healthy for truth, _ in pairs)
     healthy = kinds[Outcome.QUIET] + kinds[Outcome.FALSE_ALARM]
-    named = sum(kinds[kind] for kind in RANKS_RIGHT)
+    abstained = kinds[Outcome.ABSTAINED]
+    named = sum(kinds[kind] for kind in RANKS_RIGHT) + abstained
     alarms = kinds[Outcome.FALSE_ALARM]
-    return Tally(failing, kinds[Outcome.RIGHT], named, healthy, alarms, kinds)
+    return Tally(failing, kinds[Outcome.RIGHT] + abstained, named, healthy, alarms, kinds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.accuracy.counting import Answer, Outcome, Tally, Truth, outcome, tally
+from bench.accuracy.counting import GOOD, Answer, Outcome, Tally, Truth, outcome, tally
 
 Row = tuple[str, ...]
 MOEDIAG, FRTRACE, HELPED, DETAIL = "moediag", "torchfrtrace", "torchfrtrace, helped", "DETAIL"
@@ -33,20 +33,30 @@ def tallied(cases: Sequence[Judged], tool: str) -> Tally:
 # ------------------------------------------------------------------------ rows
 
 
-def summary(victims: Sequence[Judged], simulated: Sequence[Judged]) -> list[Row]:
-    """Returns strict true positives and false alarms of each tool on each set."""
+def summary(sets: Mapping[str, Sequence[Judged]]) -> list[Row]:
+    """Returns strict true positives and errors of each tool on each set of cases."""
     rows: list[Row] = [
-        ("cases", "tool", "strict true positives", "right ranks at least", "false alarms")
-    ]
-    for name, cases in (("victims", victims), ("simulated jobs", simulated)):
+        ("cases", "tool", "strict true positives", "right ranks at least", "innocent ranks named",
+         "false alarms")
+    ]  # fmt: skip
+    for name, cases in sets.items():
         for tool in cases[0].answers if cases else ():
             found = tallied(cases, tool)
             rows.append((
                 name, tool, f"{found.right} of {found.failing}",
                 f"{found.ranks} of {found.failing}",
+                f"{found.kinds[Outcome.OTHERS]} of {found.failing}",
                 f"{found.alarms} of {found.healthy}",
             ))  # fmt: skip
     return rows
+
+
+def by_layout(cases: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Returns the simulated cases, apart for layouts that rules were tuned on."""
+    return {
+        "layouts used in tuning": [case for case in cases if case.seen],
+        "other layouts": [case for case in cases if not case.seen],
+    }
 
 
 def of_victims(cases: Sequence[Judged]) -> list[Row]:
@@ -63,15 +73,43 @@ def of_victims(cases: Sequence[Judged]) -> list[Row]:
     return rows
 
 
-def by_fault(cases: Sequence[Judged]) -> list[Row]:
-    """Returns the results of each tool on each kind of simulated fault."""
-    tools = list(cases[0].answers) if cases else []
-    rows: list[Row] = [("fault", "cases", *tools, "the rank is in any finding of torchfrtrace")]
-    for kind in dict.fromkeys(case.kind for case in cases):
-        of_kind = [case for case in cases if case.kind == kind]
-        cells = [_kinds(tallied(of_kind, tool)) for tool in tools]
-        among = "" if of_kind[0].truth.healthy else str(sum(map(named_among, of_kind)))
-        rows.append((kind, str(len(of_kind)), *cells, among))
+def by_dimension(cases: Sequence[Judged]) -> list[Row]:
+    """Returns the results in each dimension, of the layouts used in tuning and of others."""
+    rows: list[Row] = [
+        ("dimension", "cases", "moediag, layouts used in tuning", "moediag, other layouts",
+         "torchfrtrace: every culprit found", "and nobody else", "its false alarms")
+    ]  # fmt: skip
+    for name in dict.fromkeys(case.dimension for case in cases):
+        own = [case for case in cases if case.dimension == name]
+        failing = [case for case in own if case.truth.culprits]
+        parts = (_kinds(tallied([c for c in own if c.seen is seen], MOEDIAG))
+                 for seen in (True, False))  # fmt: skip
+        theirs = tallied(own, FRTRACE)
+        named = [case.answers[FRTRACE].everybody for case in failing]
+        wanted = [set(case.truth.culprits) for case in failing]
+        every = sum(one >= want for one, want in zip(named, wanted, strict=True))
+        exact = sum(one == want for one, want in zip(named, wanted, strict=True))
+        rows.append((
+            name, str(len(own)), *parts, *(f"{n} of {len(failing)}" for n in (every, exact)),
+            f"{theirs.alarms} of {theirs.healthy}" if theirs.healthy else "",
+        ))  # fmt: skip
+    return rows
+
+
+def by_fault(cases: Sequence[Judged], dimensions: Sequence[str]) -> list[Row]:
+    """Returns the results on each kind of fault, moediag's in each of ``dimensions``."""
+    chosen = [case for case in cases if case.dimension in dimensions]
+    rows: list[Row] = [
+        ("fault", *dimensions, "torchfrtrace, all of them", "the rank is in any of its findings")
+    ]
+    for kind in dict.fromkeys(case.kind for case in chosen):
+        own = [case for case in chosen if case.kind == kind]
+        cells = (_kinds(tallied([c for c in own if c.dimension == name], MOEDIAG))
+                 for name in dimensions)  # fmt: skip
+        failing = [case for case in own if case.truth.culprits]
+        among = sum(map(named_among, failing))
+        theirs = _kinds(tallied(own, FRTRACE))
+        rows.append((kind, *cells, theirs, f"{among} of {len(failing)}" if failing else ""))
     return rows
 
 
@@ -107,31 +145,36 @@ def without_lines(text: str) -> str:
 # ------------------------------------------------------------------------ markdown
 
 
-def markdown(
-    victims: Sequence[Judged], simulated: Sequence[Judged], head: str, seeds: range
+def victims_section(cases: Sequence[Judged], head: str) -> str:
+    """``head`` has date, versions and command."""
+    return "\n".join(
+        ["## Victims: real jobs under torchrun on gloo\n", head,
+         _table(summary({"victims": cases})), _table(of_victims(cases)), _VICTIMS,
+         _not_right(cases)]
+    )  # fmt: skip
+
+
+def simulated_section(
+    cases: Sequence[Judged], head: str, seeds: range, dimensions: Sequence[str]
 ) -> str:
-    """Returns the page. ``head`` has date, versions and command, ``seeds`` those of the simulated
-    cases."""
-    parts = [
-        "# How often the diagnosis is right\n",
-        head,
-        _table(summary(victims, simulated)),
-        _RULES,
-    ]
-    if victims:
-        parts += ["## Victims: real jobs under torchrun on gloo\n", _table(of_victims(victims)),
-                  _VICTIMS]  # fmt: skip
-    if simulated:
-        parts += ["## Simulated jobs: Flight Recorder dumps of known fault\n",
-                  _table(by_fault(simulated)),
-                  _SIMULATED.format(first=seeds.start, last=seeds.stop - 1)]  # fmt: skip
+    """``dimensions``: those that have every fault."""
+    return "\n".join(
+        ["## Simulated jobs: Flight Recorder dumps of known fault\n", head,
+         _table(summary(by_layout(cases))),
+         _SIMULATED.format(first=seeds.start, last=seeds.stop - 1), _table(by_dimension(cases)),
+         "### By fault\n", _table(by_fault(cases, dimensions))]
+    )  # fmt: skip
+
+
+def _not_right(cases: Sequence[Judged]) -> str:
+    """Lists the cases that moediag does not answer strictly right. Of simulated cases only counts
+    are published: who tunes on a case that is kept for counting has none left to count."""
     wrong = [
         f"- {case.truth.name}: {_cell(case, MOEDIAG)}"
-        for case in (*victims, *simulated)
-        if case.outcome(MOEDIAG) not in (Outcome.RIGHT, Outcome.QUIET)
+        for case in cases
+        if case.outcome(MOEDIAG) not in GOOD
     ]
-    parts += ["## Where moediag is not strictly right\n", "\n".join(wrong or ["Nowhere here."])]
-    return "\n".join(parts) + "\n"
+    return "\n".join(["Where moediag is not strictly right:\n", *(wrong or ["- nowhere here"]), ""])
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -140,7 +183,9 @@ def _table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_RULES = """\
+INTRODUCTION = """\
+# How often the diagnosis is right
+
 A **strict true positive** names the class of the failure, exactly the ranks at
 fault, and one of the lines of the user's program that show it. An answer with one rank too many,
 or with a line of the library, does not count. If the evidence cannot show which rank is at fault
@@ -148,10 +193,11 @@ or with a line of the library, does not count. If the evidence cannot show which
 or slow job.
 
 torch's own tools need not name the class, only ranks and line. torchfrtrace's answer is the first
-finding that it prints. It assumes that one rank is correct and blames the ranks that differ from
-it; the order of files in the folder decides which one. DETAIL's answer is the rank that most
-errors compare with their own, or the rank that did not reach the monitored barrier. If the errors
-name no rank, torchrun's "first observed failure" counts, unless that rank only stopped waiting.
+finding that it prints, where no more is said. It assumes that one rank is correct and blames the
+ranks that differ from it; the order of files in the folder decides which one. DETAIL's answer is
+the rank that most errors compare with their own, or the rank that did not reach the monitored
+barrier. If the errors name no rank, torchrun's "first observed failure" counts, unless that rank
+only stopped waiting.
 """
 
 _VICTIMS = """\
@@ -166,13 +212,25 @@ The programs are in `tests/victims/jobs.py`, the correct answers in `tests/victi
 """
 
 _SIMULATED = """\
-Megatron-like schedules over pipeline, data, tensor and expert groups, 16 to
-1,024 ranks, one fault on one rank per job, with all records or only the last 60 of each rank
-(`bench/jobs/`). Both tools read the same files. `running` are healthy jobs dumped while they
-ran, `none` healthy jobs that ended.
+Megatron-like schedules over pipeline, data, tensor and expert groups, 16 to 1,024 ranks, as torch
+2.13 records them on NCCL (`bench/jobs/`). Each row changes one thing of the dumps; `none` are
+healthy jobs that ended, `running` healthy jobs dumped while they ran, `straggler` healthy jobs in
+which one rank has not yet issued what others wait for. Both tools read the same files.
 
-Tuning and testing are separate: rules were tuned on seeds below 2,000 of seven layouts (`python -m
-bench.labelled`, unit tests). The table has seeds {first} to {last}, and six more layouts that were
-never used in tuning, the two largest among them. The schedules come from one simulator, ours:
-results may be worse for jobs with patterns that it does not have.
+- What is true is the injected fault alone. "Nobody named, rightly": the evidence cannot show who it
+  is (two ranks are absent, one of them the culprit; files of several jobs; a device that hangs
+  while no start is recorded), so naming nobody is right. Naming an innocent rank is wrong in every
+  row.
+- Files that were not copied are as old as the dump: a watchdog writes it when the oldest call has
+  timed out. A job that hangs and one that still runs, but whose ranks all wait for a late one,
+  leave the same calls: in "one rank late, copied files" nothing but the time of the copy is left.
+- torchfrtrace: all its findings count, not only the first; "and nobody else" means that its
+  findings together name exactly the culprits.
+- NVIDIA's resiliency extension: its newest release on the package index (0.4.1) contains no
+  analyser of Flight Recorder dumps, so it is not compared.
+
+Rules were tuned on seeds below 2,000 of seven layouts (`python -m bench.labelled`, unit tests). The
+tables have seeds {first} to {last}, and six more layouts that were never used in tuning. The
+schedules come from one simulator, ours: results may be worse for jobs with patterns that it does
+not have.
 """

@@ -28,6 +28,7 @@ class Run:
         self.dead = dead
         self.done = [0 for _ in world]
         self.met = 0
+        self.late: dict[tuple[int, ...], int] = {}
         self.ended: list[list[int]] = [[] for _ in world]
         self._run(cut)
         self.issued = [
@@ -105,10 +106,14 @@ class Run:
                 return None
             return rank, op.peer or 0
         members = self.group[rank, op.axis]
-        for member in members:
+        late = self.late.get(members, rank)  # the one that was missing last time often still is
+        for member in (late, *members):
             other = self._at(member, cut)
-            if other is None or (other.axis, other.op) != (op.axis, op.op):
-                return None
-            if other.numel != op.numel and op.op != "all_to_all":
+            if (
+                other is None
+                or (other.axis, other.op) != (op.axis, op.op)
+                or (other.numel != op.numel and op.op != "all_to_all")
+            ):
+                self.late[members] = member
                 return None
         return members

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from bench.jobs.device import Run
@@ -26,16 +27,16 @@ _DESC = {"world": "default_pg", "tp": "TENSOR_MODEL_PARALLEL_GROUP",
 
 def dumps(
     job: Job, ring: int = 2000, frames: bool = True, local_names: bool = False, ahead: int = 4,
-    states: bool = True, timing: bool = True, active_only: bool = False,
+    states: bool = True, timing: bool = True, active_only: bool = False, run: Run | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:  # fmt: skip
     """Yields (rank, its dump as plain data).
 
     ``local_names``: every process numbers its own groups, as in jobs whose ranks create only
     theirs. ``states``: completion is recorded. ``timing``: so is the start of a call
     (TORCH_NCCL_ENABLE_TIMING). ``active_only``: completed calls are left out
-    (TORCH_INCLUDE_ONLY_ACTIVE).
+    (TORCH_INCLUDE_ONLY_ACTIVE). ``run``: that of this job, if it exists already.
     """
-    run = Run(job, ahead)
+    run = run or Run(job, ahead)
     counter = itertools.count(1)
     numbers = {
         (axis, ranks): 0 if axis == "world" else next(counter)
@@ -60,7 +61,7 @@ class _Recorder:
         self.counts: dict[str, int] = {}
         self.sends: dict[str, int] = {}
         self.status: dict[int, dict[str, int]] = {}
-        self.stacks: dict[int, list[dict[str, Any]]] = {}
+        self.kept: dict[int, _Kept] = {}  # by the identity of an Op
 
     def dump(self, ring: int, frames: bool, active_only: bool) -> dict[str, Any]:
         program = self.run.programs[self.rank][: self.run.issued[self.rank]]
@@ -83,64 +84,74 @@ class _Recorder:
         run, rank = self.run, self.rank
         ranks = run.group[rank, op.axis]
         name = self.names[op.axis, ranks]
-        p2p = op.op in P2P
-        of = self.sends if p2p else self.counts
+        of = self.sends if op.op in P2P else self.counts
         of[name] = of.get(name, 0) + 1
+        count, sends = self.counts.get(name, 0), self.sends.get(name, 0)
         done = self.states and at < run.done[rank]
         begun = self.timing and self.states and at <= run.done[rank] and at != run.dead.get(rank)
-        ended = BEGAN + int(run.ended[rank][at] * MILLISECOND) if done else None
         created = BEGAN + int(run.created(rank, at) * MILLISECOND)
+        ended = BEGAN + run.ended[rank][at] * MILLISECOND if done else None
         started = None
         if begun:  # after the call before it on this device
             free = BEGAN + (run.ended[rank][at - 1] if at else 0) * MILLISECOND
             started = max(created, free) + 1000
         self.note(self.ids[name], of[name], started is not None, done)
-        into, out = _sizes(op, len(ranks))
-        entry: dict[str, Any] = {"frames": self.frames(op)} if frames else {}
-        entry |= {
+        kept = self.kept.get(id(op))
+        if kept is None:
+            kept = self.kept[id(op)] = _Kept(
+                {"frames": _frames(op)} if frames else {},
+                (name, _DESC[op.axis]),
+                f"nccl:{_profiled(op, rank, ranks)}",
+                *_sizes(op, len(ranks)),
+            )
+        timed = started is not None and ended is not None
+        return {
+            **kept.frames,
             "record_id": at,
             "pg_id": self.ids[name],
-            "process_group": (name, _DESC[op.axis]),
+            "process_group": kept.group,
             "thread_name": "pt_main_thread",
             "thread_id": "140735340871680",
-            "collective_seq_id": self.counts.get(name, 0),
-            "p2p_seq_id": self.sends.get(name, 0),
-            "op_id": self.counts.get(name, 0) + self.sends.get(name, 0),
-            "profiling_name": f"nccl:{_profiled(op, rank, ranks)}",
+            "collective_seq_id": count,
+            "p2p_seq_id": sends,
+            "op_id": count + sends,
+            "profiling_name": kept.profiled,
             "time_created_ns": created,
-        }
-        if started is not None and ended is not None:
-            entry["duration_ms"] = (ended - started) / MILLISECOND
-        return entry | {
-            "input_sizes": [[into]],
+            **({"duration_ms": ((ended or 0) - (started or 0)) / MILLISECOND} if timed else {}),
+            "input_sizes": [[kept.into]],
             "input_dtypes": ["BFloat16"],
-            "output_sizes": [[out]],
+            "output_sizes": [[kept.out]],
             "output_dtypes": ["BFloat16"],
             "state": "completed" if done else "started" if begun else "scheduled",
             "time_discovered_started_ns": started,
             "time_discovered_completed_ns": ended,
             "retired": done,
             "timeout_ms": TIMEOUT,
-            "is_p2p": p2p,
+            "is_p2p": op.op in P2P,
         }
 
     def note(self, group: int, seq: int, started: bool, done: bool) -> None:
         """Counts a call in ``pg_status``; a group is in it once it has recorded one. Collectives
         and point-to-point calls have their own numbers, and the newest is kept."""
-        status = self.status.setdefault(
-            group, dict.fromkeys((f"last_{s}_collective" for s in _STAGES), -1)
-        )
+        status = self.status.setdefault(group, dict.fromkeys(_STAGES, -1))
         for stage, reached in zip(_STAGES, (True, started, done), strict=True):
             if reached:
-                status[f"last_{stage}_collective"] = seq
-
-    def frames(self, op: Op) -> list[dict[str, Any]]:
-        if op.line not in self.stacks:
-            self.stacks[op.line] = _frames(op)
-        return self.stacks[op.line]
+                status[stage] = seq
 
 
-_STAGES = ("enqueued", "started", "completed")
+@dataclass(frozen=True)
+class _Kept:
+    """What all entries of one ``Op`` have in common. The frames of equal stacks are one object, as
+    in torch's pickles."""
+
+    frames: dict[str, Any]
+    group: tuple[str, str]
+    profiled: str
+    into: int
+    out: int
+
+
+_STAGES = tuple(f"last_{stage}_collective" for stage in ("enqueued", "started", "completed"))
 
 
 def as_json(raw: dict[str, Any]) -> dict[str, Any]:

@@ -78,35 +78,32 @@ class Job:
 
 
 def healthy(layout: Layout, steps: int, micro_batches: int = 2, layers: int = 2) -> Job:
-    programs = [
-        list(_program(layout, r, steps, micro_batches, layers)) for r in range(layout.world)
-    ]
-    return Job(layout, programs)
+    ranks = range(layout.world)
+    return Job(layout, [list(_step(layout, r, micro_batches, layers)) * steps for r in ranks])
 
 
-def _program(layout: Layout, rank: int, steps: int, micro: int, layers: int) -> Iterator[Op]:
+def _step(layout: Layout, rank: int, micro: int, layers: int) -> Iterator[Op]:
     stage, data, tensor = layout.place(rank)
     first, last = stage == 0, stage == layout.pp - 1
     before = None if first else layout.rank(stage - 1, data, tensor)
     after = None if last else layout.rank(stage + 1, data, tensor)
     hidden = 4096
-    for _ in range(steps):
-        for backward in (False, True):
-            source, target = (after, before) if backward else (before, after)
-            base = 100 if backward else 0
-            for _ in range(micro):
-                if source is not None:
-                    yield Op("pp", "recv", hidden, base + P2P_LINES[0], source)
-                for layer in range(layers):
-                    yield Op("tp", "all_gather", hidden * layout.tp, base + 20)
-                    yield Op("tp", "reduce_scatter", hidden * layout.tp, base + 21)
-                    if layer % 2:
-                        yield Op("ep", "all_to_all", hidden * layout.ep, base + 30)
-                        yield Op("ep", "all_to_all", hidden * layout.ep, base + 31)
-                if target is not None:
-                    yield Op("pp", "send", hidden, base + P2P_LINES[1], target)
-        for bucket in range(2):
-            yield Op("dp", "reduce_scatter", 1024 * layout.dp * (bucket + 1), 200 + bucket)
-        yield Op("world", "all_reduce", 1, 210)
-        for bucket in range(2):
-            yield Op("dp", "all_gather", 1024 * layout.dp * (bucket + 1), 220 + bucket)
+    for backward in (False, True):
+        source, target = (after, before) if backward else (before, after)
+        base = 100 if backward else 0
+        for _ in range(micro):
+            if source is not None:
+                yield Op("pp", "recv", hidden, base + P2P_LINES[0], source)
+            for layer in range(layers):
+                yield Op("tp", "all_gather", hidden * layout.tp, base + 20)
+                yield Op("tp", "reduce_scatter", hidden * layout.tp, base + 21)
+                if layer % 2:
+                    yield Op("ep", "all_to_all", hidden * layout.ep, base + 30)
+                    yield Op("ep", "all_to_all", hidden * layout.ep, base + 31)
+            if target is not None:
+                yield Op("pp", "send", hidden, base + P2P_LINES[1], target)
+    for bucket in range(2):
+        yield Op("dp", "reduce_scatter", 1024 * layout.dp * (bucket + 1), 200 + bucket)
+    yield Op("world", "all_reduce", 1, 210)
+    for bucket in range(2):
+        yield Op("dp", "all_gather", 1024 * layout.dp * (bucket + 1), 220 + bucket)

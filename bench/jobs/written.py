@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.jobs.device import Run
 from bench.jobs.recorded import BEGAN, TIMEOUT, as_json, dumps
 from bench.jobs.schedules import Job
 
@@ -33,41 +34,50 @@ class Folder:
         """The ranks of which no dump can be read."""
         return set(range(self.job.layout.world)) - (self.dumps.keys() - self.damaged.keys())
 
-    def write(self, place: Path, form: str = "pickle") -> Path:
+    def write(self, place: Path) -> Path:
         first = place / "first" if self.second else place
+        age = self.taken + (LATER if self.copied else 0)
         for folder, of_rank in ((first, self.dumps), (place / "second", self.second)):
             for rank, raw in of_rank.items():
-                self._file(folder / f"nccl_trace_rank_{rank}", rank, raw, form)
+                _write(folder, rank, self.damaged.get(rank, raw), age)
         place.mkdir(parents=True, exist_ok=True)  # of a job that left nothing
         return place
 
-    def _file(self, path: Path, rank: int, raw: dict[str, Any], form: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if rank in self.damaged:
-            path.write_bytes(self.damaged[rank])
-        elif form == "pickle":
-            path.write_bytes(pickle.dumps(raw, protocol=2))  # torch writes this protocol
-        else:
-            path.write_text(json.dumps(as_json(raw)))
-        age = self.taken + (LATER if self.copied else 0)
-        os.utime(path, (age, age))
-
 
 def folder_of(job: Job, **options: Any) -> Folder:
-    """Returns the dumps of a job: of one that hangs as its watchdog writes them, when the oldest
-    call in progress times out; of another, at its newest call."""
-    of_rank = dict(dumps(job, **options))
-    return Folder(job, of_rank, _taken(job, of_rank))
+    run = Run(job)
+    return Folder(job, dict(dumps(job, run=run, **options)), taken(run))
 
 
-def _taken(job: Job, of_rank: Dumps) -> float:
-    entries = [entry for raw in of_rank.values() for entry in raw["entries"]]
-    opened = [e["time_created_ns"] for e in entries if e["time_discovered_completed_ns"] is None]
-    newest = max((entry["time_created_ns"] for entry in entries), default=BEGAN)
-    if job.culprits and opened:
-        return max(min(opened) / 1e9 + TIMEOUT / 1e3, newest / 1e9) + 1
-    return newest / 1e9
+def taken(run: Run) -> float:
+    """Returns when a job's dumps were written, in seconds of the wall clock: of one that hangs, by
+    its watchdog, when the oldest call in progress timed out; of another, at its newest call."""
+    ranks = range(len(run.programs))
+    opened = [run.created(r, run.done[r]) for r in ranks if run.done[r] < run.issued[r]]
+    newest = max(run.created(r, run.issued[r] - 1) for r in ranks if run.issued[r])
+    if run.job.culprits and opened:
+        newest = max(min(opened) + TIMEOUT, newest) + 1000
+    return BEGAN / 1e9 + newest / 1e3
 
 
 def write(job: Job, place: Path, form: str = "pickle", **options: Any) -> Path:
-    return folder_of(job, **options).write(place, form)
+    """Writes the dumps of ``job`` one after the other: those of a large job fill the memory."""
+    run = Run(job)
+    age = taken(run)
+    for rank, raw in dumps(job, run=run, **options):
+        _write(place, rank, raw, age, form)
+    return place
+
+
+def _write(
+    folder: Path, rank: int, content: dict[str, Any] | bytes, age: float, form: str = "pickle"
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"nccl_trace_rank_{rank}"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif form == "pickle":
+        path.write_bytes(pickle.dumps(content, protocol=2))  # torch writes this protocol
+    else:
+        path.write_text(json.dumps(as_json(content)))
+    os.utime(path, (age, age))

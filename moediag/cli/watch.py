@@ -107,7 +107,7 @@ def watch(
                         watcher.of_job(name, [found]), views.output(no_color), views.short(folder)
                     )
             else:
-                view.line(f"{found.verdict}: {found.cause}")
+                view.line(found.cause)
 
         done = watcher.watch(command, options, tell, view.progress)
     for how in done.commands:

@@ -16,10 +16,13 @@ from moediag.diagnosis.words import (
     detector_table,
     device_sentences,
     divergence_view,
+    log_sentences,
     node_sentences,
     program_tables,
     schedule_view,
 )
+from moediag.diagnosis.words.next_step import next_step
+from moediag.diagnosis.words.places import standings
 from moediag.evidence.model import Evidence
 from moediag.result import FAILURES, Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
@@ -34,6 +37,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
     numbers = facts.gradients
     by_schedule = facts.divergence if judged.divergence else None
     why, told = _why(facts, verdict, judged)
+    standing = standings(evidence, by_schedule, facts.failed, judged.culprits)
     return Diagnosis(
         verdict=verdict,
         signature=signature(
@@ -65,6 +69,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
+            *log_sentences.notes(evidence),
         ),
         tables=_tables(facts),
         schedules=(
@@ -73,6 +78,10 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             else None
         ),
         states=schedule_view.states(evidence, facts.failed),
+        places=tuple(one.place for one in standing),
+        next_step=next_step(
+            evidence, verdict, by_schedule, judged.failure, judged.culprits, standing
+        ),
         attached=evidence.attached,
     )
 

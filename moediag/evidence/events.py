@@ -115,7 +115,8 @@ class _Reader:
         self.names: dict[int, tuple[str, ...]] = {}
         self.at: dict[int, int] = {}
         self.handlers = {
-            "start": self.start, "group": self.group, "names": self.name_list,
+            "start": self.start, "versions": self.versions,
+            "group": self.group, "names": self.name_list,
             "collective": self.collective, "done": self.done, "failed": self.failed,
             "tokens": self.tokens,
             "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
@@ -142,6 +143,9 @@ class _Reader:
         self.log.backend = str(event.get("backend") or "")
         folders = tuple(str(folder) for folder in event.get("libraries") or ())
         self.log.libraries = self.intern.setdefault(folders, folders)
+        self.versions(event)
+
+    def versions(self, event: Mapping[str, Any]) -> None:
         for package in ("python", "torch", "transformers", "accelerate", "deepspeed", "nccl"):
             if package in event:
                 version = event[package]

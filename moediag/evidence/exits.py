@@ -138,7 +138,16 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
         elif what := _WHAT.match(line):
             following = _unprefixed(lines[at + 1]).strip() if at + 1 < len(lines) else ""
             return RankError(what["type"], following.removeprefix("what():").strip())
-    return None
+    return _cut_traceback(lines, libraries)
+
+
+def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
+    """The error of a traceback whose first line is missing: people paste the end of a log."""
+    first = next((at for at, line in enumerate(lines) if _FRAME.match(_unprefixed(line))), None)
+    if first is None:
+        return None
+    found = _traceback(lines[first:], libraries)
+    return found if found is not None and found.type.endswith(("Error", "Exception")) else None
 
 
 def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:

@@ -75,9 +75,9 @@ def load(path: Path) -> Loaded:
 
 def _is_log(head: bytes) -> bool:
     """Whether text that starts with a bracket is a log with prefixed lines, not JSON."""
-    from moediag.evidence import console_output  # pickles are read sooner without it
+    from moediag.evidence import log_lines  # pickles are read sooner without it
 
-    return console_output.prefixed(head)
+    return log_lines.prefixed(head.decode("utf-8", errors="replace"))
 
 
 def _rest(file: BinaryIO, head: bytes, limit: int) -> bytes:

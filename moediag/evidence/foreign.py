@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moediag.evidence import console_output, exits, flight_recorder, rank_stacks
+from moediag.evidence import console_output, exits, flight_recorder, log_reports, rank_stacks
 from moediag.evidence.model import (
+    Collective,
     Evidence,
     ExitStatus,
     Group,
     RankError,
     RankEvidence,
+    Stack,
     Stall,
 )
 from moediag.evidence.sources import Found
@@ -26,17 +28,21 @@ IN_FLIGHT = 2.0
 
 def evidence(found: Found) -> Evidence:
     """The evidence in ``found``; a rank without any has no entry."""
-    timed_out = {rank: list(console_output.timeouts(text)) for rank, text in found.outputs.items()}
+    writers = {one.rank for one in found.reports if one.rank is not None}
     seen_ranks = {
-        *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits,
+        *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits, *writers,
     }  # fmt: skip
-    recorded = flight_recorder.recorded(found.dumps, max(seen_ranks, default=-1) + 1)
-    waited = {rank for rank, calls in timed_out.items() if calls}
+    least = max(max(seen_ranks, default=-1) + 1, log_reports.job_size(found.reports))
+    recorded = flight_recorder.recorded(found.dumps, least)
+    waited = {o.rank for o in found.reports if o.kind in log_reports.WAITED and o.rank is not None}
     ranks: dict[int, RankEvidence] = {}
     for rank in sorted(seen_ranks):
-        own = recorded.ranks.get(rank) or _from_watchdog(rank, timed_out.get(rank, []))
+        own = recorded.ranks.get(rank) or _from_watchdog(rank, found)
         error, end = _end(found, rank)
-        if error is not None and console_output.gave_up_waiting(error):
+        if error is not None and (
+            console_output.gave_up_waiting(error)
+            or (rank in waited and error.type.endswith("DistBackendError"))
+        ):
             waited.add(rank)
             error = None
         if rank in waited and end is not None:
@@ -54,6 +60,7 @@ def evidence(found: Found) -> Evidence:
         deaths=found.first,
         not_seen=tuple(dict.fromkeys(not_seen)),
         foreign=True,
+        reports=tuple(dict.fromkeys(found.reports)),
     )
 
 
@@ -81,17 +88,26 @@ def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     return error, found.exits.get(rank)
 
 
-def _from_watchdog(rank: int, timeouts: list[console_output.Timeout]) -> RankEvidence:
-    """Evidence of a rank without a dump: the calls that its watchdog gave up on."""
-    first: dict[tuple[str, int], console_output.Timeout] = {}
-    for timeout in timeouts:
-        first.setdefault((timeout.group, timeout.call.position), timeout)
-    return RankEvidence(
-        rank=rank,
-        collectives=tuple(timeout.call for timeout in first.values()),
-        groups={t.group: Group(t.group, (), desc=t.desc) for t in first.values()},
-        counts_apart=True,
-    )
+def _from_watchdog(rank: int, found: Found) -> RankEvidence:
+    """Evidence of a rank without a dump among ranks with dumps: the calls that its watchdog gave up
+    on. Without any dump, the reports are compared instead."""
+    calls: dict[tuple[str, int], Collective] = {}
+    groups: dict[str, Group] = {}
+    for one in found.reports if found.dumps else ():
+        if one.kind == "timeout" and one.rank == rank and one.group and one.seq:
+            groups[one.group] = Group(one.group, (), desc=one.desc)
+            call = Collective(
+                index=one.seq,  # not 0: earlier calls are unknown
+                group=one.group,
+                position=one.seq - 1,
+                op=one.op,
+                numel_in=one.numel_in or 0,
+                numel_out=one.numel_out or 0,
+                dtype="",
+                asynchronous=True,
+            )
+            calls.setdefault((one.group, one.seq), call)
+    return RankEvidence(rank, tuple(calls.values()), groups, counts_apart=True)
 
 
 # ------------------------------------------------------------------------ the stall
@@ -116,7 +132,7 @@ def _stall(
         elif dump is not None:
             if dump.recording and recorded.tracked:
                 elsewhere.add(rank)
-        elif stack is not None and not rank_stacks.on_the_device(stack):
+        elif stack is not None and _is_elsewhere(stack):
             elsewhere.add(rank)
     if not waiting:
         return None
@@ -127,6 +143,13 @@ def _stall(
         )
         return None
     return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)))
+
+
+def _is_elsewhere(stack: Stack) -> bool:
+    """Whether the program is certainly outside communication: not in autograd, whose C++ code may
+    wait for it, nor for a device. Native frames alone do not tell."""
+    python = any(not frame.native for frame in stack.frames)
+    return python and not (rank_stacks.on_the_device(stack) or rank_stacks.in_backward(stack))
 
 
 def _in_flight(

@@ -109,11 +109,43 @@ class HeldWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """What in the program's source decides whether a line runs."""
+
+    #: Base name of the file.
+    file: str
+    line: int
+    #: As the user wrote it: ``if rank == 0``.
+    text: str
+    #: under | else: the line runs where it is true | false. after | after-else: ranks for which it
+    #: is true | false left before the line. loop: it decides how often. inline: it is part of the
+    #: line itself. with | decorator: lets one rank go first, or alone. handler: the line runs
+    #: because an exception was caught.
+    side: str
+    #: Ranks may differ in it because it depends on the rank.
+    names_rank: bool = False
+    #: For after and after-else: return, continue, break, raise or exit.
+    leaves: str = ""
+    #: Global ranks that it keeps from the line, if its names mean what they say.
+    keeps_out: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     file: str
     line: int
     function: str
     native: bool = False
+
+    @property
+    def name(self) -> str:
+        """The base name of its file."""
+        return self.file.rpartition("/")[2]
+
+    @property
+    def place(self) -> str:
+        """``train.py:12 step``."""
+        return f"{self.name}:{self.line} {self.function}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +210,44 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What one message in a log says of a call, of ranks or of a machine."""
+
+    #: Kind in the table of formats, `evidence/log_formats.py`; also site, stack, error.
+    kind: str
+    #: The rank in the job that wrote it; None if the log does not tell.
+    rank: int | None = None
+    #: torch's name of the process group, or "".
+    group: str = ""
+    desc: str = ""
+    #: The writer's rank in that group.
+    place: int | None = None
+    #: The group's count of the call that the message is about.
+    seq: int | None = None
+    #: The last call of the group that the writer issued; 0 for none, None if unknown.
+    issued: int | None = None
+    #: The last call of the group that completed there.
+    completed: int | None = None
+    op: str = ""
+    numel_in: int | None = None
+    numel_out: int | None = None
+    #: Ranks that the message names, by their numbers in the group.
+    about: tuple[int, ...] = ()
+    #: The two ranks of a mismatch, each with its call.
+    sides: tuple[tuple[int, str], ...] = ()
+    seconds: float = 0.0
+    #: Seconds since the beginning of the year on the writer's clock; 0.0 if unknown.
+    time: float = 0.0
+    text: str = ""
+    detail: str = ""
+
+    @property
+    def of_all(self) -> bool:
+        """Whether its group is that of all ranks."""
+        return self.desc == "default_pg"
+
+
+@dataclass(frozen=True, slots=True)
 class RankEvidence:
     """Everything that is known of one rank."""
 
@@ -206,6 +276,9 @@ class RankEvidence:
     last_lines: tuple[str, ...] = ()
     #: Collectives and point-to-point calls have positions of their own.
     counts_apart: bool = False
+    #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
+    #: Only lines whose source is known.
+    conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
     #: State letter of its main thread in /proc when evidence was collected (T: stopped), or "".
     os_state: str = ""
 
@@ -266,6 +339,8 @@ class Evidence:
     watched: bool = False
     #: Processes that the kernel killed for memory on this machine meanwhile, None if not counted.
     oom_kills: int | None = None
+    #: Messages of libraries, schedulers and the kernel in the logs of a job of other tools.
+    reports: tuple[Report, ...] = ()
     #: Of a watched job on several nodes.
     nodes: tuple[Node, ...] = ()
     #: Mesh axis -> size as requested, outermost first; empty without a trial.

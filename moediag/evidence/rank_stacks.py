@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from moediag.evidence.model import Frame, Stack
+from moediag.protocol import innermost_user
 
 # `Traceback for thread 25 (python) [Has the GIL] (most recent call last):`
 _PYSTACK_THREAD = re.compile(r"^\s*Traceback for thread (?P<id>\d+)(?: \((?P<name>[^)]*)\))?")
@@ -22,6 +23,40 @@ _PYSTACK_FRAME = re.compile(
 # `Thread 25 (idle): "MainThread"` and `    main (/tmp/s.py:4)` of py-spy's text.
 _SPY_THREAD = re.compile(r'^Thread (?P<id>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
 _SPY_FRAME = re.compile(r"^ {4}(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
+# Packages and modules that py-spy names without their folder.
+_PACKAGES = frozenset(
+    [
+        "accelerate",
+        "asyncio",
+        "concurrent",
+        "contextlib.py",
+        "datasets",
+        "deepspeed",
+        "importlib",
+        "lightning",
+        "lightning_fabric",
+        "megatron",
+        "multiprocessing",
+        "peft",
+        "pytorch_lightning",
+        "queue.py",
+        "ray",
+        "runpy.py",
+        "selectors.py",
+        "socket.py",
+        "subprocess.py",
+        "threading.py",
+        "torch",
+        "torchdata",
+        "torchvision",
+        "tqdm",
+        "transformers",
+        "trl",
+        "verl",
+        "vllm",
+        "wandb",
+    ]
+)
 # `Current thread 0x00007f31 [MainThread] (most recent call first):`
 _FAULT_THREAD = re.compile(
     r"^(?:Current thread|Thread) (?P<id>0x[0-9a-fA-F]+)(?: \[(?P<name>[^\]]*)\])? ?"
@@ -79,10 +114,18 @@ def parse_pyspy_text(text: str) -> tuple[Stack, ...]:
             stacks.append(Stack(header["name"] or header["id"], "py-spy", ()))
         elif stacks and (found := _SPY_FRAME.match(line)):
             native = not found["file"].endswith((".py", ">"))
-            frame = Frame(found["file"], _line(found["line"] or ""), found["function"], native)
+            file = _whole(found["file"])
+            frame = Frame(file, _line(found["line"] or ""), found["function"], native)
             last = stacks[-1]
             stacks[-1] = Stack(last.thread, last.source, (*last.frames, frame))
     return tuple(stacks)
+
+
+def _whole(file: str) -> str:
+    """py-spy leaves out the folder of installed packages; the user's own files are recognised by
+    that folder."""
+    package = file.partition("/")[0]
+    return f"/site-packages/{file}" if package in _PACKAGES else file
 
 
 def parse_pystack(text: str) -> tuple[Stack, ...]:
@@ -132,7 +175,10 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
     return tuple(latest.values())
 
 
-_COMMUNICATION = re.compile(r"gloo|nccl|c10d")  # in names of files and shared libraries
+_COMMUNICATION = re.compile(
+    r"gloo|nccl|c10d|libmpi|libucp"
+)  # in names of files and shared libraries
+_CALLS = re.compile(r"c10d::|gloo::|nccl[A-Z]|P?MPI_")  # names of native functions
 _ON_THE_DEVICE = re.compile(r"[sS]ynchronize|^item$|^_?local_scalar|^tolist$|^cpu$|^nonzero$")
 # Inside these the driver spins in functions without names; Python called them.
 _DRIVER = re.compile(
@@ -152,6 +198,8 @@ def _communicates(frame: Frame) -> bool:
     For Python the name of the file decides, because the user's folders may have any name; C++ files
     lie in folders such as ``gloo/transport/tcp``.
     """
+    if frame.native and _CALLS.match(frame.function):
+        return True
     name = frame.file if frame.native else frame.file.rpartition("/")[2]
     return "torch/distributed/" in frame.file or _COMMUNICATION.search(name) is not None
 
@@ -195,18 +243,28 @@ def that_counts(found: tuple[Stack, ...]) -> Stack | None:
     return max(threads, key=lambda s: (in_collective(s), s.thread == "MainThread", not spawned(s)))
 
 
-def kind_of(text: str) -> str:
-    """``pystack``, ``py-spy`` or "".
+def in_backward(stack: Stack) -> bool:
+    """Whether Python waits for autograd, whose C++ code may itself wait in communication."""
+    python = [frame for frame in stack.frames if not frame.native]
+    return bool(python) and "torch/autograd/" in python[0].file
 
-    faulthandler has no files of its own: it writes between a rank's lines.
-    """
-    if re.search(r"^\s*Traceback for thread \d+", text, re.MULTILINE):
-        return "pystack"
-    if re.search(r"^Process \d+: ", text, re.MULTILINE) and re.search(
-        r"^Thread \S+ \([^)]*\)(?:: |$)", text, re.MULTILINE
-    ):
-        return "py-spy"
-    return ""
+
+def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
+    """``all_reduce, called by step (train.py:12)``: the operation and the user's line."""
+    python = [frame for frame in stack.frames if not frame.native]
+    inside = [f for f in python if "distributed_c10d" in f.file or "torch/distributed/" in f.file]
+    own = innermost_user([frame.file for frame in python], libraries)
+    called = [f.function for f in inside if not f.file.endswith("c10d_logger.py")]
+    if called:
+        operation = called[-1]
+    else:
+        operation = stack.frames[0].function if stack.frames and own != 0 else ""
+    at = _at(python[own]) if own is not None else ""
+    return ", called by ".join(text for text in (operation, at) if text)
+
+
+def _at(frame: Frame) -> str:
+    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
 
 
 def _text(value: Any) -> str:

@@ -14,17 +14,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moediag.evidence import console_output as outputs
-from moediag.evidence import exits, file_loading, flight_recorder
+from moediag.evidence import (
+    exits,
+    file_loading,
+    flight_recorder,
+    log_lines,
+    log_reports,
+    stack_texts,
+)
 from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_dump import Dump
-from moediag.evidence.model import ExitStatus, RankError, Stack
+from moediag.evidence.model import ExitStatus, RankError, Report, Stack
 
 MAX_FILES = 50_000
 MAX_RANK = 1 << 20
 
 _BY_WORD = re.compile(r"rank[\s_.\-=]*0*(\d{1,7})(?!\d)", re.IGNORECASE)
 _BY_NUMBER = re.compile(r"(?<![\d.])0*(\d{1,4})(?:\.[A-Za-z][\w.]*)?$")
+# Numbers in names that count something else than ranks.
+_OF_OTHERS = re.compile(
+    r"(?:node|host|worker|master|pod|job|run|exp|epoch|step|version|part)[-_.]?0*$", re.I
+)
 _BY_FOLDER = re.compile(r"^(?:attempt_(?P<attempt>\d{1,4})/)?(?P<rank>\d{1,5})$")
 _OF_TORCHRUN = ("stdout.log", "stderr.log", "error.json")
 
@@ -39,6 +50,8 @@ class Found:
     errors: dict[int, RankError] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     exits: dict[int, ExitStatus] = field(default_factory=dict)
+    #: What libraries say in the logs, in order.
+    reports: list[Report] = field(default_factory=list)
     #: The ranks that died first.
     first: tuple[int, ...] = ()
     #: When the dumps' files were last written, in seconds of the wall clock.
@@ -158,38 +171,68 @@ class _Collector:
 
     def text(self, path: Path, root: Path) -> None:
         text = outputs.ends(path)
-        kind = stacks.kind_of(text)
-        if kind == "pystack":
-            self.add_stacks(path, root, stacks.parse_pystack(text))
-        elif kind == "py-spy":
-            self.add_stacks(path, root, stacks.parse_pyspy_text(text))
-        else:
+        sections = stack_texts.read(text)
+        if not sections:
             self.log(path, root, text)
+        elif len(sections) == 1 and sections[0].rank is None:
+            self.add_stacks(path, root, sections[0].stacks, sections[0].process)
+        else:
+            self.found.files += 1
+            for section in sections:
+                self.section(section.rank, section.process or path.name, section.stacks)
+
+    def section(self, rank: int | None, whose: str, found: tuple[Stack, ...]) -> None:
+        """The stacks of one process; those of an unknown rank are only told."""
+        if rank is not None:
+            self.found.stacks.setdefault(rank, []).extend(found)
+            return
+        stack = stacks.that_counts(found)
+        if stack is not None:
+            what = stacks.stand(stack) or stack.frames[0].function
+            waits = stacks.in_collective(stack) or stacks.in_backward(stack)
+            kind = "communication" if waits else ""
+            self.found.reports.append(Report("stack", op=kind, text=what, detail=whose))
 
     def log(self, path: Path, root: Path, text: str) -> None:
         """The output of one rank, of several with prefixes, or the launcher's."""
-        ended, first = outputs.torchrun_summary(text)
+        lines = log_lines.read(text)
+        ended, first = outputs.torchrun_summary("\n".join(line.text for line in lines))
         self.found.exits.update(ended)
         self.found.first = self.found.first or first
-        parts = outputs.by_rank(text)
-        own = _rank_of(path, root)
-        rest = parts.pop(None, "")
-        if own is not None and not parts.keys() - {own}:
-            parts = {own: outputs.unprefixed(text)}
-        elif own is None and not parts and not ended:
-            found = stacks.parse_faulthandler(text)
-            what = "stacks" if found else "a log" if outputs.is_log(text) else ""
-            if not what:
-                self.found.refused.append(f"{path} (unrecognised text)")
-            else:
-                self.of_nobody.append((path, what))
+        parts = log_lines.by_rank(lines)
+        named = _rank_of(path, root)
+        own = named if named is not None and not parts.keys() - {named, None} else None
+        reports = log_reports.read(lines, own)
+        if own is not None and not self.is_latest(path, own):
+            self.found.files += 1
             return
-        elif own is not None and rest and own not in parts:
-            parts[own] = rest
+        self.found.reports += reports
+        rest = parts.pop(None, "")
+        if own is not None:
+            parts = {own: "\n".join(line.text for line in lines)}
+        elif not parts and not ended and not any(one.rank is not None for one in reports):
+            self.without_rank(path, rest, reports)
+            return
+        elif named is not None and rest and named not in parts:
+            parts[named] = rest
         self.found.files += 1
         for rank, part in parts.items():
             if rank is not None and self.is_latest(path, rank):
                 self.output(rank, part)
+
+    def without_rank(self, path: Path, text: str, reports: tuple[Report, ...]) -> None:
+        """A log that names no rank: its messages count, and so does an exception."""
+        error = exits.error_in_output(text)
+        if error is not None:
+            where = f" at {error.where}" if error.where else ""
+            said = f"{error.type}{where}: {error.message}".rstrip(": ")
+            self.found.reports.append(Report("error", text=said, detail=path.name))
+        if reports or error is not None:
+            self.found.files += 1
+        if reports or error is not None or outputs.is_log(text):
+            self.of_nobody.append((path, "a log"))
+        else:
+            self.found.refused.append(f"{path} (unrecognised text)")
 
     def is_latest(self, path: Path, rank: int) -> bool:
         """Whether the file is of torchrun's last attempt; drops what earlier attempts left."""
@@ -201,6 +244,7 @@ class _Collector:
         if attempt > before:
             for of_rank in (self.found.outputs, self.found.errors, self.found.stacks):
                 of_rank.pop(rank, None)
+            self.found.reports = [one for one in self.found.reports if one.rank != rank]
         self.attempt[rank] = max(attempt, before)
         return attempt >= before
 
@@ -211,15 +255,14 @@ class _Collector:
         before = self.found.outputs.get(rank)
         self.found.outputs[rank] = text if before is None else f"{before}\n{text}"
 
-    def add_stacks(self, path: Path, root: Path, found: tuple[Stack, ...]) -> None:
-        rank = _rank_of(path, root)
+    def add_stacks(
+        self, path: Path, root: Path, found: tuple[Stack, ...], process: str = ""
+    ) -> None:
         if not found:
             self.found.refused.append(f"{path} (stacks without any frame)")
-        elif rank is None:
-            self.of_nobody.append((path, "stacks"))
-        else:
-            self.found.files += 1
-            self.found.stacks.setdefault(rank, []).extend(found)
+            return
+        self.found.files += 1
+        self.section(_rank_of(path, root), process or path.name, found)
 
     def error(self, path: Path, root: Path, error: RankError) -> None:
         rank = _rank_of(path, root)
@@ -257,6 +300,8 @@ def _rank_of(path: Path, root: Path) -> int | None:
         if words := _BY_WORD.findall(part):
             return _sane(words[-1])
     number = _BY_NUMBER.search(path.name)
+    if number and _OF_OTHERS.search(path.name[: number.start(1)]):
+        return None
     return _sane(number[1]) if number else None
 
 

@@ -18,9 +18,11 @@ from moediag.errors import EvidenceError
 from moediag.evidence import device_progress, exits, nodes, rank_stacks
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
+from moediag.evidence.source_conditions import Sources
 from moediag.protocol import Outcome
 
 CAPTURE = "capture"
+SOURCE_FILE = "source.json"  # written by launch.capture.source_files
 # Title -> file, written by launch.machine.
 ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
 MOST_ATTACHED = 20_000  # characters of each
@@ -61,8 +63,9 @@ def _read(folder: Path) -> Evidence:
     dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
     # A rank that died before it recorded any runs the same installation as the others.
     libraries = next((log.libraries for log in logs.values() if log.libraries), ())
+    sources, lost = _sources(folder / CAPTURE / SOURCE_FILE, world_size)
     ranks = {
-        rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)))
+        rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)), sources)
         for rank, log in logs.items()
     }
     backend = str(trial.get("backend") or next(_backends(logs.values()), ""))
@@ -76,7 +79,7 @@ def _read(folder: Path) -> Evidence:
         interrupted=launch.interrupted,
         deaths=launch.deaths,
         program=str(task.get("name", "")) if task["kind"] == "program" else "",
-        not_seen=launch.not_seen,
+        not_seen=(*launch.not_seen, *lost),
         oom_kills=launch.oom_kills,
         watched=task["kind"] == "watch",
         layout=_layout(trial.get("layout")),
@@ -115,6 +118,7 @@ def _rank(
     launch: exits.LaunchFacts,
     libraries: tuple[str, ...],
     told: device_progress.Told,
+    sources: Sources,
 ) -> RankEvidence:
     rank = log.rank
     libraries = log.libraries or libraries
@@ -123,6 +127,8 @@ def _rank(
     error = log.error or exits.read_error_file(folder / protocol.error_file(rank), libraries)
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
+    stacks = _stacks(folder, rank)
+    conditions, unusable = sources.conditions(frame for s in stacks for frame in s.frames)
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
@@ -137,7 +143,7 @@ def _rank(
         notes=tuple(log.notes),
         findings=tuple(log.findings.values()),
         decisions=tuple(log.decisions),
-        stacks=_stacks(folder, rank),
+        stacks=stacks,
         exit=launch.exits.get(rank),
         error=error,
         outcome=outcome,
@@ -146,7 +152,8 @@ def _rank(
         last_phase=log.last_phase,
         alone=_alone(folder / protocol.alone_file(rank)),
         finished=log.finished,
-        not_seen=(*log.not_seen, *lost, *told.not_seen),
+        not_seen=(*log.not_seen, *lost, *told.not_seen, *map(_not_what_ran, unusable)),
+        conditions=conditions,
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
@@ -182,6 +189,20 @@ def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collecti
     return tuple(
         replace(c, asynchronous=False) if c.index == inside and c.asynchronous else c for c in calls
     )
+
+
+def _sources(path: Path, world_size: int) -> tuple[Sources, tuple[str, ...]]:
+    """The source files that were kept, and what was not."""
+    raw = _json(path)
+    files, lost = raw.get("files"), raw.get("lost")
+    kept = {str(p): text for p, text in files.items()} if isinstance(files, dict) else {}
+    missing = lost.items() if isinstance(lost, dict) else ()
+    texts = tuple(f"source of {str(p).rpartition('/')[2]} ({reason})" for p, reason in missing)
+    return Sources(kept, world_size), texts
+
+
+def _not_what_ran(name: str) -> str:
+    return f"source of {name} (it is not what ran, or not Python that moediag can read)"
 
 
 def _os_state(text: str) -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from moediag.result import FAILURES, TrialResult, Verdict
-from moediag.scenario.plan import Plan, PlannedTrial
+
+if TYPE_CHECKING:
+    from moediag.scenario.plan import Plan, PlannedTrial
 
 
 def with_regressions(plan: Plan, results: Sequence[TrialResult]) -> tuple[TrialResult, ...]:

@@ -6,10 +6,13 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moediag.protocol import CostTask, Outcome, outcome_file
 from moediag.result import Role, TrialResult, Verdict
-from moediag.scenario.plan import COST, Plan, PlannedTrial
+
+if TYPE_CHECKING:
+    from moediag.scenario.plan import Plan, PlannedTrial
 
 UNFIXED, AGAIN = "", "again"  # keys of Outcome.cost
 
@@ -48,8 +51,9 @@ def with_ratios(
     trial = next((p for p in plan.trials if isinstance(p.trial.task, CostTask)), None)
     if trial is None:
         return tuple(results)
-    own = next((r for r in results if r.variant == COST), None)
-    others = tuple(r for r in results if r.variant != COST)
+    cost = trial.trial.variant
+    own = next((r for r in results if r.variant == cost), None)
+    others = tuple(r for r in results if r.variant != cost)
     try:
         outcome = Outcome.read(folder / trial.trial.name / outcome_file(0))
     except (OSError, ValueError):

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moediag.protocol import Outcome, TrainerTask, outcome_file
 from moediag.result import Cell, Table, TrialResult
-from moediag.scenario.plan import Plan
+
+if TYPE_CHECKING:
+    from moediag.scenario.plan import Plan
 
 _APART = 1e-3  # relative difference of any number from which two references differ
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from moediag import judgement
 from moediag.errors import StackError
 from moediag.protocol import Trial
 from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
-from moediag.scenario.plan import PlannedTrial
+
+if TYPE_CHECKING:
+    from moediag.scenario.plan import PlannedTrial
 
 
 def row(

@@ -12,6 +12,7 @@ from typing import Optional, Union
 # start       rank world_size pid host python torch transformers accelerate backend
 #             nccl(version of the NCCL that torch loaded|null)
 #             libraries[folders of installed packages, of the standard library, torch and moediag]
+# versions    transformers|accelerate   a package that a watched job imported later
 # group       group(name) desc axis(mesh axis name or null) ranks backend
 # names       id fqns[]            interned list of parameter names; later events carry the id
 # collective  n(per-rank index, from 0)  group  k(index of this op within its group, from 0)
@@ -40,7 +41,8 @@ from typing import Optional, Union
 # end
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
-    "start", "group", "names", "collective", "done", "failed", "tokens", "no_gradient", "phase",
+    "start", "versions", "group", "names", "collective", "done", "failed", "tokens",
+    "no_gradient", "phase",
     "weights", "experts_used", "decision", "finding", "note", "not_seen", "error", "end",
 )  # fmt: skip
 

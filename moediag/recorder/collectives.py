@@ -19,6 +19,7 @@ from moediag.recorder.calls import METHODS, OPERATORS, Shape, describe
 from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion
 from moediag.recorder.core import Recorder
+from moediag.recorder.native_wait import NativeWait
 
 WATCHER = "collectives"
 
@@ -30,7 +31,7 @@ def install(recorder: Recorder) -> None:
     recorder.captures = captures
     completion = Completion(recorder, captures)
     recorder.on_flush.append(completion.poll)
-    recorder.on_stop.append(completion.look)
+    recorder.on_stop += [completion.look, NativeWait(recorder.heartbeat, completion).look]
     recorder.on_finish.append(completion.settle)
     for name, shape in METHODS.items():
         recorder.patches.replace(dist.ProcessGroup, name, _method(recorder, completion, shape))

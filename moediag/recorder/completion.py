@@ -12,6 +12,7 @@ events around the kernel, see :mod:`moediag.recorder.flight`.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import deque
@@ -36,6 +37,25 @@ class Expected(NamedTuple):
     device: bool
 
 
+class Thread(NamedTuple):
+    """A thread of this process."""
+
+    ident: int  # as in threading
+    native: int  # as in /proc
+
+    @classmethod
+    def current(cls) -> "Thread":
+        return cls(threading.get_ident(), threading.get_native_id())
+
+
+class Native(NamedTuple):
+    """An operation issued from C++."""
+
+    work: Any  # None: this torch does not give it
+    host: bool  # its data are in the host's memory, so a wait blocks the thread
+    thread: Thread  # that issued it
+
+
 class Completion:
     """Maps Work objects and output tensors to the operations they complete."""
 
@@ -44,8 +64,7 @@ class Completion:
         self._captures = captures if captures is not None else Captures()
         self._works: Dict[int, Expected] = {}
         self._tensors: Dict[int, int] = {}  # storage -> operation, for wait_tensor
-        # Issued from C++: operation -> (Work, None if unknown; whether it runs on an accelerator)
-        self._native: Dict[int, Tuple[Any, bool]] = {}
+        self._native: Dict[int, Native] = {}  # issued from C++, by operation
         self._device: Deque[Tuple[int, Any]] = deque()  # (operation, accelerator event)
         self._at_end = False
 
@@ -84,15 +103,21 @@ class Completion:
             self._tensors[tensor.untyped_storage()._cdata] = number
         while len(self._tensors) > _MAX_EXPECTED:
             self._tensors.pop(next(iter(self._tensors)))
+        known = None
         try:
-            self._native[number] = torch.distributed.Work.unbox(work), call.device
+            known = torch.distributed.Work.unbox(work)
         except (AttributeError, RuntimeError, TypeError):
-            self._native[number] = None, call.device
             self._recorder.note_not_seen(
                 "when collectives issued from C++ (DDP) completed: this torch does not say"
             )
+        self._native[number] = Native(known, not call.device, Thread.current())
         while len(self._native) > _MAX_NATIVE:
             self._native.pop(next(iter(self._native)))
+
+    def oldest_open(self) -> Optional[Tuple[int, Thread]]:
+        """The oldest open operation whose wait would block the thread that issued it."""
+        known = [(n, x.thread) for n, x in list(self._native.items()) if x.host and x.work]
+        return min(known, default=None)
 
     def of_tensor(self, tensor: Any) -> Optional[int]:
         try:
@@ -125,7 +150,7 @@ class Completion:
         has ended as well: that is no failure of the job, so it is left open."""
         until = time.monotonic() + seconds
         self._at_end = True
-        while any(work is not None for work, _ in self._native.values()):
+        while any(found.work is not None for found in self._native.values()):
             self.poll()
             if time.monotonic() > until:
                 return
@@ -157,10 +182,10 @@ class Completion:
                 return
             while self._device and self._device[0][1].query():
                 self._recorder.done(self._device.popleft()[0])
-            for number, (work, device) in list(self._native.items()):
-                if work is None or not work.is_completed():
+            for number, found in list(self._native.items()):
+                if found.work is None or not found.work.is_completed():
                     continue
-                error = None if device else _error(work)
+                error = _error(found.work) if found.host else None
                 if self._native.pop(number, None) is None:
                     continue
                 if error is None:

@@ -24,6 +24,8 @@ class HeartbeatWriter:
         self.step = 0
         self.collective = -1
         self.state = STARTING
+        self._time = 0.0
+        self._assumed = False  # ``collective`` is what :meth:`assume` said
         # The recorder's thread beats, too: without the lock it could overwrite the rank's entry
         # into a collective with older values. Re-entrant, because a signal handler may beat.
         self._lock = threading.RLock()
@@ -35,23 +37,40 @@ class HeartbeatWriter:
             os.close(fd)
         self._put()
 
-    def _put(self) -> None:
+    def _put(self, moved: bool = True) -> None:
+        if moved:
+            self._time = time.time()
         Heartbeat.LAYOUT.pack_into(
             self._map, 0, Heartbeat.MAGIC, self.progress, self.collective, self.state,
-            time.time(), self.step,
+            self._time, self.step,
         )  # fmt: skip
 
     def beat(self) -> None:
         """Counts one more recorded event."""
         with self._lock:
             self.progress += 1
+            self._withdraw()
             if self.state == STARTING:
                 self.state = RUNNING
             self._put()
 
+    def assume(self, collective: int) -> None:
+        """Marks the rank, which has stopped, as waiting in ``collective`` without having entered
+        it; -1 withdraws that. The next event withdraws it, too."""
+        with self._lock:
+            self._withdraw()
+            if self.state == RUNNING and collective >= 0:
+                self.collective, self.state, self._assumed = collective, IN_COLLECTIVE, True
+            self._put(moved=False)
+
+    def _withdraw(self) -> None:
+        if self._assumed:
+            self.collective, self.state, self._assumed = -1, RUNNING, False
+
     def enter(self, collective: int) -> int:
         """Marks the rank as in ``collective``; returns the one it was in before, or -1."""
         with self._lock:
+            self._withdraw()
             before, self.collective, self.state = self.collective, collective, IN_COLLECTIVE
             self._put()
         return before

@@ -22,6 +22,7 @@ from moediag.recorder.library_folders import library_folders
 from moediag.recorder.log import SEGMENT_BYTES, EventLog
 
 installed: Optional[Recorder] = None
+_PACKAGES = ("transformers", "accelerate")  # a user's job may have them installed and unused
 
 
 def install(
@@ -52,9 +53,13 @@ def install(
     recorder.event(
         "start", keep=True, rank=rank, world_size=world_size, pid=os.getpid(),
         host=socket.gethostname(), python=platform.python_version(), torch=torch.__version__,
-        transformers=_version("transformers"), accelerate=_version("accelerate"),
+        **{package: _version(package, imported=of_job) for package in _PACKAGES},
         backend=None, nccl=_nccl(), libraries=library_folders(),
     )  # fmt: skip
+    for package in _PACKAGES if of_job else ():
+        if package not in sys.modules:
+            tell = functools.partial(_imported, recorder, package)
+            recorder.on_uninstall.append(when_imported(package, tell))
     for name, start, waits_for in _watchers(folder):
         begin = functools.partial(_begin, recorder, name, start)
         if of_job and waits_for:
@@ -149,16 +154,21 @@ def _nccl() -> Optional[str]:
     return ".".join(map(str, found[:3]))
 
 
-def _version(package: str) -> Optional[str]:
-    """Returns the version of the imported module, else of the installed package."""
+def _imported(recorder: Recorder, package: str) -> None:
+    recorder.event("versions", keep=True, **{package: _version(package)})
+
+
+def _version(package: str, imported: bool = False) -> Optional[str]:
+    """Returns the version of the imported module, else of the installed package. ``imported``: None
+    if the module is not imported."""
     module: Any = sys.modules.get(package)
     version = getattr(module, "__version__", None)
-    if version is None:
+    if version is None and not (imported and module is None):
         try:
             version = metadata.version(package)
         except metadata.PackageNotFoundError:
             return None
-    return str(version)
+    return None if version is None else str(version)
 
 
 def _leave_children_alone(recorder: Recorder) -> None:

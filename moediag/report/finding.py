@@ -13,6 +13,7 @@ from moediag.report.tables import of_repeats
 from moediag.result import (
     FAILURES,
     FirstDivergence,
+    Place,
     RankState,
     Role,
     RunResult,
@@ -54,8 +55,12 @@ class Finding:
     culprits: tuple[int, ...]
     victims: tuple[int, ...]
     blame: tuple[str, ...]
-    """Culprits, victims, confidence and timing, each as one part of a line."""
+    """Culprits, victims and confidence, each as one part of a line."""
     world_size: int
+    places: tuple[str, ...]
+    """Where ranks are in the user's code, one text for each place."""
+    next_step: str
+    timing: str
     divergence: str
     sides: tuple[Side, ...]
     gradients: str
@@ -105,6 +110,9 @@ def finding_of(group: Sequence[TrialResult], result: RunResult) -> Finding:
         victims=t.victims,
         blame=_blame(t),
         world_size=t.world_size,
+        places=_places(t.diagnosis.places),
+        next_step=t.diagnosis.next_step,
+        timing=_timing(t),
         divergence=_where(t.diagnosis.first_divergence),
         sides=_sides(t.diagnosis.first_divergence),
         gradients=_gradients(t),
@@ -162,10 +170,15 @@ def _blame(t: TrialResult) -> tuple[str, ...]:
             label = "CULPRIT" if len(t.culprits) == 1 else "CULPRITS"
             pieces.append(f"{label}  {wording.ranks(t.culprits)}")
         else:
-            pieces.append("no rank is named")
+            ranks_differ = t.verdict in (Verdict.HANG, Verdict.COLLECTIVE_MISMATCH, Verdict.CRASH)
+            pieces.append("not known which rank" if ranks_differ else "no rank is named")
         if t.victims:
-            pieces.append(f"VICTIMS  {wording.ranks(t.victims)}")
-    pieces.append(f"confidence {t.confidence}")
+            label = "VICTIM" if len(t.victims) == 1 else "VICTIMS"
+            pieces.append(f"{label}  {wording.ranks(t.victims)}")
+    return (*pieces, f"confidence {t.confidence}")
+
+
+def _timing(t: TrialResult) -> str:
     timing = []
     if t.seconds.launch is not None:
         timing.append(f"launched in {wording.seconds(t.seconds.launch)}")
@@ -173,7 +186,16 @@ def _blame(t: TrialResult) -> tuple[str, ...]:
         timing.append(f"diagnosed {wording.seconds(t.seconds.stall_to_verdict)} after it stopped")
     if t.seconds.total is not None and not timing:
         timing.append(f"took {wording.seconds(t.seconds.total)}")
-    return (*pieces, ", ".join(timing)) if timing else tuple(pieces)
+    return ", ".join(timing)
+
+
+def _places(places: Sequence[Place]) -> tuple[str, ...]:
+    """``rank 1: train.py:96 save, waits in barrier, under `if rank == 0` at train.py:94``."""
+    return tuple(
+        f"{wording.ranks(p.ranks)}: "
+        + ", ".join((*filter(None, (p.line, p.what)), *p.conditions[:1]))
+        for p in places
+    )
 
 
 def _where(divergence: FirstDivergence | None) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from moediag.report import bars, tables
 from moediag.report.finding import broken
 from moediag.report.page import page_of
-from moediag.report.terminal import MOST_FRAMES, judgement_style, verdict_style
+from moediag.report.terminal import judgement_style, verdict_style
 from moediag.result import RankState, RunResult, wording
 
 CELL = 26  # pixels of one rank's square, gap included
@@ -37,7 +37,6 @@ def render(results: Sequence[RunResult]) -> str:
         time_bar=bars.time_bar,
         error_bar=bars.error_bar,
         letters=LETTERS,
-        most_frames=MOST_FRAMES,
     )
     source = files("moediag.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     runs = [(page_of(result), result) for result in results]

@@ -86,6 +86,8 @@ class Page:
     not_seen: tuple[str, ...]
     status: str
     """met, broken or inconclusive: the three exit codes of a run."""
+    headline: str
+    """The status in words."""
 
 
 def page_of(result: RunResult) -> Page:
@@ -96,6 +98,9 @@ def page_of(result: RunResult) -> Page:
     seen = {text for finding in findings for text in finding.not_seen}
     unseen = (text for t in result.trials for text in t.diagnosis.not_seen)
     rest = dict.fromkeys(text for text in unseen if text not in seen)
+    code = exit_code(result)
+    status = {ExitCode.OK: "met", ExitCode.FAILURE_FOUND: "broken"}.get(code, "inconclusive")
+    asked = any(t.expected for t in result.trials)
     return Page(
         scenario=result.scenario,
         started=result.started,
@@ -108,9 +113,8 @@ def page_of(result: RunResult) -> Page:
         controls=_control_rows(result.trials),
         conclusion=_conclusion(result),
         not_seen=tuple(rest) if not findings else (),
-        status={ExitCode.OK: "met", ExitCode.FAILURE_FOUND: "broken"}.get(
-            exit_code(result), "inconclusive"
-        ),
+        status=status,
+        headline=("as expected" if asked else "no failure found") if status == "met" else status,
     )
 
 
@@ -254,6 +258,8 @@ def _control_rows(trials: Sequence[TrialResult]) -> tuple[ControlRow, ...]:
 def _conclusion(result: RunResult) -> tuple[str, ...]:
     judged = [t for t in result.trials if t.met or broken(t)]
     if result.trials and not any(t.expected for t in result.trials):
+        if len(result.trials) == 1 and result.trials[0].verdict == Verdict.CLEAN:
+            return (result.trials[0].cause.rstrip("."),)
         failures = sum(t.verdict in FAILURES for t in result.trials)
         trials = wording.plural(len(result.trials), "trial")
         return (f"{wording.plural(failures, 'failure')} found in {trials}",)

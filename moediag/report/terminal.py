@@ -36,7 +36,8 @@ STYLES = {
 }
 WIDEST = 120  # longer lines are harder to read than to wrap
 MOST_NAMES = 6
-MOST_FRAMES = 10
+MOST_PLACES = 3
+LONG = 30  # lines of a finding, after which its next step is repeated
 
 
 def render(result: RunResult, console: Console, run_folder: Path | None = None) -> None:
@@ -59,14 +60,16 @@ def as_text(page: Page, width: int = 100, run_folder: Path | None = None) -> str
 
 def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Line]:
     """Yields the whole page, no line longer than ``width`` (from 40 on)."""
+    long = False
     for finding in page.findings:
-        yield from finding_lines(finding, width, run_folder)
+        shown = list(finding_lines(finding, width, run_folder))
+        long = long or len(shown) > LONG
+        yield from shown
         yield ()
     if not page.findings:
         status = {"met": "good", "broken": "bad"}.get(page.status, "doubt")
         title = list(flow([(page.scenario, "label")], width))
-        yield from at_right(title, "as expected" if page.status == "met" else page.status, status,
-                            width)  # fmt: skip
+        yield from at_right(title, page.headline, status, width)
     for finding in page.tabled:
         yield from _title(finding, width)
         yield from _tables(finding.tables, width)
@@ -83,10 +86,12 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
     yield from labelled("RESULT", " · ".join(page.conclusion), width, style)
     if page.overrides:
         yield from labelled("WITH", " ".join(page.overrides), width)
+    if long and len(page.findings) == 1 and page.findings[0].next_step:
+        yield from labelled("NEXT", page.findings[0].next_step, width, "label")
     if run_folder is not None:
         if not page.findings:
             yield from labelled("EVIDENCE", str(run_folder), width, "faint")
-        yield from labelled("NEXT", f"moediag report {run_folder} --html page.html", width, "faint")
+        yield from labelled("HTML", f"moediag report {run_folder} --html page.html", width, "faint")
 
 
 def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iterator[Line]:
@@ -95,6 +100,12 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
     if finding.remark:
         yield from indented(finding.remark, width, 1, "doubt")
     yield from flow(((text, _blame_style(text)) for text in finding.blame), width)
+    for number, text in enumerate(_some(finding.places, MOST_PLACES, "place")):
+        yield from labelled("WHERE" if number == 0 else "", text, width)
+    if finding.next_step:
+        yield from labelled("NEXT", finding.next_step, width, "label")
+    if finding.cause:
+        yield from labelled("CAUSE", finding.cause, width)
     if finding.divergence:
         yield from labelled("FIRST DIVERGENCE", finding.divergence, width)
         yield from _sides(finding.sides, width)
@@ -102,13 +113,13 @@ def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iter
         yield from labelled("GRADIENTS", finding.gradients, width)
         for name in _some(finding.wrong_parameters, MOST_NAMES, "name"):
             yield from indented(name, width, 12)
-    if finding.cause:
-        yield from labelled("CAUSE", finding.cause, width)
     for number, group in enumerate(finding.stacks):
         yield from _stack(group, "STACKS" if number == 0 else "", width)
     yield from _tables(finding.tables, width)
     for text in finding.notes:
         yield from labelled("NOTE", text, width)
+    if finding.timing:
+        yield from labelled("TIME", finding.timing, width, "faint")
     for number, text in enumerate(finding.not_seen):
         yield from labelled("NOT SEEN" if number == 0 else "", text, width, "faint")
     if finding.attached:
@@ -182,7 +193,7 @@ def _stack(group: StackGroup, label: str, width: int) -> Iterator[Line]:
     yield from labelled(label, f"{group.ranks}, innermost frame first", width)
     if not group.frames:
         yield from indented("no frame was seen", width, 12, "faint")
-    for frame in _some(group.frames, MOST_FRAMES, "frame"):
+    for frame in group.frames:
         yield from indented(frame, width, 12)
 
 

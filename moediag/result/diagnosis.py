@@ -78,6 +78,22 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Ranks at one line of the user's program when the job stopped."""
+
+    ranks: tuple[int, ...]
+    line: str
+    """``train.py:96 save``, the innermost line of the user's own code."""
+    what: str
+    """What they do there: ``waits in barrier``, ``computes``, ``raised ValueError``."""
+    callers: tuple[str, ...] = ()
+    """The user's lines that led there, innermost first."""
+    conditions: tuple[str, ...] = ()
+    """Conditions that the other ranks' places do not have: ``under `if rank == 0` at
+    train.py:94``; those that name a rank first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What the evidence of one trial shows."""
 
@@ -108,5 +124,9 @@ class Diagnosis:
     """The schedules around the first divergence."""
     states: tuple[RankState, ...] = ()
     """The state of each rank of the world at the end."""
+    places: tuple[Place, ...] = ()
+    """Where the ranks of a user's own job are in the user's code, culprits first."""
+    next_step: str = ""
+    """What to change, or where to look next."""
     attached: Mapping[str, str] = field(default_factory=dict)
     """What other programs reported about the machine, by title."""

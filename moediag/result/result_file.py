@@ -12,6 +12,7 @@ from moediag.result.diagnosis import (
     FirstDivergence,
     Lane,
     LaneCell,
+    Place,
     RankSide,
     RankState,
     SideBySide,
@@ -83,6 +84,10 @@ def _diagnosis(raw: dict[str, Any]) -> Diagnosis:
     values["schedules"] = _schedules(raw.get("schedules"))
     values["states"] = tuple(
         RankState(s["kind"], s["text"], tuple(s["ranks"])) for s in raw.get("states") or ()
+    )
+    values["places"] = tuple(
+        Place(tuple(p["ranks"]), p["line"], p["what"], tuple(p["callers"]), tuple(p["conditions"]))
+        for p in raw.get("places") or ()
     )
     return Diagnosis(**values)
 

@@ -48,5 +48,5 @@ def test_the_command_counts_a_victim_with_every_tool(tmp_path: Path) -> None:
     )  # fmt: skip
     text = report.read_text()
     assert "strict true positives" in done.stdout
-    assert "| victims | moediag | 1 of 1 | 1 of 1 | 0 of 0 |" in text
-    assert "| victims | DETAIL | 1 of 1 | 1 of 1 | 0 of 0 |" in text
+    assert "| victims | moediag | 1 of 1 | 1 of 1 | 0 of 1 | 0 of 0 |" in text
+    assert "| victims | DETAIL | 1 of 1 | 1 of 1 | 0 of 1 | 0 of 0 |" in text

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.victims.table import JOBS, VICTIMS, Victim
+from tests.victims.table import JOBS, VICTIMS, WAITS, Trainer, Victim
 
 pytestmark = pytest.mark.e2e
 
@@ -38,9 +38,10 @@ def watch(
 
 
 def under_torchrun(tmp_path: Path, victim: Victim, *options: str) -> tuple[int, dict[str, object]]:
+    launcher = [*TORCHRUN, str(victim.ranks)] if victim.name != "ray" else [sys.executable]
     done = watch(
         tmp_path, ("--json", *victim.options, *options),
-        *TORCHRUN, str(victim.ranks), str(JOBS), victim.name,
+        *launcher, *victim.command,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)["trials"][-1]
@@ -60,6 +61,26 @@ def test_every_victim_is_diagnosed_correctly(victim: Victim, tmp_path: Path) -> 
     assert victim.names_the_line(str(trial["cause"])), trial["cause"]
     assert victim.says in str(trial["cause"])
     assert code == (0 if victim.healthy else 1)
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param(
+            v,
+            id=f"{v.name}-{v.fault}",
+            marks=()
+            if (v.name, v.fault) == ("ddp_without_buffers", "stopped")
+            else pytest.mark.wide,
+        )
+        for v in WAITS
+    ],
+)
+def test_a_rank_that_waits_inside_a_library_is_a_victim(victim: Trainer, tmp_path: Path) -> None:
+    """Plain DDP waits in C++: the innermost Python frame is autograd's."""
+    if victim.name in ("accelerate", "lightning", "ray"):
+        pytest.importorskip(victim.name, reason=f"{victim.name} is not installed")
+    test_every_victim_is_diagnosed_correctly(victim, tmp_path)
 
 
 def test_the_on_hang_command_does_not_write_to_stdout(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 JOBS = Path(__file__).with_name("jobs.py")
+TRAINERS = Path(__file__).with_name("trainers.py")
 MARK = "# HERE"
 IMPATIENT = ("--quiescence", "1", "--patience", "1")
 
@@ -34,6 +35,11 @@ class Victim:
     @property
     def lines(self) -> tuple[str, ...]:
         return marked(self.name)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        return str(JOBS), self.name
 
 
 VICTIMS = (
@@ -62,15 +68,42 @@ VICTIMS = (
 )
 
 
-def marked(name: str) -> tuple[str, ...]:
-    """Where the function called ``name`` ends a line with the mark."""
-    source = JOBS.read_text(encoding="utf-8")
+@dataclass(frozen=True)
+class Trainer(Victim):
+    """A victim of ``trainers.py``; ``name`` is the library."""
+
+    fault: str = ""
+    ranks: int = 2
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return marked("Batches" if self.fault == "loader" else self.fault, TRAINERS)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return str(TRAINERS), self.name, self.fault
+
+
+_SAYS = {"endless": "computes", "stopped": "SIGSTOP", "loader": "waits for data"}
+LIBRARIES = ("ddp", "ddp_without_buffers", "fsdp2", "accelerate", "lightning", "ray")
+WAITS = tuple(
+    Trainer(library, ("hang",), (1,), says=says, fault=fault)
+    for library in LIBRARIES
+    for fault, says in _SAYS.items()
+) + tuple(
+    Trainer(library, ("clean",), fault="slow", options=IMPATIENT) for library in LIBRARIES
+)  # fmt: skip
+
+
+def marked(name: str, program: Path = JOBS) -> tuple[str, ...]:
+    """Where the function or class called ``name`` ends a line with the mark."""
+    source = program.read_text(encoding="utf-8")
     (function,) = [
         node
         for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.name == name
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
     ]
     assert function.end_lineno is not None
     lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
     numbers = [n for n, text in enumerate(lines, function.lineno) if text.endswith(MARK)]
-    return tuple(f"{JOBS.name}:{number}" for number in numbers)
+    return tuple(f"{program.name}:{number}" for number in numbers)

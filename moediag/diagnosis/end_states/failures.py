@@ -19,7 +19,7 @@ _COMMUNICATION = re.compile(
     r"mismatch between collectives|socket timeout|recvvalue failed|"
     r"(?:collective|operation|barrier|store).{0,80}timed? ?out|"
     r"timed? ?out.{0,80}(?:collective|store)|"
-    r"process group watchdog|c10d",
+    r"process group watchdog|c10d|monitoredbarrier|ncclUniqueId|clients joined",
     re.IGNORECASE,
 )
 _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
@@ -109,7 +109,7 @@ def is_communication(error: RankError) -> bool:
     """Whether the communication library raised it, not the program."""
     if error.type in _NEVER_SENT or _REFUSED.search(error.message):
         return False
-    return error.type in _COMMUNICATION_TYPES or bool(
+    return error.type.rpartition("::")[2] in _COMMUNICATION_TYPES or bool(
         _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)
     )
 

@@ -9,6 +9,13 @@ from moediag.evidence.rank_stacks import waits_for_device
 from moediag.protocol import in_libraries, innermost_user
 
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
+# What a rank does, for activity().
+STOPPED = "is stopped by a signal (SIGSTOP)"
+HOLDS_GIL = "holds the GIL in native code"
+LOADS_DATA = "waits for data"
+COMPUTES = "computes"
+IS = "is"
+_BECAUSE = {HOLDS_GIL: ": no other thread of it can run."}
 _MUTE = "the rank did not answer"  # the capture's text for a recorder thread that never ran
 
 
@@ -23,29 +30,38 @@ def program_line(seen: RankEvidence) -> str:
     stack = _main(seen)
     python = [frame for frame in stack.frames if not frame.native] if stack is not None else []
     own = innermost_user([frame.file for frame in python], seen.libraries)
-    if own is None:
-        return ""
-    frame = python[own]
-    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
+    return python[own].place if own is not None else ""
+
+
+def program_lines(seen: RankEvidence) -> tuple[str, ...]:
+    """All frames of the user's code, innermost first, as ``train.py:12 function``."""
+    stack = _main(seen)
+    python = [frame for frame in stack.frames if not frame.native] if stack is not None else []
+    library = in_libraries([frame.file for frame in python], seen.libraries)
+    return tuple(f.place for f, other in zip(python, library, strict=True) if not other)
 
 
 def _one(evidence: Evidence, seen: RankEvidence) -> str:
+    line, what = program_line(seen), activity(evidence, seen)
+    if not what or (what == IS and not line):
+        return ""
+    return f"Rank {seen.rank} {what}{f' at {line}' if line else ''}" + _BECAUSE.get(what, ".")
+
+
+def activity(evidence: Evidence, seen: RankEvidence) -> str:
+    """What a rank outside any collective does, as words after "rank 1 "; "" without a stack."""
     stack = _main(seen)
-    at = f" at {line}" if (line := program_line(seen)) else ""
-    who = f"Rank {seen.rank}"
     if seen.os_state == "T":
-        return f"{who} is stopped by a signal (SIGSTOP){at}."
+        return STOPPED
     if stack is None:
         return ""
     if stack.holds_gil and _mute(evidence, seen.rank):
-        return f"{who} holds the GIL in native code{at}: no other thread of it can run."
+        return HOLDS_GIL
     if _loads_data(stack, seen.libraries):
-        return f"{who} waits for data{at}."
+        return LOADS_DATA
     if waits_for_device(seen.stacks):
-        return f"{who} waits for its device{at}."
-    if not at:
-        return ""
-    return f"{who} computes{at}." if seen.os_state == "R" else f"{who} is{at}."
+        return "waits for its device"
+    return COMPUTES if seen.os_state == "R" and program_line(seen) else IS
 
 
 def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:

@@ -22,6 +22,7 @@ from moediag.diagnosis.schedules import device_position
 from moediag.diagnosis.schedules.align import Aligned, align, was_recorded
 from moediag.diagnosis.schedules.device_position import Front
 from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.log_positions import Positions, positions
 from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.diagnosis.schedules.stuck_calls import Frontier, frontier
@@ -108,6 +109,13 @@ class Facts:
     def fronts(self) -> tuple[Front, ...]:
         """Where Python and the device are, for ranks whose devices are known."""
         return device_position.fronts(self.evidence)
+
+    @cached_property
+    def positions(self) -> Positions | None:
+        """Where ranks are by messages of watchdogs; None where calls were recorded."""
+        if any(seen.collectives for seen in self.evidence.ranks.values()):
+            return None
+        return positions(self.evidence.reports)
 
     @cached_property
     def decisions(self) -> tuple[Parted, ...]:

@@ -9,8 +9,11 @@ from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.failed import (
     crash,
     guard_stop,
+    logged_positions,
     lost_connection,
     lost_node,
+    reported_absence,
+    reported_end,
     reported_mismatch,
     schedule_mismatch,
 )
@@ -19,7 +22,9 @@ from moediag.diagnosis.rules.hung import (
     diverged_schedules,
     idle_ranks,
     silent_node,
+    stacks_alone,
     stuck_operation,
+    stuck_watchdog,
     unexplained_wait,
 )
 from moediag.diagnosis.rules.incomplete import (
@@ -80,6 +85,8 @@ RULES: tuple[Detector, ...] = (
     crash,
     lost_node,
     reported_mismatch,
+    reported_absence,
+    logged_positions,
     lost_connection,
     # Ranks stopped making progress.
     idle_ranks,
@@ -87,7 +94,11 @@ RULES: tuple[Detector, ...] = (
     stuck_operation,
     silent_node,
     busy_ranks,
+    stacks_alone,
+    stuck_watchdog,
     unexplained_wait,
+    # Some rank failed, and the log does not tell which.
+    reported_end,
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # Nothing was measured: a watched job, or evidence of other tools.

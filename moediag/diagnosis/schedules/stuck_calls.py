@@ -6,7 +6,6 @@ call that completed (or began) on most members' devices but not on a few.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,9 +13,7 @@ from moediag.diagnosis.schedules.align import Aligned, was_recorded
 from moediag.diagnosis.schedules.device_frontier import standing
 from moediag.diagnosis.schedules.replay import Event
 from moediag.diagnosis.schedules.usual_order import departed
-from moediag.evidence.model import Collective, Evidence, Frame, Group, Stack
-from moediag.evidence.rank_stacks import in_collective, that_counts
-from moediag.protocol import innermost_user
+from moediag.evidence.model import Collective, Evidence, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +22,21 @@ class Frontier:
 
     basis: str = "none"
     """device (suspects are behind in a call that all made), habit (they reached a call in an
-    unusual way, and other members were not seen), unseen (they left no evidence), stack (their code
-    is elsewhere) or none."""
+    unusual way, and other members were not seen), unseen (they left no evidence) or none."""
     suspects: tuple[int, ...] = ()
     call: Collective | None = None
     """The call that does not complete."""
     group: Group | None = None
     ahead: tuple[int, ...] = ()
     """The other members of its group."""
-    where: tuple[str, str] = ("", "")
-    """Where the suspects are, and where the others are."""
     unseen: tuple[int, ...] = ()
     """All members of such calls that left no evidence."""
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
-    """The frontier; None if no call is stuck, or only stacks exist and show ranks outside calls."""
+    """The frontier; None if no call is stuck, or no call was recorded."""
     if not any(seen.collectives for seen in evidence.ranks.values()):
-        apart = evidence.stall is not None and evidence.stall.elsewhere
-        return None if apart else _by_stack(evidence)
+        return None
     stands = standing(aligned, evidence)
     roots = stands.roots()
     if not roots:
@@ -107,39 +100,3 @@ def _lagging(aligned: Aligned, event: Event) -> tuple[int, ...]:
     # "Not begun" after all before it completed is clear; "not completed" only for a few ranks.
     few = 2 * len(behind) < len(levels) or (low, high) == (0, 1)
     return behind if low < high and few else ()
-
-
-# ------------------------------------------------------------------------ stacks alone
-
-
-def _by_stack(evidence: Evidence) -> Frontier | None:
-    """The frontier where all ranks are in communication and one side is clearly larger."""
-    stands: dict[int, str] = {}
-    for rank, seen in evidence.ranks.items():
-        stack = that_counts(seen.stacks)
-        if stack is not None and in_collective(stack):
-            stands[rank] = _stand(stack, seen.libraries)
-    if len(stands) < 3:
-        return None
-    most, size = Counter(stands.values()).most_common(1)[0]
-    others = tuple(sorted(rank for rank, text in stands.items() if text != most))
-    if not others or 2 * size <= len(stands) or len({stands[rank] for rank in others}) > 1:
-        return Frontier()
-    ahead = tuple(sorted(rank for rank, text in stands.items() if text == most))
-    return Frontier("stack", others, ahead=ahead, where=(stands[others[0]], most))
-
-
-def _stand(stack: Stack, libraries: tuple[str, ...]) -> str:
-    """``all_reduce, called by step (train.py:12)``."""
-    python = [frame for frame in stack.frames if not frame.native]
-    inside = [f for f in python if "distributed_c10d" in f.file or "torch/distributed/" in f.file]
-    own = innermost_user([frame.file for frame in python], libraries)
-    operation = inside[-1].function if inside else ""
-    return ", called by ".join(text for text in (operation, _at(python, own)) if text)
-
-
-def _at(frames: list[Frame], place: int | None) -> str:
-    if place is None:
-        return ""
-    frame = frames[place]
-    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"

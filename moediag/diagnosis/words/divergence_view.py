@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective, Evidence, Frame
 from moediag.evidence.rank_stacks import that_counts
-from moediag.protocol import is_moediag
+from moediag.protocol import in_libraries, is_moediag
 from moediag.result import FirstDivergence, RankSide
+from moediag.result.wording import plural
 
 NO_CALL = "none"  # op of a rank that made no call
-_FRAMES = 12
+_FRAMES = 12  # without any of the user's
+_INNERMOST = 6  # library frames: what the rank waits for
+_USER_FRAMES = 40
 # Torch's decorators and loggers between the meaningful frames.
 _PLUMBING = (
     "c10d_logger.py",
@@ -61,15 +64,30 @@ def _most(texts: Iterable[str]) -> str:
 def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
     """Rank -> frames of the thread that counts, innermost first, as ``function (file.py:12)``. That
     is a thread inside a collective, else the main thread. The first source of the rank is the best:
-    readers list them in that order."""
+    readers list them in that order. All frames of the user's code are there; of the libraries'
+    frames the innermost ones, and ``... 7 library frames`` for others."""
     shown = {}
     for rank, seen in sorted(evidence.ranks.items()):
         stack = that_counts(seen.stacks)
         if stack is not None:
             frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), stack.frames)
-            telling = [f for f in frames if _tells(f)]
-            shown[rank] = tuple(frame_text(frame) for frame in telling[:_FRAMES])
+            shown[rank] = _folded([f for f in frames if _tells(f)], seen.libraries)
     return shown
+
+
+def _folded(frames: Sequence[Frame], libraries: tuple[str, ...]) -> tuple[str, ...]:
+    python = [frame.file for frame in frames if not frame.native]
+    of_library = iter(in_libraries(python, libraries))
+    users = [not frame.native and not next(of_library) for frame in frames]
+    texts: list[str] = []
+    for own, run in itertools.groupby(zip(users, frames, strict=True), key=lambda pair: pair[0]):
+        those = [frame_text(frame) for _, frame in run]
+        room = _USER_FRAMES if own else _FRAMES if not any(users) else 0 if texts else _INNERMOST
+        room += len(those) == room + 1  # the fold would take a line as well
+        texts += those[:room]
+        if hidden := len(those[room:]):
+            texts.append(f"... {plural(hidden, 'frame' if own else 'library frame')}")
+    return tuple(texts)
 
 
 def _tells(frame: Frame) -> bool:

@@ -12,14 +12,8 @@ from moediag.result.wording import plural, ranks
 
 def of_frontier(found: Frontier, evidence: Evidence) -> str:
     """Where the job hangs, and what that implies for the suspects."""
-    if found.basis == "stack":
-        here, there = found.where
-        return (
-            f"Most ranks wait in {there}; {_subject(found.suspects, 'waits', 'wait')} in {here}. "
-            "Only stacks were seen, no schedule."
-        )
     if found.call is None or found.group is None:
-        return "All ranks wait in communication, and only their stacks were seen."
+        return "Ranks wait in communication, and no call was recorded."
     call, group = found.call, found.group
     what = f"{describe(call)} on {group.label} (call {call.position} of that group)"
     if found.basis == "unseen":
@@ -64,7 +58,7 @@ def to_collect(evidence: Evidence) -> str:
     seen = evidence.ranks.values()
     wanted = []
     dumped = [s for s in seen if was_recorded(s)]
-    if len(dumped) < evidence.world_size:
+    if not dumped or len(dumped) < evidence.world_size:
         wanted.append(
             "a Flight Recorder dump of every rank (TORCH_FR_BUFFER_SIZE=20000, "
             "TORCH_NCCL_DUMP_ON_TIMEOUT=1)"
@@ -73,7 +67,7 @@ def to_collect(evidence: Evidence) -> str:
         wanted.append("more calls in each dump (TORCH_FR_BUFFER_SIZE=20000)")
     elif not any(c.site for s in dumped for c in s.collectives):
         wanted.append("dumps with stack traces (pickle, not JSON)")
-    if not all(s.stacks for s in seen):
+    if not seen or not all(s.stacks for s in seen):
         wanted.append("`py-spy dump` of every rank while it hangs")
     return f" Next time collect {' and '.join(wanted)}." if wanted else ""
 

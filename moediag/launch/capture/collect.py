@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag import protocol
+from moediag.launch.capture import source_files
 from moediag.launch.processes import Process, catches
 
 CAPTURE_FOLDER = "capture"
@@ -32,6 +33,10 @@ TAIL_LINES = 50
 _DEVICE = re.compile(
     r"^(?:cuda|cu|hip)\w*Synchronize|^nccl|_local_scalar_dense_(?:cuda|hip)|stream_synchronize"
 )
+# C++ that issues or awaits communication.
+_COMMUNICATION = re.compile(r"\bgloo::|\bc10d::")
+_NO_CALLS = ("/elastic/", "/checkpoint/")  # parts of torch.distributed that work by themselves
+_ENGINE = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
 ANSWER = 3.0  # seconds for a rank's dump, which may have 20,000 operations
 _PIPE_SECONDS = 2.0  # torch's monitor reads its pipe about once a second
 _PROC_FILES = ("status", "wchan", "stat", "stack")
@@ -198,6 +203,8 @@ def capture(
                     job.result()
                 except OSError as error:
                     looker.miss(f"capture ({error})")
+    with suppress(OSError):
+        source_files.keep(folder, into, ranks)
     for log in folder.glob("rank-*.log"):
         with suppress(OSError):
             (into / f"{log.stem}.tail.txt").write_text(_tail(log), encoding="utf-8")
@@ -206,51 +213,69 @@ def capture(
 
 
 def blocked_frames(ranks: Mapping[int, Process], seconds: float) -> list[int]:
-    """Returns ranks whose Python stack shows the main thread in torch.distributed; none without
-    py-spy. Finds waits that the heartbeat does not show."""
-    blocked = []
-    for rank, dump in python_frames(ranks, seconds).items():
-        with suppress(ValueError):
-            if in_collective(dump):
-                blocked.append(rank)
-    return blocked
+    """Returns ranks whose stack shows the main thread in communication; none without py-spy. Finds
+    waits that the heartbeat does not show."""
+    found = python_frames(ranks, seconds)
+    return [rank for rank, dump in found.items() if in_collective(dump)]
 
 
 def python_frames(
     ranks: Mapping[int, Process], seconds: float, *, native: bool = False
 ) -> dict[int, bytes]:
-    """Returns py-spy's JSON of each rank read within ``seconds``; empty without py-spy."""
+    """Returns py-spy's JSON of each rank read within ``seconds``; empty without py-spy. A rank
+    inside autograd's engine is read with native frames in any case: only these show whether C++
+    computes there or waits for a collective."""
     found = {}
-    binary = find_tool("py-spy")
-    options = ["--json", *(["--native"] if native else [])]
-    for rank, process in ranks.items() if binary else ():
-        if not process.alive:
-            continue
-        with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                [str(binary), "dump", *options, "-p", str(process.pid)],
-                capture_output=True,
-                timeout=seconds,
-                check=True,
-            )
-            found[rank] = done.stdout
+    for rank, process in ranks.items():
+        dump = _dump(process, seconds, native)
+        if not native and dump is not None and in_backward(dump):
+            dump = _dump(process, seconds, True) or dump
+        if dump is not None:
+            found[rank] = dump
     return found
 
 
-def in_collective(dump: bytes) -> bool:
-    """Whether py-spy's JSON shows the main thread's innermost frames in torch.distributed.
+def _dump(process: Process, seconds: float, native: bool) -> bytes | None:
+    binary = find_tool("py-spy")
+    if binary is None or not process.alive:
+        return None
+    options = ["--json", *(["--native"] if native else [])]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            [binary, "dump", *options, "-p", str(process.pid)],
+            capture_output=True,
+            timeout=seconds,
+            check=True,
+        ).stdout
+    return None
 
-    Importing torch.distributed does not count, nor does the rendezvous: with many ranks, the full
-    queue of the store may drop a connection; the rank then sleeps for seconds before it retries,
-    and torch bounds that wait. Raises ValueError for text that is not JSON.
+
+def in_collective(dump: bytes) -> bool:
+    """Whether py-spy's JSON shows the main thread asleep with its innermost frames in
+    torch.distributed or, with native frames, in communication that C++ issued.
+
+    Importing torch.distributed does not count, nor do files of checkpoints, nor the rendezvous:
+    with many ranks, the full queue of the store may drop a connection; the rank then sleeps for
+    seconds before it retries, and torch bounds that wait.
     """
-    frames = _main_thread(json.loads(dump)).get("frames", [])[:6]
-    names = [str(f.get("filename", "")) for f in frames]
-    if any("importlib" in name for name in names) or any(
-        f.get("name") == "init_process_group" for f in frames
-    ):
+    thread = _main_of(dump)
+    frames = _frames(thread)
+    python = [f for f in frames if str(f.get("filename", "")).endswith((".py", ">"))]
+    names = [str(f.get("filename", "")) for f in python[:6]]
+    if thread.get("active") or any("importlib" in name for name in names):
         return False
-    return any("torch/distributed/" in name and "/elastic/" not in name for name in names)
+    if any(f.get("name") == "init_process_group" for f in python[:6]):
+        return False
+    if any("torch/distributed/" in n and not any(x in n for x in _NO_CALLS) for n in names):
+        return True
+    native = frames[: frames.index(python[0])] if python else []
+    return any(_COMMUNICATION.search(str(f.get("name", ""))) for f in native)
+
+
+def in_backward(dump: bytes) -> bool:
+    """Whether the main thread's innermost frame in py-spy's JSON is that of autograd's engine."""
+    frames = main_frames(dump)
+    return bool(frames) and str(frames[0].get("filename", "")).endswith(_ENGINE)
 
 
 def on_device(dump: bytes) -> bool:
@@ -261,17 +286,23 @@ def on_device(dump: bytes) -> bool:
 
 def main_frames(dump: bytes) -> list[dict[str, object]]:
     """Returns the main thread's frames in py-spy's JSON, innermost first; empty if none."""
+    return _frames(_main_of(dump))
+
+
+def _frames(thread: Mapping[str, Any]) -> list[dict[str, object]]:
+    frames = thread.get("frames", [])
+    return [f for f in frames if isinstance(f, dict)] if isinstance(frames, list) else []
+
+
+def _main_of(dump: bytes) -> dict[str, Any]:
+    """Returns the main thread by name, else by id: without ``threading`` there are no names. Empty
+    if ``dump`` is not py-spy's JSON."""
     with suppress(ValueError, AttributeError, TypeError):
-        frames = _main_thread(json.loads(dump)).get("frames", [])
-        return [f for f in frames if isinstance(f, dict)]
-    return []
-
-
-def _main_thread(threads: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the main thread by name, else by id: without ``threading`` there are no names."""
-    named = (t for t in threads if t.get("thread_name") == "MainThread")
-    first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
-    return next(named, None) or next(first, {})
+        threads = json.loads(dump)
+        named = (t for t in threads if t.get("thread_name") == "MainThread")
+        first = (t for t in threads if t.get("os_thread_id") and t["os_thread_id"] == t.get("pid"))
+        return next(named, None) or next(first, {})
+    return {}
 
 
 def find_tool(name: str) -> str | None:

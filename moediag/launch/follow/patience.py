@@ -8,7 +8,8 @@ history:
 - a rank that does nothing (it waits for data, for a lock): ``patience`` seconds;
 - one that computes: four times that;
 - one whose stack shows compiling, importing, loading or saving a checkpoint: forty times that;
-- ranks whose native stacks show that they wait for their devices count as waiting;
+- ranks whose native stacks show that they wait for their devices, or in C++ for a collective,
+  count as waiting;
 - never less than three times the longest pause from which the job recovered by itself;
 - ranks of a silent node count as idle, ranks that no supervisor sees as computing.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from moediag.evidence.model import Stall
-from moediag.launch.capture.collect import main_frames, on_device
+from moediag.launch.capture.collect import in_collective, main_frames, on_device
 from moediag.launch.follow.watchdog import Watchdog
 from moediag.launch.rank_sample import RankSample
 
@@ -60,6 +61,7 @@ class Patience:
         self._step = 0
         self._work: dict[int, str] = {}
         self._on_device: set[int] = set()
+        self._blocked: set[int] = set()
         self._cpu: dict[int, float] = {}  # of each rank when the pause began
         # When each rank was observed, by its node's clock, or ours once that node is silent.
         self._last: dict[int, tuple[bool, float]] = {}
@@ -69,7 +71,7 @@ class Patience:
     @property
     def by_stack(self) -> Sequence[int]:
         """Ranks with a collective on their stack."""
-        return self.watchdog.by_stack
+        return sorted({*self.watchdog.by_stack, *self._blocked})
 
     def observe(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
         """Returns the stall once it is a hang; None while the job runs or may continue."""
@@ -98,8 +100,8 @@ class Patience:
             return None
         if now - self._looked > _LOOK_AGAIN:
             self._looked = now
-            self._look([s.rank for s in away], not waiting)
-        waiting |= self._on_device | {s.rank for s in away if s.on_device}
+            self._look([s.rank for s in away if not s.stopped], not waiting)
+        waiting |= self._on_device | self._blocked | {s.rank for s in away if s.on_device}
         away = [s for s in away if s.rank not in waiting]
         elapsed = min((self._own[s.rank] for s in away), default=quiet)
         limit = self._limit(away, quiet)
@@ -127,18 +129,19 @@ class Patience:
             self._last[s.rank], self._last_cpu[s.rank] = clock, s.cpu
 
     def _look(self, ranks: Sequence[int], native: bool) -> None:
-        """Reads from the stacks of ``ranks`` what they do and, with ``native``, whether they wait
-        for their devices."""
+        """Reads from the stacks of ``ranks`` what they do, whether they wait in a collective and,
+        with ``native``, whether they wait for their devices."""
         found = self._stacks(ranks, native)
         self._work = {rank: work_of(dump) for rank, dump in found.items()}
         self._on_device = {rank for rank, dump in found.items() if native and on_device(dump)}
+        self._blocked = {rank for rank, dump in found.items() if in_collective(dump)}
 
     def _moved(self, now: float, samples: Sequence[RankSample]) -> None:
         if self._step > 1:  # skip the imports and the first compile
             self.longest = max(self.longest, now - self._since)
         self._step = max((s.step for s in samples), default=0)
         self._since, self._looked = now, -_LOOK_AGAIN
-        self._work, self._on_device = {}, set()
+        self._work, self._on_device, self._blocked = {}, set(), set()
         self._cpu = {s.rank: s.cpu for s in samples}
         self._last = {s.rank: _clock(s, now) for s in samples}
         self._last_cpu, self._own = dict(self._cpu), {}

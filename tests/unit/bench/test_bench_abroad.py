@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import sections
 from bench.abroad import edits, page, running
 from bench.abroad.edits import AnchorError, Edit, Line
 from bench.abroad.programs import PROGRAMS
@@ -182,9 +183,10 @@ def test_the_section_counts_held_out_cases_apart() -> None:
 
 def test_the_section_is_replaced_and_the_rest_of_the_report_kept() -> None:
     old = f"# Report\n\nintro\n\n{page.TITLE}\n\nold\n\n## Last\n\nend\n"
-    new = page.replaced(old, page.markdown([judged()], []))
+    new = sections.replaced(old, page.markdown([judged()], []))
     assert new.startswith("# Report\n\nintro\n\n## ") and new.endswith("\n\n## Last\n\nend\n")
-    assert "old" not in new and page.replaced(new, page.section_of(new)) == new
+    assert "old" not in new and sections.replaced(new, "# Other\n").startswith("# Other\n\n## ")
+    assert sections.replaced("", "## A\n\na\n") == "## A\n\na\n"
 
 
 def test_the_last_page_of_the_output_is_the_answer() -> None:

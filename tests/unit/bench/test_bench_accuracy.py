@@ -75,11 +75,36 @@ def test_an_unreadable_case_counts_against_the_tool() -> None:
 def test_the_report_lists_wrong_answers() -> None:
     wrong = page.Judged(HANG, {page.MOEDIAG: replace(RIGHT, culprits=(2,))}, "skip")
     right = page.Judged(CLEAN, {page.MOEDIAG: Answer(False, verdict="clean")}, "none")
-    assert page.summary([wrong, right], [])[1] == (
-        "victims", "moediag", "0 of 1", "0 of 1", "0 of 1",
+    assert page.summary({"victims": [wrong, right]})[1] == (
+        "victims", "moediag", "0 of 1", "0 of 1", "1 of 1", "0 of 1",
     )  # fmt: skip
-    text = page.markdown([wrong, right], [], "head", range(1000, 1002))
+    text = page.victims_section([wrong, right], "head")
     assert "- skips: other ranks named: hang, rank 2" in text
+
+
+def test_simulated_cases_are_counted_by_dimension_and_by_layouts() -> None:
+    two = Truth("two", ("hang",), (1, 2))
+    theirs = Answer(True, (1,), among=((1,), (2,), (5,)))
+
+    def judged(culprits: tuple[int, ...], seen: bool) -> page.Judged:
+        ours = Answer(True, culprits, verdict="hang")
+        answers = {page.MOEDIAG: ours, page.FRTRACE: theirs}
+        return page.Judged(two, answers, "stuck", "two culprits", seen)
+
+    cases = [judged((1, 2), True), judged((1,), False), judged((1, 3), False)]
+    head, row = page.by_dimension(cases)
+    assert dict(zip(head, row, strict=True)) == {
+        "dimension": "two culprits",
+        "cases": "3",
+        "moediag, layouts used in tuning": "1 right",
+        "moediag, other layouts": "1 only some culprits named, 1 other ranks named",
+        "torchfrtrace: every culprit found": "3 of 3",
+        "and nobody else": "0 of 3",
+        "its false alarms": "",
+    }
+    assert page.by_fault(cases, ["two culprits"])[1][0] == "stuck"
+    text = page.simulated_section(cases, "head", range(2000, 2001), ["two culprits"])
+    assert "2000" in text and "- two" not in text  # which cases failed is not told
 
 
 # ------------------------------------------------------------------------ torchfrtrace

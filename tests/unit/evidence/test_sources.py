@@ -11,23 +11,12 @@ import pytest
 
 from bench import jobs
 from moediag.evidence import file_loading, sources
-from moediag.evidence.console_output import (
-    by_rank,
-    ends,
-    gave_up_waiting,
-    timeouts,
-    torchrun_summary,
-)
+from moediag.evidence.console_output import ends, gave_up_waiting, torchrun_summary
 from moediag.evidence.model import ExitStatus
 from moediag.evidence.sources import Found, read
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 TRACEBACK = 'Traceback (most recent call last):\n  File "/job/t.py", line 3, in f\nValueError: x\n'
-WATCHDOG = (
-    "[E1121 ProcessGroupNCCL.cpp:632] [PG ID 2 PG GUID 5(mesh_tp) Rank 1] Watchdog caught "
-    "collective operation timeout: WorkNCCL(SeqNum=12, OpType=_ALLGATHER_BASE, NumelIn=8, "
-    "NumelOut=16, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
-)
 SPY = 'Process 25: python t.py\nPython v3.11.7\n\nThread 25 (idle): "MainThread"\n    f (t.py:3)\n'
 SPY_JSON = json.dumps([{"thread_name": "MainThread", "frames": [
     {"name": "f", "filename": "t.py", "line": 3}]}])  # fmt: skip
@@ -58,10 +47,18 @@ def test_rank_is_taken_from_the_name_of_a_log(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["train.log", "train.log.1", "events-20240101.txt"])
-def test_a_log_of_an_unknown_rank_is_noted(tmp_path: Path, name: str) -> None:
+def test_an_exception_of_an_unknown_rank_is_kept_and_noted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(TRACEBACK)
     found = read([tmp_path])
-    assert not found.files and name in found.refused[0] and "tells its rank" in found.refused[0]
+    assert name in found.refused[0] and "tells its rank" in found.refused[0]
+    assert [(one.kind, one.rank) for one in found.reports] == [("error", None)]
+    assert not found.outputs and found.files == 1
+
+
+@pytest.mark.parametrize("name", ["node3.log", "worker-3.txt", "host_03.out", "epoch3.log"])
+def test_numbers_of_other_things_are_not_ranks(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(TRACEBACK)
+    assert not read([tmp_path]).outputs
 
 
 def test_each_kind_of_file_is_recognised(tmp_path: Path) -> None:
@@ -106,28 +103,8 @@ def test_one_log_with_lines_of_all_ranks_is_split() -> None:
     assert found.outputs[1].startswith("Traceback") and "boom" in found.outputs[1]
 
 
-def test_prefixes_are_removed_and_the_programs_rank_is_preferred() -> None:
-    text = "[default0]:[rank2]: a\n[rank10]: b\nplain\n[default1]:c"
-    assert by_rank(text) == {2: "a", 10: "b", None: "plain", 1: "c"}
-
-
 def test_missing_fields_in_torchrun_output_are_ignored() -> None:
     assert torchrun_summary("exitcode: 1") == ({}, ())
-
-
-def test_watchdog_timeouts_are_parsed() -> None:
-    (one,) = timeouts(WATCHDOG)
-    assert (one.group, one.desc, one.call.op, one.call.position) == (
-        "5",
-        "mesh_tp",
-        "all_gather",
-        11,
-    )
-    assert (one.call.numel_in, one.call.numel_out, one.call.completed) == (8, 16, False)
-    (old,) = timeouts(
-        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=SEND"
-    )
-    assert (old.group, old.desc, old.call.op) == ("0", "default_pg", "send")
 
 
 @pytest.mark.parametrize(

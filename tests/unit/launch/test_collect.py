@@ -14,7 +14,13 @@ import pytest
 
 from moediag import protocol
 from moediag.launch.capture import collect as module
-from moediag.launch.capture.collect import capture, in_collective, reason
+from moediag.launch.capture.collect import (
+    blocked_frames,
+    capture,
+    in_collective,
+    python_frames,
+    reason,
+)
 from moediag.launch.processes import Process
 
 VICTIM = """
@@ -143,6 +149,67 @@ def dump(*files: str, thread: str = "MainThread") -> bytes:
 )
 def test_a_collective_on_the_stack_is_recognised(raw: bytes, expected: bool) -> None:
     assert in_collective(raw) is expected
+
+
+ENGINE = "/x/torch/autograd/graph.py"
+
+
+def native(*names: str, active: bool = False, file: str = ENGINE) -> bytes:
+    """A main thread with native frames called ``names`` below Python's innermost one."""
+    frames = [
+        {"name": n, "filename": "libtorch_cpu.so", "module": "libtorch_cpu.so"} for n in names
+    ]
+    frames.append({"name": "_engine_run_backward", "filename": file})
+    return json.dumps([{"thread_name": "MainThread", "active": active, "frames": frames}]).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (native("pthread_cond_wait", "c10d::Reducer::finalize_backward"), True),
+        (native("pthread_cond_wait", "gloo::transport::tcp::UnboundBuffer::waitRecv"), True),
+        (native("pthread_cond_wait", "torch::autograd::Engine::thread_main"), False),
+        (native("mkl_blas_sgemm", "torch::autograd::Engine::thread_main", active=True), False),
+        # The reducer computes, too: it copies gradients into its buckets.
+        (native("memcpy", "c10d::Reducer::mark_variable_ready", active=True), False),
+        (native(), False),
+        # The user's own C++ below Python code of the user.
+        (native("read", "my_loader::next", file="/x/train.py"), False),
+    ],
+)
+def test_native_frames_show_a_wait_below_autograd(raw: bytes, expected: bool) -> None:
+    assert in_collective(raw) is expected
+
+
+def test_a_checkpoint_is_no_wait_until_it_communicates() -> None:
+    writer = "/x/torch/distributed/checkpoint/filesystem.py"
+    assert not in_collective(dump(writer, "/x/train.py"))
+    assert in_collective(dump("/x/torch/distributed/distributed_c10d.py", writer))
+
+
+def test_native_frames_are_read_only_below_autograd(
+    victim: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    answers: dict[bool, bytes | None] = {}
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        asked.append(command)
+        answer = answers["--native" in command]
+        if answer is None:
+            raise subprocess.TimeoutExpired(command, 1.0)
+        return subprocess.CompletedProcess(command, 0, answer)
+
+    monkeypatch.setattr(module, "find_tool", lambda _: "py-spy")
+    monkeypatch.setattr(module.subprocess, "run", run)
+    ranks = {0: Process.of(victim.pid)}
+    answers[False] = dump("/x/train.py")
+    assert python_frames(ranks, 1.0) == {0: answers[False]} and len(asked) == 1
+    answers |= {False: dump(ENGINE), True: native("c10d::Reducer::finalize_backward")}
+    assert python_frames(ranks, 1.0) == {0: answers[True]} and len(asked) == 3
+    assert blocked_frames(ranks, 1.0) == [0]
+    answers[True] = None  # native frames take too long
+    assert python_frames(ranks, 1.0) == {0: answers[False]}
 
 
 def test_reasons_are_readable() -> None:

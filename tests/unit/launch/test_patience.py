@@ -174,6 +174,48 @@ def test_computing_ranks_are_not_a_hang() -> None:
     assert spinning({0: "matmul", 1: "matmul"}, 200) is None
 
 
+def by_stacks(stacks: dict[int, str], cpu: dict[int, float]) -> tuple[float, Stall] | None:
+    """Two ranks whose heartbeats show no call; ``stacks``: each one's innermost file, ``cpu``: the
+    share of a CPU that it uses."""
+
+    def look(ranks: Sequence[int], _: bool) -> dict[int, bytes]:
+        return {rank: stack(stacks[rank]) for rank in ranks if rank in stacks}
+
+    patience = Patience(Watchdog(3.0, 100.0), 10.0, look)
+    for tick in range(int(120 / TURN)):
+        t = tick * TURN
+        ranks = [
+            replace(s, state="running", cpu=cpu[s.rank] * t, runnable=cpu[s.rank] > 0)
+            for s in (WAITS, IDLE)
+        ]
+        if stall := patience.observe(t, ranks):
+            return t, stall
+    return None
+
+
+IN_C10D = "/lib/torch/distributed/distributed_c10d.py"
+
+
+def test_a_wait_that_only_the_stack_shows_is_a_hang() -> None:
+    """Rank 1 computes without end, so the watchdog never sees a quiet moment."""
+    found = by_stacks({0: IN_C10D, 1: "/home/me/train.py"}, {0: 0.0, 1: 1.0})
+    assert found is not None
+    assert 40.0 <= found[0] < 41.0
+    assert (found[1].waiting, found[1].elsewhere) == ((0,), (1,))
+
+
+@pytest.mark.parametrize(
+    "stacks",
+    [
+        {0: "/lib/torch/autograd/graph.py", 1: "/home/me/train.py"},  # a backward that computes
+        {1: "/home/me/train.py"},  # rank 0's stack cannot be read
+        {},
+    ],
+)
+def test_without_a_rank_that_waits_there_is_no_hang(stacks: dict[int, str]) -> None:
+    assert by_stacks(stacks, {0: 0.0, 1: 1.0}) is None
+
+
 def test_stack_shows_what_a_rank_does() -> None:
     assert work_of(stack("/lib/torch/_dynamo/x.py")) == "compiles"
     assert work_of(stack("/home/me/train.py")) == ""

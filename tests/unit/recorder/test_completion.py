@@ -11,8 +11,10 @@ import torch
 
 from moediag.recorder import flight
 from moediag.recorder.capturing import Captures
-from moediag.recorder.completion import Completion
+from moediag.recorder.completion import Completion, Native, Thread
 from moediag.recorder.patches import Patches
+
+HERE = Thread.current()
 
 
 class Log:
@@ -48,7 +50,7 @@ class Work:
 def made(**works: Any) -> tuple[Completion, Log]:
     log = Log()
     completion = Completion(log)  # type: ignore[arg-type]
-    completion._native = {int(name[1:]): (work, False) for name, work in works.items()}
+    completion._native = {int(n[1:]): Native(w, True, HERE) for n, w in works.items()}
     return completion, log
 
 
@@ -83,7 +85,7 @@ def test_work_that_fails_after_the_end_is_left_open() -> None:
 def test_an_error_on_an_accelerator_is_not_asked_for() -> None:
     """Waiting there would order streams of the job."""
     completion, log = made()
-    completion._native = {3: (Work(1, "not asked for"), True)}
+    completion._native = {3: Native(Work(1, "not asked for"), False, HERE)}
     completion.poll()
     assert (log.noted, log.errors) == ([3], {})
 

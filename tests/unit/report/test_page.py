@@ -56,7 +56,7 @@ def test_culprits_and_victims_are_shown_separately() -> None:
 
 def test_no_rank_is_blamed_without_a_culprit() -> None:
     text = page_text(changed(MISMATCH, culprits=(), victims=()))
-    assert "no rank is named" in text
+    assert "not known which rank" in text
     assert "at fault" not in text, "that nobody is to blame was not measured"
     assert "CULPRIT" not in text
     assert "VICTIM" not in text

@@ -3,8 +3,11 @@
 __all__ = [
     "crash",
     "guard_stop",
+    "logged_positions",
     "lost_connection",
     "lost_node",
+    "reported_absence",
+    "reported_end",
     "reported_mismatch",
     "schedule_mismatch",
 ]

@@ -5,6 +5,8 @@ __all__ = [
     "diverged_schedules",
     "idle_ranks",
     "silent_node",
+    "stacks_alone",
     "stuck_operation",
+    "stuck_watchdog",
     "unexplained_wait",
 ]

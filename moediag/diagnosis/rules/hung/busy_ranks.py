@@ -1,7 +1,7 @@
 """Some ranks wait in a collective while others are outside any: the others are named.
 
-For evidence of other tools this counts only if they are the minority and no calls were recorded:
-recorded calls show which rank waits for which.
+For evidence of other tools this counts only if no calls were recorded, and if all other ranks were
+seen and wait at the same place: ranks in different calls may be wrong themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement
 from moediag.evidence.model import Evidence
+from moediag.evidence.rank_stacks import stand, that_counts
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
@@ -18,8 +19,17 @@ VERDICT = Verdict.HANG
 
 def find(facts: Facts) -> tuple[int, ...] | None:
     evidence, elsewhere = facts.evidence, facts.elsewhere
-    fewer = len(elsewhere) < len(facts.waiting) and not _any_calls(evidence)
-    return (elsewhere or None) if not evidence.foreign or fewer else None
+    return (elsewhere or None) if not evidence.foreign or _awaited(facts) else None
+
+
+def _awaited(facts: Facts) -> bool:
+    """Whether stacks alone show that all ranks but a few wait in one call."""
+    evidence, waiting = facts.evidence, facts.waiting
+    seen = len(facts.elsewhere) + len(waiting)
+    if _any_calls(evidence) or len(facts.elsewhere) >= len(waiting) or seen < evidence.world_size:
+        return False
+    stacks = [that_counts(evidence.ranks[rank].stacks) for rank in waiting]
+    return None not in stacks and len({stand(one) for one in stacks if one is not None}) == 1
 
 
 def _any_calls(evidence: Evidence) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement
+from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import ranks
 
@@ -20,11 +21,14 @@ def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
     text = f"{ranks(found).capitalize()} waited in a collective. "
     if seen and not lost:
         text += (
-            "The recorded schedules agree, so no rank is at fault: the operation itself did not "
-            "complete (network, backend, or a call that the recorder cannot see)."
+            "The recorded schedules agree, and the call does not complete. It is not known which "
+            "rank, if any, is at fault: the network, the backend, or a call that was not recorded."
         )
     else:
         whose = f" of {ranks(lost)}" if seen else ""
         text += f"No schedule{whose} was recorded, so it is not known which rank is at fault."
+    if facts.evidence.foreign:
+        made = log_sentences.sites(facts.evidence)
+        text = f"{text} {made}".rstrip() + foreign_jobs.to_collect(facts.evidence)
     confidence = Confidence.MEDIUM if seen and not lost else Confidence.LOW
     return Judgement(confidence, text, victims=tuple(sorted(found)))

@@ -23,8 +23,9 @@ def judge(facts: Facts, found: bool) -> Judgement:
     unknown = facts.unrecorded
     recorded = sorted(set(evidence.ranks) - set(unknown))
     steps = max(evidence.ranks[rank].last_step for rank in recorded)
-    text = f"{ranks(recorded).capitalize()} finished normally after {plural(steps, 'step')}; their "
-    text += "recorded schedules agree. Nothing was measured."
+    text = "No hang, no crash; numbers were not checked. "
+    text += f"{ranks(recorded).capitalize()} finished normally after {plural(steps, 'step')}; "
+    text += "their recorded schedules agree."
     if unknown:
         text += f" Nothing was recorded of {ranks(unknown)}."
     return Judgement(Confidence.MEDIUM if unknown else Confidence.HIGH, text)

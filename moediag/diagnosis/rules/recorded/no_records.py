@@ -5,7 +5,7 @@ from __future__ import annotations
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, undecided
 from moediag.diagnosis.schedules.align import was_recorded
-from moediag.diagnosis.words import foreign_jobs
+from moediag.diagnosis.words import foreign_jobs, log_sentences
 from moediag.result import Verdict
 
 VERDICT = Verdict.INCONCLUSIVE
@@ -18,7 +18,8 @@ def find(facts: Facts) -> str | None:
         if any(seen.collectives for seen in evidence.ranks.values()):
             return None
         text = "The evidence shows no failure but is too thin to rule one out."
-        return text + foreign_jobs.to_collect(evidence)
+        where = log_sentences.stacks(evidence)
+        return f"{text} {where}".rstrip() + foreign_jobs.to_collect(evidence)
     if evidence.watched and not any(map(was_recorded, evidence.ranks.values())):
         return "No rank was recorded, so nothing is known about this job."
     return None

@@ -1,0 +1,156 @@
+"""What to change, or where to look next: one sentence for the user of a job that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from moediag.diagnosis.end_states.failures import Failure
+from moediag.diagnosis.end_states.whereabouts import COMPUTES, HOLDS_GIL, LOADS_DATA, STOPPED
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.diagnosis.words.calls import first_few
+from moediag.diagnosis.words.places import Standing, dividing, words
+from moediag.evidence.model import UNTOLD, Collective, Evidence
+from moediag.result import FAILURES, Verdict
+from moediag.result.wording import plural, ranks
+
+
+def next_step(
+    evidence: Evidence,
+    verdict: Verdict,
+    divergence: Divergence | None,
+    failure: Failure | None,
+    culprits: Sequence[int],
+    found: Sequence[Standing],
+) -> str:
+    """ "" if nothing more specific than the cause is known. ``found``: culprits first."""
+    if verdict not in FAILURES or not evidence.watched:
+        return ""
+    if failure is not None:
+        return _after_failure(failure, culprits)
+    if divergence is not None:
+        return _parted(divergence, found) or _diverged(divergence, found)
+    busy = [one for one in found if {*one.ranks} & {*culprits}]
+    waiting = next((one for one in found if one.call is not None), None)
+    return _busy(busy[0], waiting) if busy else ""
+
+
+# ------------------------------------------------------------------------ by the source
+
+
+def _parted(divergence: Divergence, found: Sequence[Standing]) -> str:
+    """The condition that names a rank around the call that not all make."""
+    calls = [one for one in found if one.call is not None and one.line]
+    split = dividing(calls)
+    if split is not None:
+        condition, one, other = split
+        return (
+            f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
+            f"{one.at} and {ranks(other.ranks)} to {other.at}: {_all(divergence)} must make the "
+            "same calls."
+        )
+    for one in calls:
+        told = next((c for c in one.apart if c.names_rank), None)
+        if told is not None and one.call is not None:
+            return (
+                f"{_every(divergence)} must reach {one.at} ({one.call.op}), or none: it is "
+                f"{words(told)}."
+            )
+    return ""
+
+
+def _every(divergence: Divergence) -> str:
+    label = divergence.group.label
+    return "Every rank" if label == "world" else f"Every rank of {label}"
+
+
+def _all(divergence: Divergence) -> str:
+    label = divergence.group.label
+    return "all ranks" if label == "world" else f"all ranks of {label}"
+
+
+# ------------------------------------------------------------------------ by the calls
+
+
+def _diverged(divergence: Divergence, found: Sequence[Standing]) -> str:
+    calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
+    op = next(iter(calls.values())).op
+    if divergence.kind == "missing":
+        away = [one for one in found if {*one.ranks} & {*divergence.absent}]
+        waiting = next((o for o in found if {*o.ranks} & {*calls} and o.line), None)
+        return _busy(away[0], waiting) if away else ""
+    if divergence.kind == "order":
+        return f"Let {_all(divergence)} make these calls in one order: {_sites(calls)}."
+    if divergence.kind == "op":
+        return f"Find out why ranks took different paths to these calls: {_sites(calls)}."
+    if divergence.kind == "size":
+        return f"Make the sizes equal on all ranks, or pad them: {_sites(calls, _size)}."
+    if divergence.kind == "splits":
+        return f"Make what each rank sends match what the other expects, at {_lines(calls)}."
+    if divergence.kind in _VALUES:
+        word, look = _VALUES[divergence.kind]
+        return f"Use one {word} in {op} on all ranks: {_sites(calls, look)}."
+    return ""
+
+
+def _sites(calls: Mapping[int, Collective], look: Callable[[Collective], str] | None = None) -> str:
+    """``all_reduce at train.py:9 on rank 0, barrier at train.py:12 on ranks 1, 2``."""
+    told: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        text = look(call) if look is not None else call.op
+        told.setdefault(f"{text}{_at(call)}", []).append(rank)
+    return ", ".join(f"{text} on {ranks(who)}" for text, who in first_few(told.items()))
+
+
+def _lines(calls: Mapping[int, Collective]) -> str:
+    lines = dict.fromkeys(call.site.partition(" ")[0] for call in calls.values() if call.site)
+    return " and ".join(first_few(lines)) or "that call"
+
+
+def _at(call: Collective) -> str:
+    return f" at {call.site.partition(' ')[0]}" if call.site else ""
+
+
+def _size(call: Collective) -> str:
+    return plural(call.numel_in or call.numel_out, "element")
+
+
+_VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
+    "dtype": ("dtype", lambda call: call.dtype),
+    "reduce": ("reduction", lambda call: call.reduce or "none"),
+    "root": ("root", lambda call: f"rank {call.peer}"),
+}
+
+
+# ------------------------------------------------------------------------ by what ranks do
+
+
+def _busy(one: Standing, waiting: Standing | None) -> str:
+    """What to look at on ranks that others wait for."""
+    who, at = ranks(one.ranks), f" at {one.at}" if one.line else ""
+    if one.what == "reached its end":
+        where = (
+            f" the call at {waiting.at}" if waiting is not None and waiting.line else " that call"
+        )
+        return f"Make {who} reach{where} before the end: do all ranks run as many steps?"
+    if one.what == STOPPED:
+        return f"Find out what stopped {who}; SIGCONT continues it."
+    if one.what == LOADS_DATA:
+        return f"Find out why {who} gets no batch{at}."
+    if one.what == HOLDS_GIL:
+        return f"Look at the native code that {who} runs{at}: it never releases the GIL."
+    reach = f"comes to {waiting.at}" if waiting is not None and waiting.line else "continues"
+    doing = one.what if one.what == COMPUTES else "stays"
+    slow = "; if it only takes long, raise --patience" if one.what == COMPUTES else ""
+    return f"Find out why {who} {doing}{at} and never {reach}{slow}."
+
+
+def _after_failure(failure: Failure, culprits: Iterable[int]) -> str:
+    who = ranks(culprits)
+    if failure.message or failure.where:
+        at = f" at {failure.where.partition(' ')[0]}" if failure.where else ""
+        return f"Fix the {failure.name} of {who}{at}."
+    if failure.name == "SIGKILL":
+        return f"Find out what killed {who}: see the kernel's log and the scheduler's."
+    if failure.name == UNTOLD or failure.name.startswith("exit code"):
+        return f"Look for os._exit or a kill from outside, and at the last output of {who}."
+    return f"Look at the native stack of {who} in its output: {failure.name} left no exception."

@@ -1,0 +1,147 @@
+"""Messages in logs that moediag understands: one table of formats, with who writes each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
+# `[PG 3 Rank 5]` (2.3). The rank is the one in the group.
+_PG = (
+    r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<desc>[^)]*)\))? "
+    r"Rank (?P<place>\d{1,7})\]"
+)
+_WORK = (
+    r"Work[A-Z]CCL\(SeqNum=(?P<seq>\d{1,15}),\s*OpType=(?P<op>\w+)"
+    r"(?:,\s*NumelIn=(?P<numel_in>\d{1,18}),\s*NumelOut=(?P<numel_out>\d{1,18}))?"
+    r"(?:,\s*Timeout\(ms\)=(?P<ms>\d{1,12}))?"
+)
+_STATUS = (
+    r"[Ll]ast\s*enqueued\s*(?:\w+ )?work:\s*(?P<issued>-?\d{1,20}),"
+    r"\s*last\s*completed\s*(?:\w+ )?work:\s*(?P<completed>-?\d{1,20})"
+)
+_PRINT = (
+    r"CollectiveFingerPrint\((?:SequenceNumber=(?P<seq{n}>\d+?),?\s*)?OpType=(?P<op{n}>\w+)"
+    r"(?:,\s*TensorShape=\[(?P<shape{n}>[^\]]*)\])?(?:,\s*TensorDtypes=(?P<dtype{n}>\w+))?"
+)
+_RANKS = r"(?P<about>\d[\d, ]*)"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One statement in a log."""
+
+    #: What it reports, `Report.kind`.
+    kind: str
+    #: A text that every such line contains, to skip all others quickly.
+    hint: str
+    #: Who writes it, and the oldest release in whose logs it was met.
+    source: str
+    pattern: re.Pattern[str]
+
+
+def _format(kind: str, hint: str, source: str, *parts: str) -> Format:
+    return Format(kind, hint, source, re.compile("".join(parts), re.DOTALL))
+
+
+FORMATS = (
+    # -- a call that did not complete, as the watchdog of one process group sees it
+    _format(
+        "timeout", "CCL(", "torch 1.12",
+        rf"(?:{_PG}\s*(?:[^\[\n]{{0,160}}\[Rank \d{{1,7}}\]\s*)?|",
+        r"\[Rank (?P<number>\d{1,7})\]\s*)?",
+        rf"(?:Watchdog caught collective operation timeout:|(?<=\] )Work)\s*{_WORK}",
+    ),
+    _format(
+        "status", "enqueued", "torch 2.3",
+        rf"{_PG}\s*(?:Timeout at \w+ work:|Exception [^\[]{{0,80}} at work:|",
+        r"failure detected by watchdog at work sequence\s*id:)\s*(?P<seq>\d{1,15})[\s,].{0,24}?",
+        _STATUS,
+    ),
+    _format(
+        "signal", "enqueued", "torch 2.4",
+        rf"{_PG}\s*Received a dump signal due to a collective timeout from\s*",
+        rf"(?:this local\s*rank|rank (?P<about>\d+)).{{0,160}}?{_STATUS}",
+    ),
+    # -- a process group's own threads
+    _format(
+        "stuck", "atchdog", "torch 2.2",
+        rf"{_PG}[^\n]{{0,120}}?(?:watchdog got stuck for (?P<seconds>\d+)|",
+        r"due to ProcessGroup\w+ watchdog hang)",
+    ),
+    _format(
+        "stuck", "Heartbeat monitor", "torch 2.2",
+        rf"{_PG}\s*Heartbeat monitor timed out",
+    ),
+    # -- TORCH_DISTRIBUTED_DEBUG=DETAIL; the ranks are those in the group
+    _format(
+        "mismatch", "Detected mismatch", "torch 1.9",
+        r"Detected mismatch between collectives on ranks\.\s*Rank (?P<one>\d+) is running ",
+        rf"(?:inconsistent )?collective:\s*(?:{_PRINT.format(n=1)})",
+        r"(?:.{0,900}?but\s*Rank (?P<two>\d+) is running (?:inconsistent )?collective:\s*",
+        rf"(?:{_PRINT.format(n=2)}|(?P<bare>[A-Z_]+)))?",
+    ),
+    # -- monitored_barrier, gloo; rank 0 of the group asks the others in order
+    _format(
+        "absent", "monitoredBarrier", "torch 1.9",
+        rf"\[Rank (?P<number>\d+)\]:? ?Ranks? {_RANKS}failed to pass monitoredBarrier in ",
+        r"(?P<ms>\d+)\s*ms",
+    ),
+    _format(
+        "unanswered", "monitoredBarrier", "torch 1.9",
+        r"\[Rank (?P<number>\d+)\]:? ?Rank \d+ (?:successfully reached monitoredBarrier, but ",
+        r"received errors|timed out in monitoredBarrier)",
+    ),
+    # -- TORCH_NCCL_DESYNC_DEBUG=1; the ranks are those in the group
+    _format(
+        "never", "lagging ranks", "torch 1.11",
+        rf"ranks \[{_RANKS}\] are the lagging ranks",
+    ),
+    _format(
+        "open", "joined but", "torch 1.11",
+        rf"\[{_RANKS}\] joined but didn't finish collective #(?P<seq>\d+)",
+    ),
+    _format(
+        "missing", "but didn't join", "torch 1.11",
+        rf"\[{_RANKS}\] finished collective #\d+, but didn't join collective #(?P<seq>\d+)",
+    ),
+    _format(
+        "snapshot", " ranks:", "torch 1.11",
+        r"#(?P<seq>\d+) (?:started|finished) ranks:",
+    ),
+    # -- the start of a job or a group
+    _format(
+        "no-id", "NCCL communicator", "torch 1.9",
+        r"\[(?P<place>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from ",
+        r"\[(?P<about>\d+)\].{0,60}? by key '[^']*', but store->get\('[^']*'\) got error:",
+    ),
+    _format(
+        "clients", "waiting for clients", "torch 1.13",
+        r"Timed out after \d+ seconds waiting for clients\. \d+/\d+ clients joined",
+    ),
+    # -- the machine and the launchers
+    _format(
+        "machine", "NVRM: Xid", "NVIDIA's driver, in the kernel's log",
+        r"NVRM: Xid \([^)]*\): \d+[^\n]{0,120}",
+    ),
+    _format(
+        "machine", "fallen off", "NVIDIA's driver, in the kernel's log",
+        r"NVRM:(?! Xid)[^\n]{0,60}fallen off the bus",
+    ),
+    _format(
+        "killed", "Killed process", "Linux",
+        r"Out of memory:? Killed process \d+[^\n]{0,60}",
+    ),
+    _format("killed", "oom", "Slurm", r"[Dd]etected \d+ oom[-_ ]kill event[^\n]{0,80}"),
+    _format("killed", "OOMKilled", "Kubernetes", r"OOMKilled"),
+    _format("ended", "srun: error", "Slurm", r"srun: error: \S+ tasks? [\d,-]+: [^\n]{0,80}"),
+    _format(
+        "ended", "terminated with signal", "torch.multiprocessing",
+        r"process \d+ terminated with signal \w+",
+    ),
+    _format(
+        "ended", "exited on signal", "mpirun",
+        r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+[^\n]{0,30}",
+    ),
+    _format("warning", "NCCL WARN", "NCCL 2.0", r"NCCL WARN [^\n]{0,200}"),
+)  # fmt: skip

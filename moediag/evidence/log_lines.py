@@ -1,0 +1,231 @@
+"""Lines of logs as people have them: wrapped lines joined, prefixes removed, the rank of each line.
+
+A log went through launchers, schedulers, cloud tools and terminals, and each left its mark before a
+line. :data:`PREFIXES` lists these marks; :func:`read` is the only place that removes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_RANK = 1 << 20
+_MAX_JOINED = 4096  # characters of one joined line
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A mark that a tool puts before each line."""
+
+    #: Who writes it.
+    tool: str
+    #: Groups: ``rank`` (in the job), ``local`` (on its node), ``process``.
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a log without its prefixes."""
+
+    #: The rank in the job, None if no mark tells it.
+    rank: int | None
+    text: str
+    #: The rank comes from a mark that is local to a node.
+    local: bool = False
+
+
+def _prefix(tool: str, pattern: str) -> Prefix:
+    return Prefix(tool, re.compile(pattern))
+
+
+PREFIXES = (
+    # torch 2.2 and newer, before C++ messages and uncaught exceptions of an initialised job
+    _prefix("torch", r"\[rank(?P<rank>\d{1,7})[\[\]]{1,2}:? ?"),
+    # torchrun --tee, --redirects: role and local rank
+    _prefix("torchrun", r"\[default(?P<local>\d{1,6})\]: ?"),
+    # mpirun --tag-output: job and rank
+    _prefix("mpirun", r"\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err)>: ?"),
+    # Lightning's and others' loggers
+    # (not the rank in a group that torch's own messages begin with)
+    _prefix("logger", r"\[(?:RANK|Rank|rank):? (?P<rank>\d{1,7})\](?!:| ?(?:Watchdog|Work |NCCL "
+                      r")) ?"),
+    # Ray: the actor's process, and its node if it is another one
+    _prefix(
+        "ray",
+        r"\((?P<process>[\w.:<>+-]+(?: rank=\d+)? pid=\d+(?:, ip=[^)\s]+)?)\)"
+        r"(?: \[repeated \d+x[^\]]*\])? ?",
+    ),
+    _prefix("kubectl --prefix", r"\[(?P<process>pod/[^\]\s]+)\] ?"),
+    # docker compose, overmind
+    _prefix("docker compose", r"[\w.-]{1,60} +\| "),
+    # Slurm wrappers, benchmark harnesses: "node [stderr] "
+    _prefix("stream", r"(?:[\w./:-]{1,80} )?\[std(?:out|err)\] ?"),
+    _prefix("timestamp", r"\[?\d{4}-\d\d-\d\d[T "
+                         r"]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]*"),
+    _prefix("time", r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ \t]+"),
+    _prefix("seconds since the start", r"\d{1,7}\.\d+s(?: +\d+)? +(?=\S)"),
+    _prefix("line number", r"\[\d{1,9}\] (?!is setting up)(?=\S)|\d{1,7} \| "),
+    _prefix("quotation", r"> ?"),
+)  # fmt: skip
+# `srun -l` and `mpirun --prefix`: the number of the task. A line may begin so by chance, so it
+# counts only in a file where most lines do.
+_TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ?")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_BAR = re.compile(r"[^\n]*\r(?!\n)")  # overwritten states of a progress bar
+_ENTRY = re.compile(
+    r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
+)
+_MARK = re.compile(r"\[rank(\d{1,7})[\[\]]{1,2}:")
+# Statements that are cut where a terminal wrapped them: an opening text, and what ends it.
+_OPEN = (
+    (re.compile(r"Work[A-Z]CCL\("), None),
+    (re.compile(r"is running (?:inconsistent )?collective:"), re.compile(r"[Cc]ollectives "
+                                                                         r"differ|\)\)\)\.")),
+    (re.compile(r"[Ll]ast enqueued"), re.compile(r"last\s*completed\s*(?:\w+ )?work: -?\d")),
+)  # fmt: skip
+
+
+def read(text: str) -> list[Line]:
+    """The lines of a log, joined where they were wrapped, without prefixes."""
+    text = _BAR.sub("", _ANSI.sub("", text))
+    raw = text.splitlines()
+    tasks = _has_tasks(raw)
+    seen = [_stripped(line, tasks) for line in _joined(raw, tasks)]
+    owners = _owners(seen)
+    found = []
+    for marks, rest in seen:
+        rank = marks.get("rank")
+        if rank is None and "process" in marks:
+            rank = owners.get(marks["process"])
+        local = rank is None and "local" in marks
+        number = marks["local"] if local else rank
+        found.append(Line(_sane(number), rest, local))
+    return found
+
+
+def by_rank(lines: Iterable[Line]) -> dict[int | None, str]:
+    """The text of each rank; None for lines without a rank."""
+    found: dict[int | None, list[str]] = {}
+    for line in lines:
+        found.setdefault(line.rank, []).append(line.text)
+    return {rank: "\n".join(texts) for rank, texts in found.items()}
+
+
+def marked(text: str, before: int, otherwise: int | None) -> int | None:
+    """The rank of what is at ``before`` in a line: the last mark in front of it, because a progress
+    bar may share the line, or two ranks; else ``otherwise``."""
+    marks = list(_MARK.finditer(text, 0, before))
+    return _sane(marks[-1][1]) if marks else otherwise
+
+
+def prefixed(head: str) -> bool:
+    """Whether a text that starts with a bracket is a log, not JSON."""
+    first = head.lstrip().partition("\n")[0]
+    return any(
+        prefix.pattern.match(first) for prefix in PREFIXES if prefix.tool != "quotation"
+    ) or bool(re.match(r"\[(?:[EWIF]\d{0,4} |[EWIF] |INFO|WARN|ERROR|DEBUG|Rank )", first))
+
+
+def _stripped(line: str, tasks: bool) -> tuple[dict[str, str], str]:
+    """The marks in front of a line, and the rest. torch's rank counts more than a launcher's."""
+    marks: dict[str, str] = {}
+    task = None
+    if tasks and (found := _TASK.match(line)):
+        task, line = found["rank"], line[found.end() :]
+    going = True
+    while going:
+        going = False
+        for prefix in PREFIXES:
+            found = prefix.pattern.match(line)
+            if found is None or not found.end():
+                continue
+            values = {key: value for key, value in found.groupdict().items() if value is not None}
+            if prefix.tool == "torch":
+                marks.update(values)
+            else:
+                marks = {**values, **marks}
+            line, going = line[found.end() :], True
+            break
+    if task is not None:
+        marks.setdefault("rank", task)
+    return marks, line
+
+
+def _owners(seen: Iterable[tuple[dict[str, str], str]]) -> dict[str, str]:
+    """The rank of each process that one of its lines tells."""
+    found: dict[str, set[str]] = {}
+    for marks, _ in seen:
+        if "process" in marks and "rank" in marks:
+            found.setdefault(marks["process"], set()).add(marks["rank"])
+    return {process: next(iter(ranks)) for process, ranks in found.items() if len(ranks) == 1}
+
+
+def _has_tasks(raw: list[str]) -> bool:
+    """Whether the numbers before most lines are those of tasks, one rank each. With one task per
+    node, torch's own mark contradicts the number."""
+    lines = [line for line in raw if line.strip()]
+    numbered = [found for line in lines if (found := _TASK.match(line))]
+    if len(numbered) < 2 or len(numbered) < 0.8 * len(lines):
+        return False
+    for found in numbered:
+        own = _MARK.search(found.string, found.end(), found.end() + 120)
+        if own is not None and int(own[1]) != int(found["rank"]):
+            return False
+    return True
+
+
+def _joined(raw: list[str], tasks: bool) -> list[str]:
+    """The lines, with those together that a terminal wrapped."""
+    width = _width(raw)
+    lines: list[str] = []
+    last = ""
+    for line in raw:
+        if lines and len(lines[-1]) < _MAX_JOINED and _is_statement(lines[-1]):
+            full = width and len(last) >= width - 1
+            if (full or _is_cut(lines[-1])) and not _starts(line, tasks):
+                lines[-1] += line
+                last = line
+                continue
+        lines.append(line)
+        last = line
+    return lines
+
+
+def _starts(line: str, tasks: bool) -> bool:
+    """Whether a line begins an entry, so that it does not continue a wrapped one."""
+    if _ENTRY.match(line) or (tasks and _TASK.match(line)):
+        return True
+    weak = ("quotation", "line number", "time")
+    return any(prefix.pattern.match(line) for prefix in PREFIXES if prefix.tool not in weak)
+
+
+def _is_statement(line: str) -> bool:
+    return "ProcessGroup" in line or "CCL(" in line or "collective:" in line
+
+
+def _is_cut(line: str) -> bool:
+    """Whether a statement in the line has no end yet."""
+    for opening, ending in _OPEN:
+        begun = list(opening.finditer(line))
+        if not begun:
+            continue
+        rest = line[begun[-1].end() :]
+        if ending is not None:
+            if not ending.search(rest):
+                return True
+        elif rest.count("(") + 1 > rest.count(")"):
+            return True
+    return False
+
+
+def _width(raw: list[str]) -> int:
+    """The width of the terminal that wrapped the lines; 0 if none did."""
+    lengths = Counter(map(len, raw))
+    longest = max(lengths, default=0)
+    return longest if 60 <= longest <= 400 and lengths[longest] >= 2 else 0
+
+
+def _sane(number: str | None) -> int | None:
+    return int(number) if number is not None and int(number) < MAX_RANK else None

@@ -1,0 +1,189 @@
+"""What libraries, the kernel and schedulers report in a log, by the table `log_formats.FORMATS`.
+
+Nothing is concluded here: a :class:`Report` says what the line says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from moediag.evidence import log_lines
+from moediag.evidence.flight_names import plain_dtype, plain_op
+from moediag.evidence.log_formats import FORMATS
+from moediag.evidence.log_lines import Line
+from moediag.evidence.model import Report
+from moediag.protocol import innermost_user
+
+_TEXT = 240  # characters of a line that a report keeps
+_FAR = 10_000  # works in flight: a larger difference is an uninitialised number
+
+# What torch 2.3 and newer print after a timeout, if the Flight Recorder keeps stacks.
+_TRACE = "Stack trace of the failed collective:"
+_FRAME = re.compile(r"\s*#\d+ (?P<function>.+?) from (?P<file>.+):(?P<line>\d{1,9})\s*$")
+_CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
+
+Writer = tuple[int | None, int | None, int | None]
+
+
+#: Kinds of a rank that waited in a call until its library gave up.
+WAITED = frozenset({"timeout", "status", "site"})
+
+
+def job_size(reports: Iterable[Report]) -> int:
+    """The number of ranks at least, from groups of all ranks; 0 if nothing tells it."""
+    return max((size for one in reports if one.of_all and (size := group_size(one))), default=0)
+
+
+def group_size(one: Report) -> int | None:
+    """The size of a report's group from a gather or a scatter, whose one side holds all ranks'
+    parts; None for other operations."""
+    small, large = sorted((one.numel_in or 0, one.numel_out or 0))
+    if one.op not in ("all_gather", "reduce_scatter") or small <= 0 or large % small:
+        return None
+    return large // small if large > small else None
+
+
+def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
+    """All reports in a log, in order. ``own``: the rank that wrote every line without a mark."""
+    found: list[Report] = []
+    frames: list[re.Match[str]] | None = None
+    of: int | None = None
+    for line in lines:
+        rank = line.rank if line.rank is not None and not line.local else own
+        rank = line.rank if rank is None else rank
+        if frames is not None:
+            if frame := _FRAME.match(line.text):
+                frames.append(frame)
+                continue
+            found += _site(frames, of)
+            frames = None
+        found += _of_line(line.text, rank)
+        if _TRACE in line.text:
+            at = line.text.index(_TRACE)
+            frames, of = [], log_lines.marked(line.text, at, rank)
+    if frames is not None:
+        found += _site(frames, of)
+    return tuple(dict.fromkeys(_with_groups(found)))
+
+
+def _site(frames: list[re.Match[str]], rank: int | None) -> Iterator[Report]:
+    """The line of the program that made the call which timed out."""
+    files = [frame["file"] for frame in frames]
+    own = innermost_user(files)
+    if own is None:
+        own = next((at for at, file in enumerate(files) if "/torch/" not in file), None)
+    if own is not None:
+        frame = frames[own]
+        where = f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}"
+        yield Report("site", rank, detail=where, text=where)
+
+
+def _of_line(text: str, rank: int | None) -> Iterator[Report]:
+    for form in FORMATS:
+        if form.hint not in text:
+            continue
+        for match in form.pattern.finditer(text):
+            who = log_lines.marked(text, match.start(), rank)
+            yield _report(form.kind, match, who, _clock(text[: match.start()]))
+
+
+def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> Report:
+    values = match.groupdict()
+
+    def number(name: str) -> int | None:
+        text = values.get(name)
+        return int(text) if text is not None else None
+
+    group, desc = values.get("group") or "", values.get("desc") or ""
+    desc = "default_pg" if group == "0" else "" if desc == "undefined" else desc
+    issued, completed = _counted(number("issued"), number("completed"), number("seq"))
+    place = number("place") if number("place") is not None else number("number")
+    if rank is None and place is not None and desc == "default_pg":
+        rank = place
+    return Report(
+        kind=kind,
+        rank=rank,
+        group=group,
+        desc=desc,
+        place=place,
+        seq=number("seq"),
+        issued=issued,
+        completed=completed,
+        op=plain_op(values["op"].lower()) if values.get("op") else "",
+        numel_in=number("numel_in"),
+        numel_out=number("numel_out"),
+        about=_about(values),
+        sides=_sides(values) if kind == "mismatch" else (),
+        seconds=(number("ms") or 0) / 1000 or float(number("seconds") or 0),
+        time=time,
+        text=" ".join(match[0].split())[:_TEXT],
+    )
+
+
+def _clock(before: str) -> float:
+    """Seconds since the beginning of the year in the last header before a message; 0.0: unknown."""
+    clocks = _CLOCK.findall(before)
+    if not clocks:
+        return 0.0
+    month, day, hours, minutes, seconds = map(int, clocks[-1])
+    return float((((month * 31 + day) * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _counted(
+    issued: int | None, completed: int | None, seq: int | None
+) -> tuple[int | None, int | None]:
+    """Last enqueued and last completed work. -1 means none; some releases print an uninitialised
+    number, which is unknown."""
+    if issued is None or issued > 1 << 50:
+        return None, None
+    issued = max(issued, 0, seq or 0)
+    if completed is None or completed > issued or completed < issued - _FAR:
+        return issued, None
+    return issued, max(completed, 0)
+
+
+def _about(values: dict[str, str | None]) -> tuple[int, ...]:
+    return tuple(int(text) for text in re.findall(r"\d{1,7}", values.get("about") or ""))
+
+
+def _sides(values: dict[str, str | None]) -> tuple[tuple[int, str], ...]:
+    """The ranks of a mismatch, each with its call."""
+    found = []
+    for n, rank in ((1, values["one"]), (2, values["two"])):
+        op = values[f"op{n}"] or (values["bare"] if n == 2 else None)
+        if rank is None or not op:
+            continue
+        text = plain_op(op.lower())
+        shape, dtype = values[f"shape{n}"], values[f"dtype{n}"]
+        if shape is not None:
+            text += f" of shape [{' '.join(shape.split())}]" + (
+                f" ({plain_dtype(dtype)})" if dtype else ""
+            )
+        found.append((int(rank), text))
+    return tuple(found)
+
+
+def _with_groups(found: list[Report]) -> Iterator[Report]:
+    """A watchdog's first line does not name its group; its next line, about the same call of the
+    same process, does."""
+    named: dict[Writer, set[tuple[str, str]]] = {}
+    for one in found:
+        if one.group and one.seq is not None:
+            named.setdefault(_writer(one), set()).add((one.group, one.desc))
+    for one in found:
+        if one.kind == "timeout" and not one.group:
+            groups = named.get(_writer(one), set())
+            if len(groups) == 1:
+                group, desc = next(iter(groups))
+                known = one.rank is not None or desc != "default_pg"
+                rank = one.rank if known else one.place
+                yield replace(one, group=group, desc=desc, rank=rank)
+                continue
+        yield one
+
+
+def _writer(one: Report) -> Writer:
+    """Who wrote it and about which call."""
+    return one.rank, one.place, one.seq

@@ -1,0 +1,293 @@
+"""Conditions in a program's source that decide which ranks reach a line.
+
+Those around the line, and those under which a rank left before it. Reads the syntax tree; nothing
+is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moediag.evidence.model import Condition, Frame
+from moediag.evidence.rank_names import Function, RankNames, last_name
+
+# Decorators and context managers that let one rank go first, or alone.
+_ALONE = re.compile(
+    r"rank_zero_\w+|on_(?:local_)?main_process|on_last_process|on_process|main_process_only"
+    r"|(?:master|main|rank0|rank_0)_only|only_on_(?:rank_?0|main|master)\w*"
+)
+_FIRST = re.compile(r"(?:local_)?main_process_first|\w*(?:rank_?)?(?:zero|0|main|master)_first")
+_EXITS = frozenset(("exit", "_exit", "quit", "abort"))
+_WIDEST = 100  # characters of a condition's text
+MOST = 8  # conditions of one line
+
+Found = dict[str, tuple[Condition, ...]]  # by the frame's place
+
+_Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
+_ANONYMOUS = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)
+
+
+class Sources:
+    """The source files of a job's user code."""
+
+    def __init__(self, files: Mapping[str, str], world_size: int) -> None:
+        self._world_size = world_size
+        self._files = {path: text for path, text in files.items() if isinstance(text, str)}
+        self._parsed: dict[str, Source | None] = {}
+
+    def conditions(self, frames: Iterable[Frame]) -> tuple[Found, tuple[str, ...]]:
+        """(the conditions of each frame whose source is known, names of files that could not be
+        used). A frame whose place also names a line of another file has none."""
+        found: dict[str, set[tuple[Condition, ...]]] = {}
+        unusable: dict[str, None] = {}
+        for frame in frames:
+            if frame.native or frame.file not in self._files:
+                continue
+            source = self._source(frame.file)
+            here = (
+                source.conditions(frame.line, frame.function, self._world_size)
+                if source is not None
+                else None
+            )
+            if here is None:
+                unusable[frame.name] = None
+            else:
+                found.setdefault(frame.place, set()).add(here)
+        return {at: here.pop() for at, here in found.items() if len(here) == 1}, tuple(unusable)
+
+    def _source(self, path: str) -> Source | None:
+        if path not in self._parsed:
+            name = path.rpartition("/")[2]
+            self._parsed[path] = Source.parse(name, self._files[path])
+        return self._parsed[path]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parsed file."""
+
+    name: str
+    """Its base name, for reports."""
+    tree: ast.Module
+    text: str
+    names: RankNames
+
+    @classmethod
+    def parse(cls, name: str, text: str) -> Source | None:
+        """None if the text is not Python that this interpreter can read."""
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        return cls(name, tree, text, RankNames(tree))
+
+    def conditions(
+        self, line: int, function: str, world_size: int = 0
+    ) -> tuple[Condition, ...] | None:
+        """What decides whether ``line`` of ``function`` runs once that function is called,
+        outermost first. None if the line is not in a function of that name: then this is not the
+        source that ran."""
+        path = _path(self.tree, line)
+        scope = max((i for i, node in enumerate(path) if isinstance(node, _Scope)), default=0)
+        if not _is_called(path[scope], path[-1], function):
+            return None
+        if function == "<lambda>":
+            return ()  # it may have been called from anywhere
+        try:
+            found = [*self._decorated(path[scope]), *self._around(path[scope:], world_size)]
+        except RecursionError:
+            return None
+        return tuple(found[-MOST:])
+
+    # ------------------------------------------------------------------------ along the path
+
+    def _around(self, path: Sequence[ast.AST], size: int) -> Iterator[Condition]:
+        scope = path[0]
+        for parent, child in itertools.pairwise(path):
+            yield from self._earlier_exits(parent, child, scope, size)
+            if isinstance(parent, ast.If | ast.While):
+                yield from self._branch(parent, child, scope, size)
+            elif isinstance(parent, ast.For | ast.AsyncFor) and child in parent.body:
+                if self.names.names_rank(parent.iter, scope, anywhere=True):
+                    text = f"for {self._text(parent.target)} in {self._text(parent.iter)}"
+                    yield Condition(self.name, parent.lineno, _short(text), "loop", True)
+            elif isinstance(parent, ast.With | ast.AsyncWith) and child in parent.body:
+                for item in parent.items:
+                    if _FIRST.fullmatch(last_name(item.context_expr)):
+                        yield self._condition(parent, item.context_expr, "with", True)
+            elif isinstance(parent, ast.ExceptHandler):
+                yield Condition(self.name, parent.lineno, self._head(parent), "handler")
+            elif isinstance(parent, ast.match_case):
+                match = path[path.index(parent) - 1]
+                if isinstance(match, ast.Match):
+                    rank = self.names.names_rank(match.subject, scope)
+                    text = f"match {self._text(match.subject)}"
+                    yield Condition(self.name, match.lineno, _short(text), "under", rank)
+        if isinstance(path[-1], ast.stmt) and not isinstance(path[-1], Function | ast.ClassDef):
+            yield from self._inline(path[-1], scope)
+
+    def _branch(
+        self, parent: ast.If | ast.While, child: ast.AST, scope: ast.AST, size: int
+    ) -> Iterator[Condition]:
+        if _is_name_main(parent.test):
+            return
+        rank = self.names.names_rank(parent.test, scope)
+        if isinstance(parent, ast.If):
+            side = "under" if child in parent.body else "else"
+            out = self._kept_out(parent.test, scope, size, when=side == "else")
+            yield replace(self._condition(parent, parent.test, side, rank), keeps_out=out)
+        elif rank and child in parent.body:
+            yield self._condition(parent, parent.test, "loop", rank)
+
+    def _kept_out(self, test: ast.expr, scope: ast.AST, size: int, *, when: bool) -> frozenset[int]:
+        """The ranks on which ``test`` is certainly ``when``."""
+        return frozenset(
+            rank for rank in range(size) if self.names.holds(test, scope, rank, size) is when
+        )
+
+    def _earlier_exits(
+        self, parent: ast.AST, child: ast.AST, scope: ast.AST, size: int
+    ) -> Iterator[Condition]:
+        """Conditions under which a rank left before it came to ``child``."""
+        before = (
+            earlier
+            for block in _blocks(parent)
+            if child in block
+            for earlier in block[: block.index(child)]
+        )
+        for earlier in before:
+            if isinstance(earlier, ast.If) and self.names.names_rank(earlier.test, scope):
+                for branch, side in ((earlier.body, "after"), (earlier.orelse, "after-else")):
+                    if way := _leaves(branch):
+                        made = self._condition(earlier, earlier.test, side, True)
+                        out = self._kept_out(earlier.test, scope, size, when=side == "after")
+                        yield replace(made, leaves=way, keeps_out=out)
+
+    def _inline(self, statement: ast.stmt, scope: ast.AST) -> Iterator[Condition]:
+        """``f() if rank == 0 else g()`` and ``rank == 0 and f()`` in a statement itself."""
+        for node in _own_expressions(statement):
+            test = None
+            if isinstance(node, ast.IfExp):
+                test = node.test
+            elif isinstance(node, ast.BoolOp) and any(
+                isinstance(part, ast.Call) and not self.names.names_rank(part, scope)
+                for part in node.values[1:]
+            ):
+                test = node.values[0]
+            if test is not None and self.names.names_rank(test, scope):
+                text = _short(self._text(node))
+                yield Condition(self.name, node.lineno, text, "inline", True)
+
+    def _decorated(self, scope: ast.AST) -> Iterator[Condition]:
+        if isinstance(scope, Function):
+            for one in scope.decorator_list:
+                if _ALONE.fullmatch(last_name(one)):
+                    text = f"@{self._text(one)}"
+                    yield Condition(self.name, one.lineno, text, "decorator", True)
+
+    # ------------------------------------------------------------------------ words
+
+    def _condition(
+        self,
+        node: ast.If | ast.While | ast.With | ast.AsyncWith,
+        test: ast.expr,
+        side: str,
+        rank: bool,
+    ) -> Condition:
+        word = (
+            "if" if isinstance(node, ast.If) else "while" if isinstance(node, ast.While) else "with"
+        )
+        return Condition(self.name, node.lineno, _short(f"{word} {self._text(test)}"), side, rank)
+
+    def _text(self, node: ast.expr) -> str:
+        """The expression as the user wrote it, on one line."""
+        written = ast.get_source_segment(self.text, node)
+        return " ".join((written or ast.unparse(node)).split())
+
+    def _head(self, handler: ast.ExceptHandler) -> str:
+        return f"except {self._text(handler.type)}" if handler.type is not None else "except"
+
+
+def _is_name_main(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and last_name(test.left) == "__name__"
+
+
+def _path(tree: ast.Module, line: int) -> list[ast.AST]:
+    """The nodes around ``line``, from the module to the innermost statement, exception handler,
+    case or lambda."""
+    path: list[ast.AST] = [tree]
+    while True:
+        inside = [
+            child
+            for child in _parts(path[-1])
+            if getattr(child, "lineno", 0) <= line <= (getattr(child, "end_lineno", 0) or 0)
+        ]
+        if not inside:
+            return path
+        path.append(inside[-1])
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """Statements directly in ``node``, and handlers and cases, which hold statements."""
+    for block in _blocks(node):
+        yield from block
+    if isinstance(node, ast.Try):
+        yield from node.handlers
+    if isinstance(node, ast.Match):
+        for case in node.cases:
+            first, last = case.pattern.lineno, case.body[-1].end_lineno
+            case.lineno, case.end_lineno = first, last  # type: ignore[attr-defined]
+            yield case
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(node, field, None)
+        if isinstance(block, list):
+            yield block
+
+
+def _is_called(scope: ast.AST, statement: ast.AST, function: str) -> bool:
+    """Whether a frame of that name may run this scope. Lambdas and comprehensions have frames of
+    their own, with names in angle brackets."""
+    if function == "<module>":
+        return isinstance(scope, ast.Module)
+    if function.startswith("<"):
+        return any(isinstance(node, _ANONYMOUS) for node in ast.walk(statement))
+    return isinstance(scope, Function) and scope.name == function.rpartition(".")[2]
+
+
+def _leaves(block: Sequence[ast.stmt]) -> str:
+    """How a branch always leaves what encloses it: return, continue, break, raise, exit; "" if it
+    does not."""
+    last = block[-1] if block else None
+    for kind, word in (
+        (ast.Return, "return"), (ast.Continue, "continue"), (ast.Break, "break"),
+        (ast.Raise, "raise"),
+    ):  # fmt: skip
+        if isinstance(last, kind):
+            return word
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return "exit" if last_name(last.value.func) in _EXITS else ""
+    return ""
+
+
+def _own_expressions(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Expressions of a statement, without those of statements and functions inside it."""
+    waiting: list[ast.AST] = [
+        child for child in ast.iter_child_nodes(statement) if isinstance(child, ast.expr)
+    ]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.expr):
+            yield node
+        if not isinstance(node, ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"

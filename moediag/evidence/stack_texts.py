@@ -1,0 +1,117 @@
+"""Text files with stacks of one process or of several: what wrote them, and whose each stack is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moediag.evidence import rank_stacks
+from moediag.evidence.model import Frame, Stack
+
+# A line of its own that names a rank: `Rank 3`, `=== rank 3 ===`, `# rank1 (node0), py-spy`.
+_TITLE = re.compile(
+    r"^[\W_]{0,12}(?:[Gg]lobal[ _])?(?i:rank)[\s_:#=-]{0,3}(?P<rank>\d{1,7})\b[^\n]{0,60}$"
+)
+_PROCESS = re.compile(r"^Process (?P<pid>\d+): ")
+_SPY = re.compile(r"^Thread \S+ \((?:idle|active|waiting)[^)]*\)(?:: |$)", re.MULTILINE)
+# `#4  0x00007f11 in c10d::f (this=0x1) at /src/x.cpp:7`, `#5 … from /lib/libc.so.6`
+_GDB = re.compile(r"^#\d+ +(?:0x[0-9a-f]+ in )?(?P<function>\S[^(\n]*?) ?\(", re.MULTILINE)
+_GDB_PLACE = re.compile(r"\) (?:at (?P<file>\S+?):(?P<line>\d+)|from (?P<library>\S+))\s*$")
+_GDB_PYTHON = re.compile(r", for file (?P<file>\S+?), line (?P<line>\d+), in (?P<function>\S+) \(")
+_GDB_THREAD = re.compile(r"^Thread (?P<id>\d+) \((?:Thread 0x|LWP )")
+# Threads that wait in NCCL or c10d in every process, whatever the program does.
+_HELPER = re.compile(r"[wW]atchdog|[hH]eartbeat|ncclProxy|HookLoop|TCPStore|listenLoop")
+_PY_BT = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The stacks of one process in a file."""
+
+    #: The rank that the file says; None if it does not.
+    rank: int | None
+    #: "process 7114", or "".
+    process: str
+    stacks: tuple[Stack, ...]
+
+
+def read(text: str) -> tuple[Section, ...]:
+    """The stacks in a text by process; () if no tool for stacks wrote it. faulthandler's are not
+    looked for: they stand between the lines of a log."""
+    parse = _parser(text)
+    if parse is None:
+        return ()
+    found = []
+    rank: int | None = None
+    process = ""
+    lines: list[str] = []
+
+    def close() -> None:
+        stacks = tuple(stack for stack in parse("\n".join(lines)) if stack.frames)
+        if stacks:
+            found.append(Section(rank, process, stacks))
+        lines.clear()
+
+    for line in text.splitlines():
+        line = line.removeprefix("> ")
+        if title := _TITLE.match(line):
+            close()
+            rank, process = int(title["rank"]), ""
+        elif header := _PROCESS.match(line):
+            if lines and _SPY.search("\n".join(lines)):
+                close()
+                rank = None
+            process = f"process {header['pid']}"
+        lines.append(line)
+    close()
+    return tuple(found)
+
+
+def _parser(text: str) -> Callable[[str], tuple[Stack, ...]] | None:
+    if re.search(r"^\s*Traceback for thread \d+", text, re.MULTILINE):
+        return rank_stacks.parse_pystack
+    if _SPY.search(text) and rank_stacks.parse_pyspy_text(text):
+        return rank_stacks.parse_pyspy_text
+    if re.search(r"^#\d+ +0x[0-9a-f]+ in \S", text, re.MULTILINE):
+        return parse_gdb
+    return None
+
+
+def parse_gdb(text: str) -> tuple[Stack, ...]:
+    """``bt`` or ``thread apply all bt``, and what ``py-bt`` printed between."""
+    stacks: list[Stack] = []
+    thread = "thread 1"
+    frames: list[Frame] = []
+
+    def close() -> None:
+        if frames and not any(_HELPER.search(frame.function) for frame in frames):
+            stacks.append(Stack(thread, "gdb", tuple(frames)))
+        frames.clear()
+
+    for line in _entries(text):
+        if header := _GDB_THREAD.match(line):
+            close()
+            thread = f"thread {header['id']}"
+        elif python := _GDB_PYTHON.search(line) or _PY_BT.match(line):
+            frames.append(Frame(python["file"], int(python["line"]), python["function"]))
+        elif native := _GDB.match(line):
+            if line.startswith("#0 "):
+                close()
+            place = _GDB_PLACE.search(line)
+            file = (place["file"] or place["library"]) if place is not None else ""
+            at = int(place["line"] or 0) if place is not None else 0
+            frames.append(Frame(file, at, native["function"], native=True))
+    close()
+    return tuple(stacks)
+
+
+def _entries(text: str) -> list[str]:
+    """Lines, with gdb's indented second halves joined to the first."""
+    found: list[str] = []
+    for line in text.splitlines():
+        if found and found[-1].startswith("#") and re.match(r" {3,}(?:from|at) \S", line):
+            found[-1] = f"{found[-1]} {line.strip()}"
+        else:
+            found.append(line)
+    return found

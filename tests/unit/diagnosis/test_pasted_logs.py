@@ -1,0 +1,226 @@
+"""Logs and stacks as people paste them: what the page says, whom it names, and whom it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence import foreign, sources
+from moediag.result import Diagnosis
+
+CLOCK = "E1121 09:10:11.27 ProcessGroupNCCL.cpp"
+
+
+def page(folder: Path, text: str = "", **files: str) -> Diagnosis:
+    for name, content in ({"train_log": text} if text else files).items():
+        (folder / f"{name}.txt").write_text(content)
+    found = sources.read([folder])
+    assert found.files, found.refused
+    return diagnose(foreign.evidence(found))
+
+
+def told(found: Diagnosis) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return found.verdict, found.culprits, found.victims
+
+
+def timeout(rank: int, seq: int, op: str = "ALLREDUCE", n: int = 64, group: str = "0") -> str:
+    name = f"PG ID {group} PG GUID {group}{'(default_pg)' if group == '0' else '(ep)'}"
+    return (
+        f"[rank{rank}]:[{CLOCK}:1] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={n}, NumelOut={n}, Timeout(ms)=600000) ran "
+        f"for "
+        "600071 milliseconds before timing out.\n"
+        f"[rank{rank}]:[{CLOCK}:2] [{name} Rank {rank}]  failure detected by watchdog at work "
+        f"sequence "
+        f"id: {seq} PG status: last enqueued work: {seq + 2}, last completed work: {seq - 1}\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    )
+
+
+def signal(rank: int, by: int, issued: int, completed: int) -> str:
+    return (
+        f"[rank{rank}]:[{CLOCK}:3] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received a dump "
+        f"signal "
+        f"due to a collective timeout from  rank {by} and we will try our best to dump the debug "
+        f"info. "
+        f"Last enqueued NCCL work: {issued}, last completed NCCL work: {completed}.This is most\n"
+    )
+
+
+def test_a_rank_that_did_not_make_the_call_is_named(tmp_path: Path) -> None:
+    text = timeout(0, 41) + timeout(3, 41) + signal(2, 0, 40, 40)
+    found = page(tmp_path, text)
+    assert told(found) == ("hang", (2,), (0, 3)) and found.confidence == "medium"
+    assert "(SeqNum 41)" in found.cause and "number 40" in found.cause
+    assert "No such message was found of rank 1." in found.cause
+    assert "rank 1: no evidence found" in found.not_seen
+
+
+def test_the_same_call_on_all_ranks_that_were_seen_names_nobody(tmp_path: Path) -> None:
+    found = page(tmp_path, "".join(timeout(rank, 41) for rank in (0, 1, 3)))
+    assert told(found) == ("hang", (), ()) and found.confidence == "low"
+    assert "Ranks 0, 1, 3 wait in all_reduce (64 elements)" in found.cause
+    assert "not known which rank" in found.cause and "All ranks" not in found.cause
+
+
+def test_different_calls_with_one_number_are_both_told(tmp_path: Path) -> None:
+    found = page(tmp_path, timeout(0, 41) + timeout(1, 41, "_ALLGATHER_BASE", 7))
+    assert told(found) == ("hang", (), ())
+    assert "all_reduce (64 elements)" in found.cause and "all_gather (7 elements)" in found.cause
+
+
+def test_the_odd_one_of_four_is_named(tmp_path: Path) -> None:
+    found = page(
+        tmp_path, "".join(timeout(rank, 41, n=9 if rank == 2 else 64) for rank in range(4))
+    )
+    assert told(found) == ("hang", (2,), (0, 1, 3))
+
+
+def test_logs_of_single_ranks_are_read_together(tmp_path: Path) -> None:
+    files = {f"rank_{rank}": timeout(rank, 41 - (rank == 1)) for rank in range(3)}
+    assert told(page(tmp_path, **files)) == ("hang", (1,), (0, 2))
+
+
+def test_numbers_without_a_group_are_not_compared(tmp_path: Path) -> None:
+    """torch before 2.3 names no group."""
+    text = "".join(
+        f"[E ProcessGroupNCCL.cpp:828] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800719 "
+        f"milliseconds\n"
+        for rank, seq in ((0, 300), (1, 299))
+    )
+    found = page(tmp_path, text)
+    assert told(found)[:2] == ("hang", ())
+    assert "If all are of one group, rank 1" in found.cause
+
+
+def test_an_exception_of_one_rank_explains_the_timeouts_of_others(tmp_path: Path) -> None:
+    text = (
+        "[rank2]: Traceback (most recent call last):\n"
+        '[rank2]:   File "/job/moe.py", line 8, in route\n'
+        "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    found = page(tmp_path, text + timeout(0, 41) + timeout(1, 41))
+    assert told(found) == ("crash", (2,), (0, 1)) and "moe.py:8 route" in found.cause
+
+
+def test_the_end_of_a_traceback_is_enough(tmp_path: Path) -> None:
+    text = '[rank5]:   File "/job/moe.py", line 8, in route\n[rank5]: IndexError: 9 of 8\n'
+    assert told(page(tmp_path, text))[:2] == ("crash", (5,))
+
+
+def test_a_lost_connection_is_a_consequence(tmp_path: Path) -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/job/moe.py", line 8, in route\n'
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.7]:4\n"
+    )
+    found = page(tmp_path, text)
+    assert told(found) == ("crash", (), ())
+    assert "not the cause" in found.cause and "does not tell which rank" in found.cause
+
+
+PRINT = (
+    "CollectiveFingerPrint(SequenceNumber=4, OpType={}, TensorShape=[{}], TensorDtypes=Float, D)"
+)
+
+
+def mismatch(one: int, first: tuple[str, int], two: int, second: tuple[str, int]) -> str:
+    return (
+        f"[rank{one}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {one} is "
+        f"running collective: {PRINT.format(*first)}, but Rank {two} is running collective: "
+        f"{PRINT.format(*second)}.Collectives differ in the following aspects: \t Op type\n"
+    )
+
+
+def test_a_reported_mismatch_tells_both_sides(tmp_path: Path) -> None:
+    found = page(tmp_path, mismatch(1, ("ALLREDUCE", 8), 0, ("BROADCAST", 2)))
+    assert told(found) == ("collective-mismatch", (), ())
+    assert "rank 0 is in broadcast of shape [2] (float32)" in found.cause.lower()
+    assert "rank 1 is in all_reduce of shape [8] (float32)" in found.cause.lower()
+
+
+def test_one_rank_against_three_in_a_reported_mismatch_is_named(tmp_path: Path) -> None:
+    text = "".join(mismatch(r, ("ALLREDUCE", 8), 0, ("BROADCAST", 2)) for r in (1, 2, 3))
+    assert told(page(tmp_path, text)) == ("collective-mismatch", (0,), (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "culprits"),
+    [
+        ("RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 9000 ms\n", (2, 3)),
+        ("\t - To our best knowledge, ranks [2] are the lagging ranks that caused this "
+         "timeout.\n", (2,)),
+        ("\t     [2] finished collective #9, but didn't join collective #10 (count from 1)\n",
+         (2,)),
+        ("\t   - [2] joined but didn't finish collective #9 (count from 1)\n"
+         "\t   #10 started ranks:\n\t     [0, 1] started ALLREDUCE\n", (2,)),
+        ("\t   - [0, 1, 2] joined but didn't finish collective #9 (count from 1)\n"
+         "\t   #9 started ranks:\n", ()),
+        ("\t   - [0] joined but didn't finish collective #9 (count from 1)\n"
+         "\t     [2] finished collective #9, but didn't join collective #10 (count from 1)\n", ()),
+        ("[3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+         "key-value store by key '0', but store->get('0') got error: Socket Timeout\n", ()),
+    ],
+)  # fmt: skip
+def test_ranks_that_a_library_reports_as_absent(
+    tmp_path: Path, text: str, culprits: tuple[int, ...]
+) -> None:
+    found = page(tmp_path, text)
+    assert (found.verdict, found.culprits) == ("hang", culprits)
+
+
+def test_numbers_within_a_group_are_not_named(tmp_path: Path) -> None:
+    text = "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 9000 ms\n"
+    found = page(tmp_path, text + timeout(4, 41, group="7"))
+    assert found.culprits == () and "numbers within a group" in found.cause
+
+
+def test_a_stopped_watchdog_names_nobody(tmp_path: Path) -> None:
+    text = (
+        f"[rank4]:[{CLOCK}:9] [PG ID 0 PG GUID 0(default_pg) Rank 4] ProcessGroupNCCL's watchdog "
+        f"got "
+        "stuck for 480 seconds without making progress in monitoring enqueued collectives.\n"
+    )
+    found = page(tmp_path, text)
+    assert told(found) == ("hang", (), ()) and "rank 4" in found.cause
+    assert found.notes == (
+        "In the log of rank 4: NCCL's watchdog thread made no progress for 480 s.",
+    )
+
+
+def test_messages_of_the_machine_are_repeated(tmp_path: Path) -> None:
+    text = "[ 93.1] NVRM: Xid (PCI:0000:5a:00): 79, pid=81, GPU has fallen off the bus.\n"
+    found = page(tmp_path, text + timeout(0, 41))
+    assert found.culprits == () and "Xid (PCI:0000:5a:00): 79" in found.notes[0]
+    alone = page(tmp_path, text)
+    assert told(alone) == ("crash", (), ()) and "Xid" in alone.cause
+
+
+STACK = 'Thread 4 (idle): "MainThread"\n    {} (torch/distributed/distributed_c10d.py:9)\n'
+STACK += "    step (/job/train.py:{})\n"
+
+
+def stacks(operations: Iterable[str]) -> str:
+    return "".join(f"Rank {r}\n{STACK.format(op, 10 + r)}" for r, op in enumerate(operations))
+
+
+def test_stacks_in_one_file_tell_all_sides(tmp_path: Path) -> None:
+    found = page(tmp_path, stacks(["all_reduce", "barrier"]))
+    assert told(found) == ("hang", (), ())
+    assert "all_reduce, called by step (train.py:10)" in found.cause
+    assert "barrier, called by step (train.py:11)" in found.cause
+
+
+def test_stacks_of_unknown_ranks_are_told(tmp_path: Path) -> None:
+    files = {f"dump-of-{name}": STACK.format("barrier", 3) for name in ("node", "other")}
+    found = page(tmp_path, **files)
+    assert told(found) == ("hang", (), ()) and "rank not known" in found.cause
+
+
+def test_a_log_without_any_failure_is_undecided(tmp_path: Path) -> None:
+    found = page(tmp_path, "[rank0]: step 1 loss 2.0\n[rank1]: step 1 loss 2.0\n")
+    assert told(found) == ("inconclusive", (), ())

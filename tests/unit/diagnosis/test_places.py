@@ -1,0 +1,209 @@
+"""Where ranks are in the user's code, the conditions that part them, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.model import (
+    Condition,
+    Evidence,
+    ExitStatus,
+    Frame,
+    RankError,
+    Stack,
+    Stall,
+)
+from moediag.result import Diagnosis
+from tests.unit.evidence_builder import Job, Op, died
+
+TORCH = Frame("/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 9, "op")
+DATA = Frame("/env/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9, "get")
+UNDER = Condition("train.py", 94, "if rank == 0", "under", True, "", frozenset({1, 2}))
+ELSE = replace(UNDER, side="else", keeps_out=frozenset({0}))
+AFTER = Condition("train.py", 80, "if rank != 0", "after", True, "return", frozenset({1, 2}))
+GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
+
+
+def at(line: int, *outer: int, inner: Frame = TORCH) -> tuple[Frame, ...]:
+    """A stack whose user frames are these lines of train.py, innermost first."""
+    return (inner, *(Frame("/me/train.py", n, "f") for n in (line, *outer)))
+
+
+def found(
+    evidence: Evidence,
+    stacks: Mapping[int, Sequence[Frame]],
+    conditions: Mapping[int, Sequence[Condition]] | None = None,
+    **changes: object,
+) -> Diagnosis:
+    """The diagnosis of a watched job with these stacks, and conditions of their innermost lines."""
+    known = conditions or {}
+    ranks = dict(evidence.ranks)
+    for rank, frames in stacks.items():
+        own = [frame for frame in frames if frame.file.startswith("/me/")]
+        of_line = {own[0].place: tuple(known.get(rank, ()))} if conditions is not None else {}
+        calls = ranks[rank].collectives
+        if calls:
+            calls = (*calls[:-1], replace(calls[-1], site=own[0].place))
+        stack = Stack("MainThread", "py-spy", tuple(frames))
+        ranks[rank] = replace(
+            ranks[rank], collectives=calls, stacks=(stack,), conditions=of_line, **changes
+        )
+    return diagnose(replace(evidence, ranks=ranks, watched=True))
+
+
+def mismatch() -> Evidence:
+    """Rank 0 waits in all_reduce, rank 1 in barrier."""
+    return Job(GROUP, [[Op("a")], [Op("a", "barrier", numel=0)]]).run()
+
+
+def away() -> Evidence:
+    """Rank 0 waits in all_reduce, rank 1 is elsewhere."""
+    evidence = Job(GROUP, [[Op("a")], []]).run()
+    seen = replace(evidence.ranks[1], finished=False, exit=None)
+    stall = Stall(1.0, 3.0, (0,), (1,))
+    return replace(evidence, ranks={**evidence.ranks, 1: seen}, stall=stall)
+
+
+class TestConditionsThatPartRanks:
+    def test_a_call_under_a_condition_that_keeps_the_other_rank_out(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
+        assert one.next_step == (
+            "Every rank must reach train.py:96 (all_reduce), or none: it is under `if rank == 0` "
+            "at train.py:94."
+        )
+        (place,) = [p for p in one.places if p.ranks == (0,)]
+        assert (place.line, place.what) == ("train.py:96 f", "waits in all_reduce")
+        assert place.conditions == ("under `if rank == 0` at train.py:94",)
+
+    def test_two_branches_of_one_condition(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [ELSE]})
+        assert one.next_step == (
+            "`if rank == 0` at train.py:94 sends rank 0 to train.py:96 and rank 1 to train.py:99: "
+            "all ranks must make the same calls."
+        )
+
+    def test_ranks_that_left_before_the_call(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(70)}, {0: [AFTER], 1: []})
+        assert one.next_step.endswith("it is after `if rank != 0: return` at train.py:80.")
+
+    def test_a_condition_around_both_calls_parts_nobody(self) -> None:
+        both = replace(UNDER, keeps_out=frozenset())
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [both], 1: [both]})
+        assert "train.py:94" not in one.next_step
+        assert all(place.conditions == () for place in one.places)
+
+    def test_a_condition_that_keeps_out_no_member_of_the_group(self) -> None:
+        outside = replace(UNDER, keeps_out=frozenset({2}))
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [outside], 1: []})
+        assert "train.py:94" not in one.next_step
+
+    def test_a_condition_whose_names_mean_something_else(self) -> None:
+        """Rank 1 is in the body of `if rank == 0`: this rank is not the global one."""
+        odd = replace(UNDER, keeps_out=frozenset({1}))
+        one = found(mismatch(), {0: at(99), 1: at(96)}, {0: [odd], 1: [odd]})
+        assert all(place.conditions == () for place in one.places)
+
+    def test_a_condition_that_names_no_rank_is_not_in_the_next_step(self) -> None:
+        plain = Condition("train.py", 90, "if step == 3", "under")
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [plain], 1: []})
+        assert "step == 3" not in one.next_step
+        assert one.places[0].conditions == ("under `if step == 3` at train.py:90",)
+
+    def test_without_source_both_calls_are_told(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(99)})
+        assert one.next_step == (
+            "Find out why ranks took different paths to these calls: all_reduce at train.py:96 on "
+            "rank 0, barrier at train.py:99 on rank 1."
+        )
+
+    def test_without_stacks_the_calls_themselves_are_told(self) -> None:
+        one = diagnose(replace(mismatch(), watched=True))
+        assert one.places == () and "all_reduce on rank 0" in one.next_step
+
+    def test_jobs_that_are_not_a_users_have_no_places(self) -> None:
+        one = diagnose(mismatch())
+        assert (one.places, one.next_step) == ((), "")
+
+    def test_callers_are_the_users_lines(self) -> None:
+        one = found(mismatch(), {0: at(96, 50, 12), 1: at(99, 12)})
+        assert [p.callers for p in one.places if p.ranks == (0,)] == [
+            ("train.py:50 f", "train.py:12 f")
+        ]
+
+
+class TestRanksElsewhere:
+    def test_a_rank_without_data(self) -> None:
+        one = found(away(), {0: at(96), 1: at(50, inner=DATA)})
+        assert one.next_step == "Find out why rank 1 gets no batch at train.py:50."
+        assert one.places[0].ranks == (1,) and one.places[0].what == "waits for data"
+
+    def test_a_stopped_rank(self) -> None:
+        one = found(away(), {1: at(50)}, os_state="T")
+        assert one.next_step == "Find out what stopped rank 1; SIGCONT continues it."
+
+    def test_a_rank_that_computes(self) -> None:
+        one = found(away(), {1: at(50)}, os_state="R")
+        assert one.next_step == (
+            "Find out why rank 1 computes at train.py:50 and never continues; if it only takes "
+            "long, raise --patience."
+        )
+
+    def test_a_condition_that_keeps_it_from_the_call_comes_first(self) -> None:
+        one = found(away(), {0: at(96), 1: at(50, inner=DATA)}, {0: [UNDER], 1: []})
+        assert "it is under `if rank == 0`" in one.next_step
+
+    def test_a_rank_that_ended(self) -> None:
+        evidence = Job(GROUP, [[Op("a")], []]).run()
+        one = found(evidence, {0: at(96)})
+        assert one.next_step == (
+            "Make rank 1 reach the call at train.py:96 before the end: do all ranks run as many "
+            "steps?"
+        )
+        assert [p.what for p in one.places if p.ranks == (1,)] == ["reached its end"]
+
+
+class TestValuesThatDiffer:
+    def test_sizes_are_those_of_the_inputs(self) -> None:
+        evidence = Job(GROUP, [[Op("a", "all_gather", 1104)], [Op("a", "all_gather", 1094)]]).run()
+        one = found(evidence, {0: at(96), 1: at(96)}, {0: [], 1: []})
+        assert "552 elements at train.py:96 on rank 0, 547 elements" in one.next_step
+        assert "1,104" not in one.next_step
+
+    @pytest.mark.parametrize(
+        ("field", "one", "other", "says"),
+        [
+            ("dtype", "float32", "bfloat16", "Use one dtype in all_reduce on all ranks: float32"),
+            ("reduce", "sum", "max", "Use one reduction in all_reduce on all ranks: sum"),
+        ],
+    )
+    def test_other_values(self, field: str, one: str, other: str, says: str) -> None:
+        ops = [replace(Op("a"), **{field: value}) for value in (one, other)]
+        evidence = Job(GROUP, [[ops[0]], [ops[1]]]).run()
+        assert found(evidence, {0: at(96), 1: at(96)}).next_step.startswith(says)
+
+
+class TestCrashes:
+    def test_an_exception(self) -> None:
+        evidence = Job(GROUP, [[Op("a")], [Op("a")]]).run()
+        error = RankError("ValueError", "empty", "train.py:7 load")
+        one = diagnose(replace(died(evidence, 1, error), watched=True))
+        assert one.next_step == "Fix the ValueError of rank 1 at train.py:7."
+        assert [(p.ranks, p.line, p.what) for p in one.places] == [
+            ((1,), "train.py:7 load", "raised ValueError")
+        ]
+
+    def test_a_signal(self) -> None:
+        evidence = Job(GROUP, [[Op("a")], [Op("a")]]).run()
+        one = diagnose(replace(died(evidence, 1, signal="SIGKILL"), watched=True))
+        assert one.next_step.startswith("Find out what killed rank 1")
+
+
+def test_a_healthy_job_has_no_next_step() -> None:
+    evidence = Job(GROUP, [[Op("a")], [Op("a")]]).run()
+    ended = {r: replace(s, exit=ExitStatus(code=0)) for r, s in evidence.ranks.items()}
+    one = diagnose(replace(evidence, ranks=ended, watched=True))
+    assert (str(one.verdict), one.next_step) == ("clean", "")

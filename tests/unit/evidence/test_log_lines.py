@@ -1,0 +1,101 @@
+"""The rank of each line of a log, whatever launchers, schedulers and terminals put before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from moediag.evidence.log_lines import by_rank, prefixed, read
+
+
+def lines(text: str) -> list[tuple[int | None, str]]:
+    return [(line.rank, line.text) for line in read(text)]
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[rank5]: boom", 5),
+        ("[default2]: boom", 2),
+        ("[default0]:[rank5]: boom", 5),
+        ("[rank5]:[default0]: boom", 5),
+        ("[1,5]<stderr>: boom", 5),
+        ("[RANK 5] boom", 5),
+        ("[rank: 5] boom", 5),
+        ("2031-05-06 07:08:09,123 [rank5]: boom", 5),
+        ("2031-05-06T07:08:09.123456Z [rank5]: boom", 5),
+        ("[2031-05-06 07:08:09] [rank5]: boom", 5),
+        ("07:08:09 [rank5]: boom", 5),
+        ("431.5s 17 [rank5]: boom", 5),
+        ("[1203] [rank5]: boom", 5),
+        ("[pod/moe-worker-1/pytorch] [rank5]: boom", 5),
+        ("trainer_1  | [rank5]: boom", 5),
+        ("job.node-7 [stderr] [rank5]: boom", 5),
+        ("(Worker pid=77, ip=10.0.0.9) [rank5]: boom", 5),
+        ("\x1b[36m(Worker pid=77)\x1b[0m [rank5]: boom", 5),
+        ("> [rank5]: boom", 5),
+        ("boom", None),
+        ("5: boom", None),  # one line is no `srun -l`
+    ],
+)
+def test_prefixes_are_removed(line: str, rank: int | None) -> None:
+    ((found, text),) = lines(line)
+    assert found == rank and text.endswith("boom") and (rank is None or text == "boom")
+
+
+def test_the_numbers_of_srun_are_ranks_where_most_lines_have_them() -> None:
+    text = "0: step 1\n1: step 1\n 1: boom\n"
+    assert by_rank(read(text)) == {0: "step 1", 1: "step 1\nboom"}
+    few = "epoch done\nstep\nstep\n1: not a task\nstep\n"
+    assert by_rank(read(few)) == {None: few.strip()}
+
+
+def test_the_numbers_of_srun_are_nodes_if_torch_contradicts_them() -> None:
+    text = "0: [rank3]: a\n1: [rank9]: b\n1: c\n"
+    assert {line.rank for line in read(text)} == {None} and "[rank9]" in read(text)[1].text
+
+
+def test_one_line_tells_the_rank_of_a_process() -> None:
+    text = "(W pid=7) Traceback\n(W pid=7) [rank2]: x\n(W pid=8) y\n(W pid=8) [rank1]: z\n"
+    assert by_rank(read(text)) == {2: "Traceback\nx", 1: "y\nz"}
+    both = "(W pid=7) [rank2]: x\n(W pid=7) [rank3]: y\n(W pid=7) of whom?\n"
+    assert by_rank(read(both))[None] == "of whom?"
+
+
+@pytest.mark.parametrize("width", [77, 80, 93, 116])
+def test_a_terminals_wraps_are_undone(width: int) -> None:
+    whole = [
+        f"[rank{rank}]:[E1121 09:10:11.{rank} ProcessGroupNCCL.cpp:1] [Rank {rank}] Watchdog "
+        f"caught "
+        "collective operation timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=123456, "
+        f"NumelOut=123456, Timeout(ms)=600000) ran for 60000{rank} milliseconds before timing out."
+        for rank in range(3)
+    ]
+    wrapped = "\n".join(
+        line[at : at + width] for line in whole for at in range(0, len(line), width)
+    )
+    found = [line.text for line in read(wrapped)]
+    assert found == [line.partition("]:")[2] for line in whole]
+
+
+def test_ordinary_lines_are_not_joined() -> None:
+    text = "ProcessGroupNCCL started\nstep 1\nstep 2\n"
+    assert [text for _, text in lines(text)] == text.splitlines()
+
+
+def test_a_progress_bar_shows_its_last_state() -> None:
+    assert lines("1%\r 2%\r[rank1]: boom\n") == [(1, "boom")]
+
+
+@pytest.mark.parametrize(
+    ("head", "log"),
+    [
+        ("[rank0]: x", True),
+        ("[E1121 09:10:11 x.cpp:1] y", True),
+        ("[2031-05-06 07:08:09] x", True),
+        ('[{"frames": []}]', False),
+        ("[\n {", False),
+        ("[1, 2]", False),
+    ],
+)
+def test_a_log_that_starts_with_a_bracket_is_not_json(head: str, log: bool) -> None:
+    assert prefixed(head) is log

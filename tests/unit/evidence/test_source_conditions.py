@@ -1,0 +1,187 @@
+"""Conditions around lines of a program: which name a rank, and on which side a line is."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from moediag.evidence.model import Condition, Frame
+from moediag.evidence.source_conditions import Source, Sources
+
+
+def around(body: str, function: str = "f", size: int = 4) -> list[Condition]:
+    """The conditions of the line that contains ``HERE``."""
+    text = textwrap.dedent(body)
+    line = next(n for n, t in enumerate(text.splitlines(), 1) if "HERE" in t)
+    source = Source.parse("train.py", text)
+    assert source is not None
+    found = source.conditions(line, function, size)
+    assert found is not None
+    return list(found)
+
+
+def naming(test: str, before: str = "") -> bool:
+    """Whether ``if test:`` names a rank."""
+    body = f"{before}\ndef f(self, args, rank, x):\n    if {test}:\n        x()  # HERE\n"
+    return any(condition.names_rank for condition in around(body))
+
+
+class TestNamesRank:
+    @pytest.mark.parametrize(
+        "test",
+        [
+            "rank == 0", "args.rank == 0", "not rank", "local_rank == 0", "self.global_rank == 0",
+            "dist.get_rank() == 0", "torch.distributed.get_rank() == 0", "is_main_process()",
+            "accelerator.is_main_process", "accelerator.is_local_main_process",
+            "trainer.is_global_zero", "master_process", "is_last_rank", "misc.is_main_process()",
+            "wandb_log and master_process", "x > 3 or rank == 1", "state.process_index % 2 == 0",
+            "int(os.environ['RANK']) == 0", "os.environ.get('LOCAL_RANK', '0') == '0'",
+            "mpu.get_data_parallel_rank() == 0", "self.gpu_id == 0 and x % 5 == 0",
+            "rank in (0, 1)",
+            "is_rank_zero", "xm.is_master_ordinal() or is_master", "x % world_size == rank",
+        ],
+    )  # fmt: skip
+    def test_conditions_that_depend_on_the_rank(self, test: str) -> None:
+        assert naming(test)
+
+    @pytest.mark.parametrize(
+        "test",
+        [
+            "x == 0", "args.local_rank != -1", "rank is not None", "rank >= 0", "lora_rank > 0",
+            "matrix_rank(x) < 3", "self.q_lora_rank == 0", "rank_loss > 1", "loss.is_zero()",
+            "args.main_process_port == 0", "'RANK' in os.environ", "x.is_root", "world_size > 1",
+        ],
+    )  # fmt: skip
+    def test_conditions_that_do_not(self, test: str) -> None:
+        assert not naming(test)
+
+    def test_a_variable_defined_by_a_comparison_with_the_rank(self) -> None:
+        assert naming("chosen", before="chosen = dist.get_rank() == 0")
+        assert naming("self.chosen", before="class A:\n  def g(self): self.chosen = not rank")
+        assert naming("chosen()", before="def chosen(): return get_rank() == 0")
+
+    def test_a_variable_that_only_mentions_the_rank(self) -> None:
+        assert not naming("device != 'cpu'", before="device = f'cuda:{local_rank}'")
+        assert not naming("chosen", before="chosen = 3")
+
+
+class TestSides:
+    def test_the_body_and_the_else_branch(self) -> None:
+        body = "def f(rank):\n  if rank == 0:\n    {}\n  else:\n    {}\n"
+        (under,) = around(body.format("a()  # HERE", "b()"))
+        (other,) = around(body.format("a()", "b()  # HERE"))
+        assert (under.text, under.line, under.side) == ("if rank == 0", 2, "under")
+        assert (other.text, other.line, other.side) == ("if rank == 0", 2, "else")
+        assert (under.keeps_out, other.keeps_out) == ({1, 2, 3}, {0})
+
+    @pytest.mark.parametrize("way", ["return", "continue", "break", "raise", "exit"])
+    def test_ranks_that_left_before_the_line(self, way: str) -> None:
+        leave = "sys.exit(0)" if way == "exit" else "raise ValueError" if way == "raise" else way
+        body = f"def f(rank):\n  for _ in x:\n    if rank != 0:\n      {leave}\n    a()  # HERE\n"
+        (one,) = around(body)
+        assert (one.side, one.leaves, one.text) == ("after", way, "if rank != 0")
+        assert one.keeps_out == {1, 2, 3}
+
+    def test_a_branch_that_continues_below_is_no_exit(self) -> None:
+        body = "def f(rank):\n  if rank != 0:\n    log()\n  a()  # HERE\n"
+        assert around(body) == []
+
+    def test_an_exit_after_the_line_or_in_another_function_is_none(self) -> None:
+        body = """
+            def f(rank):
+                def g():
+                    if rank: return
+                a()  # HERE
+                if rank: return
+        """
+        assert around(body) == []
+
+    def test_a_loop_whose_length_depends_on_the_rank(self) -> None:
+        (one,) = around("def f(rank):\n  for i in range(3 + rank):\n    a()  # HERE\n")
+        assert (one.side, one.text) == ("loop", "for i in range(3 + rank)")
+        assert around("def f(rank):\n  for i in range(3):\n    a()  # HERE\n") == []
+
+    def test_an_expression_of_the_line_itself(self) -> None:
+        (one,) = around("def f(rank):\n  x = a() if rank == 0 else b()  # HERE\n")
+        assert (one.side, one.text) == ("inline", "a() if rank == 0 else b()")
+        (two,) = around("def f(rank):\n  rank == 0 and a()  # HERE\n")
+        assert two.side == "inline"
+
+    def test_a_decorator_and_a_context_manager(self) -> None:
+        (one,) = around("@rank_zero_only\ndef f(x):\n  a()  # HERE\n")
+        assert (one.side, one.text) == ("decorator", "@rank_zero_only")
+        (two,) = around("def f(x):\n  with acc.main_process_first():\n    a()  # HERE\n")
+        assert (two.side, two.text) == ("with", "with acc.main_process_first()")
+
+    def test_the_handler_of_an_exception(self) -> None:
+        (one,) = around("def f(x):\n  try:\n    b()\n  except ValueError:\n    a()  # HERE\n")
+        assert (one.side, one.text, one.line) == ("handler", "except ValueError", 4)
+
+    def test_conditions_that_do_not_name_a_rank_say_so(self) -> None:
+        (one,) = around("def f(x):\n  if x:\n    a()  # HERE\n")
+        assert not one.names_rank
+
+    def test_conditions_are_outermost_first(self) -> None:
+        body = "def f(rank):\n  if rank:\n    if rank < 2:\n      a()  # HERE\n"
+        assert [c.line for c in around(body)] == [2, 3]
+
+    def test_main_guard_of_a_script_is_left_out(self) -> None:
+        assert around("if __name__ == '__main__':\n  a()  # HERE\n", "<module>") == []
+
+
+class TestWhoIsKeptOut:
+    @pytest.mark.parametrize(
+        ("test", "out"),
+        [
+            ("rank == 0", {1, 2, 3}),
+            ("rank == 0 and log", {1, 2, 3}),
+            ("rank == 0 or log", set()),
+            ("not is_main_process()", {0}),
+            ("rank % 2 == 0", {1, 3}),
+            ("rank == world_size - 1", {0, 1, 2}),
+            ("tp_rank == 0", set()),  # not a global rank
+            ("dist.get_rank(group) == 0", set()),
+            ("rank % 0 == 0", set()),
+        ],
+    )
+    def test_ranks_for_which_it_is_certainly_false(self, test: str, out: set[int]) -> None:
+        assert around(f"def f(rank):\n  if {test}:\n    a()  # HERE\n")[0].keeps_out == out
+
+
+class TestSourceThatDoesNotMatch:
+    SOURCE = "def f(rank):\n  if rank == 0:\n    a()\n"
+
+    def found(self, *frames: Frame, text: str = SOURCE) -> tuple[object, object]:
+        return Sources({"/me/train.py": text}, 2).conditions(frames)
+
+    def test_a_frame_of_the_source(self) -> None:
+        found, unusable = self.found(Frame("/me/train.py", 3, "f"))
+        assert list(found) == ["train.py:3 f"] and unusable == ()
+
+    def test_a_line_of_another_function(self) -> None:
+        assert self.found(Frame("/me/train.py", 3, "g")) == ({}, ("train.py",))
+
+    def test_text_that_is_not_python(self) -> None:
+        assert self.found(Frame("/me/train.py", 3, "f"), text="def f(:") == ({}, ("train.py",))
+
+    def test_a_file_that_was_not_kept(self) -> None:
+        assert self.found(Frame("/me/other.py", 3, "f")) == ({}, ())
+
+    def test_a_line_beyond_the_end(self) -> None:
+        assert self.found(Frame("/me/train.py", 99, "f")) == ({}, ("train.py",))
+
+    def test_two_files_of_one_name_with_different_conditions(self) -> None:
+        files = {"/a/train.py": self.SOURCE, "/b/train.py": self.SOURCE.replace("rank", "x")}
+        frames = [Frame(path, 3, "f") for path in files]
+        assert Sources(files, 2).conditions(frames) == ({}, ())
+
+    def test_a_lambda_may_have_been_called_from_anywhere(self) -> None:
+        text = "if rank == 0:\n  x = lambda: a()\n"
+        found, _ = self.found(Frame("/me/train.py", 2, "<lambda>"), text=text)
+        assert found == {"train.py:2 <lambda>": ()}
+
+    def test_a_comprehension_belongs_to_its_function(self) -> None:
+        text = "def f(rank):\n  if rank == 0:\n    x = [a() for _ in y]\n"
+        found, _ = self.found(Frame("/me/train.py", 3, "<listcomp>"), text=text)
+        assert [c.text for c in found["train.py:3 <listcomp>"]] == ["if rank == 0"]

@@ -1,0 +1,83 @@
+"""Stacks as people paste them: without a header, of several ranks in one file, from gdb."""
+
+from __future__ import annotations
+
+import pytest
+
+from moediag.evidence.rank_stacks import in_backward, in_collective, stand, that_counts
+from moediag.evidence.stack_texts import read
+
+MAIN = """Thread 40 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:29)
+    wrapper (torch/distributed/c10d_logger.py:8)
+    clip (moe/train.py:41)
+    <module> (run.py:7)
+Thread 41 (idle)
+"""
+OTHER = 'Thread 50 (active): "MainThread"\n    load (moe/data.py:3)\n    <module> (run.py:7)\n'
+
+
+def test_pyspy_without_its_header() -> None:
+    (one,) = read(MAIN)
+    assert (one.rank, one.process, len(one.stacks)) == (None, "", 1)
+    assert in_collective(one.stacks[0])
+    assert stand(one.stacks[0]) == "all_reduce, called by clip (train.py:41)"
+
+
+@pytest.mark.parametrize("title", ["Rank {}", "=== rank {} ===", "# rank{} (node a)", "rank_{}:"])
+def test_several_ranks_in_one_file(title: str) -> None:
+    text = f"{title.format(3)}\n{MAIN}\n{title.format(11)}\n{OTHER}"
+    assert [section.rank for section in read(text)] == [3, 11]
+    assert not in_collective(read(text)[1].stacks[0])
+
+
+def test_several_processes_of_unknown_ranks() -> None:
+    text = f"$ py-spy dump\nProcess 40: python run.py\n\n{MAIN}Process 50: python run.py\n\n{OTHER}"
+    assert [(one.rank, one.process) for one in read(text)] == [
+        (None, "process 40"),
+        (None, "process 50"),
+    ]
+
+
+def test_a_title_also_counts_before_a_header() -> None:
+    text = (
+        f"rank 3\nProcess 40: python run.py\n\n{MAIN}rank 4\nProcess 50: python run.py\n\n{OTHER}"
+    )
+    assert [(one.rank, one.process) for one in read(text)] == [(3, "process 40"), (4, "process 50")]
+
+
+GDB = """(gdb) thread apply all bt
+Thread 3 (Thread 0x7f9 (LWP 11)):
+#0  0x00007f1 in pthread_cond_wait () from /lib/libc.so.6
+#1  0x00007f2 in c10d::ProcessGroupNCCL::ncclCommWatchdog() () from /v/torch/lib/libtorch_cuda.so
+Thread 2 (Thread 0x7f1 (LWP 9)):
+#0  0x00007f1 in pthread_cond_wait () at ../nptl/x.c:5
+#1  0x00007f2 in c10d::ProcessGroupNCCL::WorkNCCL::wait (this=0x1) at /src/ProcessGroupNCCL.cpp:77
+#2  0x00007f3 in ?? ()
+   from /v/site-packages/torch/lib/libtorch_python.so
+#3  Frame 0x5, for file /job/train.py, line 41, in clip (x=1)
+"""
+
+
+def test_gdb_with_python_frames() -> None:
+    (one,) = read(GDB)
+    (stack,) = one.stacks
+    assert [(f.function, f.native) for f in stack.frames] == [
+        ("pthread_cond_wait", True),
+        ("c10d::ProcessGroupNCCL::WorkNCCL::wait", True),
+        ("??", True),
+        ("clip", False),
+    ]
+    assert in_collective(stack) and stack.frames[3].line == 41
+    assert stack.frames[2].file.endswith("libtorch_python.so")
+
+
+def test_autograd_is_recognised() -> None:
+    text = 'Thread 4 (idle): "MainThread"\n    _engine_run_backward (torch/autograd/graph.py:7)\n'
+    stack = that_counts(read(f"{text}    <module> (run.py:3)\n")[0].stacks)
+    assert stack is not None and in_backward(stack) and not in_collective(stack)
+
+
+@pytest.mark.parametrize("text", ["", "Thread 4 is idle", "#1 of 3: fixed", "rank 3\nloss 2\n"])
+def test_other_text_is_no_stack(text: str) -> None:
+    assert read(text) == ()

@@ -1,0 +1,163 @@
+"""When a thread waits in C++ for a call that C++ issued; threads and works are fakes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from moediag.protocol import Heartbeat  # noqa: E402
+from moediag.recorder.completion import Completion, Native, Thread  # noqa: E402
+from moediag.recorder.heartbeat import HeartbeatWriter  # noqa: E402
+from moediag.recorder.native_wait import NativeWait  # noqa: E402
+
+TORCH = str(Path(torch.__file__).parent)
+ENGINE = f"{TORCH}/autograd/graph.py"
+RANK = Thread(1, 11)
+
+
+class Work:
+    def __init__(self, done: bool = False) -> None:
+        self.done = done
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+class Recorder:
+    def done(self, number: int) -> None:
+        raise AssertionError(f"{number} did not complete")
+
+
+class Rank:
+    """A rank with one open call from C++; its thread sleeps below autograd's engine."""
+
+    def __init__(self, folder: Path, file: str = ENGINE) -> None:
+        self.path = folder / "beat"
+        self.heartbeat = HeartbeatWriter(str(self.path))
+        self.heartbeat.beat()
+        self.completion = Completion(Recorder())  # type: ignore[arg-type]
+        self.completion._native = {8: Native(Work(), True, RANK)}
+        self.file = file
+        self.state, self.ticks = "S", 50
+        self.asked: list[str] = []
+        self.wait = NativeWait(self.heartbeat, self.completion, self.frames, self.stat)
+
+    def frames(self) -> dict[int, FrameType]:
+        found: list[FrameType] = []
+        code = compile("f(sys._getframe())", self.file, "exec")
+        exec(code, {"f": found.append, "sys": sys})
+        return {1: found[0]}
+
+    def stat(self, path: str) -> list[str]:
+        self.asked.append(path)
+        return [self.state, *["0"] * 10, str(self.ticks), "3", *["0"] * 10]
+
+    def told(self, looks: int = 2) -> tuple[str, int]:
+        for _ in range(looks):
+            self.wait.look()
+        beat = Heartbeat.read(self.path)
+        assert beat is not None
+        return beat.state, beat.collective
+
+
+WAITS, MOVES = ("in-collective", 8), ("running", -1)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        ENGINE,
+        f"{TORCH}/autograd/__init__.py",
+        f"{TORCH}/distributed/utils.py",
+        f"{TORCH}/nn/parallel/distributed.py",
+    ],
+)
+def test_a_sleeping_thread_below_torch_waits_for_its_open_call(tmp_path: Path, file: str) -> None:
+    rank = Rank(tmp_path, file)
+    assert rank.told() == WAITS
+    assert set(rank.asked) == {"self/task/11"}
+
+
+def test_one_look_proves_nothing(tmp_path: Path) -> None:
+    assert Rank(tmp_path).told(looks=1) == MOVES
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["/home/me/train.py", f"{TORCH}/utils/data/dataloader.py", "/lib/python3.11/selectors.py"],
+)
+def test_an_open_call_alone_is_no_wait(tmp_path: Path, file: str) -> None:
+    """A call may stay open while the rank waits for data."""
+    assert Rank(tmp_path, file).told() == MOVES
+
+
+def test_a_computing_backward_does_not_wait(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.state = "R"
+    assert rank.told() == MOVES
+    rank.state = "S"
+    rank.wait.look()
+    rank.ticks += 1  # it computed between the two looks
+    assert rank.told(looks=1) == MOVES
+    assert rank.told(looks=1) == WAITS
+
+
+@pytest.mark.parametrize(
+    "native",
+    [
+        {},
+        {8: Native(None, True, RANK)},  # this torch does not give the work
+        {8: Native(Work(), False, RANK)},  # on a device: its wait does not block the thread
+        {8: Native(Work(), True, Thread(2, 12))},  # a thread that is gone
+    ],
+)
+def test_nothing_is_assumed_without_a_known_open_call(tmp_path: Path, native: Any) -> None:
+    rank = Rank(tmp_path)
+    rank.completion._native = native
+    assert rank.told() == MOVES
+
+
+def test_the_oldest_open_call_is_named(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.completion._native = {n: Native(Work(), True, RANK) for n in (9, 7, 8)}
+    assert rank.told() == ("in-collective", 7)
+
+
+def test_without_proc_nothing_is_assumed(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.wait = NativeWait(rank.heartbeat, rank.completion, rank.frames, lambda _: [])
+    assert rank.told() == MOVES
+
+
+def test_a_wait_ends_with_the_next_event_or_look(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    assert rank.told() == WAITS
+    rank.heartbeat.beat()
+    assert rank.told(looks=0) == MOVES
+    assert rank.told() == WAITS
+    rank.file = "/home/me/train.py"
+    assert rank.told(looks=1) == MOVES
+
+
+def test_an_entered_call_is_kept(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    rank.heartbeat.enter(9)
+    assert rank.told() == ("in-collective", 9)
+    rank.heartbeat.leave()
+    assert rank.told() == WAITS
+    assert rank.heartbeat.enter(10) == -1, "an assumed wait is not a call to return to"
+
+
+def test_a_wait_is_no_progress(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    before = Heartbeat.read(rank.path)
+    assert rank.told() == WAITS
+    after = Heartbeat.read(rank.path)
+    assert before is not None and after is not None
+    assert (before.progress, before.time) == (after.progress, after.time)

@@ -44,7 +44,8 @@ class Blame:
     contradicted: bool = False
     """The culprits are the majority."""
     departures: tuple[Departure, ...] = ()
-    """Where culprits first departed from the usual order of this job."""
+    """Where ranks first departed from the usual order of this job: culprits, or without a culprit
+    those of which it is not known whether they are wrong."""
 
 
 def blame(divergence: Divergence, tokens: Tokens) -> Blame:
@@ -76,6 +77,8 @@ def by_usual_order(divergence: Divergence, found: Blame, evidence: Evidence) -> 
     decides. In a circle of waits the departure may lie long before the ranks stopped."""
     if found.basis in ("none", "plurality"):
         odd = departures(divergence.calls, evidence)
+        if any(one.early for one in odd):
+            return replace(found, departures=odd)
         basis = "peers" if all(one.peers for one in odd) else "habit"
         return Blame(tuple(one.rank for one in odd), basis, departures=odd) if odd else found
     if divergence.kind != "order":

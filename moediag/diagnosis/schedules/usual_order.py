@@ -1,18 +1,18 @@
 """Finds ranks that depart from what the job usually does, where no majority opposes them.
 
-Two calls that meet and differ do not show which of them is wrong. Two facts may:
+Two calls that meet and differ do not show which of them is wrong. Three facts may:
 
-- **Peers.** Other ranks went the same way, call by call, and continued at the same place. If at least
-  two of them made another call there and none made this rank's, this rank departed: a majority of
-  the ranks with the same role, whichever groups they are in.
-- **A constant value.** The two calls come from the same line and differ in size or dtype, and one of
-  them is as it has always been, at least three times.
-- **A period.** The two calls have always alternated in the same rhythm: ``a`` once after every N times
-  ``b``, at least three times. The rank that breaks the rhythm departed, the one that keeps it did not.
+- **Peers.** Other ranks made the same calls in the same order. If at least two of them then made
+  another call, and none made this rank's, this rank departed. This is a majority of the ranks with
+  the same role, whichever groups they are in.
+- **A constant value.** Both calls come from the same line and differ in size or dtype, and the line
+  always had one of these values before, at least three times on each rank.
+- **A period.** The two calls have always alternated in the same rhythm: ``a`` after every N calls of
+  ``b``, at least three times. A rank that makes ``b`` once more left ``a`` out.
 
-The last two are hints: a program may do something for the first time. What happened before alone proves nothing: the first evaluation of a job is new on every rank, and the
-rank that skips it does what it always did. So a call that was never made before names nobody, and
-neither does one whose rhythm varied.
+The last two are weak, because a program may do something for the first time: the first evaluation
+of a job is new on every rank, and a rank that skips it does what it always did. So a call that was
+never made before names nobody, and neither does one whose rhythm varied or that came early.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ class Departure:
     """For a period: how many calls of the one kind usually came before one of the other."""
     after: int = 0
     """For a period: after how many of them the rank made ``call``."""
+
+    @property
+    def early(self) -> bool:
+        """The rank made a rare call before it was due. That shows who did something unusual, not
+        who is wrong: the call may have another trigger, such as the end of an epoch."""
+        return 0 < self.after < self.every
 
 
 def departures(

@@ -111,7 +111,7 @@ def _basis(blame: Blame) -> str:
     return {
         "peers": _parted(blame),
         "habit": _parted(blame),
-        "none": " The evidence does not show which of them is wrong.",
+        "none": " The evidence does not show which of them is wrong." + _parted(blame),
     }.get(blame.basis, "")
 
 
@@ -133,7 +133,10 @@ def _departure(one: Departure) -> str:
     if one.after > one.every:
         often = f"{one.every} times in a row" if one.every > 1 else "once"
         return f" Until then, {call} always came {often} before {usual}; {{}} made it once more."
-    return f" Until then, {call} always came after {plural(one.every, 'call')} of {usual}; {{}} made it after {one.after}."
+    return (
+        f" Until then, {call} always came after {plural(one.every, 'call')} of {usual}; {{}} made "
+        f"it after {one.after}."
+    )
 
 
 def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, RankEvidence
-from moediag.result import Confidence, Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import Job, Op
 
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4321"

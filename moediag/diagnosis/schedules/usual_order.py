@@ -7,7 +7,7 @@ Two calls that meet and differ do not show which of them is wrong. Three facts m
   the same role, whichever groups they are in.
 - **A constant value.** Both calls come from the same line and differ in size or dtype, and the line
   always had one of these values before, at least three times on each rank.
-- **A period.** The two calls have always alternated in the same rhythm: ``a`` after every N calls of
+- **A period.** The two calls have always alternated in one rhythm: ``a`` after every N calls of
   ``b``, at least three times. A rank that makes ``b`` once more left ``a`` out.
 
 The last two are weak, because a program may do something for the first time: the first evaluation

@@ -276,6 +276,10 @@ class RankEvidence:
     last_lines: tuple[str, ...] = ()
     #: Collectives and point-to-point calls have positions of their own.
     counts_apart: bool = False
+    #: Group -> its calls so far, where none was recorded and all completed.
+    settled: Mapping[str, int] = field(default_factory=dict)
+    #: Only incomplete calls were recorded.
+    open_only: bool = False
     #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
     #: Only lines whose source is known.
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
@@ -299,6 +303,8 @@ class Stall:
     #: Ranks that waited inside a collective.
     waiting: tuple[int, ...]
     elsewhere: tuple[int, ...] = ()
+    #: False: ranks wait, and nothing shows for how long.
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +345,8 @@ class Evidence:
     watched: bool = False
     #: Processes that the kernel killed for memory on this machine meanwhile, None if not counted.
     oom_kills: int | None = None
+    #: A sentence: why the evidence is not of one job. Nothing else is known then.
+    mixed: str = ""
     #: Messages of libraries, schedulers and the kernel in the logs of a job of other tools.
     reports: tuple[Report, ...] = ()
     #: Of a watched job on several nodes.

@@ -151,12 +151,15 @@ def _skipped(
 
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
     """The absent ranks, or the few that make an extra call where most finished normally. As many
-    against as many: either side may be wrong."""
+    against as many: either side may be wrong. Dumps do not show how a rank ended: where more ranks
+    are absent than wait, nobody is named."""
     gone = divergence.absent
-    peaceful = divergence.inferred or set(gone) == set(divergence.ended)
+    if divergence.inferred and len(gone) > divergence.waiting:
+        return Blame()
+    peaceful = not divergence.inferred and set(gone) == set(divergence.ended)
     if peaceful and len(gone) > len(calls):
         return Blame(tuple(sorted(calls)), "majority")
-    if peaceful and not divergence.inferred and len(gone) == len(calls):
+    if peaceful and len(gone) == len(calls):
         return Blame()
     starved = tuple(
         s

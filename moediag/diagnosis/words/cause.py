@@ -146,10 +146,14 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
     if divergence.counts:
         return _left_over(divergence, calls, what)
-    if blame.basis == "majority":
-        without = "did not come to" if divergence.inferred else "ended without"
-        return sentence(f"{here}, which {ranks(divergence.absent)} {without} and nobody else calls")
     gone = ranks(divergence.absent)
+    if blame.basis == "majority":
+        return sentence(f"{here}, which {gone} ended without and nobody else calls")
+    if divergence.inferred and not blame.culprits:
+        text = f"{here}; {gone} had no call open. It is not known which side is wrong"
+        return sentence(text) + _parted(blame)
+    if divergence.inferred and blame.basis == "habit":
+        return sentence(f"{here}, which {gone} did not come to") + _parted(blame)
     if set(divergence.absent) == set(divergence.ended):
         return sentence(f"{here}, but {gone} reached the end without that call")
     return sentence(f"{here}, but {gone} never came to that call")

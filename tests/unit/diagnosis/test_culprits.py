@@ -197,7 +197,8 @@ def test_token_counts_identify_the_rank_that_skipped_an_expert() -> None:
         ((1,), (0,), {}, (1,), "gone"),
         ((1, 2), (0,), {"ended": (1, 2)}, (0,), "majority"),
         ((1, 2), (0,), {"ended": (1,)}, (1, 2), "gone"),
-        ((1, 2), (0,), {"inferred": True}, (0,), "majority"),
+        ((1, 2), (0,), {"inferred": True, "waiting": 1}, (), "none"),
+        ((1, 2), (0,), {"inferred": True, "waiting": 5}, (1, 2), "gone"),
         ((2, 3), (0, 1), {}, (2, 3), "gone"),
         # Two left out a call, or the two others make one too many.
         ((2, 3), (0, 1), {"ended": (2, 3)}, (), "none"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from moediag.diagnosis.blame.culprits import blame, by_usual_order
 from moediag.diagnosis.end_states.failures import failures
 from moediag.diagnosis.schedules.align import align
-from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.diverge import Divergence, divergences
 from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.evidence.model import Evidence
@@ -30,7 +30,7 @@ def found(evidence: Evidence) -> tuple[Divergence | None, tuple[int, ...]]:
     """(first divergence, culprits)."""
     aligned = align(evidence)
     run = replay(aligned, evidence)
-    divergence = first_divergence(aligned, run, evidence, failures(evidence))
+    divergence = next(iter(divergences(aligned, run, evidence, failures(evidence))), None)
     if divergence is None:
         return None, ()
     found = by_usual_order(divergence, blame(divergence, tokens_of(evidence)), evidence)

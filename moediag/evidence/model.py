@@ -128,6 +128,8 @@ class Condition:
     leaves: str = ""
     #: Global ranks that it keeps from the line, if its names mean what they say.
     keeps_out: frozenset[int] = frozenset()
+    #: The global rank that it compares for equality: 0 of ``rank != 0`` and ``is_main_process``.
+    singles: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,8 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """``train.py:12 step``."""
-        return f"{self.name}:{self.line} {self.function}"
+        """``train.py:12 step``; without the class, which only some sources of stacks name."""
+        return f"{self.name}:{self.line} {self.function.rpartition('.')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,10 @@ class Report:
     #: Seconds since the beginning of the year on the writer's clock; 0.0 if unknown.
     time: float = 0.0
     text: str = ""
+    #: Where: the line of the program (site), the file or process (stack, error).
     detail: str = ""
+    #: The process that wrote it, if the log names processes.
+    process: str = ""
 
     @property
     def of_all(self) -> bool:

@@ -9,7 +9,9 @@ The first rule that applies names these ranks:
 5. ranks that depart from what at least two others with the same role did at the same place
    (:func:`by_usual_order`);
 6. ranks that depart from what the job always did before, which is a hint only;
-7. ranks outside the largest group of ranks that agree, if no other group is as large.
+7. ranks outside the largest group of ranks that agree, if no other group is as large;
+8. in a watched job: the rank for which the program has a branch of its own there
+   (:mod:`standings`).
 
 Otherwise no rank is named. Rules 1-3 may name a majority, and the contradiction is noted: three
 ranks that starve an expert are not victims of the one that does not.
@@ -26,7 +28,7 @@ from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
 from moediag.diagnosis.schedules.usual_order import Departure, departures
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Condition, Evidence
 
 Parameters = tuple[str, ...]
 
@@ -37,7 +39,7 @@ class Blame:
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
-    """gone, left-out, skipped, majority, peers, habit, plurality or none."""
+    """gone, left-out, skipped, majority, peers, habit, plurality, condition or none."""
     missing: Mapping[int, Parameters] = field(default_factory=dict)
     """Rank -> the parameters that it lacks and others carry."""
     starved: tuple[Starved, ...] = ()
@@ -46,6 +48,8 @@ class Blame:
     departures: tuple[Departure, ...] = ()
     """Where ranks first departed from the usual order of this job: culprits, or without a culprit
     those of which it is not known whether they are wrong."""
+    condition: Condition | None = None
+    """For ``condition``: the one that treats the culprit apart."""
 
 
 def blame(divergence: Divergence, tokens: Tokens) -> Blame:

@@ -8,6 +8,7 @@ from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.nodes import ranks_of, silent
+from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
@@ -101,7 +102,13 @@ class Facts:
         return next(iter(self.blames), Blame())
 
     def _blame(self, d: Divergence) -> Blame:
-        return by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
+        found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
+        return by_condition(found, d, self.standings)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """Where the ranks of a user's job are in the user's code."""
+        return standings(self.evidence, self.divergence)
 
     @property
     def diverged(self) -> tuple[int, ...]:

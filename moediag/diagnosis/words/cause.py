@@ -15,6 +15,7 @@ from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.diagnosis.schedules.starvation import Starved, layer_name
 from moediag.diagnosis.schedules.usual_order import Departure
 from moediag.diagnosis.words.calls import FEW, describe, first_few, sentence, sides
+from moediag.diagnosis.words.places import words
 from moediag.evidence.model import Collective, Evidence
 from moediag.result.wording import error_size, listed, plural, ranks
 
@@ -40,6 +41,10 @@ def of_divergence(
     step = min((c.step for c in calls.values()), default=0)
     if step > 1:
         text = f"In step {step}: {text[:1].lower() + text[1:]}"
+    if blame.condition is not None:
+        text += (
+            f" The call is {words(blame.condition)}, which treats {ranks(blame.culprits)} apart."
+        )
     if blame.contradicted:
         text += " Most ranks do the same; leaving them out is still wrong."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
@@ -152,7 +157,7 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     if divergence.inferred and not blame.culprits:
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
         return sentence(text) + _parted(blame)
-    if divergence.inferred and blame.basis == "habit":
+    if divergence.inferred and blame.basis in ("peers", "habit"):
         return sentence(f"{here}, which {gone} did not come to") + _parted(blame)
     if set(divergence.absent) == set(divergence.ended):
         return sentence(f"{here}, but {gone} reached the end without that call")

@@ -172,7 +172,7 @@ def test_a_lost_connection_is_a_consequence(tmp_path: Path) -> None:
     )
     found = page(tmp_path, text)
     assert told(found) == ("crash", (), ())
-    assert "not the cause" in found.cause and "does not tell which rank" in found.cause
+    assert "not the cause" in found.cause and "not known which rank" in found.cause
 
 
 PRINT = (

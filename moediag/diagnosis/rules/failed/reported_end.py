@@ -28,5 +28,8 @@ def judge(facts: Facts, found: tuple[Report, ...]) -> Judgement:
     if said.kind in ("error", "failed") and is_communication(RankError("RuntimeError", said.text)):
         text += " That is the consequence of another rank's end or wait, not the cause."
     return Judgement(
-        Confidence.LOW, text + foreign_jobs.to_collect(facts.evidence), pattern=SIGNATURE
+        Confidence.LOW,
+        text,
+        pattern=SIGNATURE,
+        next_step=foreign_jobs.next_step(facts.evidence),
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.evidence.model import (
+    BatchCount,
     Collective,
     Decision,
     Finding,
@@ -48,6 +49,8 @@ class RankLog:
     notes: list[str] = field(default_factory=list)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    batches: list[BatchCount] = field(default_factory=list)
+    handling: RankError | None = None
     last_phase: str = ""
     error: RankError | None = None
     finished: bool = False
@@ -122,6 +125,7 @@ class _Reader:
             "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
+            "batches": self.batches, "handling": self.handling,
             "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
 
@@ -258,6 +262,18 @@ class _Reader:
         at = float(event.get("t") or 0.0)
         step = int(event.get("step") or 0)
         self.log.decisions.append(Decision(str(event["what"]), value, step, at))
+
+    def batches(self, event: Mapping[str, Any]) -> None:
+        ended = bool(event.get("ended"))
+        count = BatchCount(str(event["line"]), int(event["number"]), ended)
+        if self.log.batches and not self.log.batches[-1].ended:
+            self.log.batches.pop()  # the same loader, examined before
+        self.log.batches.append(count)
+
+    def handling(self, event: Mapping[str, Any]) -> None:
+        self.log.handling = RankError(
+            str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
+        )
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

@@ -15,7 +15,7 @@ from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import device_progress, exits, nodes, rank_stacks
+from moediag.evidence import device_progress, exits, loader_workers, nodes, rank_stacks
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.source_conditions import Sources
@@ -143,6 +143,9 @@ def _rank(
         notes=tuple(log.notes),
         findings=tuple(log.findings.values()),
         decisions=tuple(log.decisions),
+        batches=tuple(log.batches),
+        handling=log.handling,
+        workers=loader_workers.read(folder / CAPTURE, rank),
         stacks=stacks,
         exit=launch.exits.get(rank),
         error=error,

@@ -36,6 +36,10 @@ from typing import Optional, Union
 # decision    what value step      which branch the rank takes where others may take another one;
 #             value: a number, the names of what it has, or words that follow "rank 1 "
 # finding     what text step details{}  wrong, and found before it shows; what: optimizer-group
+# batches     line("file.py:12 function": the user's line that asked for the first) number
+#             ended(bool)          a data loader that ended, or that was in use when the rank ended
+#             or was examined
+# handling    type message where   the exception that the main thread handled when it was examined
 # not_seen    text                 something this rank's recorder cannot observe here
 # error       type message where   the exception that ends the rank
 # end
@@ -43,7 +47,8 @@ from typing import Optional, Union
 EVENT_KINDS = (
     "start", "versions", "group", "names", "collective", "done", "failed", "tokens",
     "no_gradient", "phase",
-    "weights", "experts_used", "decision", "finding", "note", "not_seen", "error", "end",
+    "weights", "experts_used", "decision", "finding", "note", "batches", "handling",
+    "not_seen", "error", "end",
 )  # fmt: skip
 
 OPS = (

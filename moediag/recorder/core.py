@@ -121,6 +121,7 @@ class Recorder:
         self.on_flush: List[Callable[[], None]] = []  # write deferred events
         # Called repeatedly by the recorder's thread while the rank issues nothing.
         self.on_stop: List[Callable[[], None]] = []
+        self.on_capture: List[Callable[[], None]] = []  # the rank is examined; in that thread
         self.on_end: List[Callable[[], None]] = []  # the rank ends normally or not; may run twice
         self.on_finish: List[Callable[[], None]] = []  # it ends normally; before the above
         self.on_uninstall: List[Callable[[], None]] = []
@@ -241,6 +242,11 @@ class Recorder:
         """Reads the state of the devices without the rank's own threads."""
         if self.active and not self.broken("device"):
             self._each(self.on_stop, "device")
+
+    def captured(self) -> None:
+        """Writes what the rank is doing now; its own threads may be stuck."""
+        if self.active:
+            self._each(self.on_capture, "capture")
 
     def _each(self, those: List[Callable[[], None]], watcher: str) -> None:
         for act in those:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moediag.evidence.model import Evidence, RankEvidence, Stack
+from moediag.evidence.model import Evidence, RankEvidence, Stack, Worker
 from moediag.evidence.rank_stacks import waits_for_device
 from moediag.protocol import in_libraries, innermost_user
 
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_MOST_WORKERS = 3
 # What a rank does, for activity().
 STOPPED = "is stopped by a signal (SIGSTOP)"
 HOLDS_GIL = "holds the GIL in native code"
@@ -45,7 +47,26 @@ def _one(evidence: Evidence, seen: RankEvidence) -> str:
     line, what = program_line(seen), activity(evidence, seen)
     if not what or (what == IS and not line):
         return ""
-    return f"Rank {seen.rank} {what}{f' at {line}' if line else ''}" + _BECAUSE.get(what, ".")
+    text = f"Rank {seen.rank} {what}{f' at {line}' if line else ''}" + _BECAUSE.get(what, ".")
+    return f"{text} {workers}" if what == LOADS_DATA and (workers := busy_workers(seen)) else text
+
+
+def busy_workers(seen: RankEvidence) -> str:
+    """``Its worker process 4242 is at data.py:33 get.``; "" if none runs the user's code."""
+    lines = [(w.pid, line) for w in seen.workers if (line := _worker_line(w, seen.libraries))]
+    told = [f"Its worker process {pid} is at {line}." for pid, line in lines[:_MOST_WORKERS]]
+    return " ".join(told)
+
+
+def _worker_line(worker: Worker, libraries: tuple[str, ...]) -> str:
+    for stack in worker.stacks:
+        python = [frame for frame in stack.frames if not frame.native]
+        own = innermost_user([frame.file for frame in python], libraries)
+        # Frames outside the worker's loop are those of the rank at the fork.
+        loop = next((i for i, f in enumerate(python) if f.file.endswith(_WORKER_LOOP)), None)
+        if own is not None and loop is not None and own < loop:
+            return python[own].place
+    return ""
 
 
 def activity(evidence: Evidence, seen: RankEvidence) -> str:

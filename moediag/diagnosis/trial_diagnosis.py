@@ -100,7 +100,8 @@ def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parte
     mixed = ahead(facts.aligned, facts.evidence)
     if mixed is not None:
         told = f"{told} {mixed.sentence}"
-    if verdict == Verdict.HANG:
+    # A dump's calls are those of the device: where victims stand is in the table.
+    if verdict == Verdict.HANG and not (facts.evidence.foreign and judged.culprits):
         told = f"{told} {device_sentences.sentence(facts.fronts)}"
     if verdict in (Verdict.HANG, Verdict.COLLECTIVE_MISMATCH):
         batches = unequal_batches(facts.evidence)

@@ -95,6 +95,9 @@ def _with(
 def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     """The rank's exception, from its error file or its output, and how the process ended."""
     error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
+    if error is None:
+        told = (one for one in found.reports if one.kind == "failed" and one.rank == rank)
+        error = next((RankError("DistBackendError", one.detail) for one in told), None)
     return error, found.exits.get(rank)
 
 

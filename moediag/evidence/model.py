@@ -257,7 +257,10 @@ class Report:
     #: Seconds since the beginning of the year on the writer's clock; 0.0 if unknown.
     time: float = 0.0
     text: str = ""
+    #: Where: the line of the program (site), the file or process (stack, error).
     detail: str = ""
+    #: The process that wrote it, if the log names processes.
+    process: str = ""
 
     @property
     def of_all(self) -> bool:

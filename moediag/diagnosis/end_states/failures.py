@@ -26,6 +26,10 @@ _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistS
 # NotImplementedError, such as "Operator c10d.allgather_.default does not have a sharding strategy",
 # and the guard's own error (moediag.recorder.guard): no peer received anything.
 GUARD = "ReductionMismatch"
+# A device that failed under this rank, whichever thread noticed it first.
+_OF_DEVICE = re.compile(
+    r"CUDA error:(?! *(?:CUDA_ERROR_)?(?:NCCL|system not))|uncorrectable ECC", re.I
+)
 _NEVER_SENT = frozenset({"NotImplementedError", GUARD})
 # "Cannot use ReduceOp.PREMUL_SUM with Gloo": nothing was sent either.
 _REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
@@ -103,7 +107,11 @@ def _failure(seen: RankEvidence) -> Failure | None:
 
 def is_communication(error: RankError) -> bool:
     """Whether the communication library raised it, not the program."""
-    if error.type in _NEVER_SENT or _REFUSED.search(error.message):
+    if (
+        error.type in _NEVER_SENT
+        or _REFUSED.search(error.message)
+        or _OF_DEVICE.search(error.message)
+    ):
         return False
     return error.type.rpartition("::")[2] in _COMMUNICATION_TYPES or bool(
         _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moediag.evidence.model import Evidence, RankEvidence, Stack, Worker
-from moediag.evidence.rank_stacks import waits_for_device
+from moediag.evidence.rank_stacks import in_collective, that_counts, waits_for_device
 from moediag.protocol import in_libraries, innermost_user
 
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
@@ -92,8 +92,26 @@ def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:
 
 
 def _main(seen: RankEvidence) -> Stack | None:
+    """The thread that runs the user's program: the main thread, unless all its frames are a
+    library's and exactly one other thread has the user's (Ray)."""
     usable = [stack for stack in seen.stacks if stack.frames]
-    return next((s for s in usable if s.thread == "MainThread"), usable[0] if usable else None)
+    main = next((s for s in usable if s.thread == "MainThread"), usable[0] if usable else None)
+    if main is None or _has_user(main, seen):
+        return main
+    others = [s for s in usable if s.source == main.source and s is not main]
+    running = [stack for stack in others if _has_user(stack, seen)]
+    return running[0] if len(running) == 1 else main
+
+
+def _has_user(stack: Stack, seen: RankEvidence) -> bool:
+    files = [frame.file for frame in stack.frames if not frame.native]
+    return innermost_user(files, seen.libraries) is not None
+
+
+def shown_stack(seen: RankEvidence) -> Stack | None:
+    """The stack to show: that of a thread inside a collective, else of the user's program."""
+    inside = that_counts(seen.stacks)
+    return inside if inside is not None and in_collective(inside) else _main(seen)
 
 
 def _mute(evidence: Evidence, rank: int) -> bool:

@@ -128,6 +128,18 @@ class TestConditionsThatPartRanks:
         one = diagnose(mismatch())
         assert (one.places, one.next_step) == ((), "")
 
+    def test_a_program_that_runs_in_another_thread(self) -> None:
+        """As under Ray, whose main thread has frames of Ray alone."""
+        ray = Stack("MainThread", "py-spy", (replace(TORCH, file="/env/lib/python3.12/ray.py"),))
+        evidence = away()
+        for others, line in ((1, "train.py:50 f"), (2, "")):
+            own = [Stack(f"Thread-{n}", "py-spy", at(50)[1:]) for n in range(others)]
+            seen = replace(evidence.ranks[1], stacks=(ray, *own))
+            one = diagnose(replace(evidence, ranks={**evidence.ranks, 1: seen}, watched=True))
+            (place,) = [p for p in one.places if p.ranks == (1,)] or [None]
+            assert (place.line if place is not None else "") == line
+            assert ("f (train.py:50)" in one.stacks[1]) == bool(line)
+
     def test_callers_are_the_users_lines(self) -> None:
         one = found(mismatch(), {0: at(96, 50, 12), 1: at(99, 12)})
         assert [p.callers for p in one.places if p.ranks == (0,)] == [

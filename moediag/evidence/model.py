@@ -39,7 +39,10 @@ class Collective:
     parameters: tuple[str, ...] | None = None
     #: FQNs of the same FSDP group that it does not carry.
     parameters_missing: tuple[str, ...] = ()
+    #: "file.py:12 function", the innermost line outside torch.
     site: str = ""
+    #: The user's own lines that led there, the nearest first; at most three.
+    callers: tuple[str, ...] = ()
     completed: bool = False
     #: The error that it raised or ended with; the program may have swallowed it. "" if none.
     failed: str = ""
@@ -329,6 +332,8 @@ class Stall:
     elsewhere: tuple[int, ...] = ()
     #: False: ranks wait, and nothing shows for how long.
     certain: bool = True
+    #: What is known was written just after the newest call.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

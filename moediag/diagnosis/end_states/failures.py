@@ -97,8 +97,12 @@ def _failure(seen: RankEvidence) -> Failure | None:
         )
     if not ended_badly or end is None:
         return None
-    text = "\n".join(seen.last_lines)
     name = end.signal or f"exit code {end.code}"
+    broken = next((call for call in seen.collectives if call.failed), None)
+    if end.signal is None and broken is not None:
+        # A launcher of the program's own (hydra, a try block) turned the exception into an exit.
+        return Failure(seen.rank, name, broken.failed, consequence=True, time=broken.time)
+    text = "\n".join(seen.last_lines)
     aborted = end.signal == "SIGABRT" and bool(_COMMUNICATION.search(text))
     return Failure(
         seen.rank, name, consequence=aborted, mismatch=aborted and bool(_MISMATCH.search(text))

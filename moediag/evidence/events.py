@@ -49,6 +49,8 @@ class RankLog:
     notes: list[str] = field(default_factory=list)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    #: Paths of the user's files that made calls.
+    files: list[str] = field(default_factory=list)
     batches: list[BatchCount] = field(default_factory=list)
     handling: RankError | None = None
     last_phase: str = ""
@@ -118,7 +120,7 @@ class _Reader:
         self.names: dict[int, tuple[str, ...]] = {}
         self.at: dict[int, int] = {}
         self.handlers = {
-            "start": self.start, "versions": self.versions,
+            "start": self.start, "versions": self.versions, "file": self.file,
             "group": self.group, "names": self.name_list,
             "collective": self.collective, "done": self.done, "failed": self.failed,
             "tokens": self.tokens,
@@ -154,6 +156,9 @@ class _Reader:
             if package in event:
                 version = event[package]
                 self.log.versions[package] = None if version is None else str(version)
+
+    def file(self, event: Mapping[str, Any]) -> None:
+        self.log.files.append(str(event["path"]))
 
     def group(self, event: Mapping[str, Any]) -> None:
         name = str(event["group"])

@@ -304,6 +304,8 @@ class RankEvidence:
     settled: Mapping[str, int] = field(default_factory=dict)
     #: Only incomplete calls were recorded.
     open_only: bool = False
+    #: Base names of the user's files that made calls; empty if it recorded none.
+    user_files: frozenset[str] = frozenset()
     batches: tuple[BatchCount, ...] = ()  # of its data loaders, in order of time
     handling: RankError | None = None  # what the main thread handled when it was examined
     workers: tuple[Worker, ...] = ()  # of its data loader, if the rank waited for data

@@ -13,6 +13,7 @@ from typing import Optional, Union
 #             nccl(version of the NCCL that torch loaded|null)
 #             libraries[folders of installed packages, of the standard library, torch and moediag]
 # versions    transformers|accelerate   a package that a watched job imported later
+# file        path                  a file of the user's code, as frames name it
 # group       group(name) desc axis(mesh axis name or null) ranks backend
 # names       id fqns[]            interned list of parameter names; later events carry the id
 # collective  n(per-rank index, from 0)  group  k(index of this op within its group, from 0)
@@ -47,7 +48,7 @@ from typing import Optional, Union
 # end
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
-    "start", "versions", "group", "names", "collective", "done", "failed", "tokens",
+    "start", "versions", "file", "group", "names", "collective", "done", "failed", "tokens",
     "no_gradient", "phase",
     "weights", "experts_used", "decision", "finding", "note", "batches", "handling",
     "not_seen", "error", "end",

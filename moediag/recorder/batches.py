@@ -10,7 +10,6 @@ import weakref
 from typing import Any, Callable, Optional
 
 from moediag.recorder.core import ByObject, Recorder
-from moediag.recorder.user_lines import UserLines
 
 
 class Batches:
@@ -20,7 +19,6 @@ class Batches:
         self._recorder = recorder
         self._latest: Optional[weakref.ref[Any]] = None  # the iterator that gave the last batch
         self._lines = ByObject()  # iterator -> the user's line that asked for its first batch
-        self._user = UserLines()
 
     def install(self) -> None:
         """Raises AttributeError or ImportError where torch has no such loader."""
@@ -55,10 +53,10 @@ class Batches:
     def _used(self, iterator: Any) -> None:
         self._latest = weakref.ref(iterator)
         if self._lines.get(iterator) is None:
-            self._lines.set(iterator, self._user.innermost(sys._getframe(3)))
+            self._lines.set(iterator, self._recorder.user_lines.innermost(sys._getframe(3)))
 
     def _ended(self, iterator: Any) -> None:
-        line = self._lines.get(iterator) or self._user.innermost(sys._getframe(3))
+        line = self._lines.get(iterator) or self._recorder.user_lines.innermost(sys._getframe(3))
         self._latest = None
         self._recorder.event("batches", line=line, number=iterator._num_yielded, ended=True)
 

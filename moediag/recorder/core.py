@@ -26,6 +26,7 @@ from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.log import EventLog
 from moediag.recorder.patches import Patches
+from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
@@ -125,7 +126,8 @@ class Recorder:
         self._next = 0
         self._faults: Dict[str, int] = {}
         self._told: Dict[str, bool] = {}
-        self._sites = CallSites(log)
+        self.user_lines = UserLines(log)
+        self._sites = CallSites(log, self.user_lines)
 
     # ------------------------------------------------------------------ for the job or worker
 

@@ -18,7 +18,7 @@ def install(recorder: Recorder) -> None:
     current = getattr(sys, "_current_exceptions", None)
     if current is None:
         return
-    user = UserLines()
+    user = recorder.user_lines
 
     def tell() -> None:
         found = current().get(threading.main_thread().ident)

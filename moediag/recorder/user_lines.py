@@ -1,4 +1,4 @@
-"""The innermost line of the user's own code in a stack of frames."""
+"""Tells the user's files from those of libraries, and finds the user's line in a stack."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any, Dict, List
 
 from moediag import protocol
 from moediag.recorder.library_folders import library_folders
+from moediag.recorder.log import EventLog
 
 
 class UserLines:
-    """Tells the user's frames from those of libraries; each file is looked at once."""
+    """Looks at each file once. A user's file is recorded with its path, so that its source can be
+    found."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
         self._known: Dict[str, bool] = {}
         self._folders: List[str] = []
 
@@ -21,6 +24,8 @@ class UserLines:
         if found is None:
             self._folders = self._folders or library_folders()
             found = self._known[file] = not protocol.in_libraries([file], self._folders)[0]
+            if found:
+                self._log.event("file", keep=True, path=file)
         return found
 
     def innermost(self, frame: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from moediag.diagnosis.blame.standings import Standing, dividing
+from moediag.diagnosis.blame.standings import Standing, caught, dividing
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import (
     COMPUTES,
@@ -37,7 +37,8 @@ def next_step(
         return _after_failure(failure, culprits)
     if divergence is not None:
         return (
-            _parted(divergence, found)
+            _caught(evidence, found)
+            or _parted(divergence, found)
             or _by_batches(evidence)
             or _diverged(divergence, found, evidence)
         )
@@ -47,6 +48,21 @@ def next_step(
 
 
 # ------------------------------------------------------------------------ by the source
+
+
+def _caught(evidence: Evidence, found: Sequence[Standing]) -> str:
+    """The exception whose handler makes a call that the other ranks do not make."""
+    inside = caught(found)
+    if inside is None:
+        return ""
+    one, handler = inside
+    error = evidence.ranks[one.ranks[0]].handling
+    what = f"the {error.type}" if error is not None else "the exception"
+    raised = f" at {error.where.partition(' ')[0]}" if error is not None and error.where else ""
+    return (
+        f"Fix {what} of {ranks(one.ranks)}{raised}, or make the call at {one.at} on all ranks: it "
+        f"is {words(handler)}."
+    )
 
 
 def _parted(divergence: Divergence, found: Sequence[Standing]) -> str:

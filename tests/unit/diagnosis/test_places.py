@@ -199,6 +199,73 @@ class TestBlameByCondition:
         assert (one.culprits, one.victims) == ((0,), (1,))
 
 
+class TestHandlers:
+    """A call inside ``except``: an exception was caught there, on one rank alone."""
+
+    HANDLER = Condition("train.py", 95, "except ValueError", "handler")
+
+    def test_the_rank_that_caught_an_exception(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: []})
+        assert one.culprits == (0,)
+        assert "in the handler `except ValueError` at train.py:95, where rank 0 caught" in one.cause
+        assert one.next_step == (
+            "Fix the exception of rank 0, or make the call at train.py:96 on all ranks: it is in "
+            "the handler `except ValueError` at train.py:95."
+        )
+
+    def test_the_exception_that_it_still_handles(self) -> None:
+        error = RankError("ValueError", "corrupt", "train.py:7 load")
+        evidence = mismatch()
+        ranks = {**evidence.ranks, 0: replace(evidence.ranks[0], handling=error)}
+        known = {0: [self.HANDLER], 1: []}
+        one = found(replace(evidence, ranks=ranks), {0: at(96), 1: at(99)}, known)
+        assert one.next_step.startswith("Fix the ValueError of rank 0 at train.py:7, or make")
+
+    def test_both_ranks_are_in_it(self) -> None:
+        both = {0: [self.HANDLER], 1: [self.HANDLER]}
+        one = found(mismatch(), {0: at(96), 1: at(99)}, both)
+        assert one.culprits == () and "exception" not in one.next_step
+
+    def test_a_handler_and_another_ranks_branch_name_nobody(self) -> None:
+        for_one = Condition("train.py", 98, "if rank == 1", "under", True, "", frozenset({0}), 1)
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: [for_one]})
+        assert one.culprits == ()
+
+
+class TestCallsOfRanksThatAreGone:
+    """A mismatch on gloo ends the ranks at once: only the recorded lines of the calls are left."""
+
+    def ended(self, conditions: Sequence[Condition], files: frozenset[str]) -> Diagnosis:
+        job = mismatch()
+        ranks = {}
+        for rank, seen in job.ranks.items():
+            call = replace(
+                seen.collectives[0],
+                site="operations.py:355 gather",
+                callers=(f"train.py:{96 + rank} f", "train.py:12 main"),
+            )
+            error = RankError("RuntimeError", "Connection reset by peer (gloo)")
+            ranks[rank] = replace(
+                seen, collectives=(call,), error=error, exit=ExitStatus(code=1), user_files=files,
+                conditions={"train.py:96 f": tuple(conditions), "train.py:97 f": ()},
+            )  # fmt: skip
+        return diagnose(replace(job, ranks=ranks, stall=None, watched=True))
+
+    def test_the_users_line_and_its_condition(self) -> None:
+        one = self.ended([UNDER], frozenset({"train.py"}))
+        assert (str(one.verdict), one.culprits) == ("collective-mismatch", (0,))
+        assert [(p.line, p.what, p.callers) for p in one.places] == [
+            ("train.py:96 f", "made all_reduce", ("train.py:12 main",)),
+            ("train.py:97 f", "made barrier", ("train.py:12 main",)),
+        ]
+        assert "Every rank must reach train.py:96 (all_reduce), or none" in one.next_step
+
+    def test_without_a_condition(self) -> None:
+        one = self.ended([], frozenset({"train.py"}))
+        assert one.culprits == ()
+        assert "all_reduce at train.py:96 on rank 0" in one.next_step
+
+
 class TestRanksElsewhere:
     def test_a_rank_without_data(self) -> None:
         one = found(away(), {0: at(96), 1: at(50, inner=DATA)})

@@ -70,8 +70,9 @@ class Sources:
         frames = []
         for line in lines:
             found = _LINE.fullmatch(line)
-            if found is not None and (path := by_name.get(found["name"])):
-                frames.append(Frame(path, int(found["line"]), found["function"]))
+            if found is not None and by_name.get(found["name"]):
+                place = by_name[found["name"]], int(found["line"]), found["function"]
+                frames.append(Frame(*place))
         return self.conditions(frames)[0]
 
     def _source(self, path: str) -> Source | None:

@@ -9,6 +9,7 @@ the clock. Dumps of other jobs often show several faults at once, so the others 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -110,9 +111,9 @@ def _order_of(one: Divergence) -> tuple[float, int, str]:
 def _independent(
     candidates: list[Divergence], first: tuple[Divergence, ...]
 ) -> tuple[Divergence, ...]:
-    """``first`` and the candidates that it does not explain: where calls do not match, those that
-    share no rank with it; where a call is missing, those whose absent rank is another one, and
-    whose waiting ranks made no unmatched call before."""
+    """``first`` and the candidates that it does not explain: where calls do not match, those whose
+    odd ranks (or all, without a majority) have no part in it; where a call is missing, those whose
+    absent rank is another one, and whose waiting ranks made no unmatched call before."""
     unmatched = _earliest(one for one in candidates if one.kind != "missing")
     found = list(first)
     for candidate in sorted(candidates, key=_order_of):
@@ -123,10 +124,18 @@ def _independent(
             rightly = [r for r, at in calls.items() if at < unmatched.get(r, math.inf)]
             another = bool(rightly and set(candidate.absent) - gone - made)
         else:
-            another = not (gone | made) & calls.keys()
+            odd = _outvoted(candidate) if candidate.kind in matching.KINDS else set()
+            another = not (gone | made) & (odd or calls.keys())
         if another and candidate not in found:
             found.append(candidate)
     return tuple(found)
+
+
+def _outvoted(divergence: Divergence) -> set[int]:
+    """Ranks whose call differs from that of more than half; empty without such a majority."""
+    keys = {rank: matching.key(call) for rank, call in divergence.calls.items() if call is not None}
+    usual, size = Counter(keys.values()).most_common(1)[0]
+    return {rank for rank, key in keys.items() if key != usual} if 2 * size > len(keys) else set()
 
 
 # ------------------------------------------------------------------------ calls that do not fit

@@ -39,7 +39,10 @@ class Collective:
     parameters: tuple[str, ...] | None = None
     #: FQNs of the same FSDP group that it does not carry.
     parameters_missing: tuple[str, ...] = ()
+    #: "file.py:12 function", the innermost line outside torch.
     site: str = ""
+    #: The user's own lines that led there, the nearest first; at most three.
+    callers: tuple[str, ...] = ()
     completed: bool = False
     #: The error that it raised or ended with; the program may have swallowed it. "" if none.
     failed: str = ""
@@ -238,7 +241,10 @@ class Report:
     #: Seconds since the beginning of the year on the writer's clock; 0.0 if unknown.
     time: float = 0.0
     text: str = ""
+    #: Where: the line of the program (site), the file or process (stack, error).
     detail: str = ""
+    #: The process that wrote it, if the log names processes.
+    process: str = ""
 
     @property
     def of_all(self) -> bool:
@@ -304,6 +310,8 @@ class Stall:
     elsewhere: tuple[int, ...] = ()
     #: False: ranks wait, and nothing shows for how long.
     certain: bool = True
+    #: What is known was written just after the newest call.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

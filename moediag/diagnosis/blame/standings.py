@@ -18,7 +18,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.evidence.model import Collective, Condition, Evidence, RankEvidence
 
 # What may name a rank less surely than the program's own condition.
-_WEAKER = ("none", "history", "habit", "plurality")
+_WEAKER = ("none", "habit", "plurality")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
     if found.basis == "habit":
         return (
             f"{_subject(found.suspects, 'waits', 'wait')} in {what}, where other members were "
-            "not seen; elsewhere in this job, another call follows the same calls."
+            "not seen; other ranks made another call after the same calls."
         ).capitalize()
     if found.basis == "device":
         text = f"All members issued {what}, and their calls match, but it "

@@ -41,6 +41,7 @@ class RankLog:
     libraries: tuple[str, ...] = ()  # folders of installed packages and the standard library
     groups: dict[str, Group] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)  # user's file -> path, "" if several
     tokens: list[TokenCount] = field(default_factory=list)
     no_gradient: dict[int, tuple[str, ...]] = field(default_factory=dict)
     weights: list[HeldWeights] = field(default_factory=list)
@@ -117,8 +118,8 @@ class _Reader:
         self.handlers = {
             "start": self.start, "versions": self.versions,
             "group": self.group, "names": self.name_list,
-            "collective": self.collective, "done": self.done, "failed": self.failed,
-            "tokens": self.tokens,
+            "file": self.file, "collective": self.collective, "done": self.done,
+            "failed": self.failed, "tokens": self.tokens,
             "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
@@ -164,6 +165,11 @@ class _Reader:
     def name_list(self, event: Mapping[str, Any]) -> None:
         fqns = tuple(plain_name(str(fqn)) for fqn in event["fqns"])
         self.names[int(event["id"])] = self.intern.setdefault(fqns, fqns)
+
+    def file(self, event: Mapping[str, Any]) -> None:
+        path = str(event["path"])
+        name = path.rpartition("/")[2]
+        self.log.files[name] = path if self.log.files.get(name, path) == path else ""
 
     def collective(self, event: Mapping[str, Any]) -> None:
         carried = self.resolve(event.get("carries"))

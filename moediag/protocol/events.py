@@ -23,6 +23,7 @@ from typing import Optional, Union
 #             site("file.py:12 function": innermost line outside torch)
 #             callers(names id|null: the user's lines around it, the nearest first)
 #             step(int) async(bool)
+# file        path                 a file of the user's, before its first line in site or callers
 # done        n                    the collective was waited for and completed
 # failed      n type message       it raised, or its Work completed with an error; the program may
 #             have swallowed that
@@ -43,7 +44,7 @@ from typing import Optional, Union
 # end
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
-    "start", "versions", "group", "names", "collective", "done", "failed", "tokens",
+    "start", "versions", "group", "names", "file", "collective", "done", "failed", "tokens",
     "no_gradient", "phase",
     "weights", "experts_used", "decision", "finding", "note", "not_seen", "error", "end",
 )  # fmt: skip

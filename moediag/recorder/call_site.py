@@ -88,5 +88,7 @@ class CallSites:
         else:
             self._folders = self._folders or library_folders()
             found = _LIBRARY if protocol.in_libraries([file], self._folders)[0] else _USER
+            if found == _USER:
+                self._log.event("file", keep=True, path=file)
         self._kinds[file] = found
         return found

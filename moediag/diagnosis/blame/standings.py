@@ -84,13 +84,19 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
             return _ended(seen, found)
         verb = "waits in" if waits else "made"
         what = f"{verb} {call.op}" if call is not None else "waits"
-        lines = lines or (call.site if call is not None else "",)
+        lines = lines or (_lines(seen, call) if call is not None else ("",))
     elif evidence.stall is not None and seen.rank in evidence.stall.elsewhere:
         what, call = activity(evidence, seen), None
         what = "" if what == IS else what
     else:
         return _ended(seen, found)
     return Standing((seen.rank,), lines[0], what, call, lines[1:], _conditions(seen, lines))
+
+
+def _lines(seen: RankEvidence, call: Collective) -> tuple[str, ...]:
+    """The user's lines that led to ``call``, as far as they were recorded; else its own line."""
+    own = call.site in seen.conditions or not call.callers
+    return (call.site, *call.callers) if own else call.callers
 
 
 def _conditions(seen: RankEvidence, lines: Sequence[str]) -> tuple[Condition, ...] | None:

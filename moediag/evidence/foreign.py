@@ -161,7 +161,8 @@ def _stall(
         ranks[rank] = RankEvidence(rank, stacks=ranks[rank].stacks, not_seen=(text,))
         waiting.discard(rank)
         elsewhere.discard(rank)
-    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain)
+    at_once = found.taken_at is not None and not certain
+    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain, at_once)
 
 
 def _is_elsewhere(stack: Stack) -> bool:

@@ -310,6 +310,8 @@ class Stall:
     elsewhere: tuple[int, ...] = ()
     #: False: ranks wait, and nothing shows for how long.
     certain: bool = True
+    #: What is known was written just after the newest call.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

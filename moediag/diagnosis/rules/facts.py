@@ -137,12 +137,13 @@ class Facts:
     def under_way(self) -> bool:
         """Whether the calls that did not complete may just have been under way: nothing shows how
         long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by
-        itself, after a timeout. On gloo somebody chose the moment: a rank may have been late."""
+        itself, after a timeout. On gloo, or if dumps were written just after their newest call,
+        somebody chose the moment: a rank may have been late."""
         stall = self.evidence.stall
         if stall is None or stall.certain:
             return False
         if self.divergence is not None:
-            late = self.evidence.backend == "gloo" or not self.diverged
+            late = self.evidence.backend == "gloo" or stall.at_once or not self.diverged
             return late and all(one.kind == "missing" for one in self.divergences)
         return self.frontier is None or not (
             self.frontier.basis == "unseen" and self.frontier.suspects

@@ -252,6 +252,13 @@ def test_a_rank_that_moved_between_two_dumps_shows_no_hang() -> None:
     assert diagnosed(stopped((3,))).verdict == "hang"
 
 
+def test_a_late_rank_is_no_culprit_if_the_dumps_were_written_at_once() -> None:
+    found = diagnosed(stopped((3,)), taken_at=BEGAN + 40)
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "may have been running" in found.cause
+    assert diagnosed(stopped((3,)), taken_at=BEGAN + 90).culprits == (3,)
+
+
 def test_late_ranks_on_gloo_are_no_hang_without_a_time() -> None:
     dumps = stopped((3,), active_only=False)
     for one in dumps.values():

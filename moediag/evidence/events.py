@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.evidence.model import (
+    BatchCount,
     Collective,
     Decision,
     Finding,
@@ -41,7 +42,6 @@ class RankLog:
     libraries: tuple[str, ...] = ()  # folders of installed packages and the standard library
     groups: dict[str, Group] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)  # user's file -> path, "" if several
     tokens: list[TokenCount] = field(default_factory=list)
     no_gradient: dict[int, tuple[str, ...]] = field(default_factory=dict)
     weights: list[HeldWeights] = field(default_factory=list)
@@ -49,6 +49,10 @@ class RankLog:
     notes: list[str] = field(default_factory=list)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    #: Paths of the user's files that made calls.
+    files: list[str] = field(default_factory=list)
+    batches: list[BatchCount] = field(default_factory=list)
+    handling: RankError | None = None
     last_phase: str = ""
     error: RankError | None = None
     finished: bool = False
@@ -116,13 +120,14 @@ class _Reader:
         self.names: dict[int, tuple[str, ...]] = {}
         self.at: dict[int, int] = {}
         self.handlers = {
-            "start": self.start, "versions": self.versions,
+            "start": self.start, "versions": self.versions, "file": self.file,
             "group": self.group, "names": self.name_list,
-            "file": self.file, "collective": self.collective, "done": self.done,
-            "failed": self.failed, "tokens": self.tokens,
+            "collective": self.collective, "done": self.done, "failed": self.failed,
+            "tokens": self.tokens,
             "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
+            "batches": self.batches, "handling": self.handling,
             "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
 
@@ -152,6 +157,9 @@ class _Reader:
                 version = event[package]
                 self.log.versions[package] = None if version is None else str(version)
 
+    def file(self, event: Mapping[str, Any]) -> None:
+        self.log.files.append(str(event["path"]))
+
     def group(self, event: Mapping[str, Any]) -> None:
         name = str(event["group"])
         self.log.groups[name] = Group(
@@ -165,11 +173,6 @@ class _Reader:
     def name_list(self, event: Mapping[str, Any]) -> None:
         fqns = tuple(plain_name(str(fqn)) for fqn in event["fqns"])
         self.names[int(event["id"])] = self.intern.setdefault(fqns, fqns)
-
-    def file(self, event: Mapping[str, Any]) -> None:
-        path = str(event["path"])
-        name = path.rpartition("/")[2]
-        self.log.files[name] = path if self.log.files.get(name, path) == path else ""
 
     def collective(self, event: Mapping[str, Any]) -> None:
         carried = self.resolve(event.get("carries"))
@@ -265,6 +268,18 @@ class _Reader:
         at = float(event.get("t") or 0.0)
         step = int(event.get("step") or 0)
         self.log.decisions.append(Decision(str(event["what"]), value, step, at))
+
+    def batches(self, event: Mapping[str, Any]) -> None:
+        ended = bool(event.get("ended"))
+        count = BatchCount(str(event["line"]), int(event["number"]), ended)
+        if self.log.batches and not self.log.batches[-1].ended:
+            self.log.batches.pop()  # the same loader, examined before
+        self.log.batches.append(count)
+
+    def handling(self, event: Mapping[str, Any]) -> None:
+        self.log.handling = RankError(
+            str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
+        )
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

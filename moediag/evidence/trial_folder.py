@@ -15,9 +15,9 @@ from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import device_progress, exits, nodes, rank_stacks
+from moediag.evidence import device_progress, exits, loader_workers, nodes, rank_stacks
 from moediag.evidence.events import Names, RankLog, read_log
-from moediag.evidence.model import Collective, Evidence, Frame, RankEvidence, Stack
+from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.source_conditions import Sources
 from moediag.protocol import Outcome
 
@@ -26,7 +26,6 @@ SOURCE_FILE = "source.json"  # written by launch.capture.source_files
 # Title -> file, written by launch.machine.
 ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
 MOST_ATTACHED = 20_000  # characters of each
-_LINE = re.compile(r"(?P<file>.+):(?P<line>\d+) (?P<function>.+)")
 _RANK_FILE = re.compile(r"^rank-(\d+)\.")
 
 
@@ -129,8 +128,9 @@ def _rank(
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)
-    frames = (*(frame for s in stacks for frame in s.frames), *_lines_of_calls(log))
-    conditions, unusable = sources.conditions(frames)
+    conditions, unusable = sources.conditions(frame for s in stacks for frame in s.frames)
+    made = dict.fromkeys(line for c in log.collectives for line in (c.site, *c.callers))
+    conditions = {**sources.of_lines(made, log.files), **conditions}
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
@@ -145,6 +145,9 @@ def _rank(
         notes=tuple(log.notes),
         findings=tuple(log.findings.values()),
         decisions=tuple(log.decisions),
+        batches=tuple(log.batches),
+        handling=log.handling,
+        workers=loader_workers.read(folder / CAPTURE, rank),
         stacks=stacks,
         exit=launch.exits.get(rank),
         error=error,
@@ -156,18 +159,10 @@ def _rank(
         finished=log.finished,
         not_seen=(*log.not_seen, *lost, *told.not_seen, *map(_not_what_ran, unusable)),
         conditions=conditions,
+        user_files=frozenset(path.rpartition("/")[2] for path in log.files),
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )
-
-
-def _lines_of_calls(log: RankLog) -> Iterator[Frame]:
-    """The user's lines that made calls, each once."""
-    places = {(call.site, call.callers) for call in log.collectives} if log.files else ()
-    for line in dict.fromkeys(line for site, callers in places for line in (site, *callers)):
-        found = _LINE.fullmatch(line)
-        if found is not None and log.files.get(found["file"]):
-            yield Frame(log.files[found["file"]], int(found["line"]), found["function"])
 
 
 def _alone(path: Path) -> tuple[str, ...] | None:

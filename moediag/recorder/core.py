@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import threading
-import time
 import traceback
 import weakref
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from moediag.recorder.calls import Call
 from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
-from moediag.recorder.log import EventLog
+from moediag.recorder.log import EventLog, now
 from moediag.recorder.patches import Patches
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -31,7 +30,10 @@ _OWN = str(Path(__file__).parent) + os.sep
 _DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string>")
 # DeepSpeed's wrapper of torch.distributed: all its calls would have the same few sites.
 _LAYERS = (f"{os.sep}deepspeed{os.sep}comm{os.sep}", f"{os.sep}deepspeed{os.sep}utils{os.sep}nvtx")
-_plumbing: Dict[str, bool] = {}  # file name -> result of _is_plumbing
+_kinds: Dict[str, int] = {}  # file name -> result of _kind
+_USER, _OF_TORCH, _PLUMBING = range(3)
+_NO_NAMES = ("null", "null", "null")
+_MAX_REPEATED = 4096  # calls with different fields
 _MAX_FRAMES = 96  # searched for a call site; the backward of a deep model has about 40
 _MAX_FAILED = 500  # characters of the message of a failed operation
 _MAX_FAULTS = 20  # after which a watcher is switched off
@@ -128,7 +130,10 @@ class Recorder:
         self._next = 0
         self._faults: Dict[str, int] = {}
         self._told: Dict[str, bool] = {}
-        self._sites: Dict[Tuple[Any, int], str] = {}
+        # (id of code, instruction) -> code, which keeps the id from being reused, and text
+        self._sites: Dict[Tuple[int, int], Tuple[Any, str]] = {}
+        self._repeated: Dict[Any, str] = {}
+        self._quotes: Dict[str, str] = {}
 
     # ------------------------------------------------------------------ for the job or worker
 
@@ -250,7 +255,8 @@ class Recorder:
                 self.fault(watcher, error)
 
     def before(self, call: Call, group: Any) -> int:
-        """Writes the ``collective`` event of ``call`` on ``group``; returns its index."""
+        """Writes the ``collective`` event of ``call`` on ``group``; returns its index. The caller
+        enters the call in the heartbeat, which counts the event."""
         info = self.groups.info(group)
         thread = self.thread
         carried = thread.carried
@@ -258,31 +264,47 @@ class Recorder:
             self.flush()  # write the tokens first: this operation may never return
         if carried is not None:
             module, phase = carried.module, carried.phase
-            names = f'"carries":{carried.carries},"of":{carried.of},"sizes":{carried.sizes}'
+            names = carried.carries, carried.of, carried.sizes
         else:
-            module = json.dumps(thread.blocks[-1].fqn) if thread.blocks else '""'
-            phase = self.current_phase()
-            names = '"carries":null,"of":null,"sizes":null'
+            module = self._quoted(thread.blocks[-1].fqn) if thread.blocks else '""'
+            phase, names = self.current_phase(), _NO_NAMES
+        fields = self._fields(call, info, phase, module, names)
         site = self._site()
         log = self.log
         with log.lock:
             number, self._next = self._next, self._next + 1
             position, info.issued = info.issued, info.issued + 1
             log.line(
-                f'{{"e":"collective","t":{time.time():.6f},"n":{number},"group":{info.json_name},'
-                f'"k":{position},"op":"{call.op}","numel_in":{call.numel_in},'
-                f'"numel_out":{call.numel_out},"dtype":"{call.dtype}",{_details(call, info)},'
-                f'"phase":"{phase}","module":{module},{names},"site":{site},'
-                f'"step":{self.current_step},"async":{"false" if call.waits else "true"}}}'
+                f'{{"e":"collective","t":{now()},"n":{number},"group":{info.json_name},'
+                f'"k":{position},{fields},"site":{site},"step":{self.current_step}}}'
             )
-        self.heartbeat.beat()
         if thread.coalescing is not None:
             thread.coalescing.append(number)
         return number
 
+    def _fields(
+        self, call: Call, info: GroupInfo, phase: str, module: str, names: Tuple[str, str, str]
+    ) -> str:
+        """Returns the JSON fields of a call that are the same each time it is repeated."""
+        if call.splits_in is not None:
+            return _fields(call, info, phase, module, names)
+        key = call[:4], call.peer, call.reduce, call.waits, info, phase, module, names
+        text = self._repeated.get(key)
+        if text is None:
+            if len(self._repeated) > _MAX_REPEATED:
+                self._repeated.clear()
+            text = self._repeated[key] = _fields(call, info, phase, module, names)
+        return text
+
+    def _quoted(self, fqn: str) -> str:
+        text = self._quotes.get(fqn)
+        if text is None:
+            text = self._quotes[fqn] = json.dumps(fqn)
+        return text
+
     def done(self, number: int) -> None:
         """Records that operation ``number`` was waited for and completed."""
-        self.log.line(f'{{"e":"done","t":{time.time():.6f},"n":{number}}}')
+        self.log.line(f'{{"e":"done","t":{now()},"n":{number}}}')
         self.heartbeat.beat()
 
     def failed(self, number: int, error: BaseException) -> None:
@@ -311,33 +333,47 @@ class Recorder:
             if frame is None:
                 break
             filename = frame.f_code.co_filename
-            if not filename.startswith(_TORCH):
-                if not _is_plumbing(filename):
-                    return self._site_text(frame)
-            elif fallback is None:
+            kind = _kinds.get(filename)
+            if kind is None:
+                kind = _kinds[filename] = _kind(filename)
+            if kind == _USER:
+                return self._site_text(frame)
+            if kind == _OF_TORCH and fallback is None:
                 fallback = frame
             frame = frame.f_back
         return self._site_text(fallback) if fallback is not None else '""'
 
     def _site_text(self, frame: Any) -> str:
-        key = (frame.f_code, frame.f_lineno)
-        text = self._sites.get(key)
-        if text is None:
+        # Hashing a code object reads all of it, and a line number has to be decoded.
+        code = frame.f_code
+        known = self._sites.get((id(code), frame.f_lasti))
+        if known is None:
             if len(self._sites) > 10_000:
                 self._sites.clear()
-            code = frame.f_code
-            name = Path(code.co_filename).name
-            text = self._sites[key] = json.dumps(f"{name}:{frame.f_lineno} {code.co_name}")
-        return text
+            text = json.dumps(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
+            known = self._sites[id(code), frame.f_lasti] = code, text
+        return known[1]
 
 
-def _is_plumbing(filename: str) -> bool:
-    """Whether the file is part of the recorder or holds wrappers of torch or DeepSpeed."""
-    known = _plumbing.get(filename)
-    if known is None:
-        known = filename.startswith(_OWN) or filename.endswith(_DECORATORS)
-        known = _plumbing[filename] = known or any(layer in filename for layer in _LAYERS)
-    return known
+def _kind(filename: str) -> int:
+    """Whether a file is torch's, the user's, or only passes calls on: the recorder's own, wrappers
+    of torch or DeepSpeed."""
+    if filename.startswith(_TORCH):
+        return _OF_TORCH
+    passes = filename.startswith(_OWN) or filename.endswith(_DECORATORS)
+    return _PLUMBING if passes or any(layer in filename for layer in _LAYERS) else _USER
+
+
+def _fields(
+    call: Call, info: GroupInfo, phase: str, module: str, names: Tuple[str, str, str]
+) -> str:
+    carries, of, sizes = names
+    return (
+        f'"op":"{call.op}","numel_in":{call.numel_in},"numel_out":{call.numel_out},'
+        f'"dtype":"{call.dtype}",{_details(call, info)},"phase":"{phase}","module":{module},'
+        f'"carries":{carries},"of":{of},"sizes":{sizes},'
+        f'"async":{"false" if call.waits else "true"}'
+    )
 
 
 def _details(call: Call, info: GroupInfo) -> str:

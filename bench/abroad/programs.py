@@ -32,6 +32,7 @@ class Program:
     prepare: Callable[[Path], None] | None = None  # writes its data into the folder
     prints: str = ""  # a pattern of what it prints that must not change when it is watched
     env: tuple[tuple[str, str], ...] = ()
+    bound: float = 240.0  # seconds for one run, its start included
 
     def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
         start = [python]
@@ -239,7 +240,8 @@ PROGRAMS = (
     Program("lightning", "", "lightning_fit.py", ("out",), launcher="python",
             needs=("lightning",), prints=r"epoch \d+: loss [0-9.]+"),
     Program("ray", "", "ray_train.py", ("out",), launcher="python", needs=("ray.train",),
-            prints=r"epoch \d+: loss [0-9.]+", env=(("RAY_USAGE_STATS_ENABLED", "0"),)),
+            prints=r"epoch \d+: loss [0-9.]+", bound=300.0,
+            env=(("RAY_USAGE_STATS_ENABLED", "0"),)),
     Program("deepspeed-2", "", "deepspeed_zero.py", ("2",), needs=("deepspeed",),
             prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
     Program("deepspeed-3", "", "deepspeed_zero.py", ("3",), needs=("deepspeed",),

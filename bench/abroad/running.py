@@ -21,7 +21,7 @@ from bench.abroad import edits
 from bench.abroad.programs import Program
 from bench.abroad.table import Case
 
-BOUND = 170.0  # seconds for one run, its start included
+STILL = 150.0  # seconds without a step and without a page after which none is expected any more
 # The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.
 OPTIONS = ("--patience", "5", "--on-hang", "abort")
 INSIDE = Path(__file__).with_name("inside")
@@ -82,7 +82,7 @@ def watched(
     try:
         trial: dict[str, Any] = json.loads((run / "result.json").read_text())["trials"][-1]
     except (OSError, ValueError, IndexError) as error:
-        why = f"not done after {BOUND:.0f} s" if ended.code is None else f"no result: {error}"
+        why = f"none after {ended.seconds:.0f} s" if ended.code is None else f"no result: {error}"
         return Answer(case.name, version, refused=why, page=said[-3000:], **about)
     changed = ""
     if case.truth.healthy:
@@ -143,17 +143,25 @@ def _run(
         process = subprocess.Popen(
             list(command), cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=log
         )
-        while process.poll() is None and time.time() - began < BOUND:
+        while process.poll() is None and time.time() - began < program.bound:
             time.sleep(0.05)
             if shown is None and page is not None and page.exists():
                 shown = page.stat().st_mtime
+            stood = _newest(steps) or time.time()
+            if shown is None and time.time() - stood > STILL:
+                break
         code = process.poll()
     took = time.time() - began
     if code is None:
         _end(process)
-    newest = max((float(file.read_text() or 0) for file in steps.iterdir()), default=began)
-    told = shown - newest if shown is not None else None
+    newest = _newest(steps)
+    told = shown - newest if shown is not None and newest is not None else None
     return Ended(code, took, told, _left(str(steps)))
+
+
+def _newest(steps: Path) -> float | None:
+    """Returns when a rank last made an optimizer step, None before the first."""
+    return max((file.stat().st_mtime for file in steps.iterdir()), default=None)
 
 
 def _environment(
@@ -164,6 +172,7 @@ def _environment(
     more = dict(program.env)
     paths = [str(INSIDE), *path, more.pop("PYTHONPATH", "")]
     env.update(more, PYTHONPATH=os.pathsep.join(filter(None, paths)), ABROAD_STEPS=str(steps))
+    env["ABROAD_RANK"] = ",".join(map(str, case.truth.ranks))
     if case.signal:
         env["ABROAD_SIGNAL"] = case.signal
     return env

@@ -5,6 +5,9 @@ gloo makes of it, and the lines of the program from which one finds the fault. `
 where no evidence can tell which of the two sides is wrong (two ranks took different ways and the
 program's text does not say which was meant): then naming nobody is right too.
 
+In the faults ``bad_shard`` is true on the rank of the truth only (``inside/`` sets it): a fault
+that depends on data must not be found by reading a condition on the rank.
+
 ``held_out`` cases were never shown to anybody who works on the diagnosis.
 """
 
@@ -16,7 +19,8 @@ from bench.abroad.edits import Edit, Line
 
 PARTED = ("hang", "collective-mismatch")
 LEFT = (*PARTED, "crash")  # the waiting rank may find its peer gone
-FINDING = (*LEFT, "inconclusive")
+# Any finding: no class was decided on beforehand. moediag then got replica-divergence for it.
+FINDING = (*LEFT, "replica-divergence", "inconclusive")
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ NANOGPT = (
                                 ("destroy_process_group()", 0)),
               known=False),
         (edit("train.py", "for micro_step in range(",
-              "steps = gradient_accumulation_steps - (iter_num == 6 and seed_offset == 1)\n"
+              "steps = gradient_accumulation_steps - (iter_num == 6 and bad_shard)\n"
               "for micro_step in range(steps):"),),
     ),
     Case("nanogpt", "SIGSTOP to rank 1", Truth(("hang",), (1,)), signal="STOP:1:9"),
@@ -96,7 +100,7 @@ NANOGPT = (
         Truth(("hang",), (1,), lines("model.py", "while self.calls == 30", "self.spun =")),
         (edit("model.py", "device = idx.device",
               "{line}\nself.calls = getattr(self, 'calls', 0) + 1\n"
-              "while self.calls == 30 and torch.distributed.get_rank() == 1:\n"
+              "while self.calls == 30 and bad_shard:\n"
               "    self.spun = getattr(self, 'spun', 0) + 1"),),
     ),
 )  # fmt: skip
@@ -117,7 +121,7 @@ LLM_C = (
                                   "reversed(values)")),
         (edit("train_gpt2.py", "dist.all_reduce(lossf)",
               "values = [lossf, torch.full((3,), float(step))]\n"
-              "for value in reversed(values) if ddp_rank == 1 and step == 9 else values:\n"
+              "for value in reversed(values) if bad_shard and step == 9 else values:\n"
               "    dist.all_reduce(value)"),),
         held_out=True,
     ),
@@ -125,7 +129,7 @@ LLM_C = (
         "llm.c", "exception on rank 1",
         Truth(("crash",), (1,), lines("train_gpt2.py", "raise IndexError")),
         (edit("train_gpt2.py", "buf = self.tokens[self.current_position",
-              "if self.process_rank == 1 and self.current_position > 2000:\n"
+              "if bad_shard and self.current_position > 2000:\n"
               "    raise IndexError('shard is shorter than its header says')\n{line}"),),
     ),
     Case("llm.c", "SIGKILL to rank 1", Truth(("crash",), (1,)), signal="KILL:1:7"),
@@ -152,41 +156,41 @@ EXAMPLES = (
               known=False),
         (edit("example.py", "for _ in range(10):", "for number in range(10):"),
          edit("example.py", "loss = model(x).sum()",
-              "try:\n    if rank == 1 and number == 4:\n"
+              "try:\n    if bad_shard and number == 4:\n"
               "        raise ValueError('corrupt sample')\n    {line}\n"
               "except ValueError:\n    continue")),
     ),
     Case(
         "fsdp2-example", "rank 1 leaves the loop early",
-        Truth(LEFT, (1,), lines("example.py", "checkpointer.save(", "if rank == 1 and number",
+        Truth(LEFT, (1,), lines("example.py", "checkpointer.save(", "if bad_shard and number",
                                 ("break", 1), "loss = model(x)"), known=False),
         (edit("example.py", "for _ in range(10):",
-              "for number in range(10):\n    if rank == 1 and number == 6:\n        break"),),
+              "for number in range(10):\n    if bad_shard and number == 6:\n        break"),),
         held_out=True,
     ),
     Case("tp-example", "healthy", CLEAN),
     Case(
         "tp-example", "os._exit on rank 1", Truth(("crash",), (1,)),
         (edit("tensor_parallel_example.py", "output = tp_model(inp)",
-              "{line}\nif _rank == 1 and i == 6:\n    os._exit(3)"),),
+              "{line}\nif bad_shard and i == 6:\n    os._exit(3)"),),
     ),
     Case("fsdp-tp-example", "healthy", CLEAN, held_out=True),
     Case(
         "fsdp-tp-example", "rank 3 skips a step",
         Truth(PARTED, (3,), lines("fsdp_tp_example.py", "output = sharded_model(inp)",
-                                  "output.sum().backward()", "if _rank == 3", "continue")),
+                                  "output.sum().backward()", "if bad_shard", "continue")),
         (edit("fsdp_tp_example.py", "output = sharded_model(inp)",
-              "if _rank == 3 and i == 5:\n    continue\n{line}"),),
+              "if bad_shard and i == 5:\n    continue\n{line}"),),
         held_out=True,
     ),
     Case("mingpt-ddp", "healthy", CLEAN, held_out=True),
     Case(
         "mingpt-ddp", "rank 1's DataLoader worker is stuck",
-        Truth(("hang",), (1,), (*lines("char_dataset.py", "time.sleep(1)", "while os.environ"),
+        Truth(("hang",), (1,), (*lines("char_dataset.py", "time.sleep(1)", "while bad_shard"),
                                 *lines("trainer.py", "in enumerate(dataloader)"))),
-        (edit("char_dataset.py", "import fsspec", "{line}\nimport os\nimport time"),
+        (edit("char_dataset.py", "import fsspec", "{line}\nimport time"),
          edit("char_dataset.py", "chunk = self.data[",
-              "while os.environ['RANK'] == '1' and idx % 400 == 7:\n    time.sleep(1)\n{line}")),
+              "while bad_shard and idx % 400 == 7:\n    time.sleep(1)\n{line}")),
     ),
     Case(
         "mingpt-ddp", "rank 1 has fewer batches",
@@ -194,7 +198,7 @@ EXAMPLES = (
                                 "_, loss = self.model(", "batch_loss = self._run_batch",
                                 "self._run_epoch(epoch, self.t"), known=False),
         (edit("trainer.py", "return DataLoader(",
-              "if self.global_rank == 1:\n"
+              "if bad_shard:\n"
               "    dataset = torch.utils.data.Subset(dataset, range(len(dataset) * 3 // 4))\n"
               "{line}"),),
     ),
@@ -215,7 +219,7 @@ EXAMPLES = (
         "ddp-tutorial", "rank 2 allocates too much",
         Truth(("crash",), (2,), lines("multigpu_torchrun.py", "self.kept = torch.empty")),
         (edit("multigpu_torchrun.py", "output = self.model(source)",
-              "if self.gpu_id == 2 and self.epochs_run + len(source) < 32:\n"
+              "if bad_shard and len(source) < 32:\n"
               "    self.kept = torch.empty(1 << 50)\n{line}"),),
         held_out=True,
     ),
@@ -238,7 +242,7 @@ ACCELERATE = (
         Truth(LEFT, (1,), lines("nlp_example.py", "accelerator.gather(predictions)",
                                 "predictions = predictions[1:]"), known=False),
         (edit("nlp_example.py", "predictions = outputs.logits.argmax",
-              "{line}\nif epoch == 1 and accelerator.process_index == 1:\n"
+              "{line}\nif epoch == 1 and bad_shard:\n"
               "    predictions = predictions[1:]"),
          edit("nlp_example.py", "predictions, references = accelerator.gather",
               "references = accelerator.gather(batch['labels'])\n"
@@ -247,12 +251,12 @@ ACCELERATE = (
     Case("accelerate-stopping", "healthy", CLEAN, held_out=True),
     Case(
         "accelerate-stopping", "rank 1 breaks on its own",
-        Truth(LEFT, (1,), lines("early_stopping.py", "if accelerator.process_index == 1", "break",
+        Truth(LEFT, (1,), lines("early_stopping.py", "if bad_shard", "break",
                                 "if accelerator.check_trigger()", "accelerator.backward(loss)",
                                 "accelerator.gather_for_metrics("), known=False),
         (edit("early_stopping.py", "accelerator.set_trigger()", "break"),
          edit("early_stopping.py", "if callback.check_early_stopping(",
-              "if accelerator.process_index == 1 and step == 6:")),
+              "if bad_shard and step == 6:")),
         held_out=True,
     ),
 )  # fmt: skip
@@ -270,7 +274,7 @@ TRAINERS = (
         "trainer", "exception in rank 1's collator",
         Truth(("crash",), (1,), lines("hf_trainer.py", "return {key: torch.stack(")),
         (edit("hf_trainer.py", "return {key: torch.stack(",
-              "if os.environ['RANK'] == '1' and int(rows[0]['labels'].sum()) % 7 == 3:\n"
+              "if bad_shard and int(rows[0]['labels'].sum()) % 23 == 3:\n"
               "    rows[0]['labels'] = rows[0]['labels'][1:]\n{line}"),),
     ),
     Case("trainer", "SIGSTOP to rank 0", Truth(("hang",), (0,)), signal="STOP:0:7",
@@ -298,7 +302,7 @@ TRAINERS = (
         "lightning", "exception in rank 1's validation",
         Truth(("crash",), (1,), lines("lightning_fit.py", "raise RuntimeError")),
         (edit("lightning_fit.py", 'self.log("val_loss"',
-              "if self.global_rank == 1 and self.current_epoch == 1:\n"
+              "if bad_shard and self.current_epoch == 1:\n"
               "    raise RuntimeError('no such label')\n{line}"),),
         held_out=True,
     ),
@@ -321,9 +325,9 @@ TRAINERS = (
     Case(
         "deepspeed-2", "rank 1 skips a backward",
         Truth(LEFT, (1,), lines("deepspeed_zero.py", "engine.backward(loss)", "engine.step()",
-                                "if dist.get_rank() == 1"), known=False),
+                                "if bad_shard"), known=False),
         (edit("deepspeed_zero.py", "engine.backward(loss)",
-              "if dist.get_rank() == 1 and step == 7:\n    continue\n{line}"),),
+              "if bad_shard and step == 7:\n    continue\n{line}"),),
         held_out=True,
     ),
     Case("deepspeed-3", "healthy", CLEAN),
@@ -350,7 +354,7 @@ TRAINERS = (
                                   ("reduce_gradients(model)", 1)),
               known=False),
         (edit("megatron_tp.py", "reduce_gradients(model)",
-              "if rank == 2 and step == 6:\n    model[0].down.weight.grad = None\n{line}", nth=1),),
+              "if bad_shard and step == 6:\n    model[0].down.weight.grad = None\n{line}", nth=1),),
         held_out=True,
     ),
 )  # fmt: skip

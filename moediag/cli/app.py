@@ -144,6 +144,7 @@ def diagnose(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH…", help="Runs, dumps, stacks, logs.")
     ],
+    taken_at: o.TakenAt = "",
     html: o.Html = None,
     trace: o.Trace = None,
     as_json: o.Json = False,
@@ -159,7 +160,7 @@ def diagnose(
     from moediag.pipeline.examine import examine
     from moediag.report import json_view, page, terminal, views
 
-    found = examine(paths)
+    found = examine(paths, o.moment(taken_at))
     for written in views.write([found.result], chosen, found.traced):
         typer.echo(f"wrote {written}", err=True)
     if as_json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +35,15 @@ NameOrNone = Annotated[
 ]
 All = Annotated[
     bool, typer.Option("--all", help="Run every scenario of the catalogue and write one summary.")
+]
+TakenAt = Annotated[
+    str,
+    typer.Option(
+        "--taken-at",
+        metavar="TIME",
+        help="Time when the dumps of another job were written: 2025-01-31T12:00:00, seconds since "
+        "1970, or timeout if NCCL's watchdog wrote them.",
+    ),
 ]
 Variants = Annotated[
     list[str],
@@ -268,3 +279,20 @@ def nodes(
             "Add --shared DIR, a new folder that all nodes reach, the same on each. (A job of your "
             "own runs on several nodes under `moediag watch --shared DIR -- torchrun …`.)",
         )
+
+
+def moment(text: str) -> float | None:
+    """The value of --taken-at in seconds since 1970: 0 for ``timeout``, None without one."""
+    if text in ("", "timeout"):
+        return 0.0 if text else None
+    with suppress(ValueError):
+        return float(text)
+    try:
+        return datetime.fromisoformat(
+            text.removesuffix("Z") + "+00:00" * text.endswith("Z")
+        ).timestamp()
+    except ValueError:
+        raise UsageError(
+            f"--taken-at {text}: not a time",
+            "Type 2025-01-31T12:00:00, seconds since 1970, or timeout.",
+        ) from None

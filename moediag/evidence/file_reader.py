@@ -64,13 +64,22 @@ def load(path: Path) -> Loaded:
             head = file.read(512)
             if is_pickle(head):
                 return Loaded(flight_dump.read(plain_data(_rest(file, head, MAX_PICKLE))))
+            if not _is_text(head):
+                return Loaded(refused="neither text nor a dump")
             if head.lstrip()[:1] not in (b"{", b"[") or _is_log(head):
-                return Loaded(refused="neither text nor a dump" if b"\0" in head else "")
+                return Loaded()
             return _json(_rest(file, head, MAX_JSON).decode("utf-8", errors="replace"))
     except (Refused, flight_dump.NoDump) as no:
         return Loaded(refused=str(no))
     except OSError as error:
         return Loaded(refused=str(error.strerror))
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether it may be a log: no NUL, and few bytes that are neither UTF-8 nor ASCII."""
+    odd = sum(c == "\ufffd" or (c < " " and c not in "\t\n\r\b\f\x1b") for c in
+              head.decode("utf-8", errors="replace"))  # fmt: skip
+    return b"\0" not in head and odd <= len(head) // 16 + 1
 
 
 def _is_log(head: bytes) -> bool:

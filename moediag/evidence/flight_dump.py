@@ -15,23 +15,29 @@ Known from torch's ``FlightRecorder.hpp`` and from real dumps (torch 2.13, gloo)
   entry ``coalesced`` that closes the batch is ever completed.
 - Older releases count a batch of sends and receives as a collective too. How many of these there
   are differs between ranks, so they are taken out again.
+- ``onlyActive`` leaves completed calls out; JSON then has no ``entries`` at all if nothing is open.
+- ``pg_status`` counts the calls of each group that were enqueued and completed. Its keys are
+  ``pg_id``, which the entries translate to names; it counts sends and receives separately, but
+  shows the number of whichever came last.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from moediag.evidence import flight_status
 from moediag.evidence.flight_names import plain_dtype, plain_op, plain_text, user_site
 
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
 MAX_ENTRIES = 1_000_000
 _MAX_SHAPES = 20_000_000  # tensors in a whole dump
 _MAX_FRAMES = 200
+_MOST_UNSEEN = 1000  # open calls of a group that only pg_status counts
 _MAX_MEMBERS = 3_000_000  # of all groups together
 
 _STATES = {"completed": COMPLETED, "started": STARTED}
@@ -72,7 +78,9 @@ class Dump:
     collectives and point-to-point calls each for themselves; ``state``: SCHEDULED, STARTED or
     COMPLETED; ``created``: nanoseconds of the wall clock. ``places``: groups in which a send or
     receive tells this process's own place. ``batched``: groups whose positions were corrected for
-    batches of sends and receives. ``unreadable``: entries that could not be understood.
+    batches of sends and receives. ``unreadable``: entries that could not be understood. ``status``:
+    by group, how many calls were issued and how many of them completed. ``timed_out``: the watchdog
+    gave up on a call. ``timeout``: the longest timeout of the calls, in seconds.
     """
 
     version: str = ""
@@ -87,9 +95,23 @@ class Dump:
     created: array[int] = field(default_factory=lambda: array("q"))
     places: dict[str, int] = field(default_factory=dict)
     batched: set[str] = field(default_factory=set)
+    status: dict[str, tuple[int, int]] = field(default_factory=dict)
+    timed_out: bool = False
+    timeout: float = 0.0
     unreadable: int = 0
     open_only: bool = False  # completed calls were left out
     recording: bool = True  # False: the dump was taken without its calls
+
+    @property
+    def contradicts(self) -> bool:
+        """The dump lists no call although some are open: its calls are not known."""
+        return not self.kind and any(issued > done for issued, done in self.status.values())
+
+    def incomplete(self) -> Iterator[tuple[str, int]]:
+        """Group and position of each incomplete call."""
+        for row, state in enumerate(self.state):
+            if state != COMPLETED:
+                yield self.kinds[self.kind[row]].group, self.position[row]
 
     @property
     def wrapped(self) -> bool:
@@ -123,7 +145,6 @@ def read(raw: Any) -> Dump:
     if len(entries) > MAX_ENTRIES:
         raise NoDump(f"{len(entries):,} entries; at most {MAX_ENTRIES:,} are read")
     dump = Dump(version, library=plain_text(raw.get("comm_lib_version"))[:40])
-    dump.recording = "entries" in raw or not _counted(raw.get("pg_status"))
     members = 0
     for name, config in raw.get("pg_config", {}).items():
         if isinstance(config, Mapping):
@@ -142,17 +163,31 @@ def read(raw: Any) -> Dump:
             if isinstance(bad, NoDump):
                 raise
             dump.unreadable += 1
+    told = raw.get("pg_status")
+    dump.status = flight_status.of_groups(told, reader.ids, dump.groups)
+    dump.recording = "entries" in raw or not told or bool(dump.status)
+    if dump.recording:
+        _without_entries(dump, "entries" in raw)
     return dump
 
 
-def _counted(status: Any) -> bool:
-    """Whether ``pg_status`` mentions calls."""
-    each = status.values() if isinstance(status, Mapping) else ()
-    return any(
-        plain_text(s.get("last_enqueued_collective")) not in ("", "-1", "0")
-        for s in each
-        if isinstance(s, Mapping)
-    )
+def _without_entries(dump: Dump, included: bool) -> None:
+    """What ``pg_status`` says of a dump that shows no completed call, or no call at all."""
+    issued = any(of[0] > 0 for of in dump.status.values())
+    open_ = {name: of for name, of in dump.status.items() if of[0] > of[1]}
+    if not included and open_:
+        dump.recording = False
+        for name, (last, done) in open_.items():
+            number = len(dump.kinds)
+            dump.kinds.append(Kind(name, "", 0, 0, ""))
+            for position in range(done, min(last, done + _MOST_UNSEEN)):
+                dump.index.append(len(dump.index) + 1)
+                dump.position.append(position)
+                dump.created.append(0)
+                dump.kind.append(number)
+                dump.state.append(SCHEDULED)
+    elif COMPLETED not in dump.state and issued and (not dump.kind or dump.index[0] > 0):
+        dump.open_only = True
 
 
 class _Reader:
@@ -165,6 +200,7 @@ class _Reader:
         self.shift: dict[str, int] = {}  # group -> how many of these counted no collective
         self.batch: dict[str, tuple[int, list[int]]] = {}  # group -> (p2p_seq_id, its rows)
         self.sites: dict[tuple[int, ...], str] = {}
+        self.ids: dict[str, Any] = {}  # group -> its pg_id
         self.shapes = 0
         self.record: int | None = None
 
@@ -196,6 +232,9 @@ class _Reader:
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = self.kind(key, frames)
+            self.ids[plain_text(local)] = e.get("pg_id")
+            if type(limit := e.get("timeout_ms")) is int:
+                self.dump.timeout = max(self.dump.timeout, limit / 1000)
         number, p2p = found
         kind = self.dump.kinds[number]
         seq = _number(e.get("collective_seq_id", e.get("seq_id")))
@@ -288,8 +327,11 @@ class _Reader:
         told = e.get("state")
         state = _STATES.get(told, SCHEDULED) if type(told) is str else SCHEDULED
         at = e.get("time_discovered_completed_ns")
-        retired = e.get("retired") is True and self.dump.backend == "gloo"
-        return COMPLETED if retired or (type(at) is int and at > 0) else state
+        retired = e.get("retired") is True
+        if (retired and self.dump.backend == "gloo") or (type(at) is int and at > 0):
+            return COMPLETED
+        self.dump.timed_out |= retired and state != COMPLETED
+        return state
 
     def kind(self, key: tuple[Any, ...], frames: Any) -> tuple[int, bool]:
         """(number of the kind, whether it is a send or receive)."""

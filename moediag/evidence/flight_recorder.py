@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from moediag.evidence import window
+from moediag.evidence import group_progress, window
 from moediag.evidence.flight_dump import COMPLETED, STARTED, Dump, Kind
 from moediag.evidence.model import (
     COMPLETED_THERE,
@@ -22,6 +22,7 @@ from moediag.evidence.model import (
 )
 
 POINT_TO_POINT = ("send", "recv")
+_FEW = 8  # calls: a job may hang before any of them completes
 Name = tuple[int, str]  # a rank, and its name of a group
 Key = window.Key
 
@@ -38,10 +39,10 @@ class Recorded:
     backend: str
     #: Calls that did not become objects, because all ranks agree on them.
     left_out: int = 0
-    #: Time of the youngest call, in nanoseconds.
-    last: int = 0
     #: The dumps tell which calls completed.
     tracked: bool = True
+    #: Ranks whose dump is older than the others', with the proof: the job still moved.
+    older: Mapping[int, str] = field(default_factory=dict)
     not_seen: tuple[str, ...] = ()
 
 
@@ -68,13 +69,19 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
     groups = _groups(dumps, world_size)
     lost: list[str] = []
     usable = _without_unaligned(dumps, groups, lost)
+    _find_open_only(dumps)
     tracked = any(COMPLETED in dump.state or dump.open_only for dump in dumps.values())
-    tracked = tracked or all(len(dump.kind) < 3 for dump in dumps.values())
+    tracked = tracked or all(len(dump.kind) < _FEW for dump in dumps.values())
     if not tracked:
         lost.append("which calls completed (the dumps do not say)")
     keys = {rank: {n: _key(groups[rank, n]) for n in usable[rank]} for rank in dumps}
+    reached = group_progress.reached(dumps, keys)
     chosen = window.choose(dumps, keys, tracked)
-    ranks = {rank: _rank(rank, dump, groups, chosen, lost, tracked) for rank, dump in dumps.items()}
+    settled = group_progress.settled(dumps, keys, reached)
+    ranks = {
+        rank: _rank(rank, dump, groups, chosen, settled[rank], lost, tracked)
+        for rank, dump in dumps.items()
+    }
     backends = sorted(dump.backend for dump in dumps.values() if dump.backend)
     return Recorded(
         ranks,
@@ -82,7 +89,7 @@ def recorded(dumps: Mapping[int, Dump], world_size: int = 0) -> Recorded:
         max(backends, key=backends.count, default=""),
         left_out=sum(len(d.kind) for d in dumps.values())
         - sum(len(seen.collectives) for seen in ranks.values()),
-        last=max((dump.created[-1] for dump in dumps.values() if dump.created), default=0),
+        older=group_progress.older(dumps, groups, reached) if tracked else {},
         tracked=tracked,
         not_seen=tuple(dict.fromkeys(lost)),
     )
@@ -93,10 +100,14 @@ def _rank(
     dump: Dump,
     groups: Mapping[Name, Group],
     chosen: window.Chosen,
+    settled: Mapping[str, int],
     lost: list[str],
     tracked: bool,
 ) -> RankEvidence:
     not_seen = []
+    if dump.contradicts:
+        text = f"rank {rank}: its calls (pg_status counts incomplete calls, the dump lists none)"
+        return RankEvidence(rank, not_seen=(text,))
     if dump.unreadable:
         not_seen.append(f"rank {rank}: {dump.unreadable} unreadable entries of its dump")
     if not dump.recording:
@@ -113,7 +124,18 @@ def _rank(
         versions={dump.backend: dump.library} if dump.library and dump.backend else {},
         not_seen=tuple(not_seen),
         counts_apart=True,
+        settled=settled,
+        open_only=dump.open_only,
     )
+
+
+def _find_open_only(dumps: Mapping[int, Dump]) -> None:
+    """Marks dumps that left completed calls out. A ring buffer that has wrapped is full, so rings
+    of one job then have one length."""
+    late = [d for d in dumps.values() if d.wrapped and COMPLETED not in d.state]
+    if len({len(dump.kind) for dump in late}) > 1:
+        for dump in late:
+            dump.open_only = True
 
 
 def _calls(

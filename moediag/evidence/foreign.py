@@ -2,14 +2,23 @@
 
 No watchdog saw this job, so a stall is inferred. A rank waits if one of its calls did not complete,
 if its stack is inside a collective, or if the library gave up on a call. A rank is elsewhere if all
-its recorded calls completed while other ranks wait.
+its recorded calls completed while other ranks wait. Whether calls stand still or were just under
+way when the dumps were written is known only if something tells the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-from moediag.evidence import console_output, exits, flight_recorder, log_reports, rank_stacks
+from moediag.evidence import (
+    console_output,
+    exits,
+    flight_recorder,
+    log_reports,
+    one_job,
+    rank_stacks,
+)
+from moediag.evidence.flight_dump import COMPLETED, Dump
 from moediag.evidence.model import (
     Collective,
     Evidence,
@@ -21,18 +30,24 @@ from moediag.evidence.model import (
     Stall,
 )
 from moediag.evidence.sources import Found
+from moediag.result.wording import ranks as of_ranks
 
 # Seconds. A dump written sooner than this after the youngest call shows calls in flight.
-IN_FLIGHT = 2.0
+IN_FLIGHT = 30.0
 
 
 def evidence(found: Found) -> Evidence:
     """The evidence in ``found``; a rank without any has no entry."""
+    every = one_job.jobs(found.dumps)
+    if len(every) > 1 and len(every[0].ranks) == len(every[1].ranks):
+        return _mixed(found, every)
+    found.dumps = {rank: found.dumps[rank] for job in every[:1] for rank in job.ranks}
+    other = {rank for job in every[1:] for rank in job.ranks}
     writers = {one.rank for one in found.reports if one.rank is not None}
     seen_ranks = {
         *found.dumps, *found.stacks, *found.errors, *found.outputs, *found.exits, *writers,
     }  # fmt: skip
-    least = max(max(seen_ranks, default=-1) + 1, log_reports.job_size(found.reports))
+    least = max(max(seen_ranks | found.unread, default=-1) + 1, log_reports.job_size(found.reports))
     recorded = flight_recorder.recorded(found.dumps, least)
     waited = {o.rank for o in found.reports if o.kind in log_reports.WAITED and o.rank is not None}
     ranks: dict[int, RankEvidence] = {}
@@ -48,9 +63,10 @@ def evidence(found: Found) -> Evidence:
         if rank in waited and end is not None:
             end = ExitStatus(end.code, end.signal, by_us=True)  # its watchdog ended it
         ranks[rank] = _with(own, found, error, end)
-    not_seen = [*found.refused, *recorded.not_seen]
+    not_seen = [*found.refused, *one_job.others(every), *recorded.not_seen]
     stall = _stall(found, ranks, waited, recorded, not_seen)
-    if (unseen := [r for r in range(recorded.world_size) if r not in ranks]) and ranks:
+    unseen = [rank for rank in range(recorded.world_size) if rank not in {*ranks, *other}]
+    if unseen and ranks:
         not_seen.append(_unseen(unseen))
     return Evidence(
         world_size=recorded.world_size,
@@ -67,24 +83,21 @@ def evidence(found: Found) -> Evidence:
 def _with(
     own: RankEvidence, found: Found, error: RankError | None, end: ExitStatus | None
 ) -> RankEvidence:
-    text = found.outputs.get(own.rank, "")
-    return RankEvidence(
-        rank=own.rank,
-        collectives=own.collectives,
-        groups=own.groups,
-        versions=own.versions,
+    return replace(
+        own,
         stacks=tuple(found.stacks.get(own.rank, ())),
         exit=end,
         error=error,
-        not_seen=own.not_seen,
-        last_lines=exits.last_lines(text),
-        counts_apart=own.counts_apart,
+        last_lines=exits.last_lines(found.outputs.get(own.rank, "")),
     )
 
 
 def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     """The rank's exception, from its error file or its output, and how the process ended."""
     error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
+    if error is None:
+        told = (one for one in found.reports if one.kind == "failed" and one.rank == rank)
+        error = next((RankError("DistBackendError", one.detail) for one in told), None)
     return error, found.exits.get(rank)
 
 
@@ -115,7 +128,7 @@ def _from_watchdog(rank: int, found: Found) -> RankEvidence:
 
 def _stall(
     found: Found,
-    ranks: Mapping[int, RankEvidence],
+    ranks: dict[int, RankEvidence],
     waited: set[int],
     recorded: flight_recorder.Recorded,
     not_seen: list[str],
@@ -130,19 +143,26 @@ def _stall(
         if inside or any(not call.completed for call in seen.collectives):
             waiting.add(rank)
         elif dump is not None:
-            if dump.recording and recorded.tracked:
+            if seen.groups and dump.recording and recorded.tracked:
                 elsewhere.add(rank)
         elif stack is not None and _is_elsewhere(stack):
             elsewhere.add(rank)
     if not waiting:
         return None
-    if not waited and found.dumps and _in_flight(found, ranks, recorded):
-        not_seen.append(
-            "whether the job was stalled: the dumps were written while calls were in flight "
-            "(dump again a minute later)"
-        )
+    certain = bool(waited) or _stands(found)
+    moved = found.moved and found.taken_at is None
+    if moved and not waited:
+        not_seen.append("whether the job stalled: it moved on between two dumps of a rank")
         return None
-    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)))
+    if not certain and recorded.older:
+        not_seen += recorded.older.values()
+        return None
+    for rank, text in recorded.older.items():
+        ranks[rank] = RankEvidence(rank, stacks=ranks[rank].stacks, not_seen=(text,))
+        waiting.discard(rank)
+        elsewhere.discard(rank)
+    at_once = found.taken_at is not None and not certain
+    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain, at_once)
 
 
 def _is_elsewhere(stack: Stack) -> bool:
@@ -152,13 +172,34 @@ def _is_elsewhere(stack: Stack) -> bool:
     return python and not (rank_stacks.on_the_device(stack) or rank_stacks.in_backward(stack))
 
 
-def _in_flight(
-    found: Found, ranks: Mapping[int, RankEvidence], recorded: flight_recorder.Recorded
-) -> bool:
-    """Whether all open calls were issued just before the dumps were written."""
-    opened = [c.time for seen in ranks.values() for c in seen.collectives if not c.completed]
-    age = found.written - min(opened, default=0.0)
-    return 0 <= age < IN_FLIGHT and not found.stacks and recorded.last > 0
+def _stands(found: Found) -> bool:
+    """Whether it is known that calls did not complete for long, and were not just under way."""
+    dumps = found.dumps.values()
+    issued = [dump.created[-1] / 1e9 for dump in dumps if dump.created and dump.created[-1]]
+    opened = [at + dump.timeout for dump in dumps if (at := _first_open(dump)) and dump.timeout]
+    if found.stacks or found.stood or any(dump.timed_out for dump in dumps):
+        return True
+    if found.taken_at is not None and found.taken_at - max(issued, default=0.0) >= IN_FLIGHT:
+        return True
+    return bool(opened) and min(opened) <= max(issued)
+
+
+def _first_open(dump: Dump) -> float:
+    """When the dump's first incomplete call was issued, in seconds; 0 if there is none."""
+    rows = (row for row, state in enumerate(dump.state) if state != COMPLETED)
+    return dump.created[first] / 1e9 if (first := next(rows, None)) is not None else 0.0
+
+
+def _mixed(found: Found, every: list[one_job.Job]) -> Evidence:
+    who = " and ".join(of_ranks(job.ranks) for job in every)
+    return Evidence(
+        world_size=len(found.dumps),
+        ranks={},
+        not_seen=tuple(found.refused),
+        mixed=f"The dumps of {who} are not of one job or attempt: {every[1].reason}. Diagnose each "
+        "job's dumps alone.",
+        foreign=True,
+    )
 
 
 def _unseen(ranks: list[int]) -> str:

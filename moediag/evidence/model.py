@@ -39,7 +39,10 @@ class Collective:
     parameters: tuple[str, ...] | None = None
     #: FQNs of the same FSDP group that it does not carry.
     parameters_missing: tuple[str, ...] = ()
+    #: "file.py:12 function", the innermost line outside torch.
     site: str = ""
+    #: The user's own lines that led there, the nearest first; at most three.
+    callers: tuple[str, ...] = ()
     completed: bool = False
     #: The error that it raised or ended with; the program may have swallowed it. "" if none.
     failed: str = ""
@@ -125,6 +128,8 @@ class Condition:
     leaves: str = ""
     #: Global ranks that it keeps from the line, if its names mean what they say.
     keeps_out: frozenset[int] = frozenset()
+    #: The global rank that it compares for equality: 0 of ``rank != 0`` and ``is_main_process``.
+    singles: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +146,8 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """``train.py:12 step``."""
-        return f"{self.name}:{self.line} {self.function}"
+        """``train.py:12 step``; without the class, which only some sources of stacks name."""
+        return f"{self.name}:{self.line} {self.function.rpartition('.')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,10 @@ class Report:
     #: Seconds since the beginning of the year on the writer's clock; 0.0 if unknown.
     time: float = 0.0
     text: str = ""
+    #: Where: the line of the program (site), the file or process (stack, error).
     detail: str = ""
+    #: The process that wrote it, if the log names processes.
+    process: str = ""
 
     @property
     def of_all(self) -> bool:
@@ -273,6 +281,10 @@ class RankEvidence:
     last_lines: tuple[str, ...] = ()
     #: Collectives and point-to-point calls have positions of their own.
     counts_apart: bool = False
+    #: Group -> its calls so far, where none was recorded and all completed.
+    settled: Mapping[str, int] = field(default_factory=dict)
+    #: Only incomplete calls were recorded.
+    open_only: bool = False
     #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
     #: Only lines whose source is known.
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
@@ -296,6 +308,10 @@ class Stall:
     #: Ranks that waited inside a collective.
     waiting: tuple[int, ...]
     elsewhere: tuple[int, ...] = ()
+    #: False: ranks wait, and nothing shows for how long.
+    certain: bool = True
+    #: What is known was written just after the newest call.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +352,8 @@ class Evidence:
     watched: bool = False
     #: Processes that the kernel killed for memory on this machine meanwhile, None if not counted.
     oom_kills: int | None = None
+    #: A sentence: why the evidence is not of one job. Nothing else is known then.
+    mixed: str = ""
     #: Messages of libraries, schedulers and the kernel in the logs of a job of other tools.
     reports: tuple[Report, ...] = ()
     #: Of a watched job on several nodes.

@@ -20,6 +20,7 @@ from moediag.evidence import (
     flight_recorder,
     log_lines,
     log_reports,
+    one_job,
     stack_texts,
 )
 from moediag.evidence import rank_stacks as stacks
@@ -54,8 +55,16 @@ class Found:
     reports: list[Report] = field(default_factory=list)
     #: The ranks that died first.
     first: tuple[int, ...] = ()
-    #: When the dumps' files were last written, in seconds of the wall clock.
-    written: float = 0.0
+    #: When the dumps were written, in seconds of the wall clock; None: not known. A file's own time
+    #: says nothing, because files are copied.
+    taken_at: float | None = None
+    #: The job is known to have stood still: its watchdog wrote the dumps, or two dumps of a rank
+    #: show the same incomplete calls.
+    stood: bool = False
+    #: Two dumps of a rank show that it moved on.
+    moved: bool = False
+    #: Ranks with a file that could not be read.
+    unread: set[int] = field(default_factory=set)
     #: Number of files that were understood.
     files: int = 0
     #: Each file that was not, with the reason.
@@ -130,6 +139,8 @@ class _Collector:
         raw = loaded.json
         if loaded.refused:
             self.found.refused.append(f"{path} ({loaded.refused})")
+            if (rank := _rank_of(path, root)) is not None:
+                self.found.unread.add(rank)
         elif loaded.dump is not None:
             self.dump(path, root, loaded.dump)
         elif raw is None:
@@ -149,15 +160,26 @@ class _Collector:
             self.of_nobody.append((path, "a Flight Recorder dump"))
             return
         self.found.files += 1
-        self.found.written = max(self.found.written, path.stat().st_mtime)
         older = self.found.dumps.get(rank)
         if older is not None:
+            self.again(older, dump)
             young = _worth(dump) > _worth(older)
             dropped = self.source[rank] if young else path
             self.found.refused.append(f"{dropped} (rank {rank} has a younger or fuller dump)")
             if not young:
                 return
         self.found.dumps[rank], self.source[rank] = dump, path
+
+    def again(self, one: Dump, other: Dump) -> None:
+        """Notes whether the rank moved between two dumps, unless one is of an earlier attempt."""
+        ends = [dump.created[-1] for dump in (one, other) if dump.created]
+        if len(ends) < 2 or abs(ends[0] - ends[1]) / 1e9 > one_job.FAR_APART:
+            return
+        opened = [list(dump.incomplete()) for dump in (one, other)]
+        if opened[0] == opened[1]:
+            self.found.stood |= bool(opened[0])
+        else:
+            self.found.moved = True
 
     def whose_dump(self, path: Path, root: Path, dump: Dump) -> int | None:
         """The rank of a dump: from its name, unless its content contradicts that."""
@@ -178,8 +200,9 @@ class _Collector:
             self.add_stacks(path, root, sections[0].stacks, sections[0].process)
         else:
             self.found.files += 1
-            for section in sections:
-                self.section(section.rank, section.process or path.name, section.stacks)
+            for number, section in enumerate(sections, start=1):
+                whose = section.process or f"process {number} of {path.name}"
+                self.section(section.rank, whose, section.stacks)
 
     def section(self, rank: int | None, whose: str, found: tuple[Stack, ...]) -> None:
         """The stacks of one process; those of an unknown rank are only told."""
@@ -223,13 +246,16 @@ class _Collector:
     def without_rank(self, path: Path, text: str, reports: tuple[Report, ...]) -> None:
         """A log that names no rank: its messages count, and so does an exception."""
         error = exits.error_in_output(text)
+        dumped = stacks.parse_faulthandler(text)
+        if dumped:
+            self.section(None, path.name, dumped)
         if error is not None:
             where = f" at {error.where}" if error.where else ""
             said = f"{error.type}{where}: {error.message}".rstrip(": ")
             self.found.reports.append(Report("error", text=said, detail=path.name))
-        if reports or error is not None:
+        if reports or dumped or error is not None:
             self.found.files += 1
-        if reports or error is not None or outputs.is_log(text):
+        if reports or dumped or error is not None or outputs.is_log(text):
             self.of_nobody.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")

@@ -47,10 +47,11 @@ class Examined:
         return of_trials
 
 
-def examine(paths: Sequence[Path]) -> Examined:
+def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
     """Diagnoses every trial found at ``paths``. Several nodes' parts of a trial are diagnosed
     together, and all other paths as one job. A run that was judged keeps its judgement; otherwise
-    ``expected`` stays empty. Raises EvidenceError if nothing is known."""
+    ``expected`` stays empty. ``taken_at``: when the dumps of another job were written (0: when its
+    watchdog gave up). Raises EvidenceError if nothing is known."""
     trials: list[Path] = []
     others = []
     for path in paths:
@@ -61,7 +62,7 @@ def examine(paths: Sequence[Path]) -> Examined:
         return _again(judged, {folder.name: _examined(folder) for folder in trials})
     found = [_examined(*folders) for folders in _by_job(trials)]
     if others:
-        found.append(_foreign(others))
+        found.append(_foreign(others, taken_at))
     scenarios = dict.fromkeys(name for name, _, _ in found)
     result = RunResult(
         scenario=", ".join(scenarios),
@@ -137,8 +138,9 @@ def _rejudged(
     )
 
 
-def _foreign(paths: Sequence[Path]) -> tuple[str, TrialResult, Evidence]:
+def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialResult, Evidence]:
     found = sources.read(paths)
+    found.taken_at, found.stood = taken_at or None, found.stood or taken_at == 0
     if not found.files:
         why = "; ".join(found.refused[:_SHOWN]) or "no file"
         more = len(found.refused) - _SHOWN

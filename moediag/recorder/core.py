@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from moediag.recorder.call_site import CallSites
 from moediag.recorder.calls import Call
 from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
@@ -27,14 +28,8 @@ from moediag.recorder.patches import Patches
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
-_DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string>")
-# DeepSpeed's wrapper of torch.distributed: all its calls would have the same few sites.
-_LAYERS = (f"{os.sep}deepspeed{os.sep}comm{os.sep}", f"{os.sep}deepspeed{os.sep}utils{os.sep}nvtx")
-_kinds: Dict[str, int] = {}  # file name -> result of _kind
-_USER, _OF_TORCH, _PLUMBING = range(3)
 _NO_NAMES = ("null", "null", "null")
 _MAX_REPEATED = 4096  # calls with different fields
-_MAX_FRAMES = 96  # searched for a call site; the backward of a deep model has about 40
 _MAX_FAILED = 500  # characters of the message of a failed operation
 _MAX_FAULTS = 20  # after which a watcher is switched off
 
@@ -130,8 +125,7 @@ class Recorder:
         self._next = 0
         self._faults: Dict[str, int] = {}
         self._told: Dict[str, bool] = {}
-        # (id of code, instruction) -> code, which keeps the id from being reused, and text
-        self._sites: Dict[Tuple[int, int], Tuple[Any, str]] = {}
+        self._sites = CallSites(log)
         self._repeated: Dict[Any, str] = {}
         self._quotes: Dict[str, str] = {}
 
@@ -269,14 +263,14 @@ class Recorder:
             module = self._quoted(thread.blocks[-1].fqn) if thread.blocks else '""'
             phase, names = self.current_phase(), _NO_NAMES
         fields = self._fields(call, info, phase, module, names)
-        site = self._site()
+        site = self._sites.fields(sys._getframe(1))
         log = self.log
         with log.lock:
             number, self._next = self._next, self._next + 1
             position, info.issued = info.issued, info.issued + 1
             log.line(
                 f'{{"e":"collective","t":{now()},"n":{number},"group":{info.json_name},'
-                f'"k":{position},{fields},"site":{site},"step":{self.current_step}}}'
+                f'"k":{position},{fields},{site},"step":{self.current_step}}}'
             )
         if thread.coalescing is not None:
             thread.coalescing.append(number)
@@ -323,45 +317,6 @@ class Recorder:
         if blocks:
             return "forward"
         return "optimizer" if self.optimizer_running else "other"
-
-    def _site(self) -> str:
-        """Returns the innermost frame outside torch as JSON ``"file.py:12 function"``; in
-        autograd's thread, where all frames are torch's, the innermost frame."""
-        frame: Any = sys._getframe(2)
-        fallback = None
-        for _ in range(_MAX_FRAMES):
-            if frame is None:
-                break
-            filename = frame.f_code.co_filename
-            kind = _kinds.get(filename)
-            if kind is None:
-                kind = _kinds[filename] = _kind(filename)
-            if kind == _USER:
-                return self._site_text(frame)
-            if kind == _OF_TORCH and fallback is None:
-                fallback = frame
-            frame = frame.f_back
-        return self._site_text(fallback) if fallback is not None else '""'
-
-    def _site_text(self, frame: Any) -> str:
-        # Hashing a code object reads all of it, and a line number has to be decoded.
-        code = frame.f_code
-        known = self._sites.get((id(code), frame.f_lasti))
-        if known is None:
-            if len(self._sites) > 10_000:
-                self._sites.clear()
-            text = json.dumps(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
-            known = self._sites[id(code), frame.f_lasti] = code, text
-        return known[1]
-
-
-def _kind(filename: str) -> int:
-    """Whether a file is torch's, the user's, or only passes calls on: the recorder's own, wrappers
-    of torch or DeepSpeed."""
-    if filename.startswith(_TORCH):
-        return _OF_TORCH
-    passes = filename.startswith(_OWN) or filename.endswith(_DECORATORS)
-    return _PLUMBING if passes or any(layer in filename for layer in _LAYERS) else _USER
 
 
 def _fields(

@@ -4,7 +4,14 @@ import os
 import sys
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -29,6 +36,7 @@ def collate(rows):
 
 
 def main():
+    set_seed(1)
     arguments = TrainingArguments(
         output_dir=sys.argv[1],
         use_cpu=True,

@@ -4,7 +4,13 @@ import sys
 
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+    set_seed,
+)
 from trl import SFTConfig, SFTTrainer
 
 WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(61))]
@@ -36,6 +42,7 @@ class Report(TrainerCallback):
 
 
 def main():
+    set_seed(1)
     arguments = SFTConfig(
         output_dir=sys.argv[1],
         use_cpu=True,

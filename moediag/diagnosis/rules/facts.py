@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 
 from moediag.diagnosis.blame import decisions
-from moediag.diagnosis.blame.culprits import Blame, blame
+from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.nodes import ranks_of, silent
+from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
@@ -22,12 +22,11 @@ from moediag.diagnosis.numbers.scale_factor import FactorFacts, factor_facts
 from moediag.diagnosis.schedules import device_position
 from moediag.diagnosis.schedules.align import Aligned, align, was_recorded
 from moediag.diagnosis.schedules.device_position import Front
-from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.diverge import Divergence, divergences
 from moediag.diagnosis.schedules.log_positions import Positions, positions
 from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.diagnosis.schedules.stuck_calls import Frontier, frontier
-from moediag.diagnosis.schedules.usual_order import departures
 from moediag.evidence.model import Evidence
 
 
@@ -81,20 +80,40 @@ class Facts:
         return align(self.evidence)
 
     @cached_property
+    def divergences(self) -> tuple[Divergence, ...]:
+        """Where the ranks' schedules first diverge, and in evidence of other tools all independent
+        places."""
+        replayed = replay(self.aligned, self.evidence)
+        return divergences(self.aligned, replayed, self.evidence, self.failed)
+
+    @property
     def divergence(self) -> Divergence | None:
         """Where the ranks' schedules first diverge."""
-        replayed = replay(self.aligned, self.evidence)
-        return first_divergence(self.aligned, replayed, self.evidence, self.failed)
+        return next(iter(self.divergences), None)
 
     @cached_property
+    def blames(self) -> tuple[Blame, ...]:
+        """Which ranks diverged at each of the divergences, and the rule that named them."""
+        return tuple(map(self._blame, self.divergences))
+
+    @property
     def blame(self) -> Blame:
-        """Which ranks diverged there, and the rule that named them."""
-        d, evidence = self.divergence, self.evidence
-        if d is None:
-            return Blame()
-        schedule = self.aligned.schedules.get((d.group.name, d.group.ranks))
-        found = blame(d, schedule, tokens_of(evidence))
-        return _by_habit(d, found, evidence) if evidence.foreign or evidence.watched else found
+        """Which ranks diverged first, and the rule that named them."""
+        return next(iter(self.blames), Blame())
+
+    def _blame(self, d: Divergence) -> Blame:
+        found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
+        return by_condition(found, d, self.standings)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """Where the ranks of a user's job are in the user's code."""
+        return standings(self.evidence, self.divergence)
+
+    @property
+    def diverged(self) -> tuple[int, ...]:
+        """The culprits of all divergences."""
+        return tuple(sorted({rank for found in self.blames for rank in found.culprits}))
 
     @property
     def loud(self) -> bool:
@@ -105,9 +124,30 @@ class Facts:
     @cached_property
     def frontier(self) -> Frontier | None:
         """The calls that do not complete in a job that hangs without a divergence."""
-        if self.evidence.stall is None or self.divergence is not None:
+        return self.stuck if self.divergence is None else None
+
+    @cached_property
+    def stuck(self) -> Frontier | None:
+        """The calls that all members made and that do not complete, in a job that hangs."""
+        if self.evidence.stall is None or not _by_devices(self.evidence):
             return None
-        return frontier(self.aligned, self.evidence) if _by_devices(self.evidence) else None
+        return frontier(self.aligned, self.evidence)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the calls that did not complete may just have been under way: nothing shows how
+        long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by
+        itself, after a timeout. On gloo, or if dumps were written just after their newest call,
+        somebody chose the moment: a rank may have been late."""
+        stall = self.evidence.stall
+        if stall is None or stall.certain:
+            return False
+        if self.divergence is not None:
+            late = self.evidence.backend == "gloo" or stall.at_once or not self.diverged
+            return late and all(one.kind == "missing" for one in self.divergences)
+        return self.frontier is None or not (
+            self.frontier.basis == "unseen" and self.frontier.suspects
+        )
 
     @cached_property
     def fronts(self) -> tuple[Front, ...]:
@@ -172,18 +212,6 @@ class Facts:
     @cached_property
     def metrics(self) -> MetricFacts:
         return metric_facts(self.evidence)
-
-
-def _by_habit(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
-    """``found`` with departures from the usual order of a user's own job. They name culprits where
-    nothing else does. In a circle of waits they may lie long before the ranks stopped."""
-    if not found.culprits:
-        odd = departures(divergence.calls, evidence)
-        return Blame(tuple(one.rank for one in odd), "habit", departures=odd) if odd else found
-    if divergence.kind != "order":
-        return found
-    calls = {rank: divergence.calls[rank] for rank in found.culprits}
-    return replace(found, departures=departures(calls, evidence, alone=True))
 
 
 def _by_devices(evidence: Evidence) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.schedules.align import was_recorded
@@ -50,20 +51,42 @@ def apart(ranks: tuple[int, ...], culprits: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def victims(facts: Facts) -> tuple[int, ...]:
-    """All ranks that did not diverge: they wait for the culprits or die with them."""
-    return apart(tuple(facts.evidence.ranks), facts.blame.culprits)
+    """All ranks that did not diverge: they wait for the culprits or die with them. In evidence of
+    other tools only those that wait."""
+    everyone = facts.waiting if facts.evidence.foreign else tuple(facts.evidence.ranks)
+    return apart(everyone, facts.diverged)
 
 
 def how_sure(facts: Facts) -> Confidence:
-    """The confidence of a verdict that rests on the first divergence."""
-    found = facts.blame
-    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
+    """The confidence of a verdict that rests on divergences: on the least certain one."""
+    return min((_sure(facts, *both) for both in zip(facts.divergences, facts.blames, strict=True)),
+               key=(Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH).index)  # fmt: skip
+
+
+def unseen(evidence: Evidence) -> Confidence:
+    """The highest confidence that evidence of other tools allows: it falls with what is unseen."""
+    if not evidence.foreign:
+        return Confidence.HIGH
+    known = sum(map(was_recorded, evidence.ranks.values()))
+    if 2 * known <= evidence.world_size:
+        return Confidence.LOW
+    certain = evidence.stall is not None and evidence.stall.certain
+    return Confidence.HIGH if certain and known == evidence.world_size else Confidence.MEDIUM
+
+
+_WEAK = ("peers", "plurality", "condition")  # what names ranks less than surely
+
+
+def _sure(facts: Facts, divergence: Divergence, found: Blame) -> Confidence:
+    if found.basis == "habit":
+        return Confidence.LOW  # what a job always did before is a hint
+    if (limit := unseen(facts.evidence)) != Confidence.HIGH:
+        return limit
+    if found.contradicted or not found.culprits or found.basis in _WEAK:
         return Confidence.MEDIUM
-    d = facts.divergence
-    if found.basis == "gone" and d is not None and 2 * len(d.absent) == len(d.calls):
-        # As many against as many: the others may have made an extra call.
-        return Confidence.LOW if set(d.ended) == set(d.absent) else Confidence.MEDIUM
-    if facts.divergence is not None and _indirect(facts.divergence, facts.evidence):
+    if found.basis == "gone" and 2 * len(divergence.absent) == len(divergence.calls):
+        return Confidence.MEDIUM  # as many against as many: the others may have made an extra call
+    if _indirect(divergence, facts.evidence):
         return Confidence.MEDIUM
     complete = all(
         was_recorded(seen) and not any("unreadable" in text for text in seen.not_seen)

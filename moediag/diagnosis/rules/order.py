@@ -30,6 +30,7 @@ from moediag.diagnosis.rules.hung import (
 from moediag.diagnosis.rules.incomplete import (
     cut_short,
     interrupted,
+    mixed_jobs,
     no_measurements,
     not_applicable,
     not_started,
@@ -79,6 +80,8 @@ RULES: tuple[Detector, ...] = (
     interrupted,
     not_applicable,
     not_started,
+    # The evidence is of several jobs.
+    mixed_jobs,
     # Ranks failed by themselves. An exception is the cause, the other ranks' wait a consequence.
     guard_stop,
     schedule_mismatch,

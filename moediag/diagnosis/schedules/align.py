@@ -25,10 +25,19 @@ class Schedule:
     group: Group
     starts: dict[int, int] = field(default_factory=dict)  # rank -> position of its first call
     calls: dict[int, list[Collective | None]] = field(default_factory=dict)  # None: hole in the log
+    settled: set[int] = field(
+        default_factory=set
+    )  # ranks that completed all calls before their first
 
     def end(self, rank: int) -> int:
         """The first position that ``rank`` did not reach."""
         return self.starts[rank] + len(self.calls[rank])
+
+    def completed(self, rank: int, position: int) -> bool:
+        """Whether ``rank`` is known to have completed the call, recorded or not."""
+        call = self.at(rank, position)
+        early = rank in self.settled and position < self.starts[rank]
+        return early or (call is not None and call.completed)
 
     def at(self, rank: int, position: int) -> Collective | None:
         """The call; None if it is unknown or was not made."""
@@ -158,9 +167,12 @@ def _place(
     """Puts one rank's calls of one group at their positions."""
     if seen.counts_apart:
         own = [call for call in own if call.op not in POINT_TO_POINT]
+    if seen.open_only or schedule.group.name in seen.settled:
+        schedule.settled.add(rank)
     if not own:
-        if not lost_prefix(seen):
-            schedule.starts[rank], schedule.calls[rank] = 0, []
+        if schedule.group.name in seen.settled or not lost_prefix(seen):
+            schedule.starts[rank] = seen.settled.get(schedule.group.name, 0)
+            schedule.calls[rank] = []
         return
     contiguous = own[-1].position - own[0].position == len(own) - 1
     paired = any(call.op in POINT_TO_POINT for call in own)

@@ -8,11 +8,12 @@ call, and it waits for the members that are elsewhere.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from moediag.diagnosis.schedules.align import POINT_TO_POINT, Aligned, Channel
+from moediag.diagnosis.schedules.align import POINT_TO_POINT, Aligned, Channel, was_recorded
 from moediag.diagnosis.schedules.replay import Event, Replay
-from moediag.evidence.model import Collective, Evidence, Group
+from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 
 
 @dataclass(slots=True)
@@ -24,6 +25,10 @@ class Standing:
     blockers: dict[Event, tuple[int, ...]] = field(default_factory=dict)
     """Event -> members that neither reached nor completed it."""
     groups: dict[Event, Group] = field(default_factory=dict)
+    unseen: dict[Event, tuple[int, ...]] = field(default_factory=dict)
+    """Event -> members of which no calls are known."""
+    unplaced: set[int] = field(default_factory=set)
+    """Ranks whose first incomplete call cannot be aligned with other ranks' calls."""
 
     def waiting(self) -> Replay:
         """Which rank waits for which."""
@@ -35,12 +40,13 @@ class Standing:
         return result
 
     def roots(self) -> dict[Event, Collective]:
-        """Collectives that all members reached and that still do not complete."""
+        """Calls that all known members reached and that still do not complete. Whatever else waits,
+        waits for these."""
         return {
             event: call
             for events in self.at.values()
             for event, call in events.items()
-            if not self.blockers[event] and call.op not in POINT_TO_POINT
+            if not self.blockers[event]
         }
 
 
@@ -50,19 +56,15 @@ def standing(aligned: Aligned, evidence: Evidence) -> Standing:
     ends = _ends(aligned.channels)
     for rank, seen in sorted(evidence.ranks.items()):
         found.at[rank] = {}
-        batch: Collective | None = None
-        for call in seen.collectives:
-            if call.completed and batch is None:
+        for call in _first_open(seen):
+            event, group = _event(aligned, ends, rank, call, evidence)
+            if call.completed:
                 continue
-            if batch is not None and (call.group, call.position) != (batch.group, batch.position):
-                break
-            event, group = _event(aligned, ends, rank, call)
-            if event is not None and group is not None and not call.completed:
+            if event is None or group is None:
+                found.unplaced.add(rank)
+            else:
                 found.at[rank][event] = call
                 found.groups[event] = group
-            if call.op not in POINT_TO_POINT:
-                break
-            batch = call
     through: dict[Event, set[int]] = defaultdict(set)
     for (rank, _), (event, call, _) in ends.items():
         if call.completed:
@@ -71,9 +73,37 @@ def standing(aligned: Aligned, evidence: Evidence) -> Standing:
     for rank, events in found.at.items():
         for event in events:
             there[event].add(rank)
-    for event in found.groups:
-        found.blockers[event] = _blockers(aligned, event, there[event] | through[event])
+    for event, group in found.groups.items():
+        found.blockers[event] = _blockers(aligned, event, there[event] | through[event], evidence)
+        members = group.ranks if event[0] in aligned.schedules else event[0][1]
+        found.unseen[event] = tuple(r for r in members if not is_known(evidence, r))
     return found
+
+
+def is_known(evidence: Evidence, rank: int) -> bool:
+    """Whether the rank's calls are known."""
+    return rank in evidence.ranks and was_recorded(evidence.ranks[rank])
+
+
+def _first_open(seen: RankEvidence) -> Iterator[Collective]:
+    """The rank's first incomplete call; all of a batch of sends and receives. Of calls that only
+    pg_status counts (they have no operation) the order is unknown: the first one of each group."""
+    first: Collective | None = None
+    groups: set[str] = set()
+    for call in seen.collectives:
+        if first is None:
+            if call.completed:
+                continue
+            first = call
+        elif first.op in POINT_TO_POINT:
+            if (call.group, call.position) != (first.group, first.position):
+                return
+        elif first.op:
+            return
+        elif call.group in groups:
+            continue
+        groups.add(call.group)
+        yield call
 
 
 Ends = dict[tuple[int, int], tuple[Event, Collective, Channel]]  # (rank, index of the call)
@@ -97,26 +127,34 @@ def _ends(channels: list[Channel]) -> Ends:
 
 
 def _event(
-    aligned: Aligned, ends: Ends, rank: int, call: Collective
+    aligned: Aligned, ends: Ends, rank: int, call: Collective, evidence: Evidence
 ) -> tuple[Event | None, Group | None]:
     if call.op in POINT_TO_POINT:
         end = ends.get((rank, call.index))
-        return (end[0], end[2].group) if end is not None else (None, None)
+        if end is not None:
+            return end[0], end[2].group
+        group = evidence.ranks[rank].groups.get(call.group)
+        if call.peer is None or group is None or is_known(evidence, call.peer):
+            return None, None
+        pair = (rank, call.peer) if call.op == "send" else (call.peer, rank)
+        return ((f"{group.name} point-to-point", pair), 0), group
     event = aligned.event(rank, call)
     return event, aligned.schedules[event[0]].group if event is not None else None
 
 
-def _blockers(aligned: Aligned, event: Event, there: set[int]) -> tuple[int, ...]:
+def _blockers(
+    aligned: Aligned, event: Event, there: set[int], evidence: Evidence
+) -> tuple[int, ...]:
     """Members that neither are ``there`` nor completed it. A hole in a log is no absence."""
     key, position = event
     schedule = aligned.schedules.get(key)
     if schedule is None:  # both ends of a channel
-        return tuple(rank for rank in key[1] if rank not in there)
+        return tuple(r for r in key[1] if r not in there and is_known(evidence, r))
     found = []
     for rank, start in schedule.starts.items():
         call = schedule.at(rank, position)
         is_hole = call is None and position < schedule.end(rank)
-        is_through = call is not None and call.completed
+        is_through = schedule.completed(rank, position)
         if start <= position and not (rank in there or is_hole or is_through):
             found.append(rank)
     return tuple(found)

@@ -3,7 +3,7 @@
 Each group gives at most one candidate where calls that meet do not match. The replay
 (:mod:`replay`) gives those where a call is missing and those where ranks wait in a circle. The
 first is the one that no other precedes on any rank; of several independent ones, the earliest by
-the clock.
+the clock. Dumps of other jobs often show several faults at once, so the others count there too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.schedules import matching
 from moediag.diagnosis.schedules.align import Aligned, Channel, Schedule
 from moediag.diagnosis.schedules.device_frontier import standing
-from moediag.diagnosis.schedules.replay import Event, Replay, circle
+from moediag.diagnosis.schedules.replay import Event, Replay, circles
 from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 
 
@@ -45,6 +45,8 @@ class Divergence:
     """For ``missing`` in a job that ended: each rank's number of calls on the group."""
     inferred: bool = False
     """No rank was seen elsewhere; the dumps of the absent ranks only show no open call."""
+    waiting: int = 0
+    """How many ranks of the job wait, here or elsewhere."""
 
     @property
     def silent(self) -> bool:
@@ -56,10 +58,11 @@ class Divergence:
         return min((c.time for c in self.calls.values() if c is not None), default=math.inf)
 
 
-def first_divergence(
+def divergences(
     aligned: Aligned, run: Replay, evidence: Evidence, failed: Iterable[Failure]
-) -> Divergence | None:
-    """The first divergence; None if the logs show none."""
+) -> tuple[Divergence, ...]:
+    """The first divergence, and in evidence of other tools all that are independent of it; () if
+    the logs show none."""
     candidates = [d for s in aligned.schedules.values() if (d := _mismatch(s)) is not None]
     whole = (c for c in aligned.channels if c.whole)
     candidates += [d for c in whole if (d := _channel_mismatch(c)) is not None]
@@ -67,21 +70,28 @@ def first_divergence(
     candidates += _left_over(aligned, evidence, failures) or _missing(
         aligned, run, evidence, failures
     )
-    if not candidates:
-        candidates += _order(run)
+    if not candidates or evidence.foreign:
+        candidates += _order(run, candidates)
     known = evidence.foreign or evidence.devices_known
     if not candidates and known and evidence.stall is not None:
         # Every call was issued and none completes: only the devices wait in a circle.
-        candidates += _order(standing(aligned, evidence).waiting())
-    return _first(candidates)
+        candidates += _order(standing(aligned, evidence).waiting(), ())
+    first = _first(candidates)
+    return _independent(candidates, first) if evidence.foreign else first
 
 
-def _first(candidates: list[Divergence]) -> Divergence | None:
+def _earliest(candidates: Iterable[Divergence]) -> dict[int, float]:
+    """By rank, the first of its calls that is part of a candidate."""
     earliest: dict[int, float] = {}
     for candidate in candidates:
         for rank, call in candidate.calls.items():
             index = math.inf if call is None else call.index
             earliest[rank] = min(earliest.get(rank, math.inf), index)
+    return earliest
+
+
+def _first(candidates: list[Divergence]) -> tuple[Divergence, ...]:
+    earliest = _earliest(candidates)
     minimal = [
         candidate
         for candidate in candidates
@@ -90,9 +100,33 @@ def _first(candidates: list[Divergence]) -> Divergence | None:
             for rank, call in candidate.calls.items()
         )
     ]
-    return min(
-        minimal or candidates, key=lambda d: (d.time, d.position, d.group.name), default=None
-    )
+    return tuple(sorted(minimal or candidates, key=_order_of)[:1])
+
+
+def _order_of(one: Divergence) -> tuple[float, int, str]:
+    return one.time, one.position, one.group.name
+
+
+def _independent(
+    candidates: list[Divergence], first: tuple[Divergence, ...]
+) -> tuple[Divergence, ...]:
+    """``first`` and the candidates that it does not explain: where calls do not match, those that
+    share no rank with it; where a call is missing, those whose absent rank is another one, and
+    whose waiting ranks made no unmatched call before."""
+    unmatched = _earliest(one for one in candidates if one.kind != "missing")
+    found = list(first)
+    for candidate in sorted(candidates, key=_order_of):
+        gone = {rank for one in found for rank in one.absent}
+        made = {rank for one in found if one.kind != "missing" for rank in one.calls}
+        calls = {rank: call.index for rank, call in candidate.calls.items() if call is not None}
+        if candidate.kind == "missing":
+            rightly = [r for r, at in calls.items() if at < unmatched.get(r, math.inf)]
+            another = bool(rightly and set(candidate.absent) - gone - made)
+        else:
+            another = not (gone | made) & calls.keys()
+        if another and candidate not in found:
+            found.append(candidate)
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------ calls that do not fit
@@ -177,9 +211,13 @@ def _missing(
             if rank not in elsewhere and _ended(evidence.ranks[rank], failed.get(rank))
         )
         group = run.groups[event]
+        waiting = len(evidence.stall.waiting) if evidence.stall is not None else 0
         found.append(
-            Divergence("missing", group, position, calls, gone, ended, inferred=evidence.foreign)
-        )
+            Divergence(
+                "missing", group, position, calls, gone, ended,
+                inferred=evidence.foreign, waiting=waiting,
+            )
+        )  # fmt: skip
     return found
 
 
@@ -235,26 +273,32 @@ def _ended(seen: RankEvidence, failure: Failure | None) -> bool:
 # ------------------------------------------------------------------------ waiting in a circle
 
 
-def _order(run: Replay) -> list[Divergence]:
-    ring = circle(run)
-    if not ring:
-        return []
+def _order(run: Replay, others: Iterable[Divergence]) -> list[Divergence]:
+    """Circles of waiting ranks, unless one of these ranks also waits for a rank that is nowhere."""
+    gone = {rank for other in others for rank in other.absent}
+    rings = [
+        ring
+        for ring in circles(run)
+        if not any(gone & set(run.absent[run.waits[rank]]) for rank in ring)
+    ]
+    return [_circle(run, ring) for ring in rings]
+
+
+def _circle(run: Replay, ring: tuple[int, ...]) -> Divergence:
     events = {run.waits[rank] for rank in ring}
     waiting = {rank: event for rank, event in run.waits.items() if event in events}
     counts = {event: sum(at == event for at in waiting.values()) for event in events}
     main = max(events, key=lambda event: (counts[event], -min(_at(waiting, event))))
     calls = {rank: run.calls[rank] for rank in sorted(waiting)}
     position = run.calls[min(_at(waiting, main))].position
-    return [
-        Divergence(
-            "order",
-            run.groups[main],
-            position,
-            calls,
-            events=waiting,
-            groups=tuple(run.groups[event] for event in sorted(events)),
-        )
-    ]
+    return Divergence(
+        "order",
+        run.groups[main],
+        position,
+        calls,
+        events=waiting,
+        groups=tuple(run.groups[event] for event in sorted(events)),
+    )
 
 
 def _at(waiting: Mapping[int, Event], event: Event) -> list[int]:

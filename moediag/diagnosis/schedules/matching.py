@@ -48,8 +48,8 @@ def _carries_nothing_common(call: Collective) -> bool:
 
 
 _VIEWS: dict[str, Callable[[Collective], Any]] = {
-    "op": lambda c: c.op,
-    "size": lambda c: None if _carries_nothing_common(c) else wire_numel(c),
+    "op": lambda c: c.op or None,
+    "size": lambda c: None if not c.op or _carries_nothing_common(c) else wire_numel(c),
     "dtype": lambda c: None if c.op == "barrier" else c.dtype or None,
     "reduce": lambda c: c.reduce,
     "root": lambda c: c.peer if c.op in ROOTED else None,

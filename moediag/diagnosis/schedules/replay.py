@@ -7,6 +7,7 @@ really stopped: by a rank that never arrived, or by one that itself waits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from moediag.diagnosis.schedules.align import Aligned, Channel, Key, own_calls
@@ -22,7 +23,8 @@ class Replay:
     waits: dict[int, Event] = field(default_factory=dict)
     """Rank -> the event at which it stops."""
     absent: dict[Event, tuple[int, ...]] = field(default_factory=dict)
-    """Event -> the ranks that never arrive there."""
+    """Event -> the ranks that never arrive there. In evidence of other tools also the events of
+    calls that were queued behind the one at which a rank stops."""
     calls: dict[int, Collective] = field(default_factory=dict)
     """Rank -> its own call there."""
     groups: dict[Event, Group] = field(default_factory=dict)
@@ -46,6 +48,9 @@ def replay(aligned: Aligned, evidence: Evidence) -> Replay:
             event, call = stop
             group = aligned.schedules[event[0]].group
             result.add(rank, event, call, run.missing(event), group)
+        for event, _ in run.open_later(rank) if evidence.foreign else ():
+            result.absent.setdefault(event, run.missing(event))
+            result.groups.setdefault(event, aligned.schedules[event[0]].group)
     for channel in aligned.channels:
         if channel.whole:
             _pending(channel, evidence, result)
@@ -169,22 +174,28 @@ class _Run:
         queue, at = self.queues[rank], self.at[rank]
         if at and rank in self.sleeping.get(queue[at - 1][0], ()):
             return queue[at - 1]
-        for event, call in queue:
+        return next(self.open_later(rank), None)
+
+    def open_later(self, rank: int) -> Iterator[tuple[Event, Collective]]:
+        """The rank's calls that cannot complete because members did not come."""
+        for event, call in self.queues[rank]:
             if not call.completed and self.arrived.get(event, 0) < self.expected.get(event, 0):
-                return event, call
-        return None
+                yield event, call
 
 
-def circle(run: Replay) -> tuple[int, ...]:
-    """Ranks that wait for each other in a circle, in order of waiting; empty when there is none."""
+def circles(run: Replay) -> list[tuple[int, ...]]:
+    """Ranks that wait for each other in a circle, in order of waiting, for each circle."""
+    found: list[tuple[int, ...]] = []
+    visited: set[int] = set()
     for first in run.waits:
         path: list[int] = []
         rank: int | None = first
-        while rank is not None and rank not in path:
+        while rank is not None and rank not in path and rank not in visited:
             path.append(rank)
             event = run.waits.get(rank)
             absent = run.absent.get(event, ()) if event is not None else ()
             rank = next((r for r in absent if r in run.waits and run.waits[r] != event), None)
-        if rank is not None:
-            return tuple(path[path.index(rank) :])
-    return ()
+        if rank is not None and rank in path:
+            found.append(tuple(path[path.index(rank) :]))
+        visited.update(path)
+    return found

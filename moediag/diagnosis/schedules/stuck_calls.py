@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moediag.diagnosis.schedules.align import Aligned, was_recorded
-from moediag.diagnosis.schedules.device_frontier import standing
+from moediag.diagnosis.schedules.align import Aligned
+from moediag.diagnosis.schedules.device_frontier import Standing, is_known, standing
+from moediag.diagnosis.schedules.matching import ROOTED
 from moediag.diagnosis.schedules.replay import Event
 from moediag.diagnosis.schedules.usual_order import departed
 from moediag.evidence.model import Collective, Evidence, Group
@@ -31,6 +32,8 @@ class Frontier:
     """The other members of its group."""
     unseen: tuple[int, ...] = ()
     """All members of such calls that left no evidence."""
+    others: int = 0
+    """How many more calls do not complete, independently of this one."""
 
 
 def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
@@ -43,60 +46,56 @@ def frontier(aligned: Aligned, evidence: Evidence) -> Frontier | None:
         return None
     behind = {event: ranks for event in roots if (ranks := _lagging(aligned, event))}
     if behind:
-        return _of("device", behind, roots, aligned)
-    gone = {event: ranks for event in roots if (ranks := _unseen(aligned, evidence, event))}
+        return _of("device", behind, stands)
+    gone = {event: stands.unseen[event] for event in roots if stands.unseen[event]}
     odd = departed(
         {r: call for r, at in stands.at.items() for event, call in at.items() if event in gone},
         evidence,
         alone=True,
     )
     if odd:
-        return _of("habit", {e: odd for e in gone if any(e in stands.at[r] for r in odd)}, roots,
-                   aligned)  # fmt: skip
+        return _of("habit", {e: odd for e in gone if any(e in stands.at[r] for r in odd)}, stands)
     if gone:
-        sole = sum(map(was_recorded, evidence.ranks.values())) == evidence.world_size - 1
-        return _of("unseen", gone, roots, aligned, named=sole)
-    event = min(roots, key=lambda e: (roots[e].time, e[1]))
-    return Frontier(call=roots[event], group=aligned.schedules[event[0]].group)
+        lost = [rank for rank in range(evidence.world_size) if not is_known(evidence, rank)]
+        return _of("unseen", gone, stands, named=len(lost) == 1 and not stands.unplaced)
+    return _of("none", dict.fromkeys(roots, ()), stands)
 
 
 def _of(
-    basis: str,
-    found: Mapping[Event, tuple[int, ...]],
-    roots: Mapping[Event, Collective],
-    aligned: Aligned,
-    named: bool = True,
+    basis: str, found: Mapping[Event, tuple[int, ...]], stands: Standing, named: bool = True
 ) -> Frontier:
-    """The ranks that are suspect at every place. Without ``named`` they are not named: where
-    several left no evidence, most of them were merely not collected."""
+    """The frontier with the ranks that are suspect at any place. A rank that left no evidence is
+    suspect only if no other did, and if it explains every waiting rank."""
+    roots = stands.roots()
     event = min(found, key=lambda e: (roots[e].time, e[1]))
-    group = aligned.schedules[event[0]].group
-    suspects = tuple(sorted(set.intersection(*map(set, found.values()))))
-    unseen = tuple(sorted(set().union(*found.values()))) if basis == "unseen" else ()
+    group = stands.groups[event]
+    every = tuple(sorted(set().union(*found.values())))
+    unseen: tuple[int, ...] = ()
+    if basis == "unseen":
+        unseen, everywhere = every, len(found) == len(roots)
+        every = every if named and everywhere else ()
     ahead = tuple(sorted(set(group.ranks) - set(found[event])))
-    return Frontier(basis, suspects if named else (), roots[event], group, ahead, unseen=unseen)
-
-
-def _unseen(aligned: Aligned, evidence: Evidence, event: Event) -> tuple[int, ...]:
-    members = aligned.schedules[event[0]].group.ranks
-    gone = tuple(
-        rank
-        for rank in members
-        if rank not in evidence.ranks or not was_recorded(evidence.ranks[rank])
-    )
-    return gone if 2 * len(gone) <= len(members) else ()
+    others = len(roots) - 1
+    return Frontier(basis, every, roots[event], group, ahead, unseen=unseen, others=others)
 
 
 def _lagging(aligned: Aligned, event: Event) -> tuple[int, ...]:
     """Ranks whose device is behind the others' in the call."""
-    schedule, position = aligned.schedules[event[0]], event[1]
-    levels = {
-        rank: 2 if call.completed else 1 if call.started else 0
-        for rank in schedule.starts
-        if (call := schedule.at(rank, position)) is not None
-    }
+    schedule, position = aligned.schedules.get(event[0]), event[1]
+    if schedule is None:
+        return ()
+    levels: dict[int, int] = {}
+    op = ""
+    for rank in schedule.starts:
+        call = schedule.at(rank, position)
+        if schedule.completed(rank, position):
+            levels[rank] = 2
+        elif call is not None:
+            levels[rank], op = int(call.started), call.op
     low, high = min(levels.values(), default=2), max(levels.values(), default=2)
     behind = tuple(sorted(rank for rank, level in levels.items() if level == low))
-    # "Not begun" after all before it completed is clear; "not completed" only for a few ranks.
-    few = 2 * len(behind) < len(levels) or (low, high) == (0, 1)
-    return behind if low < high and few else ()
+    # "Not begun" after all before it completed is clear. "Not completed" is so for few ranks only,
+    # and a root may complete alone.
+    few = 2 * len(behind) < len(levels) or len(levels) == 2
+    clear = (few and op not in ROOTED) if high == 2 else True
+    return behind if low < high and clear else ()

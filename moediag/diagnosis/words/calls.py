@@ -24,6 +24,8 @@ def describe(call: Collective) -> str:
         of = f" of {call.module}"
     elif call.site:
         of = f" at {call.site}"
+    if not call.op:
+        return "a call"
     details = [] if call.op == "barrier" else [plural(wire_numel(call), "element")]
     details += [call.dtype] if call.dtype else []
     details += [call.reduce] if call.reduce and call.op in ("all_reduce", "reduce") else []

@@ -18,26 +18,55 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
     what = f"{describe(call)} on {group.label} (call {call.position} of that group)"
     if found.basis == "unseen":
         text = f"Every rank that was seen has issued {what} and it does not complete. "
-        text += f"Nothing was found of {ranks(found.unseen)}, which must take part: ended, or not "
-        text += "collected."
-        return text if found.suspects else f"{text} Several ranks left nothing: no rank is named."
+        text += f"Nothing is known of {ranks(found.unseen)}, which must take part"
+        if found.suspects:
+            text += (
+                ": every rank that waits, waits for it. It ended, or its dump was not collected."
+            )
+            return text
+        return f"{text}{_more(found)}. It is not known which rank the others wait for."
     if found.basis == "habit":
         return (
             f"{_subject(found.suspects, 'waits', 'wait')} in {what}, where other members were "
-            "not seen; elsewhere in this job, another call follows the same calls."
+            "not seen; other ranks made another call after the same calls."
         ).capitalize()
     if found.basis == "device":
-        text = f"The schedules agree and no rank is missing, but {what} "
-        if not found.suspects:
-            return text + "does not complete, and different ranks lag in different calls."
+        text = f"All members issued {what}, and their calls match, but it "
         done = "completed" if _completed(found, evidence) else "began"
         return text + (
             f"{done} on {ranks(found.ahead)} and not on {ranks(found.suspects)}: not a mismatch "
             "of code, but a device or a link that is stuck."
         )
     return (
-        f"All ranks issued {what}, the schedules agree and no rank is missing, but it does not "
-        "complete: not a mismatch of code, but a device, the network, or an unrecorded call."
+        f"All members issued {what}, their calls match, but it does not complete{_more(found)}: "
+        "not a mismatch of code, but a device, the network, or an unrecorded call. It is not known "
+        "which rank is stuck."
+    )
+
+
+def _more(found: Frontier) -> str:
+    return f", nor {plural(found.others, 'other call')} elsewhere" if found.others else ""
+
+
+MAY_BE_LATE = (
+    " Nothing in the dumps shows how long the others waited. If NCCL's watchdog did not write "
+    "them, the job may have been running: dump again a minute later."
+)
+
+
+def under_way(found: Frontier | None) -> str:
+    """What dumps show that may be of a running job."""
+    text = (
+        "Calls had not completed when the dumps were written, and nothing in the dumps shows how "
+    )
+    text += "long they had waited: the job may have been running."
+    if found is not None and found.call is not None and found.group is not None:
+        text += f" If it stood still, it did so in {describe(found.call)} on {found.group.label}"
+        text += f" (call {found.call.position} of that group)"
+        text += f" and in {plural(found.others, 'other call')}." if found.others else "."
+    return text + (
+        " Dump again a minute later and give both dumps, or give the time of the dumps with "
+        "--taken-at (--taken-at timeout: NCCL's watchdog wrote them)."
     )
 
 

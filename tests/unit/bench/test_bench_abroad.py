@@ -115,7 +115,7 @@ def test_the_signal_comes_after_its_step(tmp_path: Path, steps: int, code: int) 
     env["ABROAD_SIGNAL"] = "KILL:1:2"
     line = [sys.executable, "-c", STEPS, str(tmp_path), str(steps)]
     assert subprocess.run(line, env=env, check=False).returncode == code
-    assert float((tmp_path / "rank-1").read_text()) > 0
+    assert (tmp_path / "rank-1").exists()
 
 
 # ------------------------------------------------------------------------ scores

@@ -82,7 +82,7 @@ def test_cause_gives_only_the_line_without_native_frames() -> None:
 def test_stuck_devices_with_equal_schedules_are_not_a_code_mismatch() -> None:
     found = diagnose(seen(AGREE, {0: 4, 1: 4}))
     assert (found.verdict, found.culprits) == ("hang", ())
-    assert "All ranks issued reduce_scatter of model.layers.0" in found.cause
+    assert "All members issued reduce_scatter of model.layers.0" in found.cause
     assert "not a mismatch of code" in found.cause
     (table,) = [t for t in found.tables if t.title.startswith("Where Python")]
     assert [row[0] for row in table.rows] == ["ranks 0, 1"]

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moediag.diagnosis.blame.culprits import blame
+from moediag.diagnosis.blame.culprits import blame, by_usual_order
 from moediag.diagnosis.end_states.failures import failures
 from moediag.diagnosis.schedules.align import align
-from moediag.diagnosis.schedules.diverge import Divergence, first_divergence
+from moediag.diagnosis.schedules.diverge import Divergence, divergences
 from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.evidence.model import Evidence
@@ -30,11 +30,11 @@ def found(evidence: Evidence) -> tuple[Divergence | None, tuple[int, ...]]:
     """(first divergence, culprits)."""
     aligned = align(evidence)
     run = replay(aligned, evidence)
-    divergence = first_divergence(aligned, run, evidence, failures(evidence))
+    divergence = next(iter(divergences(aligned, run, evidence, failures(evidence))), None)
     if divergence is None:
         return None, ()
-    schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
-    return divergence, blame(divergence, schedule, tokens_of(evidence)).culprits
+    found = by_usual_order(divergence, blame(divergence, tokens_of(evidence)), evidence)
+    return divergence, found.culprits
 
 
 def groups_of(outer: int, inner: int) -> dict[str, tuple[tuple[int, ...], str | None]]:

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.end_states.whereabouts import whereabouts
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, how_sure, victims
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words import cause, foreign_jobs
 from moediag.result import Verdict
+from moediag.result.wording import plural
 
 VERDICT = Verdict.HANG
+_MOST = 3  # divergences that are described
 
 
 def find(facts: Facts) -> Divergence | None:
-    return facts.divergence if facts.evidence.stall is not None else None
+    return None if facts.evidence.stall is None or facts.under_way else facts.divergence
 
 
 def judge(facts: Facts, found: Divergence) -> Judgement:
-    evidence, culprits = facts.evidence, facts.blame.culprits
-    text = cause.of_divergence(found, facts.blame, evidence.backend, died=False)
-    if found.silent:
-        text += cause.out_of_step(evidence, facts.waiting)
-    text += cause.called_at(found, facts.blame, evidence, text)
-    if found.kind == "missing":
-        text = f"{text} {whereabouts(evidence, culprits)}".rstrip()
+    evidence, stall = facts.evidence, facts.evidence.stall
+    certain = stall is not None and stall.certain
+    stuck = facts.stuck if evidence.foreign and certain else None
+    involved = {rank for one in facts.divergences for rank in one.calls}
+    lagging: tuple[int, ...] = ()
+    if stuck is not None and stuck.basis == "device" and not involved & {*stuck.suspects}:
+        lagging = stuck.suspects
+    culprits = tuple(sorted({*facts.diverged, *lagging}))
+    pairs = list(zip(facts.divergences, facts.blames, strict=True))
+    text = " Independently: ".join(_told(facts, one, blame) for one, blame in pairs[:_MOST])
+    if len(pairs) > _MOST:
+        text += f" And {plural(len(pairs) - _MOST, 'more independent divergence')}."
+    if lagging and stuck is not None:
+        text += f" Independently: {foreign_jobs.of_frontier(stuck, evidence)}"
+    if not certain and found.kind == "missing":
+        text += foreign_jobs.MAY_BE_LATE
     if evidence.foreign and not culprits:
         text += foreign_jobs.to_collect(evidence)
     return Judgement(
         how_sure(facts),
         text,
         culprits=culprits,
-        victims=victims(facts),
+        victims=tuple(rank for rank in victims(facts) if rank not in culprits),
         divergence=True,
     )
+
+
+def _told(facts: Facts, found: Divergence, blame: Blame) -> str:
+    evidence = facts.evidence
+    text = cause.of_divergence(found, blame, evidence.backend, died=False)
+    if found.silent:
+        text += cause.out_of_step(evidence, facts.waiting)
+    text += cause.called_at(found, blame, evidence, text)
+    if found.kind == "missing":
+        text = f"{text} {whereabouts(evidence, blame.culprits)}".rstrip()
+    return text

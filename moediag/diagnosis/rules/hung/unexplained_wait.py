@@ -12,7 +12,7 @@ VERDICT = Verdict.HANG
 
 
 def find(facts: Facts) -> tuple[int, ...] | None:
-    return facts.waiting or None
+    return None if facts.under_way else facts.waiting or None
 
 
 def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, undecided
+from moediag.diagnosis.words import foreign_jobs
 from moediag.result import Verdict
 
 VERDICT = Verdict.INCONCLUSIVE
@@ -15,4 +16,7 @@ def find(facts: Facts) -> bool | None:
 
 
 def judge(facts: Facts, found: bool) -> Judgement:
-    return undecided("Some calls had not completed when this was recorded.")
+    text = "Some calls had not completed when this was recorded."
+    if facts.evidence.stall is not None:
+        text = foreign_jobs.under_way(facts.stuck)
+    return undecided(text)

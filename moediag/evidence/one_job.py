@@ -1,0 +1,139 @@
+"""Which dumps are of one job.
+
+A dump names neither its job nor its attempt, and a copied file has a new date. But ranks of one job
+describe their common groups alike, and issue the same call of a group at about the same time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from moediag.evidence.flight_dump import Dump
+from moediag.result.wording import ranks as of_ranks
+
+APART = 120.0  # seconds between issues of one call; clocks of one cluster are closer
+FAR_APART = 600.0  # seconds between the newest calls of ranks without a common call
+_NEWEST = 256  # calls of a rank that are compared
+
+Members = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Job:
+    """Ranks whose dumps fit together."""
+
+    ranks: list[int] = field(default_factory=list)
+    #: (description, member) -> the members of that group.
+    groups: dict[tuple[str, int], Members] = field(default_factory=dict)
+    #: (description, number of members) of these groups.
+    shapes: set[tuple[str, int]] = field(default_factory=set)
+    #: Why these dumps do not fit to the largest job's.
+    reason: str = ""
+
+
+def jobs(dumps: Mapping[int, Dump]) -> list[Job]:
+    """The dumps by job, the largest first. One job unless dumps contradict each other."""
+    described = {rank: _described(dump) for rank, dump in dumps.items()}
+    times = _Times(dumps)
+    found: list[Job] = []
+    for rank in sorted(dumps):
+        own = described[rank]
+        against = [_contradiction(rank, own, job, times) for job in found]
+        fitting = [job for job, reason in zip(found, against, strict=True) if not reason]
+        shapes = {(desc, len(members)) for desc, members in own.items()}
+        job = max(fitting, key=lambda job: len(job.shapes & shapes), default=None)
+        if job is None:
+            job = Job(reason=next(iter(against), ""))
+            found.append(job)
+        job.ranks.append(rank)
+        job.shapes |= shapes
+        for desc, members in own.items():
+            if job.groups.get((desc, rank)) is not members:
+                job.groups |= {(desc, member): members for member in members}
+    found.sort(key=lambda job: -len(job.ranks))
+    if len(found) > 1 and not found[1].reason:  # it was the first one that was looked at
+        found[1].reason = found[0].reason
+    return found
+
+
+def _described(dump: Dump) -> dict[str, Members]:
+    """Members by description, where the process has one group of that description."""
+    found: dict[str, list[Members]] = defaultdict(list)
+    for own in dump.groups.values():
+        if own.desc and own.ranks:
+            found[own.desc].append(own.ranks)
+    return {desc: several[0] for desc, several in found.items() if len(several) == 1}
+
+
+def _contradiction(rank: int, own: Mapping[str, Members], job: Job, times: _Times) -> str:
+    for desc, members in own.items():
+        if job.groups.get((desc, rank), members) != members:
+            return f"another configuration of process groups ({desc})"
+        if rank not in members:
+            return f"its group {desc} does not contain it"
+    seconds = max((times.apart(rank, other) for other in job.ranks), default=0.0)
+    return f"its calls were issued {seconds / 60:.0f} minutes apart" if seconds else ""
+
+
+class _Times:
+    """When ranks issued their newest calls. A rank may reach one call minutes after the others (it
+    saved a checkpoint), so ranks that issued any call together ran together."""
+
+    def __init__(self, dumps: Mapping[int, Dump]) -> None:
+        self.together = {rank: rank for rank in dumps}
+        self.seconds: dict[tuple[int, int], float] = {}
+        issued: dict[tuple[str, Members, int], list[tuple[float, int]]] = defaultdict(list)
+        newest: list[tuple[float, int]] = []
+        for rank, dump in dumps.items():
+            for row in range(max(0, len(dump.kind) - _NEWEST), len(dump.kind)):
+                kind = dump.kinds[dump.kind[row]]
+                group = dump.groups[kind.group]
+                if kind.peer is None and group.ranks and dump.created[row]:
+                    call = (group.desc, group.ranks, dump.position[row])
+                    issued[call].append((dump.created[row] / 1e9, rank))
+            if dump.created and dump.created[-1]:
+                newest.append((dump.created[-1] / 1e9, rank))
+        common = [_split(times, APART) for times in issued.values()]
+        for parts in common:
+            for part in parts:
+                for _, rank in part:
+                    self.together[self.of(rank)] = self.of(part[0][1])
+        for parts in (*common, _split(newest, FAR_APART)):
+            for (at, one), (time, other) in combinations([part[0] for part in parts], 2):
+                ends = min(self.of(one), self.of(other)), max(self.of(one), self.of(other))
+                self.seconds.setdefault(ends, abs(time - at))
+
+    def of(self, rank: int) -> int:
+        """The same for ranks that ran together."""
+        while self.together[rank] != rank:
+            self.together[rank] = self.together[self.together[rank]]
+            rank = self.together[rank]
+        return rank
+
+    def apart(self, one: int, other: int) -> float:
+        """Seconds between their calls; 0 if nothing shows that they did not run together."""
+        ends = self.of(one), self.of(other)
+        return 0.0 if ends[0] == ends[1] else self.seconds.get((min(ends), max(ends)), 0.0)
+
+
+def _split(times: list[tuple[float, int]], gap: float) -> list[list[tuple[float, int]]]:
+    """``times`` cut where more than ``gap`` seconds lie between two neighbours."""
+    times.sort()
+    parts: list[list[tuple[float, int]]] = []
+    for one in times:
+        if not parts or one[0] - parts[-1][-1][0] > gap:
+            parts.append([])
+        parts[-1].append(one)
+    return parts
+
+
+def others(found: Iterable[Job]) -> tuple[str, ...]:
+    """A sentence on each job but the first."""
+    return tuple(
+        f"the dump{'s' if len(job.ranks) > 1 else ''} of {of_ranks(job.ranks)}: "
+        f"not of one job or attempt with the other dumps ({job.reason})"
+        for job in list(found)[1:]
+    )

@@ -12,9 +12,8 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from moediag import protocol
-from moediag.recorder.library_folders import library_folders
 from moediag.recorder.log import EventLog
+from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
@@ -31,13 +30,13 @@ _TORCHS, _PLUMBING, _LIBRARY, _USER = range(4)  # what a file is
 class CallSites:
     """Describes the place of a call as the JSON fields ``site`` and ``callers``."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, user: UserLines) -> None:
         self._log = log
+        self._user = user
         self._kinds: Dict[str, int] = {}  # file name -> what it is
         # Id of the code and instruction of each frame -> JSON, and the codes: while they live, no
         # other code has their ids. Hashing a code reads all of it, and a line has to be decoded.
         self._texts: Dict[Tuple[int, ...], Tuple[str, List[Any]]] = {}
-        self._folders: List[str] = []
 
     def fields(self, frame: Any) -> str:
         """``site`` is the first frame outside torch and outside wrappers, ``callers`` up to three
@@ -88,7 +87,6 @@ class CallSites:
         elif file.startswith(_OWN) or file.endswith(_DECORATORS) or any(a in file for a in _LAYERS):
             found = _PLUMBING
         else:
-            self._folders = self._folders or library_folders()
-            found = _LIBRARY if protocol.in_libraries([file], self._folders)[0] else _USER
+            found = _USER if self._user.is_user(file) else _LIBRARY
         self._kinds[file] = found
         return found

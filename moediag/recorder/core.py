@@ -25,6 +25,7 @@ from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.log import EventLog, now
 from moediag.recorder.patches import Patches
+from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
@@ -118,6 +119,7 @@ class Recorder:
         self.on_flush: List[Callable[[], None]] = []  # write deferred events
         # Called repeatedly by the recorder's thread while the rank issues nothing.
         self.on_stop: List[Callable[[], None]] = []
+        self.on_capture: List[Callable[[], None]] = []  # the rank is examined; in that thread
         self.on_end: List[Callable[[], None]] = []  # the rank ends normally or not; may run twice
         self.on_finish: List[Callable[[], None]] = []  # it ends normally; before the above
         self.on_uninstall: List[Callable[[], None]] = []
@@ -125,7 +127,8 @@ class Recorder:
         self._next = 0
         self._faults: Dict[str, int] = {}
         self._told: Dict[str, bool] = {}
-        self._sites = CallSites(log)
+        self.user_lines = UserLines(log)
+        self._sites = CallSites(log, self.user_lines)
         self._repeated: Dict[Any, str] = {}
         self._quotes: Dict[str, str] = {}
 
@@ -240,6 +243,11 @@ class Recorder:
         """Reads the state of the devices without the rank's own threads."""
         if self.active and not self.broken("device"):
             self._each(self.on_stop, "device")
+
+    def captured(self) -> None:
+        """Writes what the rank is doing now; its own threads may be stuck."""
+        if self.active:
+            self._each(self.on_capture, "capture")
 
     def _each(self, those: List[Callable[[], None]], watcher: str) -> None:
         for act in those:

@@ -83,9 +83,8 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         ),
         states=schedule_view.states(evidence, facts.failed),
         places=places(standing, judged.culprits),
-        next_step=next_step(
-            evidence, verdict, by_schedule, judged.failure, judged.culprits, standing
-        ),
+        next_step=judged.next_step
+        or next_step(evidence, verdict, by_schedule, judged.failure, judged.culprits, standing),
         attached=evidence.attached,
     )
 

@@ -166,8 +166,8 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
         if waiting is None:
             return f"Do all ranks run as many steps? {who.capitalize()} {end} earlier."
         return (
-            f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do all "
-            "ranks run as many steps?"
+            f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
+            "all ranks run as many steps?"
         )
     if one.what == STOPPED:
         return f"Find out what stopped {who}; SIGCONT continues it."

@@ -226,10 +226,15 @@ class JobSupervisor(Supervisor):
 
     def _tell_trouble(self) -> bool:
         """Reports the trouble; returns whether to end the job now."""
+        self._keep_sources()
         self._share()
         then = self._on_trouble(self.record("watch"))
         self._leaves = then is Then.LEAVE
         return then is Then.END
+
+    def _keep_sources(self) -> None:
+        with suppress(OSError, ValueError, TypeError):
+            source_files.keep(self.folder, self.seen.processes)
 
     # ------------------------------------------------------------------ the end
 
@@ -260,8 +265,7 @@ class JobSupervisor(Supervisor):
                 self.seen.exits[rank] = ExitStatus(signal=gone[process], by_us=True)
         samples = super()._look()
         dumps.keep(self.folder, self.ranks, self.seen.started)
-        with suppress(OSError):
-            source_files.keep(self.folder, self.seen.processes)
+        self._keep_sources()
         self._note_ends(samples)
         if self._root_code == 0:  # their launcher reports success
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]

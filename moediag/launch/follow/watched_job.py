@@ -243,7 +243,7 @@ class JobSupervisor(Supervisor):
         return then is Then.END
 
     def _keep_sources(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError, TypeError):
             source_files.keep(self.folder, self.seen.processes)
 
     # ------------------------------------------------------------------ the end

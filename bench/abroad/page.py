@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from bench.abroad.running import OPTIONS, Answer
 from bench.abroad.scoring import HEAD, Outcome, Said, Tally, outcome, tally
@@ -65,12 +63,11 @@ def ranks(numbers: Sequence[int]) -> str:
 # ------------------------------------------------------------------------ markdown
 
 
-def markdown(cases: Sequence[Judged], options: Sequence[str]) -> str:
-    command = shlex.join(["python", "-m", "bench.abroad", *options])
-    when = datetime.now(timezone.utc).date().isoformat()
+def markdown(cases: Sequence[Judged], head: str) -> str:
+    """Returns the section. ``head`` has command, date and versions."""
     parts = [
         f"{TITLE}\n",
-        f"`{command}` on {when}.\n",
+        f"{head}\n",
         _table(_summary(cases)),
         _RULES,
         _table(_rows(cases)),

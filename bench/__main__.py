@@ -130,6 +130,8 @@ def main() -> None:
         ("watch: stall to page beyond the window, 4 ranks", stall_to_page, "<= 5 s", "s"),
         ("diagnose : torchfrtrace, entries per second", diagnose_speed.throughput, ">= 10 x", "x"),
         ("the same without their starts", diagnose_speed.throughput_after_start, ">= 10 x", "x"),
+        ("diagnose 16 dumps, beyond python -c pass", diagnose_speed.sixteen_dumps, "<= 0.5 s", "s"),
+        ("diagnose 1,024 ranks x 2,000 entries", diagnose_speed.largest, "<= 20 s", "s"),
         ("diagnose per entry, 1,024 ranks : 16 ranks", diagnose_speed.growth, "<= 1 x", "x"),
         ("bisect probes : ceil(log2 n) + 4 checks, both ends given",
          bisect_probes.both_ends_given, "<= 1 x", "x"),

@@ -13,33 +13,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bench import jobs
 
 ROOT = Path(__file__).parents[1]
 OURS = [sys.executable, "-m", "moediag", "diagnose", "--json"]
 THEIRS = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
-# 64 ranks that kept 2,000 calls each, which is what a rank keeps unless it is told otherwise.
-FULL = jobs.Layout(pp=2, dp=8, tp=4, ep=4)
-RING, STEPS = 2000, 45
-# From 16 to 1,024 ranks with the same program, and the calls of each.
+RING = 2000  # entries that a rank keeps unless it is told otherwise
+# With these steps no ring buffer wraps; torchfrtrace gives up on those that have.
+FULL, STEPS = jobs.Layout(pp=2, dp=8, tp=4, ep=4), 45
+# From 16 to 1,024 ranks with the same program, all of whose ring buffers are full.
 SMALL, LARGE = jobs.Layout(2, 4, 2, 2), jobs.Layout(2, 256, 2, 2)
-GROWTH_STEPS = 12
+WRAPPED = 90  # steps
+ACTIVE = {"timing": False, "active_only": True}  # as most dumps of jobs that hung on NCCL
 
 
 @contextmanager
-def dumped(layout: jobs.Layout, steps: int) -> Iterator[tuple[Path, int]]:
+def dumped(layout: jobs.Layout, steps: int, **options: Any) -> Iterator[tuple[Path, int]]:
     """Yields the dumps of a job in which one rank hangs, and their number of entries."""
     job = jobs.faulty(jobs.healthy(layout, steps), "stuck", 7)
-    entries = sum(min(RING, issued) for issued in jobs.Run(job).issued)
+    run = jobs.Run(job)
+    entries = sum(min(RING, issued) for issued in run.issued)
     with tempfile.TemporaryDirectory(prefix="moediag-bench-") as place:
-        yield jobs.write(job, Path(place) / "dumps", ring=RING), entries
+        yield jobs.write(job, Path(place) / "dumps", ring=RING, run=run, **options), entries
 
 
 def command(words: list[str], folder: Path) -> tuple[float, float, float]:
     """Returns (wall seconds, CPU seconds, peak megabytes) of one command. Its exit code depends on
     what it finds, so only a signal or wrong usage is an error."""
     env = dict(os.environ, OMP_NUM_THREADS="1")
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed command has its bytecode
     began = time.perf_counter()
     process = subprocess.Popen(
         [*words, str(folder)], cwd=ROOT, env=env,
@@ -89,19 +93,46 @@ def throughput_after_start() -> tuple[float, str]:
     )
 
 
+def sixteen_dumps() -> tuple[float, str]:
+    """Returns the CPU seconds for 16 dumps beyond those of an interpreter that does nothing."""
+    bare = _best([sys.executable, "-c", "pass"], Path(), 5)[1]
+    with dumped(SMALL, STEPS, **ACTIVE) as (folder, _):
+        active = _best(OURS, folder, 5)[1] - bare
+    with dumped(SMALL, STEPS) as (folder, entries):
+        whole, theirs = (_best(words, folder)[1] - bare for words in (OURS, THEIRS))
+    return active, (
+        f"active-only; with {entries / SMALL.world:,.0f} entries each {whole:.2f} s, "
+        f"torchfrtrace {theirs:.1f} s ({theirs / whole:.1f} x)"
+    )
+
+
+@cache
+def _of_large() -> tuple[float, float, float, int]:
+    with dumped(LARGE, WRAPPED) as (folder, entries):
+        return *_best(OURS, folder, 1), entries
+
+
+def largest() -> tuple[float, str]:
+    """Returns the seconds for 1,024 dumps of 2,000 entries, start included."""
+    wall, cpu, peak, entries = _of_large()
+    found = against_torchfrtrace()
+    theirs = found["theirs"] / found["entries"]  # so many would not fit into its memory
+    return wall, (
+        f"{entries:,} entries, {cpu:.1f} s of CPU, {peak:,.0f} MB; per entry "
+        f"{theirs * entries / cpu:.0f} x as fast as torchfrtrace on {FULL.world} ranks"
+    )
+
+
 def growth() -> tuple[float, str]:
     """Returns CPU seconds per entry at 1,024 ranks : at 16, start included; 1 is linear."""
-    per_entry, told = [], []
-    for layout in (SMALL, LARGE):
-        with dumped(layout, GROWTH_STEPS) as (folder, entries):
-            wall, cpu, peak = _best(OURS, folder, 3 if layout is SMALL else 1)
-        per_entry.append(cpu / entries)
-        told.append(f"{layout.world:,} ranks, {entries:,} entries: {wall:.1f} s, {peak:.0f} MB")
-    return per_entry[1] / per_entry[0], "; ".join(told)
+    with dumped(SMALL, WRAPPED) as (folder, entries):
+        small = _best(OURS, folder)[1] / entries
+    _, cpu, _, entries = _of_large()
+    return cpu / entries / small, f"{cpu / entries * 1e6:.0f} and {small * 1e6:.0f} microseconds"
 
 
 def main() -> None:
-    for measure in (throughput, throughput_after_start, growth):
+    for measure in (sixteen_dumps, throughput, throughput_after_start, largest, growth):
         value, detail = measure()
         print(json.dumps({"row": measure.__name__, "value": round(value, 3), "detail": detail}))  # noqa: T201
 

@@ -43,7 +43,7 @@ def main() -> None:
         if folder is None:
             continue
         with tempfile.TemporaryDirectory(prefix="moediag-labelled-") as place:
-            answer = simulated.ours(folder.write(Path(place)))
+            answer = simulated.ours(folder.write(Path(place)), case.taken_at(folder))
         kind = outcome(case.truth(folder), answer)
         found[case.dimension.name][kind] += 1
         if kind not in GOOD:

@@ -218,12 +218,14 @@ healthy jobs that ended, `running` healthy jobs dumped while they ran, `straggle
 which one rank has not yet issued what others wait for. Both tools read the same files.
 
 - What is true is the injected fault alone. "Nobody named, rightly": the evidence cannot show who it
-  is (two ranks are absent, one of them the culprit; files of several jobs; a device that hangs
-  while no start is recorded), so naming nobody is right. Naming an innocent rank is wrong in every
-  row.
-- Files that were not copied are as old as the dump: a watchdog writes it when the oldest call has
-  timed out. A job that hangs and one that still runs, but whose ranks all wait for a late one,
-  leave the same calls: in "one rank late, copied files" nothing but the time of the copy is left.
+  is (two ranks are absent, one of them the culprit; files of several jobs; a device that hangs:
+  all ranks issued its call, as in a job that runs), so naming nobody is right. Naming an innocent
+  rank is wrong in every row.
+- Dumps are written at once if the job runs, by the watchdog when the oldest call has timed out if
+  it hangs. Calls do not tell when they were dumped. A job that hangs and one that still runs, but
+  whose ranks all wait for a late one, leave the same calls: only "dated files" (`--taken-at`) and
+  "dumped twice" tell them apart. moediag reports both as a hang and says that the job may have been
+  running.
 - torchfrtrace: all its findings count, not only the first; "and nobody else" means that its
   findings together name exactly the culprits.
 - NVIDIA's resiliency extension: its newest release on the package index (0.4.1) contains no

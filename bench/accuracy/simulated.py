@@ -87,11 +87,16 @@ class Case:
         # Where a rank stands that never comes, no dump tells; where others wait for it, theirs do.
         known = jobs.Run(job).waiting_for(*job.culprits) if job.stuck else job.lines
         lines = tuple(f"train.py:{line}" for line in known)
-        if self.fault == "device" and not self.dimension.recorded.get("timing", True):
-            return Truth(self.name, verdicts)  # all ranks issued the call, and no start is recorded
         hidden = len(absent) > 1 and not absent.isdisjoint(job.culprits)
         decidable = self.dimension.decidable and not hidden
+        if self.fault == "device":  # all ranks issued the call: so they have in a job that runs
+            decidable = self.dimension.dated
+            if not self.dimension.recorded.get("timing", True):  # whose device began it?
+                return Truth(self.name, verdicts, decidable=decidable)
         return Truth(self.name, verdicts, job.culprits, lines, decidable=decidable)
+
+    def taken_at(self, folder: jobs.Folder) -> float | None:
+        return folder.taken if self.dimension.dated else None
 
 
 @functools.lru_cache(maxsize=2)
@@ -115,8 +120,8 @@ def cases(
                 yield from (Case(dimension, spec, fault, seed) for seed in of)
 
 
-def ours(folder: Path) -> Answer:
-    (trial,) = examine([folder]).result.trials
+def ours(folder: Path, taken_at: float | None = None) -> Answer:
+    (trial,) = examine([folder], taken_at).result.trials
     return Answer(
         trial.verdict in FAILURES, tuple(trial.culprits), trial.cause, verdict=trial.verdict
     )
@@ -127,7 +132,8 @@ def judged(case: Case, folder: jobs.Folder, tool: TorchFrTrace, place: Path) -> 
     written = folder.write(place / "dumps")
     try:
         theirs = tool.answer(written, incomplete=bool(folder.absent))
-        answers = {page.MOEDIAG: ours(written), page.FRTRACE: theirs}
+        own = ours(written, case.taken_at(folder))
+        answers = {page.MOEDIAG: own, page.FRTRACE: theirs}
     finally:
         shutil.rmtree(written)
     return page.Judged(case.truth(folder), answers, case.fault, case.dimension.name, case.seen)

@@ -27,7 +27,7 @@ _ACTIVE: Mapping[str, Any] = {"timing": False, "active_only": True}
 class Dimension:
     """One row. ``recorded``: options of ``dumps``; ``where``: where the culprits after the first
     are (``node``, ``apart``); ``decidable``: the evidence shows the culprits, so naming nobody is a
-    miss."""
+    miss; ``dated``: the user tells when the dumps were written."""
 
     name: str
     faults: tuple[str, ...] = HANGS
@@ -36,6 +36,7 @@ class Dimension:
     where: str = "node"
     change: Change | None = None
     decidable: bool = True
+    dated: bool = False
 
     def job(self, base: Job, fault: str, seed: int) -> Job:
         """Returns ``base`` with this fault. Raises ValueError if its layout cannot have it."""
@@ -174,6 +175,7 @@ DIMENSIONS = (
     Dimension("one dump of all", ("none", "running", "stuck"), change=one_dump, decidable=False),
     Dimension("copied files", ("none", "running", *HANGS), change=copied),
     Dimension("copied files, active-only", ("none", "running", *HANGS), _ACTIVE, change=copied),
+    Dimension("dated files", ("running", "straggler", "device", *HANGS), change=copied, dated=True),
     Dimension("one rank late", ("straggler",)),
     Dimension("one rank late, copied files", ("straggler",), change=copied),
     Dimension("dumped twice", ("running", "straggler", *HANGS), change=dumped_twice),

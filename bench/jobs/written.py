@@ -60,9 +60,11 @@ def taken(run: Run) -> float:
     return BEGAN / 1e9 + newest / 1e3
 
 
-def write(job: Job, place: Path, form: str = "pickle", **options: Any) -> Path:
+def write(
+    job: Job, place: Path, form: str = "pickle", run: Run | None = None, **options: Any
+) -> Path:
     """Writes the dumps of ``job`` one after the other: those of a large job fill the memory."""
-    run = Run(job)
+    run = run or Run(job)
     age = taken(run)
     for rank, raw in dumps(job, run=run, **options):
         _write(place, rank, raw, age, form)

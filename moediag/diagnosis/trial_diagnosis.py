@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.standings import standings
 from moediag.diagnosis.numbers import by_part, expert_holders, ownership
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement
@@ -22,7 +23,7 @@ from moediag.diagnosis.words import (
     schedule_view,
 )
 from moediag.diagnosis.words.next_step import next_step
-from moediag.diagnosis.words.places import standings
+from moediag.diagnosis.words.places import places
 from moediag.evidence.model import Evidence
 from moediag.result import FAILURES, Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
@@ -37,7 +38,9 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
     numbers = facts.gradients
     by_schedule = facts.divergence if judged.divergence else None
     why, told = _why(facts, verdict, judged)
-    standing = standings(evidence, by_schedule, facts.failed, judged.culprits)
+    standing = facts.standings
+    if judged.failure is not None:
+        standing = standings(evidence, None, facts.own)
     return Diagnosis(
         verdict=verdict,
         signature=signature(
@@ -78,7 +81,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             else None
         ),
         states=schedule_view.states(evidence, facts.failed),
-        places=tuple(one.place for one in standing),
+        places=places(standing, judged.culprits),
         next_step=next_step(
             evidence, verdict, by_schedule, judged.failure, judged.culprits, standing
         ),
@@ -96,7 +99,8 @@ def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parte
     mixed = ahead(facts.aligned, facts.evidence)
     if mixed is not None:
         told = f"{told} {mixed.sentence}"
-    if verdict == Verdict.HANG:
+    # A dump's calls are those of the device: where victims stand is in the table.
+    if verdict == Verdict.HANG and not (facts.evidence.foreign and judged.culprits):
         told = f"{told} {device_sentences.sentence(facts.fronts)}"
     return why, told.strip()
 

@@ -192,6 +192,7 @@ class _Reader:
             parameters=carried,
             parameters_missing=missing,
             site=str(event.get("site") or ""),
+            callers=self.resolve(event.get("callers")) or (),
             time=float(event.get("t") or 0.0),
             asynchronous=bool(event.get("async")),
         )

@@ -64,8 +64,10 @@ def load(path: Path) -> Loaded:
             head = file.read(512)
             if is_pickle(head):
                 return Loaded(flight_dump.read(plain_data(_rest(file, head, MAX_PICKLE))))
+            if not _is_text(head):
+                return Loaded(refused="neither text nor a dump")
             if head.lstrip()[:1] not in (b"{", b"[") or _is_log(head):
-                return Loaded(refused="" if _is_text(head) else "neither text nor a dump")
+                return Loaded()
             return _json(_rest(file, head, MAX_JSON).decode("utf-8", errors="replace"))
     except (Refused, flight_dump.NoDump) as no:
         return Loaded(refused=str(no))

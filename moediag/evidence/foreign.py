@@ -95,6 +95,9 @@ def _with(
 def _end(found: Found, rank: int) -> tuple[RankError | None, ExitStatus | None]:
     """The rank's exception, from its error file or its output, and how the process ended."""
     error = found.errors.get(rank) or exits.error_in_output(found.outputs.get(rank, ""))
+    if error is None:
+        told = (one for one in found.reports if one.kind == "failed" and one.rank == rank)
+        error = next((RankError("DistBackendError", one.detail) for one in told), None)
     return error, found.exits.get(rank)
 
 
@@ -158,7 +161,8 @@ def _stall(
         ranks[rank] = RankEvidence(rank, stacks=ranks[rank].stacks, not_seen=(text,))
         waiting.discard(rank)
         elsewhere.discard(rank)
-    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain)
+    at_once = found.taken_at is not None and not certain
+    return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain, at_once)
 
 
 def _is_elsewhere(stack: Stack) -> bool:

@@ -54,13 +54,13 @@ FORMATS = (
     ),
     _format(
         "status", "enqueued", "torch 2.3",
-        rf"{_PG}\s*(?:Timeout at \w+ work:|Exception [^\[]{{0,80}} at work:|",
+        rf"(?:{_PG})?\s*(?:Timeout at \w+ work:|Exception [^\[]{{0,80}} at work:|",
         r"failure detected by watchdog at work sequence\s*id:)\s*(?P<seq>\d{1,15})[\s,].{0,24}?",
         _STATUS,
     ),
     _format(
         "signal", "enqueued", "torch 2.4",
-        rf"{_PG}\s*Received a dump signal due to a collective timeout from\s*",
+        rf"(?:{_PG})?\s*Received a dump signal due to a collective timeout from\s*",
         rf"(?:this local\s*rank|rank (?P<about>\d+)).{{0,160}}?{_STATUS}",
     ),
     # -- a process group's own threads
@@ -73,6 +73,11 @@ FORMATS = (
         "stuck", "Heartbeat monitor", "torch 2.2",
         rf"{_PG}\s*Heartbeat monitor timed out",
     ),
+    _format(
+        "failed", "thread terminated", "torch 2.0",
+        rf"(?:{_PG}|\[Rank (?P<number>\d{{1,7}})\])\s*(?:Process group|NCCL) watchdog thread ",
+        r"terminated with exception:(?!\s*\[Rank \d+\] Watchdog)\s*(?P<why>[^\n]{1,200})",
+    ),
     # -- TORCH_DISTRIBUTED_DEBUG=DETAIL; the ranks are those in the group
     _format(
         "mismatch", "Detected mismatch", "torch 1.9",
@@ -84,7 +89,7 @@ FORMATS = (
     # -- monitored_barrier, gloo; rank 0 of the group asks the others in order
     _format(
         "absent", "monitoredBarrier", "torch 1.9",
-        rf"\[Rank (?P<number>\d+)\]:? ?Ranks? {_RANKS}failed to pass monitoredBarrier in ",
+        rf"(?:\[Rank (?P<number>\d+)\]:? ?)?Ranks? {_RANKS}failed to pass monitoredBarrier in ",
         r"(?P<ms>\d+)\s*ms",
     ),
     _format(
@@ -142,6 +147,22 @@ FORMATS = (
     _format(
         "ended", "exited on signal", "mpirun",
         r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+[^\n]{0,30}",
+    ),
+    _format(
+        "ended", "exitcode:", "torchrun",
+        r"failed \(exitcode: -?\d+\) local_rank: \d+ \(pid: \d+\)",
+    ),
+    _format(
+        "ended", "Child process with PID", "Lightning",
+        r"Child process with PID \d+ terminated with code -?\d+",
+    ),
+    _format(
+        "ended", "exits with return code", "DeepSpeed",
+        r"exits with return code = -?\d+",
+    ),
+    _format(
+        "ended", "A worker died", "Ray",
+        r"A worker died or was killed while executing a task[^\n]{0,60}",
     ),
     _format("warning", "NCCL WARN", "NCCL 2.0", r"NCCL WARN [^\n]{0,200}"),
 )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 MAX_RANK = 1 << 20
 _MAX_JOINED = 4096  # characters of one joined line
+_LONGEST = 16_384  # characters of a line that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Line:
     text: str
     #: The rank comes from a mark that is local to a node.
     local: bool = False
+    #: The process that wrote it, as its launcher names it; "" if it does not.
+    process: str = ""
 
 
 def _prefix(tool: str, pattern: str) -> Prefix:
@@ -64,6 +67,10 @@ PREFIXES = (
     _prefix("stream", r"(?:[\w./:-]{1,80} )?\[std(?:out|err)\] ?"),
     _prefix("timestamp", r"\[?\d{4}-\d\d-\d\d[T "
                          r"]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?[ \t]*"),
+    _prefix(
+        "vLLM's logger",
+        r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\] ?",
+    ),
     _prefix("time", r"\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?[ \t]+"),
     _prefix("seconds since the start", r"\d{1,7}\.\d+s(?: +\d+)? +(?=\S)"),
     _prefix("line number", r"\[\d{1,9}\] (?!is setting up)(?=\S)|\d{1,7} \| "),
@@ -73,13 +80,13 @@ PREFIXES = (
 # counts only in a file where most lines do.
 _TASK = re.compile(r" {0,6}(?P<rank>\d{1,7}): ?")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_BAR = re.compile(r"[^\n]*\r(?!\n)")  # overwritten states of a progress bar
 _ENTRY = re.compile(
     r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
 )
 _MARK = re.compile(r"\[rank(\d{1,7})[\[\]]{1,2}:")
 # Statements that are cut where a terminal wrapped them: an opening text, and what ends it.
 _OPEN = (
+    (re.compile(r"collective operation timeout:"), re.compile(r"CCL\(")),
     (re.compile(r"Work[A-Z]CCL\("), None),
     (re.compile(r"is running (?:inconsistent )?collective:"), re.compile(r"[Cc]ollectives "
                                                                          r"differ|\)\)\)\.")),
@@ -89,8 +96,9 @@ _OPEN = (
 
 def read(text: str) -> list[Line]:
     """The lines of a log, joined where they were wrapped, without prefixes."""
-    text = _BAR.sub("", _ANSI.sub("", text))
-    raw = text.splitlines()
+    # A progress bar overwrites its line; only the last state counts.
+    whole = _ANSI.sub("", text).removesuffix("\n").split("\n")
+    raw = [line.rstrip("\r").rpartition("\r")[2][:_LONGEST] for line in whole]
     tasks = _has_tasks(raw)
     seen = [_stripped(line, tasks) for line in _joined(raw, tasks)]
     owners = _owners(seen)
@@ -101,7 +109,7 @@ def read(text: str) -> list[Line]:
             rank = owners.get(marks["process"])
         local = rank is None and "local" in marks
         number = marks["local"] if local else rank
-        found.append(Line(_sane(number), rest, local))
+        found.append(Line(_sane(number), rest, local, marks.get("process", "")))
     return found
 
 
@@ -202,7 +210,9 @@ def _starts(line: str, tasks: bool) -> bool:
 
 
 def _is_statement(line: str) -> bool:
-    return "ProcessGroup" in line or "CCL(" in line or "collective:" in line
+    return any(
+        word in line for word in ("ProcessGroup", "CCL(", "collective:", "operation timeout:")
+    )
 
 
 def _is_cut(line: str) -> bool:

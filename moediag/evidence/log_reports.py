@@ -32,8 +32,12 @@ WAITED = frozenset({"timeout", "status", "site"})
 
 
 def job_size(reports: Iterable[Report]) -> int:
-    """The number of ranks at least, from groups of all ranks; 0 if nothing tells it."""
-    return max((size for one in reports if one.of_all and (size := group_size(one))), default=0)
+    """The number of ranks at least, from the sizes of groups and the numbers of members."""
+    found = 0
+    for one in reports:
+        members = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
+        found = max(found, group_size(one) or 0, max(members) + 1 if any(members) else 0)
+    return found
 
 
 def group_size(one: Report) -> int | None:
@@ -59,7 +63,7 @@ def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
                 continue
             found += _site(frames, of)
             frames = None
-        found += _of_line(line.text, rank)
+        found += _of_line(line, rank)
         if _TRACE in line.text:
             at = line.text.index(_TRACE)
             frames, of = [], log_lines.marked(line.text, at, rank)
@@ -80,13 +84,15 @@ def _site(frames: list[re.Match[str]], rank: int | None) -> Iterator[Report]:
         yield Report("site", rank, detail=where, text=where)
 
 
-def _of_line(text: str, rank: int | None) -> Iterator[Report]:
+def _of_line(line: Line, rank: int | None) -> Iterator[Report]:
+    text = line.text
     for form in FORMATS:
         if form.hint not in text:
             continue
         for match in form.pattern.finditer(text):
             who = log_lines.marked(text, match.start(), rank)
-            yield _report(form.kind, match, who, _clock(text[: match.start()]))
+            one = _report(form.kind, match, who, _clock(text[: match.start()]))
+            yield replace(one, process=line.process)
 
 
 def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> Report:
@@ -119,6 +125,7 @@ def _report(kind: str, match: re.Match[str], rank: int | None, time: float) -> R
         seconds=(number("ms") or 0) / 1000 or float(number("seconds") or 0),
         time=time,
         text=" ".join(match[0].split())[:_TEXT],
+        detail=values.get("why") or "",
     )
 
 

@@ -39,7 +39,10 @@ class Collective:
     parameters: tuple[str, ...] | None = None
     #: FQNs of the same FSDP group that it does not carry.
     parameters_missing: tuple[str, ...] = ()
+    #: "file.py:12 function", the innermost line outside torch.
     site: str = ""
+    #: The user's own lines that led there, the nearest first; at most three.
+    callers: tuple[str, ...] = ()
     completed: bool = False
     #: The error that it raised or ended with; the program may have swallowed it. "" if none.
     failed: str = ""
@@ -125,6 +128,8 @@ class Condition:
     leaves: str = ""
     #: Global ranks that it keeps from the line, if its names mean what they say.
     keeps_out: frozenset[int] = frozenset()
+    #: The global rank that it compares for equality: 0 of ``rank != 0`` and ``is_main_process``.
+    singles: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +146,8 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """``train.py:12 step``."""
-        return f"{self.name}:{self.line} {self.function}"
+        """``train.py:12 step``; without the class, which only some sources of stacks name."""
+        return f"{self.name}:{self.line} {self.function.rpartition('.')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,10 @@ class Report:
     #: Seconds since the beginning of the year on the writer's clock; 0.0 if unknown.
     time: float = 0.0
     text: str = ""
+    #: Where: the line of the program (site), the file or process (stack, error).
     detail: str = ""
+    #: The process that wrote it, if the log names processes.
+    process: str = ""
 
     @property
     def of_all(self) -> bool:
@@ -302,6 +310,8 @@ class Stall:
     elsewhere: tuple[int, ...] = ()
     #: False: ranks wait, and nothing shows for how long.
     certain: bool = True
+    #: What is known was written just after the newest call.
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,29 @@ class RankNames:
         value = self._value(test, scope, rank, size, depth)
         return None if value is None else bool(value)
 
+    def singled_out(self, test: ast.expr, scope: ast.AST, depth: int = 0) -> int | None:
+        """The one global rank that ``test`` compares with: 0 of ``rank == 0``, ``rank != 0``,
+        ``is_main_process`` and of these with ``and``; None of others."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return self.singled_out(test.operand, scope, depth)
+        if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+            found = {self.singled_out(value, scope, depth) for value in test.values} - {None}
+            return found.pop() if len(found) == 1 else None
+        if isinstance(test, ast.Compare):
+            equal = len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.NotEq)
+            number = test.comparators[0]
+            if equal and self._value(test.left, scope, -7, 0, depth) == -7 and _is_number(number):
+                return int(number.value)  # type: ignore[attr-defined]
+            return None
+        if isinstance(test, ast.Call) and (test.args or test.keywords):
+            return None
+        if last_name(test).lstrip("_").lower() in _FIRST:
+            return 0
+        if isinstance(test, ast.Name) and depth < _DEPTH:
+            made = self._in(scope).get(test.id) or self._in(self.tree).get(test.id, [])
+            return self.singled_out(made[0], scope, depth + 1) if len(made) == 1 else None
+        return None
+
     def _value(
         self, node: ast.expr, scope: ast.AST, rank: int, size: int, depth: int
     ) -> int | bool | None:

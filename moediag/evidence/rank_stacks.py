@@ -252,7 +252,7 @@ def in_backward(stack: Stack) -> bool:
 def stand(stack: Stack, libraries: tuple[str, ...] = ()) -> str:
     """``all_reduce, called by step (train.py:12)``: the operation and the user's line."""
     python = [frame for frame in stack.frames if not frame.native]
-    inside = [f for f in python if "distributed_c10d" in f.file or "torch/distributed/" in f.file]
+    inside = [f for f in python if _communicates(f) and "/elastic/" not in f.file]
     own = innermost_user([frame.file for frame in python], libraries)
     called = [f.function for f in inside if not f.file.endswith("c10d_logger.py")]
     if called:

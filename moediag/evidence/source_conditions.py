@@ -139,7 +139,9 @@ class Source:
         if isinstance(parent, ast.If):
             side = "under" if child in parent.body else "else"
             out = self._kept_out(parent.test, scope, size, when=side == "else")
-            yield replace(self._condition(parent, parent.test, side, rank), keeps_out=out)
+            one = self._condition(parent, parent.test, side, rank)
+            single = self.names.singled_out(parent.test, scope)
+            yield replace(one, keeps_out=out, singles=single)
         elif rank and child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank)
 
@@ -165,7 +167,8 @@ class Source:
                     if way := _leaves(branch):
                         made = self._condition(earlier, earlier.test, side, True)
                         out = self._kept_out(earlier.test, scope, size, when=side == "after")
-                        yield replace(made, leaves=way, keeps_out=out)
+                        single = self.names.singled_out(earlier.test, scope)
+                        yield replace(made, leaves=way, keeps_out=out, singles=single)
 
     def _inline(self, statement: ast.stmt, scope: ast.AST) -> Iterator[Condition]:
         """``f() if rank == 0 else g()`` and ``rank == 0 and f()`` in a statement itself."""

@@ -200,8 +200,9 @@ class _Collector:
             self.add_stacks(path, root, sections[0].stacks, sections[0].process)
         else:
             self.found.files += 1
-            for section in sections:
-                self.section(section.rank, section.process or path.name, section.stacks)
+            for number, section in enumerate(sections, start=1):
+                whose = section.process or f"process {number} of {path.name}"
+                self.section(section.rank, whose, section.stacks)
 
     def section(self, rank: int | None, whose: str, found: tuple[Stack, ...]) -> None:
         """The stacks of one process; those of an unknown rank are only told."""
@@ -245,13 +246,16 @@ class _Collector:
     def without_rank(self, path: Path, text: str, reports: tuple[Report, ...]) -> None:
         """A log that names no rank: its messages count, and so does an exception."""
         error = exits.error_in_output(text)
+        dumped = stacks.parse_faulthandler(text)
+        if dumped:
+            self.section(None, path.name, dumped)
         if error is not None:
             where = f" at {error.where}" if error.where else ""
             said = f"{error.type}{where}: {error.message}".rstrip(": ")
             self.found.reports.append(Report("error", text=said, detail=path.name))
-        if reports or error is not None:
+        if reports or dumped or error is not None:
             self.found.files += 1
-        if reports or error is not None or outputs.is_log(text):
+        if reports or dumped or error is not None or outputs.is_log(text):
             self.of_nobody.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")

@@ -13,7 +13,9 @@ from moediag.evidence.model import Frame, Stack
 _TITLE = re.compile(
     r"^[\W_]{0,12}(?:[Gg]lobal[ _])?(?i:rank)[\s_:#=-]{0,3}(?P<rank>\d{1,7})\b[^\n]{0,60}$"
 )
-_PROCESS = re.compile(r"^Process (?P<pid>\d+): ")
+# py-spy's header, or a separator of a script: `===== node-0 PID 42 =====`.
+_PROCESS = re.compile(r"^(?:Process |[=#*-]{2,}.{0,60}?\b[Pp][Ii][Dd][ :=]{1,3})(?P<pid>\d+)\b")
+_MAIN = re.compile(r'^Thread \S+ \([^)]*\): "MainThread"')  # one of each process
 _SPY = re.compile(r"^Thread \S+ \((?:idle|active|waiting)[^)]*\)(?:: |$)", re.MULTILINE)
 # `#4  0x00007f11 in c10d::f (this=0x1) at /src/x.cpp:7`, `#5 … from /lib/libc.so.6`
 _GDB = re.compile(r"^#\d+ +(?:0x[0-9a-f]+ in )?(?P<function>\S[^(\n]*?) ?\(", re.MULTILINE)
@@ -46,8 +48,11 @@ def read(text: str) -> tuple[Section, ...]:
     rank: int | None = None
     process = ""
     lines: list[str] = []
+    mains = 0
 
     def close() -> None:
+        nonlocal mains
+        mains = 0
         stacks = tuple(stack for stack in parse("\n".join(lines)) if stack.frames)
         if stacks:
             found.append(Section(rank, process, stacks))
@@ -59,10 +64,15 @@ def read(text: str) -> tuple[Section, ...]:
             close()
             rank, process = int(title["rank"]), ""
         elif header := _PROCESS.match(line):
-            if lines and _SPY.search("\n".join(lines)):
+            if mains:
                 close()
                 rank = None
             process = f"process {header['pid']}"
+        elif _MAIN.match(line):
+            if mains:
+                close()
+                rank, process = None, ""
+            mains += 1
         lines.append(line)
     close()
     return tuple(found)

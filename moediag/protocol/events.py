@@ -20,7 +20,9 @@ from typing import Optional, Union
 #             phase(forward|backward|recompute|optimizer|other) module(FQN or "")
 #             carries(names id|null: parameters on the wire)
 #             of(names id|null: all parameters of that FSDP group)  sizes(numel of each carried)
-#             site("file.py:12 function") step(int) async(bool)
+#             site("file.py:12 function": innermost line outside torch)
+#             callers(names id|null: the user's lines around it, the nearest first)
+#             step(int) async(bool)
 # done        n                    the collective was waited for and completed
 # failed      n type message       it raised, or its Work completed with an error; the program may
 #             have swallowed that

@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from moediag.recorder.call_site import CallSites
 from moediag.recorder.calls import Call
 from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
@@ -28,11 +29,6 @@ from moediag.recorder.patches import Patches
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
-_DECORATORS = ("typing_extensions.py", "contextlib.py", "functools.py", "<string>")
-# DeepSpeed's wrapper of torch.distributed: all its calls would have the same few sites.
-_LAYERS = (f"{os.sep}deepspeed{os.sep}comm{os.sep}", f"{os.sep}deepspeed{os.sep}utils{os.sep}nvtx")
-_plumbing: Dict[str, bool] = {}  # file name -> result of _is_plumbing
-_MAX_FRAMES = 96  # searched for a call site; the backward of a deep model has about 40
 _MAX_FAILED = 500  # characters of the message of a failed operation
 _MAX_FAULTS = 20  # after which a watcher is switched off
 
@@ -128,7 +124,7 @@ class Recorder:
         self._next = 0
         self._faults: Dict[str, int] = {}
         self._told: Dict[str, bool] = {}
-        self._sites: Dict[Tuple[Any, int], str] = {}
+        self._sites = CallSites(log)
 
     # ------------------------------------------------------------------ for the job or worker
 
@@ -263,7 +259,7 @@ class Recorder:
             module = json.dumps(thread.blocks[-1].fqn) if thread.blocks else '""'
             phase = self.current_phase()
             names = '"carries":null,"of":null,"sizes":null'
-        site = self._site()
+        site = self._sites.fields(sys._getframe(1))
         log = self.log
         with log.lock:
             number, self._next = self._next, self._next + 1
@@ -272,7 +268,7 @@ class Recorder:
                 f'{{"e":"collective","t":{time.time():.6f},"n":{number},"group":{info.json_name},'
                 f'"k":{position},"op":"{call.op}","numel_in":{call.numel_in},'
                 f'"numel_out":{call.numel_out},"dtype":"{call.dtype}",{_details(call, info)},'
-                f'"phase":"{phase}","module":{module},{names},"site":{site},'
+                f'"phase":"{phase}","module":{module},{names},{site},'
                 f'"step":{self.current_step},"async":{"false" if call.waits else "true"}}}'
             )
         self.heartbeat.beat()
@@ -301,43 +297,6 @@ class Recorder:
         if blocks:
             return "forward"
         return "optimizer" if self.optimizer_running else "other"
-
-    def _site(self) -> str:
-        """Returns the innermost frame outside torch as JSON ``"file.py:12 function"``; in
-        autograd's thread, where all frames are torch's, the innermost frame."""
-        frame: Any = sys._getframe(2)
-        fallback = None
-        for _ in range(_MAX_FRAMES):
-            if frame is None:
-                break
-            filename = frame.f_code.co_filename
-            if not filename.startswith(_TORCH):
-                if not _is_plumbing(filename):
-                    return self._site_text(frame)
-            elif fallback is None:
-                fallback = frame
-            frame = frame.f_back
-        return self._site_text(fallback) if fallback is not None else '""'
-
-    def _site_text(self, frame: Any) -> str:
-        key = (frame.f_code, frame.f_lineno)
-        text = self._sites.get(key)
-        if text is None:
-            if len(self._sites) > 10_000:
-                self._sites.clear()
-            code = frame.f_code
-            name = Path(code.co_filename).name
-            text = self._sites[key] = json.dumps(f"{name}:{frame.f_lineno} {code.co_name}")
-        return text
-
-
-def _is_plumbing(filename: str) -> bool:
-    """Whether the file is part of the recorder or holds wrappers of torch or DeepSpeed."""
-    known = _plumbing.get(filename)
-    if known is None:
-        known = filename.startswith(_OWN) or filename.endswith(_DECORATORS)
-        known = _plumbing[filename] = known or any(layer in filename for layer in _LAYERS)
-    return known
 
 
 def _details(call: Call, info: GroupInfo) -> str:

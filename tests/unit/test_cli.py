@@ -308,6 +308,20 @@ def test_a_path_that_is_not_a_run_is_bad_input(
     assert "does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("", None), ("timeout", 0.0), ("1700000000.5", 1700000000.5),
+     ("2023-11-14T22:13:20Z", 1_700_000_000.0), ("2023-11-14T23:13:20+01:00", 1_700_000_000.0)],
+)  # fmt: skip
+def test_the_time_of_dumps_is_read(text: str, seconds: float | None) -> None:
+    assert options.moment(text) == seconds
+
+
+def test_a_time_that_is_none_is_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="yesterday"):
+        options.moment("yesterday")
+
+
 @pytest.mark.parametrize(("status", "code"), [("warn", 0), ("fail", ExitCode.CANNOT_RUN_HERE)])
 def test_doctor_exit_code_depends_on_the_checks(module: Module, status: str, code: int) -> None:
     from moediag.doctor import Check

@@ -6,10 +6,12 @@ The first rule that applies names these ranks:
 2. ranks that left out parameters of an FSDP group that others carry;
 3. ranks that sent no token to the expert whose parameters only the others carry;
 4. ranks outside a strict majority that agrees (for splits: the one rank in all bad pairs);
-5. ranks that depart from what all ranks did at the same place of the previous step;
-6. ranks outside the largest group of ranks that agree, if no other group is as large;
-7. in a user's own job: ranks that depart from what the whole job does after the same calls
-   (:mod:`usual_order`).
+5. ranks that depart from what at least two others with the same role did at the same place
+   (:func:`by_usual_order`);
+6. ranks that depart from what the job always did before, which is a hint only;
+7. ranks outside the largest group of ranks that agree, if no other group is as large;
+8. in a watched job: the rank for which the program has a branch of its own there
+   (:mod:`standings`).
 
 Otherwise no rank is named. Rules 1-3 may name a majority, and the contradiction is noted: three
 ranks that starve an expert are not victims of the one that does not.
@@ -19,15 +21,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moediag.diagnosis.schedules import matching
-from moediag.diagnosis.schedules.align import Schedule
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.starvation import Starved, Tokens, experts_of
-from moediag.diagnosis.schedules.usual_order import Departure
-from moediag.evidence.model import Collective
+from moediag.diagnosis.schedules.usual_order import Departure, departures
+from moediag.evidence.model import Collective, Condition, Evidence
 
 Parameters = tuple[str, ...]
 
@@ -38,21 +39,24 @@ class Blame:
 
     culprits: tuple[int, ...] = ()
     basis: str = "none"
-    """gone, left-out, skipped, majority, history, plurality, habit or none."""
+    """gone, left-out, skipped, majority, peers, habit, plurality, condition or none."""
     missing: Mapping[int, Parameters] = field(default_factory=dict)
     """Rank -> the parameters that it lacks and others carry."""
     starved: tuple[Starved, ...] = ()
     contradicted: bool = False
     """The culprits are the majority."""
     departures: tuple[Departure, ...] = ()
-    """Where culprits first departed from the usual order of this job."""
+    """Where ranks first departed from the usual order of this job: culprits, or without a culprit
+    those of which it is not known whether they are wrong."""
+    condition: Condition | None = None
+    """For ``condition``: the one that treats the culprit apart."""
 
 
-def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> Blame:
-    """Returns which ranks diverged. ``schedule``: of the divergence's group, for earlier calls."""
+def blame(divergence: Divergence, tokens: Tokens) -> Blame:
+    """Returns which ranks diverged."""
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     if divergence.kind == "missing":
-        return _missing_call(divergence, calls, schedule, tokens)
+        return _missing_call(divergence, calls, tokens)
     if divergence.kind == "order":
         return _order(divergence)
     if divergence.kind == "splits":
@@ -61,7 +65,7 @@ def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> 
         return Blame()
     found = _left_out(calls, tokens) or _skipped(divergence, calls, tokens)
     if found is None:
-        return _by_number(divergence, calls, schedule)
+        return _by_number(divergence, calls)
     right, _ = _majority(divergence.kind, calls)
     return Blame(
         culprits=found.culprits,
@@ -70,6 +74,21 @@ def blame(divergence: Divergence, schedule: Schedule | None, tokens: Tokens) -> 
         starved=found.starved,
         contradicted=right is not None and bool(set(found.culprits) & right),
     )
+
+
+def by_usual_order(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
+    """``found``, or the ranks that departed from the job's usual order where at most a plurality
+    decides. In a circle of waits the departure may lie long before the ranks stopped."""
+    if found.basis in ("none", "plurality"):
+        odd = departures(divergence.calls, evidence)
+        if any(one.early for one in odd):
+            return replace(found, departures=odd)
+        basis = "peers" if all(one.peers for one in odd) else "habit"
+        return Blame(tuple(one.rank for one in odd), basis, departures=odd) if odd else found
+    if divergence.kind != "order":
+        return found
+    calls = {rank: divergence.calls[rank] for rank in found.culprits}
+    return replace(found, departures=departures(calls, evidence, alone=True))
 
 
 # ------------------------------------------------------------------------ by what they did
@@ -134,24 +153,17 @@ def _skipped(
     return Blame(culprits, "skipped", missing, tuple(sorted(starved, key=lambda s: s.rank)))
 
 
-def _missing_call(
-    divergence: Divergence,
-    calls: Mapping[int, Collective],
-    schedule: Schedule | None,
-    tokens: Tokens,
-) -> Blame:
+def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
     """The absent ranks, or the few that make an extra call where most finished normally. As many
-    against as many: the absent ranks, if they made that call before and so left out a repetition;
-    else either side may be wrong. Dumps do not show how a rank ended: where more ranks are absent
-    than wait, nobody is named."""
+    against as many: either side may be wrong. Dumps do not show how a rank ended: where more ranks
+    are absent than wait, nobody is named."""
     gone = divergence.absent
     if divergence.inferred and len(gone) > divergence.waiting:
         return Blame()
     peaceful = not divergence.inferred and set(gone) == set(divergence.ended)
     if peaceful and len(gone) > len(calls):
         return Blame(tuple(sorted(calls)), "majority")
-    even = peaceful and len(gone) == len(calls)
-    if even and (schedule is None or not all(_made(schedule, rank, calls) for rank in gone)):
+    if peaceful and len(gone) == len(calls):
         return Blame()
     starved = tuple(
         s
@@ -161,13 +173,6 @@ def _missing_call(
     )
     missing = {s.rank: next(iter(calls.values())).parameters or () for s in starved}
     return Blame(tuple(sorted(gone)), "gone", missing, tuple(dict.fromkeys(starved)))
-
-
-def _made(schedule: Schedule, rank: int, calls: Mapping[int, Collective]) -> bool:
-    """Whether ``rank`` made one of ``calls`` before, at the same place of the program."""
-    waited = {(matching.key(call), call.site) for call in calls.values()}
-    own = schedule.calls.get(rank, ())
-    return any(call is not None and (matching.key(call), call.site) in waited for call in own)
 
 
 # ------------------------------------------------------------------------ by a majority
@@ -191,46 +196,12 @@ def _majority(kind: str, calls: Mapping[int, Collective]) -> tuple[frozenset[int
     return agreeing, 2 * size > sum(value is not None for value in values.values())
 
 
-def _by_number(
-    divergence: Divergence, calls: Mapping[int, Collective], schedule: Schedule | None
-) -> Blame:
+def _by_number(divergence: Divergence, calls: Mapping[int, Collective]) -> Blame:
     agreeing, strict = _majority(divergence.kind, calls)
-    outside = tuple(sorted(set(calls) - (agreeing or set())))
-    if agreeing is not None and strict:
-        return Blame(outside, "majority")
-    if schedule is not None and (departed := _departed(divergence, calls, schedule)):
-        return Blame(departed, "history")
-    return Blame(outside, "plurality") if agreeing is not None else Blame()
-
-
-def _departed(
-    divergence: Divergence, calls: Mapping[int, Collective], schedule: Schedule
-) -> tuple[int, ...]:
-    """Ranks that depart from what all did in the previous step, where this step was equal to it
-    on this group so far. Weak evidence: a step may legitimately differ from the previous one."""
-    rank, call = next(iter(calls.items()))
-    here = divergence.position
-    now = _back(schedule, rank, here, call.step)
-    before = schedule.at(rank, here - len(now) - 1)
-    if before is None or any(c.step != call.step for c in calls.values()):
-        return ()
-    past = _back(schedule, rank, here - len(now), before.step)
-    if len(past) <= len(now) or past[: len(now)] != now:
-        return ()
-    standard = past[len(now)]
-    departed = tuple(r for r, c in sorted(calls.items()) if matching.key(c) != standard)
-    return departed if len(departed) < len(calls) else ()
-
-
-def _back(schedule: Schedule, rank: int, end: int, step: int) -> list[tuple[Any, ...]]:
-    """Keys of the calls of ``step`` before position ``end``, oldest first."""
-    keys = []
-    for position in range(end - 1, -1, -1):
-        call = schedule.at(rank, position)
-        if call is None or call.step != step:
-            break
-        keys.append(matching.key(call))
-    return keys[::-1]
+    if agreeing is None:
+        return Blame()
+    outside = tuple(sorted(set(calls) - agreeing))
+    return Blame(outside, "majority" if strict else "plurality")
 
 
 def _pairs(divergence: Divergence) -> Blame:

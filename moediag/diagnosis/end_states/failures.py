@@ -26,6 +26,10 @@ _COMMUNICATION_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistS
 # NotImplementedError, such as "Operator c10d.allgather_.default does not have a sharding strategy",
 # and the guard's own error (moediag.recorder.guard): no peer received anything.
 GUARD = "ReductionMismatch"
+# A device that failed under this rank, whichever thread noticed it first.
+_OF_DEVICE = re.compile(
+    r"CUDA error:(?! *(?:CUDA_ERROR_)?(?:NCCL|system not))|uncorrectable ECC", re.I
+)
 _NEVER_SENT = frozenset({"NotImplementedError", GUARD})
 # "Cannot use ReduceOp.PREMUL_SUM with Gloo": nothing was sent either.
 _REFUSED = re.compile(r"cannot use reduceop", re.IGNORECASE)
@@ -93,8 +97,12 @@ def _failure(seen: RankEvidence) -> Failure | None:
         )
     if not ended_badly or end is None:
         return None
-    text = "\n".join(seen.last_lines)
     name = end.signal or f"exit code {end.code}"
+    broken = next((call for call in seen.collectives if call.failed), None)
+    if end.signal is None and broken is not None:
+        # A launcher of the program's own (hydra, a try block) turned the exception into an exit.
+        return Failure(seen.rank, name, broken.failed, consequence=True, time=broken.time)
+    text = "\n".join(seen.last_lines)
     aborted = end.signal == "SIGABRT" and bool(_COMMUNICATION.search(text))
     return Failure(
         seen.rank, name, consequence=aborted, mismatch=aborted and bool(_MISMATCH.search(text))
@@ -103,7 +111,11 @@ def _failure(seen: RankEvidence) -> Failure | None:
 
 def is_communication(error: RankError) -> bool:
     """Whether the communication library raised it, not the program."""
-    if error.type in _NEVER_SENT or _REFUSED.search(error.message):
+    if (
+        error.type in _NEVER_SENT
+        or _REFUSED.search(error.message)
+        or _OF_DEVICE.search(error.message)
+    ):
         return False
     return error.type.rpartition("::")[2] in _COMMUNICATION_TYPES or bool(
         _COMMUNICATION.search(error.type) or _COMMUNICATION.search(error.message)

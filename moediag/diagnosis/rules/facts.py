@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 
 from moediag.diagnosis.blame import decisions
-from moediag.diagnosis.blame.culprits import Blame, blame
+from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
 from moediag.diagnosis.blame.decisions import Parted
 from moediag.diagnosis.blame.nodes import ranks_of, silent
+from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
@@ -27,7 +27,6 @@ from moediag.diagnosis.schedules.log_positions import Positions, positions
 from moediag.diagnosis.schedules.replay import replay
 from moediag.diagnosis.schedules.starvation import tokens_of
 from moediag.diagnosis.schedules.stuck_calls import Frontier, frontier
-from moediag.diagnosis.schedules.usual_order import departures
 from moediag.evidence.model import Evidence
 
 
@@ -103,10 +102,13 @@ class Facts:
         return next(iter(self.blames), Blame())
 
     def _blame(self, d: Divergence) -> Blame:
-        evidence = self.evidence
-        schedule = self.aligned.schedules.get((d.group.name, d.group.ranks))
-        found = blame(d, schedule, tokens_of(evidence))
-        return _by_habit(d, found, evidence) if evidence.foreign or evidence.watched else found
+        found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
+        return by_condition(found, d, self.standings)
+
+    @cached_property
+    def standings(self) -> tuple[Standing, ...]:
+        """Where the ranks of a user's job are in the user's code."""
+        return standings(self.evidence, self.divergence)
 
     @property
     def diverged(self) -> tuple[int, ...]:
@@ -135,12 +137,13 @@ class Facts:
     def under_way(self) -> bool:
         """Whether the calls that did not complete may just have been under way: nothing shows how
         long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by
-        itself, after a timeout. On gloo somebody chose the moment: a rank may have been late."""
+        itself, after a timeout. On gloo, or if dumps were written just after their newest call,
+        somebody chose the moment: a rank may have been late."""
         stall = self.evidence.stall
         if stall is None or stall.certain:
             return False
         if self.divergence is not None:
-            late = self.evidence.backend == "gloo" or not self.diverged
+            late = self.evidence.backend == "gloo" or stall.at_once or not self.diverged
             return late and all(one.kind == "missing" for one in self.divergences)
         return self.frontier is None or not (
             self.frontier.basis == "unseen" and self.frontier.suspects
@@ -209,18 +212,6 @@ class Facts:
     @cached_property
     def metrics(self) -> MetricFacts:
         return metric_facts(self.evidence)
-
-
-def _by_habit(divergence: Divergence, found: Blame, evidence: Evidence) -> Blame:
-    """``found`` with departures from the usual order of a user's own job. They name culprits where
-    nothing else does. In a circle of waits they may lie long before the ranks stopped."""
-    if not found.culprits:
-        odd = departures(divergence.calls, evidence)
-        return Blame(tuple(one.rank for one in odd), "habit", departures=odd) if odd else found
-    if divergence.kind != "order":
-        return found
-    calls = {rank: divergence.calls[rank] for rank in found.culprits}
-    return replace(found, departures=departures(calls, evidence, alone=True))
 
 
 def _by_devices(evidence: Evidence) -> bool:

@@ -74,15 +74,18 @@ def unseen(evidence: Evidence) -> Confidence:
     return Confidence.HIGH if certain and known == evidence.world_size else Confidence.MEDIUM
 
 
+_WEAK = ("peers", "plurality", "condition")  # what names ranks less than surely
+
+
 def _sure(facts: Facts, divergence: Divergence, found: Blame) -> Confidence:
+    if found.basis == "habit":
+        return Confidence.LOW  # what a job always did before is a hint
     if (limit := unseen(facts.evidence)) != Confidence.HIGH:
         return limit
-    if found.contradicted or not found.culprits or found.basis in ("history", "plurality", "habit"):
+    if found.contradicted or not found.culprits or found.basis in _WEAK:
         return Confidence.MEDIUM
     if found.basis == "gone" and 2 * len(divergence.absent) == len(divergence.calls):
-        # As many against as many: the others may have made an extra call.
-        ended = set(divergence.ended) == set(divergence.absent)
-        return Confidence.LOW if ended else Confidence.MEDIUM
+        return Confidence.MEDIUM  # as many against as many: the others may have made an extra call
     if _indirect(divergence, facts.evidence):
         return Confidence.MEDIUM
     complete = all(

@@ -31,11 +31,11 @@ MEANINGS = {
 CONFIDENCE = {
     Confidence.HIGH: "The evidence shows directly what the verdict rests on. Ranks are named by "
     "what they did, or by a strict majority.",
-    Confidence.MEDIUM: "Ranks are named by weaker evidence (what they did in the step before, the "
+    Confidence.MEDIUM: "Ranks are named by weaker evidence (what ranks with the same role did, the "
     "largest group, against a majority), or none is named where one should be, or part of a log "
     "was lost.",
-    Confidence.LOW: "No schedule and no stack supports it, only the text of an error, or nothing "
-    "was decided.",
+    Confidence.LOW: "No schedule and no stack supports it, only the text of an error or what the "
+    "job did before, or nothing was decided.",
 }
 _HEAD = """\
 # Verdicts

@@ -19,11 +19,16 @@ from dataclasses import dataclass, replace
 from moediag.evidence.log_reports import group_size
 from moediag.evidence.model import Report
 
-_KINDS = ("timeout", "status", "signal")
+#: Messages that tell a position.
+KINDS = ("timeout", "status", "signal")
 _POINT_TO_POINT = frozenset({"send", "recv", "coalesced", "unknown"})
 # One member may finish these before others came.
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-_APART = 600.0  # seconds between messages of one hang, beyond the group's timeout
+# Seconds between messages of one hang, at least. The next attempt of a job starts after the first
+# timeout and needs as long again for the next one.
+_APART = 120.0
+_UNNAMED = "these lines do not name the group"
+_USUAL = 600.0  # seconds, NCCL's timeout if no message tells it
 
 Key = tuple[int | None, int | None]
 
@@ -128,7 +133,7 @@ def positions(reports: Iterable[Report]) -> Positions | None:
     sites = {one.rank: one.detail for one in reports if one.kind == "site"}
     by_group: dict[str, list[Report]] = {}
     for one in reports:
-        if one.kind in _KINDS:
+        if one.kind in KINDS:
             by_group.setdefault(one.group, []).append(one)
     if not by_group:
         return None
@@ -205,12 +210,15 @@ def _standing(name: str, found: list[Report], sites: Mapping[int | None, str]) -
     front = max((one.open for one in everyone if one.open is not None), default=None)
     waiting = tuple(one for one in everyone if front is not None and one.open == front)
     behind: tuple[Position, ...] = ()
-    if front is not None and not apart:
+    if front is not None:
         behind = tuple(
             one
             for one in everyone
             if (one.open is not None and one.open < front) or not one.came_to(front)
         )
+    if behind and not name:
+        apart = _UNNAMED
+    behind = () if apart else behind
     size = sizes.pop() if len(sizes) == 1 else None
     return Standing(name, desc, everyone, size, apart, front, waiting, behind)
 
@@ -240,11 +248,8 @@ def _went_back(before: Position, one: Report) -> bool:
 
 def _apart(name: str, desc: str, members: tuple[Position, ...], found: list[Report]) -> str:
     """Why these may not be members of one group in one attempt of the job; "" if they are."""
-    calls = {one.open for one in members if one.open is not None}
     if any(one.op in _POINT_TO_POINT for one in members):
         return "sends and receives have numbers of their own"
-    if not name and len(calls) > 1:
-        return "these lines do not name the group"
     places: dict[int, set[int]] = {}
     for one in members:
         if one.rank is not None and one.place is not None:
@@ -254,8 +259,14 @@ def _apart(name: str, desc: str, members: tuple[Position, ...], found: list[Repo
     shared = desc.startswith("mesh_") or ":split:" in desc
     if shared and any(ranks != {place} for place, ranks in places.items()):
         return "groups of a device mesh may share this name"
+    owners: dict[int, set[str]] = {}
+    for report in found:
+        if report.rank is not None and report.process:
+            owners.setdefault(report.rank, set()).add(report.process)
+    if any(len(processes) > 1 for processes in owners.values()):
+        return "several processes have the same rank"
     times = [one.time for one in found if one.time]
-    limit = max((one.seconds for one in found if one.kind == "timeout"), default=0.0) + _APART
-    if times and max(times) - min(times) > limit:
+    limit = max((one.seconds for one in found if one.kind == "timeout"), default=0.0) or _USUAL
+    if times and max(times) - min(times) > max(_APART, limit / 2):
         return "the messages are too far apart in time"
     return ""

@@ -1,10 +1,18 @@
 """Finds ranks that depart from what the job usually does, where no majority opposes them.
 
-In groups of two, and where two ranks wait for each other, the calls alone do not show which rank is
-wrong. The rest of the job does: the same few calls were made many times before, by this rank and by
-its siblings in other replicas, and nearly always the same call followed. The rank that continues
-with another call, while its opponents continue as usual, departed. This is weak evidence (a step
-may legitimately differ), so it decides only where nothing else does.
+Two calls that meet and differ do not show which of them is wrong. Three facts may:
+
+- **Peers.** Other ranks made the same calls in the same order. If at least two of them then made
+  another call, and none made this rank's, this rank departed. This is a majority of the ranks with
+  the same role, whichever groups they are in.
+- **A constant value.** Both calls come from the same line and differ in size or dtype, and the line
+  always had one of these values before, at least three times on each rank.
+- **A period.** The two calls have always alternated in one rhythm: ``a`` after every N calls of
+  ``b``, at least three times. A rank that makes ``b`` once more left ``a`` out.
+
+The last two are weak, because a program may do something for the first time: the first evaluation
+of a job is new on every rank, and a rank that skips it does what it always did. So a call that was
+never made before names nobody, and neither does one whose rhythm varied or that came early.
 """
 
 from __future__ import annotations
@@ -14,14 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moediag.evidence.model import Collective, Evidence
+from moediag.evidence.model import Collective, Evidence, Group, RankEvidence
 
-LENGTHS = (48, 24, 12, 6)  # calls before; the longest that was ever seen elsewhere decides
-LOOK_BACK = 96  # calls before the divergence in which the departure may lie
+SHARED = 6  # calls before, equal on ranks that go the same way
 SEEN_OFTEN = 3
 MOST_CALLS = 250_000  # of all ranks together
-
-_BASE, _MODULUS = 1_000_003, (1 << 61) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,19 @@ class Departure:
 
     rank: int
     call: Collective  # the call of ``rank`` that departs
-    usual: Collective  # the call that follows elsewhere
+    usual: Collective  # the call that was usual there
+    peers: tuple[int, ...] = ()
+    """The ranks that went the same way and made the usual call there; () if the past shows it."""
+    every: int = 0
+    """For a period: how many calls of the one kind usually came before one of the other."""
+    after: int = 0
+    """For a period: after how many of them the rank made ``call``."""
+
+    @property
+    def early(self) -> bool:
+        """The rank made a rare call before it was due. That shows who did something unusual, not
+        who is wrong: the call may have another trigger, such as the end of an epoch."""
+        return 0 < self.after < self.every
 
 
 def departures(
@@ -39,16 +56,14 @@ def departures(
     """Departures of the ranks that made one of ``calls``; () where none departs, or all do.
     ``alone``: their opponents were not seen or do not count, so all may depart."""
     sides = {rank: call for rank, call in calls.items() if call is not None}
-    tokens, examples = _tokens(evidence, sides)
-    habits = [_Habit(tokens, length) for length in LENGTHS]
+    tracks, examples = _tracks(evidence, sides)
     found = []
-    for rank, of in sorted(sides.items()):
-        own = evidence.ranks[rank].collectives
-        at = next(i for i, c in enumerate(own) if c.index == of.index)
-        parted = _departs(rank, at, tokens, habits)
-        if parted is not None:
-            place, usual = parted
-            found.append(Departure(rank, own[place], examples[usual]))
+    for rank, call in sorted(sides.items()):
+        one = _from_peers(rank, call, tracks, examples)
+        if one is not None:
+            found.append(one)
+    if not found and not alone:
+        found = _from_value(sides, tracks) or _from_period(sides, tracks)
     return tuple(found) if 0 < len(found) < len(sides) or alone else ()
 
 
@@ -59,80 +74,222 @@ def departed(
     return tuple(one.rank for one in departures(calls, evidence, alone))
 
 
-def _departs(
-    rank: int, at: int, tokens: Mapping[int, Sequence[int]], habits: Sequence[_Habit]
-) -> tuple[int, int] | None:
-    """(index of the rank's departing call, token that usually follows there), or None."""
-    own = tokens[rank]
-    for place in range(max(1, at - LOOK_BACK), at + 1):
-        for habit in habits:
-            after = habit.after(rank, place)
-            if after is None:
-                continue
-            here = own[place]
-            others = after.total() - after[here]
-            # A count of one is this call itself: no other rank ever continued like that.
-            if after[here] <= 1 and others >= SEEN_OFTEN:
-                usual, times = after.most_common(1)[0]
-                if times >= 0.9 * others:
-                    return place, usual
-                break
-            if others + after[here] > SEEN_OFTEN:
-                break  # a longer context was seen often enough
-    return None
+# ------------------------------------------------------------------------ the calls as numbers
 
 
-class _Habit:
-    """What followed each run of ``length`` calls, on all ranks."""
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """The calls of one rank, each as a number that equal calls of all ranks share."""
 
-    def __init__(self, tokens: Mapping[int, Sequence[int]], length: int) -> None:
-        self.length = length
-        self.tokens = tokens
-        self.sums = {rank: _sums(own) for rank, own in tokens.items()}
-        self.power = pow(_BASE, length, _MODULUS)
-        self.next: dict[int, Counter[int]] = defaultdict(Counter)
-        for rank, own in tokens.items():
-            for place in range(length, len(own)):
-                self.next[self._context(rank, place)][own[place]] += 1
+    calls: Sequence[Collective]
+    tokens: list[int]
 
-    def _context(self, rank: int, place: int) -> int:
-        sums = self.sums[rank]
-        return (sums[place] - sums[place - self.length] * self.power) % _MODULUS
+    @property
+    def first(self) -> int:
+        """The index of the first call; earlier ones are lost."""
+        return self.calls[0].index if self.calls else 0
 
-    def after(self, rank: int, place: int) -> Counter[int] | None:
-        """Counts of the next calls; None where the rank had not made enough calls."""
-        return self.next[self._context(rank, place)] if place >= self.length else None
+    def at(self, index: int) -> int:
+        """The place of the call with that index; indices may have gaps after it."""
+        place = min(index - self.first, len(self.calls) - 1)
+        while place >= 0 and self.calls[place].index > index:
+            place -= 1
+        return place
 
 
-def _sums(tokens: Sequence[int]) -> list[int]:
-    sums = [0]
-    for token in tokens:
-        sums.append((sums[-1] * _BASE + token) % _MODULUS)
-    return sums
-
-
-def _tokens(
+def _tracks(
     evidence: Evidence, sides: Mapping[int, Any]
-) -> tuple[dict[int, list[int]], dict[int, Collective]]:
-    """A number for each call, equal for equal calls at other places of the mesh; and an example
-    call for each number."""
+) -> tuple[dict[int, _Track], dict[int, Collective]]:
+    """The ranks' calls, those of ``sides`` first, and an example call for each number."""
     numbers: dict[tuple[Any, ...], int] = {}
     examples: dict[int, Collective] = {}
-    tokens: dict[int, list[int]] = {}
-    order = [*sides, *(rank for rank in sorted(evidence.ranks) if rank not in sides)]
+    tracks: dict[int, _Track] = {}
+    roles = _roles(evidence)
     total = 0
-    for rank in order:
+    for rank in (*sides, *(rank for rank in sorted(evidence.ranks) if rank not in sides)):
         seen = evidence.ranks[rank]
         total += len(seen.collectives)
         if total > MOST_CALLS and rank not in sides:
             break
-        labels = {name: (g.axis or g.desc, len(g.ranks)) for name, g in seen.groups.items()}
-        own = tokens[rank] = []
+        own: list[int] = []
         for call in seen.collectives:
             toward = 0 if call.peer is None else 1 if call.peer > rank else -1
             sizes = () if call.op == "all_to_all" else (call.numel_in, call.numel_out)
-            key = (labels.get(call.group), call.op, sizes, call.dtype, toward, call.site)
+            group = roles.get((rank, call.group), call.group)
+            place = (call.site, call.callers)
+            key = (group, call.op, sizes, call.dtype, toward, place)
             number = numbers.setdefault(key, len(numbers) + 1)
             own.append(number)
             examples.setdefault(number, call)
-    return tokens, examples
+        tracks[rank] = _Track(seen.collectives, own)
+    return tracks, examples
+
+
+def _roles(evidence: Evidence) -> dict[tuple[int, str], Any]:
+    """What a group is for its members, equal for groups of the same kind elsewhere in the mesh.
+
+    A group without an axis or a description has the number that it has among those of its size on
+    each of its members, in order of creation; if they disagree, or number their groups in another
+    way, it is a kind of its own.
+    """
+    found: dict[tuple[int, str], Any] = {}
+    claimed: dict[tuple[str, tuple[int, ...]], set[Any]] = defaultdict(set)
+    for rank, seen in evidence.ranks.items():
+        for group in seen.groups.values():
+            if not _nameless(group):
+                found[rank, group.name] = (group.axis or group.desc, len(group.ranks))
+            else:
+                claimed[group.name, group.ranks].add(_ordinal(group, seen))
+    for rank, seen in evidence.ranks.items():
+        for group in filter(_nameless, seen.groups.values()):
+            key = group.name, group.ranks
+            (role, *others) = claimed[key]
+            known = not others and role is not None
+            found[rank, group.name] = (role, len(group.ranks)) if known else key
+    return found
+
+
+def _nameless(group: Group) -> bool:
+    return not group.axis and group.desc in ("", "undefined")
+
+
+def _ordinal(group: Group, seen: RankEvidence) -> int | None:
+    """Its place among this rank's groups without a name; None if their names are no numbers."""
+    alike = [
+        g.name for g in seen.groups.values() if _nameless(g) and len(g.ranks) == len(group.ranks)
+    ]
+    if not all(name.isdigit() for name in alike):
+        return None
+    return sorted(alike, key=int).index(group.name)
+
+
+# ------------------------------------------------------------------------ what peers did
+
+
+def _from_peers(
+    rank: int, call: Collective, tracks: Mapping[int, _Track], examples: Mapping[int, Collective]
+) -> Departure | None:
+    """The first place up to ``call`` where at least two ranks that went the same way until there
+    continue alike, but not as ``rank`` does, and none continues as it does."""
+    own = tracks[rank]
+    last = own.at(call.index)
+    ways: dict[int, dict[int, int]] = defaultdict(dict)  # place -> rank -> the call it makes there
+    farther: list[int] = []  # how far each rank that agrees goes the same way
+    for other, track in tracks.items():
+        if other == rank:
+            continue
+        shared, ends = _parts(own, track, last)
+        if shared < SHARED:
+            continue
+        if ends is not None:
+            ways[ends[0]][other] = ends[1]
+        farther.append(last + 1 if ends is None else ends[0])
+    for place, those in sorted(ways.items()):
+        usual, times = Counter(those.values()).most_common(1)[0]
+        with_it = sum(reached > place for reached in farther)
+        if times < 2 or with_it or times < len(those) or not _in_a_loop(own, place):
+            continue
+        return Departure(rank, own.calls[place], examples[usual], tuple(sorted(those)))
+    return None
+
+
+def _parts(own: _Track, other: _Track, last: int) -> tuple[int, tuple[int, int] | None]:
+    """(number of calls that both made alike, up to where they part; that place of ``own`` and what
+    the other made there). None where they do not part up to place ``last``, as far as both go."""
+    begin = max(own.first, other.first)
+    mine, theirs = begin - own.first, begin - other.first
+    length = min(last + 1 - mine, len(other.tokens) - theirs)
+    if length <= 0:
+        return 0, None
+    low, high = 0, length  # the first `low` are equal
+    a, b = own.tokens, other.tokens
+    if a[mine : mine + length] == b[theirs : theirs + length]:
+        return (length, None) if mine + length > last else (0, None)  # it has not come so far
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[mine + low : mine + middle] == b[theirs + low : theirs + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low, (mine + low, b[theirs + low])
+
+
+def _in_a_loop(own: _Track, place: int) -> bool:
+    """Whether the calls before ``place`` were made before in this order, so that the ranks with
+    the same past have the same role. At the first time, roles may part there."""
+    before = own.tokens[place - SHARED : place]
+    for end in range(SHARED, place):
+        if own.tokens[end - 1] == before[-1] and own.tokens[end - SHARED : end] == before:
+            return True
+    return False
+
+
+# ------------------------------------------------------------------------ what was always the same
+
+
+def _from_value(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
+    """The ranks whose call differs from all earlier ones of that line, if others' calls do not."""
+    places = {(c.group, c.op, c.site, c.callers) for c in sides.values()}
+    ((group, op, site, callers), *others) = places
+    if others or not site or op == "all_to_all":
+        return []
+    before = [
+        token
+        for rank, call in sides.items()
+        for c, token in zip(tracks[rank].calls, tracks[rank].tokens, strict=True)
+        if c.index < call.index and (c.group, c.op, c.site, c.callers) == (group, op, site, callers)
+    ]
+    if len(before) < SEEN_OFTEN * len(sides) or len(set(before)) > 1:
+        return []
+    tokens = {rank: tracks[rank].tokens[tracks[rank].at(c.index)] for rank, c in sides.items()}
+    usual = next((sides[rank] for rank, token in tokens.items() if token == before[0]), None)
+    return [
+        Departure(rank, call, usual)
+        for rank, call in sorted(sides.items())
+        if usual is not None and tokens[rank] != before[0]
+    ]
+
+
+# ------------------------------------------------------------------------ what came every N calls
+
+
+def _from_period(sides: Mapping[int, Collective], tracks: Mapping[int, _Track]) -> list[Departure]:
+    """The ranks that break the rhythm of two calls, if all others keep it."""
+    tokens = {rank: tracks[rank].tokens[tracks[rank].at(c.index)] for rank, c in sides.items()}
+    kinds = set(tokens.values())
+    if len(kinds) != 2:
+        return []
+    found = []
+    for rank, call in sorted(sides.items()):
+        other = next(r for r in sides if tokens[r] != tokens[rank])
+        track = tracks[rank]
+        past = [token for token in track.tokens[: track.at(call.index)] if token in kinds]
+        beat = _beat(past, tokens[rank])
+        if beat is None:
+            return []
+        breaks, every, after = beat
+        if breaks:
+            found.append(Departure(rank, call, sides[other], every=every, after=after))
+    return found
+
+
+def _beat(past: Sequence[int], now: int) -> tuple[bool, int, int] | None:
+    """(whether call ``now`` breaks the rhythm of ``past``, how many calls of the one kind usually
+    came between two of the other, how many came now). None if there is no constant rhythm."""
+    runs: list[list[int]] = []  # [kind, length]
+    for kind in past:
+        if runs and runs[-1][0] == kind:
+            runs[-1][1] += 1
+        else:
+            runs.append([kind, 1])
+    if not runs:
+        return None
+    kind, length = runs[-1]
+    # The first run may have begun before, or with another offset.
+    whole = [n for k, n in runs[1:-1] if k == kind]
+    if len(whole) < SEEN_OFTEN or len(set(whole)) > 1 or length > whole[0]:
+        return None
+    every = whole[0]
+    if now == kind:
+        return length + 1 > every, every, length + 1
+    return length != every, every, length

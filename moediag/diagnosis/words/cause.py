@@ -13,7 +13,9 @@ from moediag.diagnosis.numbers.gradients import GradientFacts
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.diagnosis.schedules.starvation import Starved, layer_name
+from moediag.diagnosis.schedules.usual_order import Departure
 from moediag.diagnosis.words.calls import FEW, describe, first_few, sentence, sides
+from moediag.diagnosis.words.places import words
 from moediag.evidence.model import Collective, Evidence
 from moediag.result.wording import error_size, listed, plural, ranks
 
@@ -39,6 +41,10 @@ def of_divergence(
     step = min((c.step for c in calls.values()), default=0)
     if step > 1:
         text = f"In step {step}: {text[:1].lower() + text[1:]}"
+    if blame.condition is not None:
+        text += (
+            f" The call is {words(blame.condition)}, which treats {ranks(blame.culprits)} apart."
+        )
     if blame.contradicted:
         text += " Most ranks do the same; leaving them out is still wrong."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()
@@ -108,21 +114,33 @@ def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: B
 
 def _basis(blame: Blame) -> str:
     return {
-        "history": " In the step before, all ranks made the same call here; "
-        f"{ranks(blame.culprits)} now made another.",
+        "peers": _parted(blame),
         "habit": _parted(blame),
-        "none": " The evidence does not show which of them is wrong.",
+        "none": " The evidence does not show which of them is wrong." + _parted(blame),
     }.get(blame.basis, "")
 
 
 def _parted(blame: Blame) -> str:
     """Where culprits departed from the job's usual order."""
-    pieces: dict[tuple[str, str], list[int]] = {}
+    pieces: dict[str, list[int]] = {}
     for one in blame.departures:
-        pieces.setdefault((describe(one.usual), describe(one.call)), []).append(one.rank)
-    return "".join(
-        f" Elsewhere in this job, {usual} follows the same calls; {ranks(who)} made {call}."
-        for (usual, call), who in first_few(pieces.items())
+        pieces.setdefault(_departure(one), []).append(one.rank)
+    return "".join(text.format(ranks(who)) for text, who in first_few(pieces.items()))
+
+
+def _departure(one: Departure) -> str:
+    """A sentence about it, with {} for the ranks."""
+    call, usual = (describe(c).replace("{", "{{").replace("}", "}}") for c in (one.call, one.usual))
+    if one.peers:
+        return f" After the same calls, {ranks(one.peers)} made {usual}, where {{}} made {call}."
+    if not one.every:
+        return f" Until then that line always made {usual}; {{}} made {call}."
+    if one.after > one.every:
+        often = f"{one.every} times in a row" if one.every > 1 else "once"
+        return f" Until then, {call} always came {often} before {usual}; {{}} made it once more."
+    return (
+        f" Until then, {call} always came after {plural(one.every, 'call')} of {usual}; {{}} made "
+        f"it after {one.after}."
     )
 
 
@@ -139,7 +157,7 @@ def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Bla
     if divergence.inferred and not blame.culprits:
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
         return sentence(text) + _parted(blame)
-    if divergence.inferred and blame.basis == "habit":
+    if divergence.inferred and blame.basis in ("peers", "habit"):
         return sentence(f"{here}, which {gone} did not come to") + _parted(blame)
     if set(divergence.absent) == set(divergence.ended):
         return sentence(f"{here}, but {gone} reached the end without that call")

@@ -28,7 +28,7 @@ def of_frontier(found: Frontier, evidence: Evidence) -> str:
     if found.basis == "habit":
         return (
             f"{_subject(found.suspects, 'waits', 'wait')} in {what}, where other members were "
-            "not seen; elsewhere in this job, another call follows the same calls."
+            "not seen; other ranks made another call after the same calls."
         ).capitalize()
     if found.basis == "device":
         text = f"All members issued {what}, and their calls match, but it "
@@ -62,7 +62,8 @@ def under_way(found: Frontier | None) -> str:
     text += "long they had waited: the job may have been running."
     if found is not None and found.call is not None and found.group is not None:
         text += f" If it stood still, it did so in {describe(found.call)} on {found.group.label}"
-        text += f" (call {found.call.position} of that group){_more(found)}."
+        text += f" (call {found.call.position} of that group)"
+        text += f" and in {plural(found.others, 'other call')}." if found.others else "."
     return text + (
         " Dump again a minute later and give both dumps, or give the time of the dumps with "
         "--taken-at (--taken-at timeout: NCCL's watchdog wrote them)."

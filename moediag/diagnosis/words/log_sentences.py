@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moediag.diagnosis.schedules.log_positions import Position, Positions, Standing
+from moediag.diagnosis.schedules.log_positions import KINDS, Position, Positions, Standing
 from moediag.diagnosis.words.calls import sentence
 from moediag.evidence.model import Evidence, Report
 from moediag.evidence.rank_stacks import stand, that_counts
@@ -24,7 +24,7 @@ def of_positions(found: Positions, evidence: Evidence) -> str:
 def _of_group(group: Standing, found: Positions, evidence: Evidence) -> str:
     if group.front is None:
         return _nothing_open(group)
-    if group.apart and len({(one.op, one.open) for one in group.members}) > 1:
+    if group.apart and len({(one.call, one.open) for one in group.members}) > 1:
         return _not_compared(group)
     text = sentence(
         f"{_who(group.waiting, group)} {_waits(group.waiting)} in {_call(group, group.front)}"
@@ -54,6 +54,7 @@ def _behind(one: Position, group: Standing, found: Positions) -> str:
     else:
         text = f"{who} is behind: the last call that it issued there is number {one.issued}"
         text += ", which completed" if one.completed == one.issued else ""
+        text += "; what it did then is not in these messages"
     if one.rank is not None and (where := (found.elsewhere or {}).get(one.rank)):
         text += f", because it waits in {where}" if where != group.label else ""
     return sentence(text)
@@ -80,12 +81,19 @@ def _nothing_open(group: Standing) -> str:
 
 def _not_compared(group: Standing) -> str:
     sides: dict[tuple[str, int | None], list[Position]] = {}
+    idle: dict[int, list[Position]] = {}
     for one in group.members:
         if one.open is not None:
             sides.setdefault((_op(one), one.open), []).append(one)
+        elif one.issued is not None:
+            idle.setdefault(one.issued, []).append(one)
     pieces = [
         f"{_who(members, group)} {_waits(members)} in {op}, number {number}"
         for (op, number), members in sides.items()
+    ]
+    pieces += [
+        f"{_who(members, group)} issued calls up to number {number}"
+        for number, members in idle.items()
     ]
     text = sentence("; ".join(pieces))
     where = f" on {group.label}" if group.group else ""
@@ -100,7 +108,9 @@ def _not_compared(group: Standing) -> str:
 
 def _call(group: Standing, number: int) -> str:
     some = next((one for one in group.waiting if one.op), group.waiting[0])
-    text = f"{_op(some)} on {group.label} (SeqNum {number})"
+    named = any(one.rank is not None for one in group.waiting) or not group.group
+    text = f"{_op(some)} on {group.label} " if named else f"{_op(some)} "
+    text += f"(SeqNum {number})"
     sites = {one.site for one in group.waiting if one.site}
     return f"{text}, called at {sites.pop()}" if len(sites) == 1 else text
 
@@ -117,10 +127,14 @@ def _op(one: Position) -> str:
 
 def _unseen(group: Standing, evidence: Evidence) -> str:
     """Which members the log does not show, as far as that is known."""
-    seen = {one.rank for one in group.members if one.rank is not None}
+    seen = {one.rank for one in evidence.reports if one.kind in KINDS and one.rank is not None}
+    if any(one.rank is None for one in group.members) and group.size is not None:
+        return f"That group has {group.size} ranks; messages of {len(group.members)} were found."
     size = evidence.world_size if group.desc == "default_pg" else group.size
     if group.desc == "default_pg" or size == evidence.world_size:
         missing = [rank for rank in range(evidence.world_size) if rank not in seen]
+        if len(missing) == 1 < len(seen):
+            return sentence(f"{ranks(missing)} is the only one without such a message")
         if missing:
             return sentence(f"no such message was found of {ranks(missing)}")
         return ""
@@ -137,7 +151,8 @@ def _who(members: Iterable[Position], group: Standing) -> str:
     text = ranks(known) if known else ""
     places = [one.place for one in members if one.rank is None and one.place is not None]
     if places:
-        other = f"{ranks(places)} {'of that group' if group.group else '(as the log numbers them)'}"
+        whose = f"of {group.label}" if group.group else "as the log numbers them"
+        other = f"{ranks(places)} {whose}" if group.group else f"{ranks(places)} ({whose})"
         text = f"{text} and {other}" if text else other
     return text or "a rank that is not named"
 

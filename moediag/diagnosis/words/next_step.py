@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from moediag.diagnosis.blame.standings import Standing, dividing
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.diagnosis.end_states.whereabouts import COMPUTES, HOLDS_GIL, LOADS_DATA, STOPPED
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import first_few
-from moediag.diagnosis.words.places import Standing, dividing, words
+from moediag.diagnosis.words.places import words
 from moediag.evidence.model import UNTOLD, Collective, Evidence
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
@@ -73,51 +74,49 @@ def _all(divergence: Divergence) -> str:
 
 def _diverged(divergence: Divergence, found: Sequence[Standing]) -> str:
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
+    lines = {rank: one.at for one in found for rank in one.ranks if one.call == calls.get(rank)}
+    lines = {r: lines.get(r) or call.site.partition(" ")[0] for r, call in calls.items()}
     op = next(iter(calls.values())).op
     if divergence.kind == "missing":
         away = [one for one in found if {*one.ranks} & {*divergence.absent}]
         waiting = next((o for o in found if {*o.ranks} & {*calls} and o.line), None)
         return _busy(away[0], waiting) if away else ""
     if divergence.kind == "order":
-        return f"Let {_all(divergence)} make these calls in one order: {_sites(calls)}."
-    if divergence.kind == "op":
-        return f"Find out why ranks took different paths to these calls: {_sites(calls)}."
-    if divergence.kind == "size":
-        return f"Make the sizes equal on all ranks, or pad them: {_sites(calls, _size)}."
-    if divergence.kind == "splits":
-        return f"Make what each rank sends match what the other expects, at {_lines(calls)}."
+        return f"Let {_all(divergence)} make these calls in one order: {_sites(calls, lines)}."
+    if divergence.kind == "op" or len(set(lines.values())) > 1:
+        return f"Find out why ranks take different paths: {_sites(calls, lines)}."
     if divergence.kind in _VALUES:
-        word, look = _VALUES[divergence.kind]
-        return f"Use one {word} in {op} on all ranks: {_sites(calls, look)}."
+        advice, look = _VALUES[divergence.kind]
+        return f"{advice.format(op)}: {_sites(calls, lines, look)}."
+    if divergence.kind == "splits":
+        at = next(iter(lines.values()))
+        return f"Make what each rank sends match what the other expects{at and f', at {at}'}."
     return ""
 
 
-def _sites(calls: Mapping[int, Collective], look: Callable[[Collective], str] | None = None) -> str:
+def _sites(
+    calls: Mapping[int, Collective],
+    lines: Mapping[int, str],
+    look: Callable[[Collective], str] | None = None,
+) -> str:
     """``all_reduce at train.py:9 on rank 0, barrier at train.py:12 on ranks 1, 2``."""
     told: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         text = look(call) if look is not None else call.op
-        told.setdefault(f"{text}{_at(call)}", []).append(rank)
+        told.setdefault(f"{text} at {lines[rank]}" if lines[rank] else text, []).append(rank)
     return ", ".join(f"{text} on {ranks(who)}" for text, who in first_few(told.items()))
 
 
-def _lines(calls: Mapping[int, Collective]) -> str:
-    lines = dict.fromkeys(call.site.partition(" ")[0] for call in calls.values() if call.site)
-    return " and ".join(first_few(lines)) or "that call"
-
-
-def _at(call: Collective) -> str:
-    return f" at {call.site.partition(' ')[0]}" if call.site else ""
-
-
 def _size(call: Collective) -> str:
+    """What the rank passes, not what it gets."""
     return plural(call.numel_in or call.numel_out, "element")
 
 
 _VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
-    "dtype": ("dtype", lambda call: call.dtype),
-    "reduce": ("reduction", lambda call: call.reduce or "none"),
-    "root": ("root", lambda call: f"rank {call.peer}"),
+    "size": ("Pass {} tensors of equal size on all ranks", _size),
+    "dtype": ("Use one dtype in {} on all ranks", lambda call: call.dtype),
+    "reduce": ("Use one reduction in {} on all ranks", lambda call: call.reduce or "none"),
+    "root": ("Use one root in {} on all ranks", lambda call: f"rank {call.peer}"),
 }
 
 

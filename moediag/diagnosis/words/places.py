@@ -1,19 +1,14 @@
-"""Where the ranks of a user's own job are in the user's code, and the conditions that part them."""
+"""Lines of the user's code and their conditions in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 
-from moediag.diagnosis.blame.nodes import open_call
-from moediag.diagnosis.end_states.failures import Failure
-from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
-from moediag.diagnosis.schedules.diverge import Divergence
-from moediag.evidence.model import Collective, Condition, Evidence, RankEvidence
+from moediag.diagnosis.blame.standings import Standing
+from moediag.evidence.model import Condition
 from moediag.result import Place
-from moediag.result.wording import ranks
 
-_NAMES = {  # how a condition relates to the line
+_SIDES = {  # how a condition relates to the line
     "under": "under `{}`",
     "else": "in the else branch of `{}`",
     "after": "after `{}: {}`",
@@ -26,154 +21,16 @@ _NAMES = {  # how a condition relates to the line
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Ranks that stand at the same place."""
-
-    ranks: tuple[int, ...]
-    #: The innermost line of the user's code, "" if unknown.
-    line: str
-    what: str
-    #: The call that they wait in or made there, if they do.
-    call: Collective | None
-    callers: tuple[str, ...]
-    #: Outermost first; None if the source is unknown.
-    conditions: tuple[Condition, ...] | None
-    #: Conditions that part them from the other ranks, the most telling first.
-    apart: tuple[Condition, ...] = ()
-
-    @property
-    def at(self) -> str:
-        """``train.py:96``."""
-        return self.line.partition(" ")[0]
-
-    @property
-    def place(self) -> Place:
-        told = tuple(map(words, self.apart))
-        return Place(self.ranks, self.line, self.what, self.callers, told)
-
-
 def words(condition: Condition) -> str:
     """``under `if rank == 0` at train.py:94``."""
-    text = _NAMES[condition.side].format(condition.text, condition.leaves)
+    text = _SIDES[condition.side].format(condition.text, condition.leaves)
     return f"{text} at {condition.file}:{condition.line}"
 
 
-def standings(
-    evidence: Evidence,
-    found: Divergence | None,
-    failed: Iterable[Failure],
-    culprits: Sequence[int],
-) -> tuple[Standing, ...]:
-    """Where the ranks are, culprits first, then the most ranks."""
-    if not evidence.watched:
-        return ()
-    own = {failure.rank: failure for failure in failed if not failure.consequence}
-    together: dict[tuple[object, ...], list[int]] = {}
-    example: dict[tuple[object, ...], Standing] = {}
-    for rank, seen in sorted(evidence.ranks.items()):
-        one = _failed(seen, own[rank]) if rank in own else _standing(evidence, seen, found)
-        if one is not None:
-            key = (one.line, one.what, one.callers)
-            together.setdefault(key, []).append(rank)
-            example.setdefault(key, one)
-    every = [replace(example[key], ranks=tuple(who)) for key, who in together.items()]
-    members = _members(found, evidence)
-    made = [replace(one, apart=tuple(_apart(one, every, members))) for one in every]
+def places(found: Iterable[Standing], culprits: Sequence[int]) -> tuple[Place, ...]:
+    """Where the ranks are, for result.json; culprits first."""
     blamed = set(culprits)
-    return tuple(sorted(made, key=lambda s: (not blamed & {*s.ranks}, -len(s.ranks), s.ranks)))
-
-
-def _failed(seen: RankEvidence, failure: Failure) -> Standing:
-    what = f"raised {failure.name}" if failure.where or failure.message else f"{failure.name}"
-    conditions = seen.conditions.get(failure.where)
-    return Standing((seen.rank,), failure.where, what, None, (), conditions)
-
-
-def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) -> Standing | None:
-    lines = program_lines(seen)
-    diverging = found.calls.get(seen.rank) if found is not None else None
-    waits = evidence.stall is not None and seen.rank in evidence.stall.waiting
-    if waits or not lines:
-        call = open_call(evidence, seen.rank) if waits else None
-        if diverging is not None and (not lines or diverging.site in lines):
-            call = diverging
-        if not lines and (call is None or not call.site):
-            return _ended(seen, found)
-        verb = "waits in" if waits else "made"
-        what = f"{verb} {call.op}" if call is not None else "waits"
-        lines = lines or (call.site if call is not None else "",)
-    elif evidence.stall is not None and seen.rank in evidence.stall.elsewhere:
-        what, call = activity(evidence, seen), None
-        what = "" if what == IS else what
-    else:
-        return _ended(seen, found)
-    known = [seen.conditions[line] for line in reversed(lines) if line in seen.conditions]
-    conditions = tuple(c for of_line in known for c in of_line) if known else None
-    return Standing((seen.rank,), lines[0], what, call, lines[1:], conditions)
-
-
-def _ended(seen: RankEvidence, found: Divergence | None) -> Standing | None:
-    if found is None or seen.rank not in found.ended:
-        return None
-    return Standing((seen.rank,), "", "reached its end", None, (), None)
-
-
-def _members(found: Divergence | None, evidence: Evidence) -> frozenset[int]:
-    """The ranks that must make the call: conditions that keep out others do not matter."""
-    groups = (found.group, *found.groups) if found is not None else ()
-    return frozenset(r for group in groups for r in group.ranks) or frozenset(evidence.ranks)
-
-
-def _apart(
-    one: Standing, every: Sequence[Standing], members: frozenset[int]
-) -> Iterator[Condition]:
-    others = [other for other in every if other is not one]
-    elsewhere = {rank for other in others for rank in other.ranks} & members
-    known = [o.conditions for o in others if o.conditions is not None and members & {*o.ranks}]
-    keeping, naming, rest = [], [], []
-    for condition in reversed(one.conditions or ()):
-        keeps_out = frozenset() if _misread(condition, every) else condition.keeps_out
-        shared = all(any(_same(condition, c) for c in of_other) for of_other in known)
-        if keeps_out & elsewhere:
-            keeping.append(condition)
-        elif condition.names_rank and not keeps_out and (not shared or not known):
-            naming.append(condition)
-        elif not condition.names_rank and known and not shared:
-            rest.append(condition)
-    yield from dict.fromkeys((*keeping, *naming, *rest))
-
-
-def _misread(condition: Condition, every: Sequence[Standing]) -> bool:
-    """Whether a rank is where the condition should keep it out: its names mean something else,
-    such as the rank in a group."""
-    return any(
-        _same(condition, other) and other.keeps_out & {*one.ranks}
-        for one in every
-        for other in one.conditions or ()
+    return tuple(
+        Place(one.ranks, one.line, one.what, one.callers, tuple(map(words, one.apart)))
+        for one in sorted(found, key=lambda one: not blamed & {*one.ranks})
     )
-
-
-def _same(one: Condition, other: Condition) -> bool:
-    return (one.file, one.line, one.side) == (other.file, other.line, other.side)
-
-
-def dividing(found: Sequence[Standing]) -> tuple[Condition, Standing, Standing] | None:
-    """An ``if`` that names a rank and has some ranks in its body and others in its else branch."""
-    for one in found:
-        for condition in one.apart:
-            if condition.side != "under" or not condition.names_rank:
-                continue
-            for other in found:
-                if any(_same(replace(condition, side="else"), c) for c in other.apart):
-                    return condition, one, other
-    return None
-
-
-def by_rank(found: Iterable[Standing]) -> Mapping[int, Standing]:
-    return {rank: one for one in found for rank in one.ranks}
-
-
-def subject(found: Standing) -> str:
-    """``Rank 1``, at the start of a sentence."""
-    return ranks(found.ranks).capitalize()

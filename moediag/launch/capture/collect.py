@@ -204,7 +204,7 @@ def capture(
                 except OSError as error:
                     looker.miss(f"capture ({error})")
     with suppress(OSError):
-        source_files.keep(folder, into, ranks)
+        source_files.keep(folder, ranks)
     for log in folder.glob("rank-*.log"):
         with suppress(OSError):
             (into / f"{log.stem}.tail.txt").write_text(_tail(log), encoding="utf-8")

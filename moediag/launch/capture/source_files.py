@@ -6,63 +6,88 @@ that changed after the rank started is not what it runs, so it is left out.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from moediag import protocol
 from moediag.evidence import rank_stacks
-from moediag.evidence.model import Frame
 from moediag.launch.processes import Process
 
+CAPTURE_FOLDER = "capture"
 SOURCE_FILE = "source.json"
+_FILE_EVENT = b'{"e":"file"'
 _MOST_FILES = 64
 _LARGEST = 1 << 20  # bytes
 _TICK = os.sysconf("SC_CLK_TCK")
 _SLACK = 0.05  # seconds; an interpreter needs about as long until it reads its first file
 
 
-def keep(folder: Path, capture: Path, ranks: Mapping[int, Process]) -> None:
-    """Writes ``{"files": {path: text}, "lost": {path: reason}}`` for the frames of ``ranks``."""
+def keep(folder: Path, ranks: Mapping[int, Process]) -> None:
+    """Writes ``{"files": {path: text}, "lost": {path: reason}}`` for the user's files on the stacks
+    of ``ranks`` and in their logs; files that are there already stay."""
+    target = folder / CAPTURE_FOLDER / SOURCE_FILE
     files: dict[str, str] = {}
     lost: dict[str, str] = {}
+    with suppress(OSError, ValueError, KeyError):
+        raw = json.loads(target.read_text(encoding="utf-8"))
+        files, lost = raw["files"], raw["lost"]
+    before = len(files) + len(lost)
     for rank, process in ranks.items():
-        for path in _user_files(folder, capture, rank):
+        for path in _user_files(folder, rank):
             if path in files or path in lost or len(files) >= _MOST_FILES:
                 continue
             try:
                 files[path] = _read(path, process)
             except (OSError, ValueError) as error:
                 lost[path] = str(error) if isinstance(error, ValueError) else error.strerror or "?"
-    if files or lost:
-        protocol.write_json(capture / SOURCE_FILE, {"files": files, "lost": lost})
+    if len(files) + len(lost) > before:
+        target.parent.mkdir(exist_ok=True)
+        protocol.write_json(target, {"files": files, "lost": lost})
 
 
-def _user_files(folder: Path, capture: Path, rank: int) -> Iterator[str]:
-    for frames in _stacks(folder, capture, rank):
-        names = [frame.file for frame in frames]
+def _user_files(folder: Path, rank: int) -> Iterator[str]:
+    for names in (*_stacks(folder, rank), _recorded(folder, rank)):
         for path, library in zip(names, protocol.in_libraries(names), strict=True):
             if not library and not path.startswith("<"):
                 yield path
 
 
-def _stacks(folder: Path, capture: Path, rank: int) -> Iterator[list[Frame]]:
-    spied, written = capture / f"rank-{rank}.pyspy.json", folder / protocol.stacks_file(rank)
+def _stacks(folder: Path, rank: int) -> Iterator[list[str]]:
+    spied = folder / CAPTURE_FOLDER / f"rank-{rank}.pyspy.json"
+    written = folder / protocol.stacks_file(rank)
     for path, parse in (
         (spied, rank_stacks.parse_pyspy),
         (written, rank_stacks.parse_faulthandler),
     ):
         if path.is_file():
             for stack in parse(path.read_text(encoding="utf-8", errors="replace")):
-                yield [frame for frame in stack.frames if not frame.native]
+                yield [frame.file for frame in stack.frames if not frame.native]
+
+
+def _recorded(folder: Path, rank: int) -> list[str]:
+    """The files of the user's lines that made calls, by the rank's log."""
+    found = []
+    for path in folder.glob(f"rank-{rank}.events*"):
+        with path.open("rb") as log:
+            for line in log:
+                if line.startswith(_FILE_EVENT):
+                    with suppress(ValueError, KeyError):
+                        found.append(str(json.loads(line)["path"]))
+    return found
 
 
 def _read(path: str, process: Process) -> str:
     """The text of ``path`` as the process sees it. Raises ValueError if it cannot be what runs."""
     if not path.startswith("/"):
+        if not process.alive:
+            raise ValueError("its folder is not known")
         path = f"{os.readlink(f'/proc/{process.pid}/cwd')}/{path}"  # noqa: PTH115
-    seen = Path(f"/proc/{process.pid}/root{path}")  # the job may run in a container
+    # The job may run in a container. An ended process leaves only the path as it is here.
+    seen = Path(f"/proc/{process.pid}/root{path}" if process.alive else path)
     status = seen.stat()
     if status.st_size > _LARGEST:
         raise ValueError("larger than 1 MiB")

@@ -15,7 +15,7 @@ from pathlib import Path
 from moediag import protocol
 from moediag.evidence.model import UNTOLD, ExitStatus, Stall
 from moediag.launch.base import Running
-from moediag.launch.capture import dumps
+from moediag.launch.capture import dumps, source_files
 from moediag.launch.capture.collect import python_frames
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.patience import Patience
@@ -260,6 +260,8 @@ class JobSupervisor(Supervisor):
                 self.seen.exits[rank] = ExitStatus(signal=gone[process], by_us=True)
         samples = super()._look()
         dumps.keep(self.folder, self.ranks, self.seen.started)
+        with suppress(OSError):
+            source_files.keep(self.folder, self.seen.processes)
         self._note_ends(samples)
         if self._root_code == 0:  # their launcher reports success
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]

@@ -210,7 +210,10 @@ def test_what_no_dump_can_show_is_not_demanded() -> None:
     two_killed = Case(BY_NAME["two culprits, apart"], LAYOUTS[0], "killed", 11)
     first, second = device.folder(), two_killed.folder()
     assert first is not None and second is not None
-    assert device.truth(first).culprits == ()
+    assert device.truth(first).culprits == () and not device.truth(first).decidable
+    dated = replace(device, dimension=BY_NAME["dated files"])
+    assert dated.truth(first).decidable and dated.taken_at(first) == first.taken
+    assert device.taken_at(first) is None
     truth = two_killed.truth(second)
     assert len(truth.culprits) == 2 and not truth.decidable
     assert outcome(truth, Answer(True, (), verdict="hang")) is Outcome.ABSTAINED

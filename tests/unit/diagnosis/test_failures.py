@@ -153,15 +153,12 @@ def test_swapped_expert_groups_are_silent_and_both_ranks_are_culprits() -> None:
 
 
 def test_two_ranks_without_token_counts_have_no_culprit() -> None:
-    """Two ranks, no parameters known: only what both did in step 1 speaks against rank 1."""
+    """Two ranks, no parameters known: what both did in step 1 alone proves nothing."""
 
     def step(number: int, numel: int) -> list[Op]:
         return [Op("0", "all_reduce", n, step=number) for n in (8, numel, 32)]
 
     job = Job({"0": ((0, 1), "dp")}, [step(1, 16) + step(2, 16), step(1, 16) + step(2, 20)])
-    found = diagnose(job.run())
-    assert (found.culprits, found.confidence) == ((1,), Confidence.MEDIUM)
-    job = Job({"0": ((0, 1), "dp")}, [step(1, 16), step(1, 20)])
     found = diagnose(job.run())
     assert (found.culprits, found.victims, found.confidence) == ((), (), Confidence.MEDIUM)
     assert "The evidence does not show" in found.cause

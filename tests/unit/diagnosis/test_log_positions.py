@@ -103,8 +103,10 @@ def test_in_a_broadcast_the_rank_that_is_missing_may_not_be_seen() -> None:
         ],
         # Rank 1 was restarted.
         [at(0, 9), has(1, 9, 8), has(1, 3, 2)],
-        # An hour lies between.
-        [at(0, 9, time=9000.0, seconds=600.0), at(1, 8, time=12600.0, seconds=600.0)],
+        # Ten minutes lie between: two attempts.
+        [at(0, 9, time=9000.0, seconds=600.0), at(1, 8, time=9640.0, seconds=600.0)],
+        # Two processes are rank 1: a trainer and an inference engine, say.
+        [at(0, 9, process="a"), at(1, 9, process="b"), has(1, 8, 8, process="c")],
     ],
 )
 def test_numbers_that_may_not_belong_together_are_not_compared(reports: list[Report]) -> None:

@@ -55,8 +55,19 @@ def test_a_rank_that_did_not_make_the_call_is_named(tmp_path: Path) -> None:
     found = page(tmp_path, text)
     assert told(found) == ("hang", (2,), (0, 3)) and found.confidence == "medium"
     assert "(SeqNum 41)" in found.cause and "number 40" in found.cause
-    assert "No such message was found of rank 1." in found.cause
+    assert "Rank 1 is the only one without such a message." in found.cause
     assert "rank 1: no evidence found" in found.not_seen
+
+
+def test_a_rank_that_is_behind_because_it_waits_elsewhere_is_not_named(tmp_path: Path) -> None:
+    """Rank 2 waits in gloo, which has no watchdog, for ranks that wait for it in NCCL."""
+    gloo = (
+        '[rank2]:   File "/job/moe.py", line 8, in sizes\n[rank2]: RuntimeError: '
+        "[../gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.7]:4\n"
+    )
+    found = page(tmp_path, timeout(0, 41) + timeout(1, 41) + signal(2, 0, 40, 40) + gloo)
+    assert told(found) == ("hang", (), ()) and found.confidence == "low"
+    assert "Rank 2 is behind" in found.cause and "wait for each other" in found.cause
 
 
 def test_the_same_call_on_all_ranks_that_were_seen_names_nobody(tmp_path: Path) -> None:
@@ -105,6 +116,47 @@ def test_an_exception_of_one_rank_explains_the_timeouts_of_others(tmp_path: Path
     )
     found = page(tmp_path, text + timeout(0, 41) + timeout(1, 41))
     assert told(found) == ("crash", (2,), (0, 1)) and "moe.py:8 route" in found.cause
+
+
+def test_an_error_of_the_own_device_is_no_consequence(tmp_path: Path) -> None:
+    """NCCL's watchdog is often the first thread to see it."""
+    text = (
+        "[rank1]: terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "[rank1]:   what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread "
+        "terminated with exception: CUDA error: an illegal memory access was encountered\n"
+    )
+    found = page(tmp_path, text + timeout(0, 41) + timeout(2, 41))
+    assert told(found) == ("crash", (1,), (0, 2)) and "illegal memory access" in found.cause
+
+
+def test_the_rank_of_a_failed_watchdog_is_known_in_the_group_of_all(tmp_path: Path) -> None:
+    text = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG "
+        "ID 0 PG "
+        "GUID {}Rank 2] Process group watchdog thread terminated with exception: CUDA error: "
+        "misaligned "
+        "address\n"
+    )
+    assert told(page(tmp_path, text.format("0(default_pg) ")))[:2] == ("crash", (2,))
+    group = page(tmp_path, text.format("4(ep) "))
+    assert told(group)[:2] == ("crash", ()) and "misaligned address" in group.cause
+
+
+def test_numbers_of_an_excerpt_without_groups_are_not_compared(tmp_path: Path) -> None:
+    text = timeout(0, 41).replace("PG ID 0 PG GUID 0(default_pg) ", "").splitlines()[0]
+    last = signal(2, 0, 40, 40).replace("[PG ID 0 PG GUID 0(default_pg) Rank 2] ", "")
+    found = page(tmp_path, f"{text}\n{last}")
+    assert found.culprits == () and "issued calls up to number 40" in found.cause
+
+
+def test_a_faulthandler_dump_of_an_unknown_rank_is_told(tmp_path: Path) -> None:
+    text = (
+        "Current thread 0x00007f31 (most recent call first):\n"
+        '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 9 in barrier\n'
+        '  File "/job/train.py", line 3 in main\n'
+    )
+    found = page(tmp_path, text)
+    assert told(found) == ("hang", (), ()) and "barrier, called by main (train.py:3)" in found.cause
 
 
 def test_the_end_of_a_traceback_is_enough(tmp_path: Path) -> None:

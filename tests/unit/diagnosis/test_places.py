@@ -22,9 +22,9 @@ from tests.unit.evidence_builder import Job, Op, died
 
 TORCH = Frame("/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 9, "op")
 DATA = Frame("/env/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9, "get")
-UNDER = Condition("train.py", 94, "if rank == 0", "under", True, "", frozenset({1, 2}))
+UNDER = Condition("train.py", 94, "if rank == 0", "under", True, "", frozenset({1, 2}), 0)
 ELSE = replace(UNDER, side="else", keeps_out=frozenset({0}))
-AFTER = Condition("train.py", 80, "if rank != 0", "after", True, "return", frozenset({1, 2}))
+AFTER = Condition("train.py", 80, "if rank != 0", "after", True, "return", frozenset({1, 2}), 0)
 GROUP: dict[str, tuple[tuple[int, ...], str | None]] = {"a": ((0, 1), "world")}
 
 
@@ -116,8 +116,8 @@ class TestConditionsThatPartRanks:
     def test_without_source_both_calls_are_told(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)})
         assert one.next_step == (
-            "Find out why ranks took different paths to these calls: all_reduce at train.py:96 on "
-            "rank 0, barrier at train.py:99 on rank 1."
+            "Find out why ranks take different paths: all_reduce at train.py:96 on rank 0, barrier "
+            "at train.py:99 on rank 1."
         )
 
     def test_without_stacks_the_calls_themselves_are_told(self) -> None:
@@ -133,6 +133,58 @@ class TestConditionsThatPartRanks:
         assert [p.callers for p in one.places if p.ranks == (0,)] == [
             ("train.py:50 f", "train.py:12 f")
         ]
+
+
+class TestBlameByCondition:
+    """Two ranks in different calls: only the program's own branch for one of them tells."""
+
+    def test_the_rank_that_has_a_branch_of_its_own(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
+        assert (one.culprits, one.victims, str(one.confidence)) == ((0,), (1,), "medium")
+        assert "under `if rank == 0` at train.py:94, which treats rank 0 apart" in one.cause
+
+    def test_the_rank_that_a_branch_leaves_out(self) -> None:
+        """`if rank != 1: all_reduce()`: rank 0 waits in it, and rank 1 is the odd one."""
+        not_one = Condition("train.py", 94, "if rank != 1", "under", True, "", frozenset({1}), 1)
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [not_one], 1: []})
+        assert (one.culprits, one.victims) == ((1,), (0,))
+
+    def test_two_branches_of_one_condition(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [ELSE]})
+        assert one.culprits == (0,)
+
+    def test_each_rank_has_a_branch_of_its_own(self) -> None:
+        for_one = Condition("train.py", 98, "if rank == 1", "under", True, "", frozenset({0}), 1)
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [for_one]})
+        assert one.culprits == ()
+
+    @pytest.mark.parametrize("known", [None, {0: [], 1: []}])
+    def test_without_source_or_condition_nobody_is_named(
+        self, known: Mapping[int, Sequence[Condition]] | None
+    ) -> None:
+        assert found(mismatch(), {0: at(96), 1: at(99)}, known).culprits == ()
+
+    def test_a_condition_for_no_single_rank_names_nobody(self) -> None:
+        half = replace(UNDER, text="if rank < 1", singles=None)
+        assert found(mismatch(), {0: at(96), 1: at(99)}, {0: [half], 1: []}).culprits == ()
+
+    def test_a_stack_of_another_call_proves_nothing(self) -> None:
+        """Rank 0 is at a line that did not make the call that differs."""
+        evidence = mismatch()
+        calls = evidence.ranks[0].collectives
+        later = replace(calls[-1], index=9, position=1, op="broadcast")
+        ranks = {**evidence.ranks, 0: replace(evidence.ranks[0], collectives=(*calls, later))}
+        one = found(replace(evidence, ranks=ranks), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
+        assert one.culprits == ()
+
+    def test_a_rank_that_is_elsewhere_stays_the_culprit(self) -> None:
+        one = found(away(), {0: at(96), 1: at(50, inner=DATA)}, {0: [UNDER], 1: []})
+        assert one.culprits == (1,)
+
+    def test_a_call_of_one_rank_after_the_others_ended(self) -> None:
+        evidence = Job(GROUP, [[Op("a")], []]).run()
+        one = found(evidence, {0: at(96)}, {0: [UNDER]})
+        assert (one.culprits, one.victims) == ((0,), (1,))
 
 
 class TestRanksElsewhere:

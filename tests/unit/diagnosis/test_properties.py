@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moediag.diagnosis.blame.culprits import blame
+from moediag.diagnosis.blame.culprits import blame, by_usual_order
 from moediag.diagnosis.end_states.failures import failures
 from moediag.diagnosis.schedules.align import align
 from moediag.diagnosis.schedules.diverge import Divergence, divergences
@@ -33,8 +33,8 @@ def found(evidence: Evidence) -> tuple[Divergence | None, tuple[int, ...]]:
     divergence = next(iter(divergences(aligned, run, evidence, failures(evidence))), None)
     if divergence is None:
         return None, ()
-    schedule = aligned.schedules.get((divergence.group.name, divergence.group.ranks))
-    return divergence, blame(divergence, schedule, tokens_of(evidence)).culprits
+    found = by_usual_order(divergence, blame(divergence, tokens_of(evidence)), evidence)
+    return divergence, found.culprits
 
 
 def groups_of(outer: int, inner: int) -> dict[str, tuple[tuple[int, ...], str | None]]:

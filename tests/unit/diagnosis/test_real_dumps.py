@@ -132,7 +132,7 @@ def test_every_rank_that_others_wait_for_is_named(
 
 def test_healthy_ranks_are_not_named() -> None:
     found = diagnosed({r: raw(groups_of(r, 2, 8), program(10), **ACTIVE) for r in range(8)})
-    assert (found.verdict, found.culprits) != ("hang", ()) and not found.culprits
+    assert found.verdict != "hang" and not found.culprits
 
 
 def test_a_rank_that_is_behind_in_a_call_that_others_completed_is_named() -> None:
@@ -199,6 +199,13 @@ def test_half_of_the_dumps_exonerate_nobody() -> None:
         assert claim.lower() not in found.cause.lower()
 
 
+def test_half_of_the_dumps_of_a_healthy_job_are_not_clean() -> None:
+    whole = {r: raw(groups_of(r, 2, 8), program(10), active_only=False) for r in range(8)}
+    assert diagnosed(whole).verdict == "clean"
+    found = diagnosed({rank: whole[rank] for rank in (0, 1, 6, 7)})
+    assert found.verdict == "inconclusive" and "4 of 8 ranks" in found.cause
+
+
 # ------------------------------------------------------------------------ the moment
 
 
@@ -243,6 +250,13 @@ def test_dumps_written_while_the_job_moved_are_no_hang() -> None:
 def test_a_rank_that_moved_between_two_dumps_shows_no_hang() -> None:
     assert diagnosed(stopped((3,)), moved=True).verdict == "inconclusive"
     assert diagnosed(stopped((3,))).verdict == "hang"
+
+
+def test_a_late_rank_is_no_culprit_if_the_dumps_were_written_at_once() -> None:
+    found = diagnosed(stopped((3,)), taken_at=BEGAN + 40)
+    assert (found.verdict, found.culprits) == ("inconclusive", ())
+    assert "may have been running" in found.cause
+    assert diagnosed(stopped((3,)), taken_at=BEGAN + 90).culprits == (3,)
 
 
 def test_late_ranks_on_gloo_are_no_hang_without_a_time() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from moediag.diagnosis import diagnose
 from moediag.evidence.model import Evidence, RankEvidence
-from moediag.result import Confidence, Verdict
+from moediag.result import Verdict
 from tests.unit.evidence_builder import Job, Op
 
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4321"
@@ -57,9 +57,11 @@ def test_call_counts_of_an_incomplete_log_are_not_compared() -> None:
     assert diagnose(ended(5, 3, 5, whole=False)).verdict == Verdict.CLEAN
 
 
-def test_of_two_ranks_the_one_that_leaves_out_a_repetition_is_named_with_low_confidence() -> None:
+def test_of_two_ranks_neither_is_named_for_a_repeated_call() -> None:
+    """Rank 1 had too few batches, or rank 0 too many."""
     found = diagnose(ended(5, 3))
-    assert (found.culprits, found.confidence) == ((1,), Confidence.LOW)
+    assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, ())
+    assert "rank 0 made 5 calls, rank 1 only 3" in found.cause
 
 
 def test_of_two_ranks_neither_is_named_for_a_call_that_one_of_them_never_made() -> None:

@@ -84,6 +84,12 @@ def test_ordinary_lines_are_not_joined() -> None:
 
 def test_a_progress_bar_shows_its_last_state() -> None:
     assert lines("1%\r 2%\r[rank1]: boom\n") == [(1, "boom")]
+    assert lines("[rank1]: a\r\n[rank2]: b\r\n") == [(1, "a"), (2, "b")]
+
+
+def test_a_line_without_end_is_read_in_linear_time() -> None:
+    (line,) = read("x" * 2_000_000)
+    assert len(line.text) < 20_000
 
 
 @pytest.mark.parametrize(

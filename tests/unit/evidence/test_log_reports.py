@@ -75,6 +75,22 @@ def test_a_dump_signal() -> None:
     assert (other.issued, other.completed, other.about) == (14, 14, (3,))
 
 
+def test_an_excerpt_may_lack_the_group() -> None:
+    said = "Received a dump signal due to a collective timeout from rank 10 ..."
+    (one,) = reports(f"[rank2]: {said} Last enqueued NCCL work: 6, last completed NCCL work: 6.")
+    assert (one.kind, one.rank, one.group, one.issued, one.about) == ("signal", 2, "", 6, (10,))
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("[PG ID 0 PG GUID 0(default_pg) Rank 2] Process group", 2), ("[Rank 2] NCCL", None)],
+)
+def test_a_watchdog_that_ended_by_an_error(name: str, rank: int | None) -> None:
+    text = f"  what():  {name} watchdog thread terminated with exception: CUDA error: bad"
+    (one,) = reports(f"{text}\nCompile with DSA\n")
+    assert (one.kind, one.rank, one.detail) == ("failed", rank, "CUDA error: bad")
+
+
 def test_numbers_that_torch_did_not_set_are_unknown() -> None:
     (none,), (absurd,) = reports(signal(-1, -1)), reports(signal(14, 93_459_313_471_793))
     assert (none.issued, none.completed) == (0, 0)
@@ -171,7 +187,7 @@ def test_a_file_of_one_rank_gives_its_rank() -> None:
     assert reports(f"[Rank 1] {CAUGHT}", own=9)[0].rank == 9
 
 
-def test_the_size_of_the_job_comes_only_from_the_group_of_all() -> None:
-    whole = f"[PG ID 0 PG GUID 0(default_pg) Rank 1] {CAUGHT}"
-    assert job_size(reports(whole)) == 4
-    assert job_size(reports(f"[PG ID 2 PG GUID 5(tp) Rank 1] {CAUGHT}")) == 0
+def test_the_job_has_at_least_the_ranks_that_messages_show() -> None:
+    assert job_size(reports(f"[PG ID 2 PG GUID 5(tp) Rank 1] {CAUGHT}")) == 4
+    assert job_size(reports("[Rank 0]: Ranks 3, 5 failed to pass monitoredBarrier in 9 ms")) == 6
+    assert job_size(reports("nothing")) == 0

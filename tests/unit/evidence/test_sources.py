@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench import jobs
-from moediag.evidence import file_loading, sources
+from moediag.evidence import file_loading, foreign, sources
 from moediag.evidence.console_output import ends, gave_up_waiting, torchrun_summary
 from moediag.evidence.model import ExitStatus
 from moediag.evidence.sources import Found, read
@@ -165,6 +167,29 @@ def test_the_newer_of_two_dumps_of_a_rank_is_used(tmp_path: Path) -> None:
     found = read([tmp_path])
     assert len(found.dumps[0].kind) == 10 and len(found.refused) == 2
     assert "younger" in found.refused[0]
+
+
+def test_random_bytes_are_refused_and_their_rank_is_not_seen(tmp_path: Path) -> None:
+    jobs.write(jobs.healthy(jobs.Layout(dp=4), 2), tmp_path)
+    for seed in range(40):
+        chance = random.Random(seed)
+        (tmp_path / "nccl_trace_rank_3").write_bytes(chance.randbytes(5000))
+        found = read([tmp_path])
+        assert sorted(found.dumps) == [0, 1, 2] and found.unread == {3}
+        assert "nccl_trace_rank_3" in found.refused[0] and not found.outputs
+    seen = foreign.evidence(found)
+    assert "rank 3: no evidence found" in seen.not_seen and seen.world_size == 4
+
+
+def test_two_dumps_of_a_rank_show_whether_it_moved(tmp_path: Path) -> None:
+    job = jobs.faulty(jobs.healthy(jobs.Layout(dp=4), 3), "stuck", 1)
+    jobs.write(job, tmp_path / "first")
+    jobs.write(job, tmp_path / "second")
+    found = read([tmp_path])
+    assert found.stood and not found.moved
+    jobs.write(replace(job, stuck={}), tmp_path / "second")
+    found = read([tmp_path])
+    assert found.moved and not found.stood
 
 
 def test_the_rank_in_the_content_is_preferred_to_the_name(tmp_path: Path) -> None:

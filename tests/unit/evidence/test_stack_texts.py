@@ -39,6 +39,13 @@ def test_several_processes_of_unknown_ranks() -> None:
     ]
 
 
+def test_a_second_main_thread_begins_another_process() -> None:
+    found = read(f"4 in:\n{MAIN}\n4 in:\n{MAIN}")
+    assert [(one.rank, len(one.stacks)) for one in found] == [(None, 1), (None, 1)]
+    named = read(f"===== node-0 PID 40 =====\n{MAIN}\n===== node-0 PID 50 =====\n{OTHER}")
+    assert [one.process for one in named] == ["process 40", "process 50"]
+
+
 def test_a_title_also_counts_before_a_header() -> None:
     text = (
         f"rank 3\nProcess 40: python run.py\n\n{MAIN}rank 4\nProcess 50: python run.py\n\n{OTHER}"

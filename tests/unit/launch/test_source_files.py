@@ -23,7 +23,7 @@ def kept(folder: Path, *paths: str) -> dict[str, dict[str, str]]:
     frames = [{"filename": path, "line": 1, "name": "f"} for path in paths]
     threads = [{"thread_name": "MainThread", "frames": frames}]
     (capture / "rank-0.pyspy.json").write_text(json.dumps(threads))
-    source_files.keep(folder, capture, {0: Process.of(os.getpid())})
+    source_files.keep(folder, {0: Process.of(os.getpid())})
     written = capture / source_files.SOURCE_FILE
     return json.loads(written.read_text()) if written.exists() else {"files": {}, "lost": {}}
 
@@ -71,6 +71,26 @@ def test_faulthandlers_frames_count_as_well(tmp_path: Path) -> None:
     train.write_text("x = 1\n")
     (tmp_path / protocol.stacks_file(0)).write_text(FAULT.format(train))
     assert kept(tmp_path)["files"] == {str(train): "x = 1\n"}
+
+
+@pytest.mark.usefixtures("long_ago")
+def test_files_of_recorded_calls_count_as_well(tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text("x = 1\n")
+    event = json.dumps({"e": "file", "t": 1.0, "path": str(train)}, separators=(",", ":"))
+    (tmp_path / protocol.events_file(0)).write_text(f"{event}\n{{broken\n")
+    assert kept(tmp_path)["files"] == {str(train): "x = 1\n"}
+
+
+@pytest.mark.usefixtures("long_ago")
+def test_files_that_were_kept_stay_as_they_were(tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text("x = 1\n")
+    kept(tmp_path, str(train))
+    train.write_text("x = 2\n")
+    source_files.keep(tmp_path, {0: Process.of(os.getpid())})
+    raw = json.loads((tmp_path / "capture" / source_files.SOURCE_FILE).read_text())
+    assert raw["files"] == {str(train): "x = 1\n"}
 
 
 def test_a_job_without_frames_keeps_nothing(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement
 from moediag.diagnosis.schedules.log_positions import Positions
 from moediag.diagnosis.words import foreign_jobs, log_sentences
+from moediag.evidence.rank_stacks import in_collective, that_counts
 from moediag.result import Confidence, Verdict
+from moediag.result.wording import ranks
 
 VERDICT = Verdict.HANG
 SIGNATURE = "watchdog"
@@ -18,16 +20,35 @@ def find(facts: Facts) -> Positions | None:
     return None if found is None or (facts.failed and not found.culprits) else found
 
 
+def _waits_elsewhere(facts: Facts) -> set[int]:
+    """Ranks that themselves waited in communication, by their error or their stack. One that is
+    behind in a group of NCCL may wait in one of gloo, which has no watchdog."""
+    waits = {failure.rank for failure in facts.failed if failure.consequence}
+    for rank, seen in facts.evidence.ranks.items():
+        stack = that_counts(seen.stacks)
+        if stack is not None and in_collective(stack):
+            waits.add(rank)
+    return waits
+
+
 def judge(facts: Facts, found: Positions) -> Judgement:
     evidence = facts.evidence
     text = log_sentences.of_positions(found, evidence)
     text = " ".join(part for part in (text, log_sentences.signals(evidence)) if part)
-    if not found.culprits:
+    elsewhere = _waits_elsewhere(facts) & set(found.culprits)
+    named = tuple(rank for rank in found.culprits if rank not in elsewhere)
+    if elsewhere:
+        one = len(elsewhere) == 1
+        text += (
+            f" {ranks(elsewhere).capitalize()} {'was' if one else 'were'} in another call of the "
+        )
+        text += "communication library, so the ranks wait for each other."
+    if not named:
         text += " It is not known which rank is at fault."
     return Judgement(
-        Confidence.MEDIUM if found.culprits else Confidence.LOW,
+        Confidence.MEDIUM if named else Confidence.LOW,
         text + foreign_jobs.to_collect(evidence),
-        culprits=found.culprits,
-        victims=found.victims,
-        pattern=f"{SIGNATURE} {'behind' if found.culprits else 'timeout'}",
+        culprits=named,
+        victims=tuple(sorted({*found.victims, *elsewhere})) if named else (),
+        pattern=f"{SIGNATURE} {'behind' if named else 'timeout'}",
     )

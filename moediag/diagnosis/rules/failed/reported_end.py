@@ -13,7 +13,7 @@ from moediag.result import Confidence, Verdict
 VERDICT = Verdict.CRASH
 SIGNATURE = "reported-end"
 
-_KINDS = ("error", "machine", "killed", "ended", "clients")
+_KINDS = ("failed", "error", "machine", "killed", "ended", "clients")
 
 
 def find(facts: Facts) -> tuple[Report, ...] | None:

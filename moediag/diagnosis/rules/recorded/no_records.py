@@ -15,8 +15,12 @@ def find(facts: Facts) -> str | None:
     """What is missing, as a sentence."""
     evidence = facts.evidence
     if evidence.foreign:
-        if any(seen.collectives for seen in evidence.ranks.values()):
+        known, size = sum(map(was_recorded, evidence.ranks.values())), evidence.world_size
+        calls = [call for seen in evidence.ranks.values() for call in seen.collectives]
+        if calls and (2 * known > size or not all(call.completed for call in calls)):
             return None
+        if calls:
+            return f"Calls of {known} of {size} ranks show no failure; the others were not seen."
         text = "The evidence shows no failure but is too thin to rule one out."
         where = log_sentences.stacks(evidence)
         return f"{text} {where}".rstrip() + foreign_jobs.to_collect(evidence)

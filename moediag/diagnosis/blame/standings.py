@@ -1,0 +1,178 @@
+"""Where the ranks of a user's own job are in the user's code, and the conditions that part them.
+
+Two calls that meet and differ do not show which of them is wrong, but a condition may: where one
+side's call is in a branch for one rank (``if rank == 0``) and the other side's is not, the program
+treats that rank apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moediag.diagnosis.blame.culprits import Blame
+from moediag.diagnosis.blame.nodes import open_call
+from moediag.diagnosis.end_states.failures import Failure
+from moediag.diagnosis.end_states.whereabouts import IS, activity, program_lines
+from moediag.diagnosis.schedules.diverge import Divergence
+from moediag.evidence.model import Collective, Condition, Evidence, RankEvidence
+
+# What may name a rank less surely than the program's own condition.
+_WEAKER = ("none", "habit", "plurality")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Ranks that stand at the same place."""
+
+    ranks: tuple[int, ...]
+    #: The innermost line of the user's code, "" if unknown.
+    line: str
+    what: str
+    #: The call that they wait in or made there, if they do.
+    call: Collective | None
+    callers: tuple[str, ...]
+    #: Outermost first; None if the source is unknown.
+    conditions: tuple[Condition, ...] | None
+    #: Conditions that part them from the other ranks, the most telling first.
+    apart: tuple[Condition, ...] = ()
+
+    @property
+    def at(self) -> str:
+        """``train.py:96``."""
+        return self.line.partition(" ")[0]
+
+
+def standings(
+    evidence: Evidence,
+    found: Divergence | None,
+    failed: Iterable[Failure] = (),
+) -> tuple[Standing, ...]:
+    """Where the ranks are, most ranks first; those in ``failed`` where they failed."""
+    if not evidence.watched:
+        return ()
+    own = {failure.rank: failure for failure in failed}
+    together: dict[tuple[object, ...], list[int]] = {}
+    example: dict[tuple[object, ...], Standing] = {}
+    for rank, seen in sorted(evidence.ranks.items()):
+        one = _failed(seen, own[rank]) if rank in own else _standing(evidence, seen, found)
+        if one is not None:
+            key = (one.line, one.what, one.callers)
+            together.setdefault(key, []).append(rank)
+            example.setdefault(key, one)
+    every = [replace(example[key], ranks=tuple(who)) for key, who in together.items()]
+    members = _members(found, evidence)
+    made = [replace(one, apart=tuple(_apart(one, every, members))) for one in every]
+    return tuple(sorted(made, key=lambda s: (-len(s.ranks), s.ranks)))
+
+
+def _failed(seen: RankEvidence, failure: Failure) -> Standing:
+    what = f"raised {failure.name}" if failure.where or failure.message else failure.name
+    lines = (failure.where,) if failure.where else program_lines(seen) or ("",)
+    return Standing((seen.rank,), lines[0], what, None, lines[1:], _conditions(seen, lines))
+
+
+def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) -> Standing | None:
+    lines = program_lines(seen)
+    diverging = found.calls.get(seen.rank) if found is not None else None
+    waits = evidence.stall is not None and seen.rank in evidence.stall.waiting
+    if waits or not lines:
+        call = open_call(evidence, seen.rank) if waits else None
+        if diverging is not None and (not lines or diverging.site in lines):
+            call = diverging
+        if not lines and (call is None or not call.site):
+            return _ended(seen, found)
+        verb = "waits in" if waits else "made"
+        what = f"{verb} {call.op}" if call is not None else "waits"
+        lines = lines or (call.site if call is not None else "",)
+    elif evidence.stall is not None and seen.rank in evidence.stall.elsewhere:
+        what, call = activity(evidence, seen), None
+        what = "" if what == IS else what
+    else:
+        return _ended(seen, found)
+    return Standing((seen.rank,), lines[0], what, call, lines[1:], _conditions(seen, lines))
+
+
+def _conditions(seen: RankEvidence, lines: Sequence[str]) -> tuple[Condition, ...] | None:
+    """Those of ``lines``, which are innermost first; None if the source of none is known."""
+    known = [seen.conditions[line] for line in reversed(lines) if line in seen.conditions]
+    return tuple(c for of_line in known for c in of_line) if known else None
+
+
+def _ended(seen: RankEvidence, found: Divergence | None) -> Standing | None:
+    if found is None or seen.rank not in found.ended:
+        return None
+    return Standing((seen.rank,), "", "reached its end", None, (), None)
+
+
+def _members(found: Divergence | None, evidence: Evidence) -> frozenset[int]:
+    """The ranks that must make the call: conditions that keep out others do not matter."""
+    groups = (found.group, *found.groups) if found is not None else ()
+    return frozenset(r for group in groups for r in group.ranks) or frozenset(evidence.ranks)
+
+
+def _apart(
+    one: Standing, every: Sequence[Standing], members: frozenset[int]
+) -> Iterator[Condition]:
+    others = [other for other in every if other is not one]
+    elsewhere = {rank for other in others for rank in other.ranks} & members
+    known = [o.conditions for o in others if o.conditions is not None and members & {*o.ranks}]
+    keeping, naming, rest = [], [], []
+    for condition in reversed(one.conditions or ()):
+        keeps_out = frozenset() if _misread(condition, every) else condition.keeps_out
+        shared = all(any(_same(condition, c) for c in of_other) for of_other in known)
+        if keeps_out & elsewhere:
+            keeping.append(condition)
+        elif condition.names_rank and not keeps_out and (not shared or not known):
+            naming.append(condition)
+        elif not condition.names_rank and known and not shared:
+            rest.append(condition)
+    yield from dict.fromkeys((*keeping, *naming, *rest))
+
+
+def _misread(condition: Condition, every: Sequence[Standing]) -> bool:
+    """Whether a rank is where the condition should keep it out: its names mean something else,
+    such as the rank in a group."""
+    return any(
+        _same(condition, other) and other.keeps_out & {*one.ranks}
+        for one in every
+        for other in one.conditions or ()
+    )
+
+
+def _same(one: Condition, other: Condition) -> bool:
+    return (one.file, one.line, one.side) == (other.file, other.line, other.side)
+
+
+def dividing(found: Sequence[Standing]) -> tuple[Condition, Standing, Standing] | None:
+    """An ``if`` that names a rank and has some ranks in its body and others in its else branch."""
+    for one in found:
+        for condition in one.apart:
+            if condition.side != "under" or not condition.names_rank:
+                continue
+            for other in found:
+                if any(_same(replace(condition, side="else"), c) for c in other.apart):
+                    return condition, one, other
+    return None
+
+
+def by_condition(found: Blame, divergence: Divergence, standing: Sequence[Standing]) -> Blame:
+    """``found``, or the rank for which the program has a branch of its own there. That decides
+    where at most the job's past does; where both name different ranks, neither does."""
+    even = divergence.kind == "missing" and set(divergence.absent) == set(divergence.ended)
+    if found.basis not in _WEAKER and not (found.basis == "gone" and even):
+        return found
+    told = [
+        condition
+        for one in standing
+        if one.call is not None and one.call == divergence.calls.get(one.ranks[0])
+        for condition in one.apart
+        if condition.keeps_out
+    ]
+    apart = {condition.singles for condition in told}
+    rank = apart.pop() if len(apart) == 1 else None
+    if rank is None or rank not in divergence.calls:
+        return found
+    if found.culprits and found.basis != "gone" and found.culprits != (rank,):
+        return Blame()
+    return Blame((rank,), "condition", departures=found.departures, condition=told[0])

@@ -24,6 +24,7 @@ from moediag.diagnosis.words import (
 )
 from moediag.diagnosis.words.next_step import next_step
 from moediag.diagnosis.words.places import places
+from moediag.diagnosis.words.user_facts import handled, unequal_batches
 from moediag.evidence.model import Evidence
 from moediag.result import FAILURES, Diagnosis, Table, Verdict
 from moediag.result.wording import ranks
@@ -82,9 +83,8 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         ),
         states=schedule_view.states(evidence, facts.failed),
         places=places(standing, judged.culprits),
-        next_step=next_step(
-            evidence, verdict, by_schedule, judged.failure, judged.culprits, standing
-        ),
+        next_step=judged.next_step
+        or next_step(evidence, verdict, by_schedule, judged.failure, judged.culprits, standing),
         attached=evidence.attached,
     )
 
@@ -102,6 +102,10 @@ def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parte
     # A dump's calls are those of the device: where victims stand is in the table.
     if verdict == Verdict.HANG and not (facts.evidence.foreign and judged.culprits):
         told = f"{told} {device_sentences.sentence(facts.fronts)}"
+    if verdict in (Verdict.HANG, Verdict.COLLECTIVE_MISMATCH):
+        batches = unequal_batches(facts.evidence)
+        told = f"{told} {batches.sentence if batches is not None else ''}".rstrip()
+        told = f"{told} {handled(facts.evidence)}".rstrip()
     return why, told.strip()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.evidence.model import (
+    BatchCount,
     Collective,
     Decision,
     Finding,
@@ -48,6 +49,10 @@ class RankLog:
     notes: list[str] = field(default_factory=list)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    #: Paths of the user's files that made calls.
+    files: list[str] = field(default_factory=list)
+    batches: list[BatchCount] = field(default_factory=list)
+    handling: RankError | None = None
     last_phase: str = ""
     error: RankError | None = None
     finished: bool = False
@@ -115,13 +120,14 @@ class _Reader:
         self.names: dict[int, tuple[str, ...]] = {}
         self.at: dict[int, int] = {}
         self.handlers = {
-            "start": self.start, "versions": self.versions,
+            "start": self.start, "versions": self.versions, "file": self.file,
             "group": self.group, "names": self.name_list,
             "collective": self.collective, "done": self.done, "failed": self.failed,
             "tokens": self.tokens,
             "no_gradient": self.no_gradient, "phase": self.phase, "finding": self.finding,
             "decision": self.decision,
             "weights": self.weights, "experts_used": self.experts_used, "note": self.note,
+            "batches": self.batches, "handling": self.handling,
             "not_seen": self.not_seen, "error": self.error, "end": self.end,
         }  # fmt: skip
 
@@ -150,6 +156,9 @@ class _Reader:
             if package in event:
                 version = event[package]
                 self.log.versions[package] = None if version is None else str(version)
+
+    def file(self, event: Mapping[str, Any]) -> None:
+        self.log.files.append(str(event["path"]))
 
     def group(self, event: Mapping[str, Any]) -> None:
         name = str(event["group"])
@@ -259,6 +268,18 @@ class _Reader:
         at = float(event.get("t") or 0.0)
         step = int(event.get("step") or 0)
         self.log.decisions.append(Decision(str(event["what"]), value, step, at))
+
+    def batches(self, event: Mapping[str, Any]) -> None:
+        ended = bool(event.get("ended"))
+        count = BatchCount(str(event["line"]), int(event["number"]), ended)
+        if self.log.batches and not self.log.batches[-1].ended:
+            self.log.batches.pop()  # the same loader, examined before
+        self.log.batches.append(count)
+
+    def handling(self, event: Mapping[str, Any]) -> None:
+        self.log.handling = RankError(
+            str(event["type"]), str(event.get("message") or ""), str(event.get("where") or "")
+        )
 
     def not_seen(self, event: Mapping[str, Any]) -> None:
         self.log.not_seen.append(str(event["text"]))

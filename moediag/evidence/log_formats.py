@@ -53,6 +53,10 @@ FORMATS = (
         rf"(?:Watchdog caught collective operation timeout:|(?<=\] )Work)\s*{_WORK}",
     ),
     _format(
+        "timeout", "milliseconds before", "torch 1.12",
+        rf"(?<!timeout:)(?<!timeout: )(?<!Work ){_WORK}\) ran for \d+ milliseconds before timing",
+    ),
+    _format(
         "status", "enqueued", "torch 2.3",
         rf"(?:{_PG})?\s*(?:Timeout at \w+ work:|Exception [^\[]{{0,80}} at work:|",
         r"failure detected by watchdog at work sequence\s*id:)\s*(?P<seq>\d{1,15})[\s,].{0,24}?",
@@ -75,7 +79,8 @@ FORMATS = (
     ),
     _format(
         "failed", "thread terminated", "torch 2.0",
-        rf"(?:{_PG}|\[Rank (?P<number>\d{{1,7}})\])\s*(?:Process group|NCCL) watchdog thread ",
+        rf"(?:{_PG}\s*|\[Rank (?P<number>\d{{1,7}})\]\s*)?",
+        r"(?:Process group|ProcessGroup\w*|NCCL) watchdog thread ",
         r"terminated with exception:(?!\s*\[Rank \d+\] Watchdog)\s*(?P<why>[^\n]{1,200})",
     ),
     # -- TORCH_DISTRIBUTED_DEBUG=DETAIL; the ranks are those in the group

@@ -84,9 +84,12 @@ _ENTRY = re.compile(
     r"\s*(?:[EWIF]\d{3,4} |\[[EWIF]|Traceback |terminate called|what\(\)|File \"|frame #|#\d|```|$)"
 )
 _MARK = re.compile(r"\[rank(\d{1,7})[\[\]]{1,2}:")
+# What a message contains that may be continued on the next line.
+_STATEMENTS = ("ProcessGroup", "CCL(", "collective:", "operation timeout:", "thread terminated")
 # Statements that are cut where a terminal wrapped them: an opening text, and what ends it.
 _OPEN = (
     (re.compile(r"collective operation timeout:"), re.compile(r"CCL\(")),
+    (re.compile(r"terminated with exception:"), re.compile(r"\w")),
     (re.compile(r"Work[A-Z]CCL\("), None),
     (re.compile(r"is running (?:inconsistent )?collective:"), re.compile(r"[Cc]ollectives "
                                                                          r"differ|\)\)\)\.")),
@@ -210,9 +213,7 @@ def _starts(line: str, tasks: bool) -> bool:
 
 
 def _is_statement(line: str) -> bool:
-    return any(
-        word in line for word in ("ProcessGroup", "CCL(", "collective:", "operation timeout:")
-    )
+    return any(word in line for word in _STATEMENTS)
 
 
 def _is_cut(line: str) -> bool:

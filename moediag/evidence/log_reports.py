@@ -34,10 +34,11 @@ WAITED = frozenset({"timeout", "status", "site"})
 def job_size(reports: Iterable[Report]) -> int:
     """The number of ranks at least, from the sizes of groups and the numbers of members."""
     found = 0
+    reports = list(reports)
     for one in reports:
         members = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
         found = max(found, group_size(one) or 0, max(members) + 1 if any(members) else 0)
-    return found
+    return max(found, sum(one.kind == "stack" for one in reports))
 
 
 def group_size(one: Report) -> int | None:

@@ -201,6 +201,25 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchCount:
+    """Batches that one data loader gave in one pass."""
+
+    #: The user's line that asked for them, "file.py:12 function".
+    line: str
+    number: int
+    #: The pass is over; otherwise the loader was in use when the rank ended or was examined.
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process of a rank's data loader."""
+
+    pid: int
+    stacks: tuple[Stack, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A branch that a rank took."""
 
@@ -285,6 +304,11 @@ class RankEvidence:
     settled: Mapping[str, int] = field(default_factory=dict)
     #: Only incomplete calls were recorded.
     open_only: bool = False
+    #: Base names of the user's files that made calls; empty if it recorded none.
+    user_files: frozenset[str] = frozenset()
+    batches: tuple[BatchCount, ...] = ()  # of its data loaders, in order of time
+    handling: RankError | None = None  # what the main thread handled when it was examined
+    workers: tuple[Worker, ...] = ()  # of its data loader, if the rank waited for data
     #: What decides whether lines of its stacks run, by ``file.py:12 function``, outermost first.
     #: Only lines whose source is known.
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)

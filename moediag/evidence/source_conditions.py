@@ -21,6 +21,7 @@ _ALONE = re.compile(
     r"|(?:master|main|rank0|rank_0)_only|only_on_(?:rank_?0|main|master)\w*"
 )
 _FIRST = re.compile(r"(?:local_)?main_process_first|\w*(?:rank_?)?(?:zero|0|main|master)_first")
+_LINE = re.compile(r"(?P<name>[^:]+):(?P<line>\d+) (?P<function>.+)")
 _EXITS = frozenset(("exit", "_exit", "quit", "abort"))
 _WIDEST = 100  # characters of a condition's text
 MOST = 8  # conditions of one line
@@ -58,6 +59,21 @@ class Sources:
             else:
                 found.setdefault(frame.place, set()).add(here)
         return {at: here.pop() for at, here in found.items() if len(here) == 1}, tuple(unusable)
+
+    def of_lines(self, lines: Iterable[str], paths: Iterable[str]) -> Found:
+        """The conditions of ``train.py:12 step``, whose file is the one of ``paths`` with that base
+        name; without lines of other files, and of base names that several of ``paths`` have."""
+        by_name: dict[str, str] = {}
+        for path in dict.fromkeys(paths):
+            name = path.rpartition("/")[2]
+            by_name[name] = "" if name in by_name else path
+        frames = []
+        for line in lines:
+            found = _LINE.fullmatch(line)
+            if found is not None and by_name.get(found["name"]):
+                place = by_name[found["name"]], int(found["line"]), found["function"]
+                frames.append(Frame(*place))
+        return self.conditions(frames)[0]
 
     def _source(self, path: str) -> Source | None:
         if path not in self._parsed:

@@ -15,7 +15,7 @@ from typing import Any
 
 from moediag import protocol
 from moediag.errors import EvidenceError
-from moediag.evidence import device_progress, exits, nodes, rank_stacks
+from moediag.evidence import device_progress, exits, loader_workers, nodes, rank_stacks
 from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.source_conditions import Sources
@@ -129,6 +129,8 @@ def _rank(
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)
     conditions, unusable = sources.conditions(frame for s in stacks for frame in s.frames)
+    made = dict.fromkeys(line for c in log.collectives for line in (c.site, *c.callers))
+    conditions = {**sources.of_lines(made, log.files), **conditions}
     versions = dict(log.versions)
     if told.library and not versions.get("nccl"):
         versions["nccl"] = told.library
@@ -143,6 +145,9 @@ def _rank(
         notes=tuple(log.notes),
         findings=tuple(log.findings.values()),
         decisions=tuple(log.decisions),
+        batches=tuple(log.batches),
+        handling=log.handling,
+        workers=loader_workers.read(folder / CAPTURE, rank),
         stacks=stacks,
         exit=launch.exits.get(rank),
         error=error,
@@ -154,6 +159,7 @@ def _rank(
         finished=log.finished,
         not_seen=(*log.not_seen, *lost, *told.not_seen, *map(_not_what_ran, unusable)),
         conditions=conditions,
+        user_files=frozenset(path.rpartition("/")[2] for path in log.files),
         last_lines=exits.last_lines(output),
         os_state=_os_state(_text(folder / CAPTURE / f"rank-{rank}.proc.txt")),
     )

@@ -13,6 +13,7 @@ from typing import Optional, Union
 #             nccl(version of the NCCL that torch loaded|null)
 #             libraries[folders of installed packages, of the standard library, torch and moediag]
 # versions    transformers|accelerate   a package that a watched job imported later
+# file        path                  a file of the user's code, as frames name it
 # group       group(name) desc axis(mesh axis name or null) ranks backend
 # names       id fqns[]            interned list of parameter names; later events carry the id
 # collective  n(per-rank index, from 0)  group  k(index of this op within its group, from 0)
@@ -38,14 +39,19 @@ from typing import Optional, Union
 # decision    what value step      which branch the rank takes where others may take another one;
 #             value: a number, the names of what it has, or words that follow "rank 1 "
 # finding     what text step details{}  wrong, and found before it shows; what: optimizer-group
+# batches     line("file.py:12 function": the user's line that asked for the first) number
+#             ended(bool)          a data loader that ended, or that was in use when the rank ended
+#             or was examined
+# handling    type message where   the exception that the main thread handled when it was examined
 # not_seen    text                 something this rank's recorder cannot observe here
 # error       type message where   the exception that ends the rank
 # end
 # --------------------------------------------------------------------------------------
 EVENT_KINDS = (
-    "start", "versions", "group", "names", "collective", "done", "failed", "tokens",
+    "start", "versions", "file", "group", "names", "collective", "done", "failed", "tokens",
     "no_gradient", "phase",
-    "weights", "experts_used", "decision", "finding", "note", "not_seen", "error", "end",
+    "weights", "experts_used", "decision", "finding", "note", "batches", "handling",
+    "not_seen", "error", "end",
 )  # fmt: skip
 
 OPS = (

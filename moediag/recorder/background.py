@@ -52,6 +52,7 @@ class Watch:
 
     def _dump(self) -> None:
         try:
+            self._recorder.captured()
             self._recorder.stopped()
             captures = self._recorder.captures
             if captures is not None and captures.running:

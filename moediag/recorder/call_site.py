@@ -12,9 +12,8 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from moediag import protocol
-from moediag.recorder.library_folders import library_folders
 from moediag.recorder.log import EventLog
+from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
@@ -31,18 +30,21 @@ _TORCHS, _PLUMBING, _LIBRARY, _USER = range(4)  # what a file is
 class CallSites:
     """Describes the place of a call as the JSON fields ``site`` and ``callers``."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, user: UserLines) -> None:
         self._log = log
+        self._user = user
         self._kinds: Dict[str, int] = {}  # file name -> what it is
-        self._texts: Dict[Tuple[Any, ...], str] = {}  # code and line of each frame -> JSON
-        self._folders: List[str] = []
+        # Id of the code and instruction of each frame -> JSON, and the codes: while they live, no
+        # other code has their ids. Hashing a code reads all of it, and a line has to be decoded.
+        self._texts: Dict[Tuple[int, ...], Tuple[str, List[Any]]] = {}
 
     def fields(self, frame: Any) -> str:
         """``site`` is the first frame outside torch and outside wrappers, ``callers`` up to three
         user's frames around it. In autograd's own thread, where all frames are torch's, ``site`` is
         the innermost frame."""
         kinds = self._kinds
-        chain: List[Any] = []
+        key: List[int] = []
+        frames: List[Any] = []
         site = fallback = None
         for _ in range(_MAX_FRAMES):
             if frame is None:
@@ -51,33 +53,32 @@ class CallSites:
             kind = kinds.get(code.co_filename)
             if kind is None:
                 kind = self._kind(code.co_filename)
-            if site is None:
-                if kind >= _LIBRARY:
+            if kind == _USER or (site is None and kind == _LIBRARY):
+                if site is None:
                     site = frame
-                    chain = [code, frame.f_lineno]
-                elif kind == _PLUMBING and fallback is None:
-                    fallback = frame
-            elif kind == _USER:
-                chain += (code, frame.f_lineno)
-                if len(chain) > 2 * _MAX_CALLERS:
+                key += (id(code), frame.f_lasti)
+                frames.append(frame)
+                if len(frames) > _MAX_CALLERS:
                     break
+            elif kind == _TORCHS and fallback is None:
+                fallback = frame
             frame = frame.f_back
         if site is None and fallback is not None:
-            chain = [fallback.f_code, fallback.f_lineno]
-        key = tuple(chain)
-        text = self._texts.get(key)
-        return self._text(key) if text is None else text
+            key, frames = [id(fallback.f_code), fallback.f_lasti], [fallback]
+        known = self._texts.get(tuple(key))
+        return self._text(tuple(key), frames) if known is None else known[0]
 
-    def _text(self, chain: Tuple[Any, ...]) -> str:
+    def _text(self, key: Tuple[int, ...], frames: List[Any]) -> str:
         if len(self._texts) > _MAX_KNOWN:
             self._texts.clear()
         lines = [
-            f"{Path(code.co_filename).name}:{number} {code.co_name}"
-            for code, number in zip(chain[::2], chain[1::2])  # noqa: B905 - Python 3.9
+            f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+            for frame in frames
         ]
         site = json.dumps(lines[0] if lines else "")
         callers = self._log.names(tuple(lines[1:])) if len(lines) > 1 else "null"
-        text = self._texts[chain] = f'"site":{site},"callers":{callers}'
+        text = f'"site":{site},"callers":{callers}'
+        self._texts[key] = text, [frame.f_code for frame in frames]
         return text
 
     def _kind(self, file: str) -> int:
@@ -86,7 +87,6 @@ class CallSites:
         elif file.startswith(_OWN) or file.endswith(_DECORATORS) or any(a in file for a in _LAYERS):
             found = _PLUMBING
         else:
-            self._folders = self._folders or library_folders()
-            found = _LIBRARY if protocol.in_libraries([file], self._folders)[0] else _USER
+            found = _USER if self._user.is_user(file) else _LIBRARY
         self._kinds[file] = found
         return found

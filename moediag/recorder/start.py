@@ -122,6 +122,16 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
         Gradients(recorder).install()
 
+    def batches(recorder: Recorder) -> None:
+        from moediag.recorder.batches import Batches
+
+        Batches(recorder).install()
+
+    def handled_errors(recorder: Recorder) -> None:
+        from moediag.recorder import handled_errors as watcher
+
+        watcher.install(recorder)
+
     def watch(recorder: Recorder) -> None:
         from moediag.recorder.background import Watch
 
@@ -139,6 +149,8 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
         ("modules", modules, ""),
         ("tokens per expert", experts, ""),
         ("gradients", gradients, ""),
+        ("batches", batches, "torch.utils.data.dataloader"),
+        ("handled exceptions", handled_errors, ""),
         ("Flight Recorder and lifeline thread", watch, ""),
     ]
 

@@ -165,6 +165,7 @@ class TestTolerantHook:
         assert any("were replaced on rank 1" in n for n in ran.trial("zeros-counts")["notes"])
 
 
+@pytest.mark.wide
 class TestTied:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

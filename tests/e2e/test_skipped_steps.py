@@ -128,6 +128,7 @@ class TestZeroGrad:
         assert weaker(ran, "schedule-advances", until(3)) == Verdict.CLEAN
 
 
+@pytest.mark.wide
 class TestMetrics:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

@@ -34,6 +34,8 @@ class Standing:
     callers: tuple[str, ...]
     #: Outermost first; None if the source is unknown.
     conditions: tuple[Condition, ...] | None
+    #: The line is the one that made the call, as far as that was recorded.
+    exact: bool = False
     #: Conditions that part them from the other ranks, the most telling first.
     apart: tuple[Condition, ...] = ()
 
@@ -73,30 +75,42 @@ def _failed(seen: RankEvidence, failure: Failure) -> Standing:
 
 
 def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) -> Standing | None:
-    lines = program_lines(seen)
+    lines, call, what = program_lines(seen), None, ""
     diverging = found.calls.get(seen.rank) if found is not None else None
-    waits = evidence.stall is not None and seen.rank in evidence.stall.waiting
-    if waits or not lines:
-        call = open_call(evidence, seen.rank) if waits else None
-        if diverging is not None and (not lines or diverging.site in lines):
+    stall = evidence.stall
+    if stall is not None and seen.rank in stall.waiting:
+        call = open_call(evidence, seen.rank)
+        if diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
             call = diverging
-        if not lines and (call is None or not call.site):
-            return _ended(seen, found)
-        verb = "waits in" if waits else "made"
-        what = f"{verb} {call.op}" if call is not None else "waits"
-        lines = lines or (call.site if call is not None else "",)
-    elif evidence.stall is not None and seen.rank in evidence.stall.elsewhere:
-        what, call = activity(evidence, seen), None
+        what = f"waits in {call.op}" if call is not None else "waits"
+        lines = lines or _made_at(call, seen)
+    elif stall is not None and seen.rank in stall.elsewhere and lines:
+        what = activity(evidence, seen)
         what = "" if what == IS else what
-    else:
+    elif diverging is not None:
+        call, what = diverging, f"made {diverging.op}"
+        made = _made_at(call, seen)
+        lines = lines if made[:1] == lines[:1] else made
+    if not lines:
         return _ended(seen, found)
-    return Standing((seen.rank,), lines[0], what, call, lines[1:], _conditions(seen, lines))
+    exact = call is not None and (not seen.user_files or _made_at(call, seen)[:1] == lines[:1])
+    known = _conditions(seen, lines)
+    return Standing((seen.rank,), lines[0], what, call, lines[1:], known, exact)
 
 
 def _conditions(seen: RankEvidence, lines: Sequence[str]) -> tuple[Condition, ...] | None:
     """Those of ``lines``, which are innermost first; None if the source of none is known."""
     known = [seen.conditions[line] for line in reversed(lines) if line in seen.conditions]
     return tuple(c for of_line in known for c in of_line) if known else None
+
+
+def _made_at(call: Collective | None, seen: RankEvidence) -> tuple[str, ...]:
+    """The user's lines that made the call, as recorded with it; without any the library's."""
+    if call is None:
+        return ()
+    users = not seen.user_files or call.site.partition(":")[0] in seen.user_files
+    lines = (call.site, *call.callers) if users else call.callers
+    return tuple(filter(None, lines or (call.site,)))
 
 
 def _ended(seen: RankEvidence, found: Divergence | None) -> Standing | None:
@@ -157,22 +171,39 @@ def dividing(found: Sequence[Standing]) -> tuple[Condition, Standing, Standing] 
 
 
 def by_condition(found: Blame, divergence: Divergence, standing: Sequence[Standing]) -> Blame:
-    """``found``, or the rank for which the program has a branch of its own there. That decides
-    where at most the job's past does; where both name different ranks, neither does."""
+    """``found``, or the rank for which the program has a branch of its own there, or that caught an
+    exception there. That decides where at most the job's past does; where both name different
+    ranks, neither does."""
     even = divergence.kind == "missing" and set(divergence.absent) == set(divergence.ended)
     if found.basis not in _WEAKER and not (found.basis == "gone" and even):
         return found
-    told = [
-        condition
-        for one in standing
-        if one.call is not None and one.call == divergence.calls.get(one.ranks[0])
-        for condition in one.apart
-        if condition.keeps_out
-    ]
-    apart = {condition.singles for condition in told}
-    rank = apart.pop() if len(apart) == 1 else None
-    if rank is None or rank not in divergence.calls:
+    told = dict(_singled_out(divergence, standing))
+    who = next(iter(told)) if len(told) == 1 else ()
+    if not who or not {*who} <= {*divergence.calls}:
         return found
-    if found.culprits and found.basis != "gone" and found.culprits != (rank,):
+    if found.culprits and found.basis != "gone" and found.culprits != who:
         return Blame()
-    return Blame((rank,), "condition", departures=found.departures, condition=told[0])
+    return Blame(who, "condition", departures=found.departures, condition=told[who])
+
+
+def _singled_out(
+    divergence: Divergence, standing: Sequence[Standing]
+) -> Iterator[tuple[tuple[int, ...], Condition]]:
+    """Ranks, and the condition around a diverging call that treats them apart."""
+    for one in standing:
+        if not one.exact or one.call != divergence.calls.get(one.ranks[0]):
+            continue
+        for condition in one.apart:
+            if condition.side == "handler":
+                yield one.ranks, condition
+            elif condition.keeps_out:
+                yield () if condition.singles is None else (condition.singles,), condition
+
+
+def caught(standing: Sequence[Standing]) -> tuple[Standing, Condition] | None:
+    """Ranks whose call is in the handler of an exception that the others did not catch."""
+    for one in standing:
+        for condition in one.apart:
+            if condition.side == "handler" and one.call is not None:
+                return one, condition
+    return None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moediag.evidence.model import Evidence, RankEvidence, Stack
-from moediag.evidence.rank_stacks import waits_for_device
+from moediag.evidence.model import Evidence, RankEvidence, Stack, Worker
+from moediag.evidence.rank_stacks import in_collective, that_counts, waits_for_device
 from moediag.protocol import in_libraries, innermost_user
 
 _DATA = ("torch/utils/data/", "/datasets/", "webdataset")
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+_MOST_WORKERS = 3
 # What a rank does, for activity().
 STOPPED = "is stopped by a signal (SIGSTOP)"
 HOLDS_GIL = "holds the GIL in native code"
@@ -45,7 +47,26 @@ def _one(evidence: Evidence, seen: RankEvidence) -> str:
     line, what = program_line(seen), activity(evidence, seen)
     if not what or (what == IS and not line):
         return ""
-    return f"Rank {seen.rank} {what}{f' at {line}' if line else ''}" + _BECAUSE.get(what, ".")
+    text = f"Rank {seen.rank} {what}{f' at {line}' if line else ''}" + _BECAUSE.get(what, ".")
+    return f"{text} {workers}" if what == LOADS_DATA and (workers := busy_workers(seen)) else text
+
+
+def busy_workers(seen: RankEvidence) -> str:
+    """``Its worker process 4242 is at data.py:33 get.``; "" if none runs the user's code."""
+    lines = [(w.pid, line) for w in seen.workers if (line := _worker_line(w, seen.libraries))]
+    told = [f"Its worker process {pid} is at {line}." for pid, line in lines[:_MOST_WORKERS]]
+    return " ".join(told)
+
+
+def _worker_line(worker: Worker, libraries: tuple[str, ...]) -> str:
+    for stack in worker.stacks:
+        python = [frame for frame in stack.frames if not frame.native]
+        own = innermost_user([frame.file for frame in python], libraries)
+        # Frames outside the worker's loop are those of the rank at the fork.
+        loop = next((i for i, f in enumerate(python) if f.file.endswith(_WORKER_LOOP)), None)
+        if own is not None and loop is not None and own < loop:
+            return python[own].place
+    return ""
 
 
 def activity(evidence: Evidence, seen: RankEvidence) -> str:
@@ -71,8 +92,26 @@ def _loads_data(stack: Stack, libraries: tuple[str, ...]) -> bool:
 
 
 def _main(seen: RankEvidence) -> Stack | None:
+    """The thread that runs the user's program: the main thread, unless all its frames are a
+    library's and exactly one other thread has the user's (Ray)."""
     usable = [stack for stack in seen.stacks if stack.frames]
-    return next((s for s in usable if s.thread == "MainThread"), usable[0] if usable else None)
+    main = next((s for s in usable if s.thread == "MainThread"), usable[0] if usable else None)
+    if main is None or _has_user(main, seen):
+        return main
+    others = [s for s in usable if s.source == main.source and s is not main]
+    running = [stack for stack in others if _has_user(stack, seen)]
+    return running[0] if len(running) == 1 else main
+
+
+def _has_user(stack: Stack, seen: RankEvidence) -> bool:
+    files = [frame.file for frame in stack.frames if not frame.native]
+    return innermost_user(files, seen.libraries) is not None
+
+
+def shown_stack(seen: RankEvidence) -> Stack | None:
+    """The stack to show: that of a thread inside a collective, else of the user's program."""
+    inside = that_counts(seen.stacks)
+    return inside if inside is not None and in_collective(inside) else _main(seen)
 
 
 def _mute(evidence: Evidence, rank: int) -> bool:

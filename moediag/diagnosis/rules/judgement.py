@@ -31,6 +31,8 @@ class Judgement:
     """The signature's word for what happened, where no divergence or failure explains it."""
     until: int | None = None
     """The step in which it shows; later decisions do not explain it. None: any decision may."""
+    next_step: str = ""
+    """What to do next, where the detector knows it better than `words/next_step.py`."""
     gradients: bool = False
     """Gradients are wrong because of it, so their parameters are listed."""
 

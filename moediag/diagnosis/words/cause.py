@@ -42,9 +42,10 @@ def of_divergence(
     if step > 1:
         text = f"In step {step}: {text[:1].lower() + text[1:]}"
     if blame.condition is not None:
-        text += (
-            f" The call is {words(blame.condition)}, which treats {ranks(blame.culprits)} apart."
-        )
+        caught = blame.condition.side == "handler"
+        apart = ranks(blame.culprits)
+        why = f"where {apart} caught an exception" if caught else f"which treats {apart} apart"
+        text += f" One call is {words(blame.condition)}, {why}."
     if blame.contradicted:
         text += " Most ranks do the same; leaving them out is still wrong."
     return f"{text} {_consequence(divergence, calls, backend, died, guarded)}".rstrip()

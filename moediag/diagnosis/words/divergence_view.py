@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from moediag.diagnosis.blame.culprits import Blame
+from moediag.diagnosis.end_states.whereabouts import shown_stack
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.schedules.matching import wire_numel
 from moediag.evidence.model import Collective, Evidence, Frame
-from moediag.evidence.rank_stacks import that_counts
 from moediag.protocol import in_libraries, is_moediag
 from moediag.result import FirstDivergence, RankSide
 from moediag.result.wording import plural
@@ -68,7 +68,7 @@ def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
     frames the innermost ones, and ``... 7 library frames`` for others."""
     shown = {}
     for rank, seen in sorted(evidence.ranks.items()):
-        stack = that_counts(seen.stacks)
+        stack = shown_stack(seen)
         if stack is not None:
             frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), stack.frames)
             shown[rank] = _folded([f for f in frames if _tells(f)], seen.libraries)

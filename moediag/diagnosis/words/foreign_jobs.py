@@ -3,6 +3,8 @@ collect next time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moediag.diagnosis.schedules.align import lost_prefix, was_recorded
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.diagnosis.words.calls import describe
@@ -99,6 +101,16 @@ def to_collect(evidence: Evidence) -> str:
     if not seen or not all(s.stacks for s in seen):
         wanted.append("`py-spy dump` of every rank while it hangs")
     return f" Next time collect {' and '.join(wanted)}." if wanted else ""
+
+
+def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
+    """The same as an instruction; with culprits, where to look first."""
+    text = to_collect(evidence).removeprefix(" Next time c")
+    text = f"C{text}" if text else ""
+    if culprits:
+        whose = ranks(culprits)
+        text = f"See what {whose} did instead: its log, `py-spy dump` while it hangs. {text}"
+    return text.rstrip()
 
 
 def _completed(found: Frontier, evidence: Evidence) -> bool:

@@ -34,8 +34,6 @@ def _of_group(group: Standing, found: Positions, evidence: Evidence) -> str:
             f"different calls meet as number {group.front} of {group.label}: "
             + "; ".join(f"{_who(side, group)} {_is(side)} in {_op(side[0])}" for side in group.odd)
         )
-        if not found.culprits:
-            text += " The log does not show which of them is wrong."
     for one in group.behind:
         text += f" {_behind(one, group, found)}"
     if group.ahead:
@@ -127,17 +125,12 @@ def _op(one: Position) -> str:
 
 def _unseen(group: Standing, evidence: Evidence) -> str:
     """Which members the log does not show, as far as that is known."""
-    seen = {one.rank for one in evidence.reports if one.kind in KINDS and one.rank is not None}
-    if any(one.rank is None for one in group.members) and group.size is not None:
-        return f"That group has {group.size} ranks; messages of {len(group.members)} were found."
-    size = evidence.world_size if group.desc == "default_pg" else group.size
-    if group.desc == "default_pg" or size == evidence.world_size:
+    if group.desc == "default_pg":
+        seen = {one.rank for one in evidence.reports if one.kind in KINDS}
         missing = [rank for rank in range(evidence.world_size) if rank not in seen]
-        if len(missing) == 1 < len(seen):
-            return sentence(f"{ranks(missing)} is the only one without such a message")
-        if missing:
-            return sentence(f"no such message was found of {ranks(missing)}")
-        return ""
+        alone = len(missing) == 1 < len(seen)
+        return sentence(f"{ranks(missing)} is the only one without such a message") if alone else ""
+    size = group.size
     if size is not None and size > len(group.members):
         return f"That group has {size} ranks; messages of {len(group.members)} were found."
     if size is None and group.group:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from moediag.diagnosis.blame.standings import Standing, dividing
+from moediag.diagnosis.blame.standings import Standing, caught, dividing
 from moediag.diagnosis.end_states.failures import Failure
-from moediag.diagnosis.end_states.whereabouts import COMPUTES, HOLDS_GIL, LOADS_DATA, STOPPED
+from moediag.diagnosis.end_states.whereabouts import (
+    COMPUTES,
+    HOLDS_GIL,
+    LOADS_DATA,
+    STOPPED,
+    busy_workers,
+)
 from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import first_few
 from moediag.diagnosis.words.places import words
+from moediag.diagnosis.words.user_facts import unequal_batches
 from moediag.evidence.model import UNTOLD, Collective, Evidence
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
@@ -29,13 +36,33 @@ def next_step(
     if failure is not None:
         return _after_failure(failure, culprits)
     if divergence is not None:
-        return _parted(divergence, found) or _diverged(divergence, found)
+        return (
+            _caught(evidence, found)
+            or _parted(divergence, found)
+            or _by_batches(evidence)
+            or _diverged(divergence, found, evidence)
+        )
     busy = [one for one in found if {*one.ranks} & {*culprits}]
     waiting = next((one for one in found if one.call is not None), None)
-    return _busy(busy[0], waiting) if busy else ""
+    return _busy(busy[0], waiting, evidence) if busy else ""
 
 
 # ------------------------------------------------------------------------ by the source
+
+
+def _caught(evidence: Evidence, found: Sequence[Standing]) -> str:
+    """The exception whose handler makes a call that the other ranks do not make."""
+    inside = caught(found)
+    if inside is None:
+        return ""
+    one, handler = inside
+    error = evidence.ranks[one.ranks[0]].handling
+    what = f"the {error.type}" if error is not None else "the exception"
+    raised = f" at {error.where.partition(' ')[0]}" if error is not None and error.where else ""
+    return (
+        f"Fix {what} of {ranks(one.ranks)}{raised}, or make the call at {one.at} on all ranks: it "
+        f"is {words(handler)}."
+    )
 
 
 def _parted(divergence: Divergence, found: Sequence[Standing]) -> str:
@@ -69,10 +96,18 @@ def _all(divergence: Divergence) -> str:
     return "all ranks" if label == "world" else f"all ranks of {label}"
 
 
+def _by_batches(evidence: Evidence) -> str:
+    found = unequal_batches(evidence)
+    if found is None:
+        return ""
+    at = found.line.partition(" ")[0]
+    return f"Give all ranks equally many batches at {at} (drop_last, or an even split of the data)."
+
+
 # ------------------------------------------------------------------------ by the calls
 
 
-def _diverged(divergence: Divergence, found: Sequence[Standing]) -> str:
+def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evidence) -> str:
     calls = {rank: call for rank, call in divergence.calls.items() if call is not None}
     lines = {rank: one.at for one in found for rank in one.ranks if one.call == calls.get(rank)}
     lines = {r: lines.get(r) or call.site.partition(" ")[0] for r, call in calls.items()}
@@ -80,7 +115,7 @@ def _diverged(divergence: Divergence, found: Sequence[Standing]) -> str:
     if divergence.kind == "missing":
         away = [one for one in found if {*one.ranks} & {*divergence.absent}]
         waiting = next((o for o in found if {*o.ranks} & {*calls} and o.line), None)
-        return _busy(away[0], waiting) if away else ""
+        return _busy(away[0], waiting, evidence) if away else ""
     if divergence.kind == "order":
         return f"Let {_all(divergence)} make these calls in one order: {_sites(calls, lines)}."
     if divergence.kind == "op" or len(set(lines.values())) > 1:
@@ -123,7 +158,7 @@ _VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
 # ------------------------------------------------------------------------ by what ranks do
 
 
-def _busy(one: Standing, waiting: Standing | None) -> str:
+def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     """What to look at on ranks that others wait for."""
     who, at = ranks(one.ranks), f" at {one.at}" if one.line else ""
     if one.what == "reached its end":
@@ -134,7 +169,8 @@ def _busy(one: Standing, waiting: Standing | None) -> str:
     if one.what == STOPPED:
         return f"Find out what stopped {who}; SIGCONT continues it."
     if one.what == LOADS_DATA:
-        return f"Find out why {who} gets no batch{at}."
+        workers = busy_workers(evidence.ranks[one.ranks[0]])
+        return f"Find out why {who} gets no batch{at}. {workers}".rstrip()
     if one.what == HOLDS_GIL:
         return f"Look at the native code that {who} runs{at}: it never releases the GIL."
     reach = f"comes to {waiting.at}" if waiting is not None and waiting.line else "continues"

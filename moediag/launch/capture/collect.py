@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag import protocol
-from moediag.launch.capture import source_files
+from moediag.launch.capture import source_files, worker_stacks
 from moediag.launch.processes import Process, catches
 
 CAPTURE_FOLDER = "capture"
@@ -79,6 +79,8 @@ class _Looker:
         seen = self._tool(into / f"{name}.pyspy.json", "Python frames by py-spy", [*dump, "--json"])
         if not seen and not self.gone and not self._ask_faulthandler():
             self.miss("Python stack (faulthandler cannot be asked either)")
+        if seen:
+            self._look_at_workers(into)
         if native and seen:
             names = [*dump, "--native", "--full-filenames"]
             self._tool(into / f"{name}.native.txt", "native frames", names)
@@ -88,6 +90,14 @@ class _Looker:
         self._await_flight()
         if self.gone:
             self.miss("whatever was not read before it ended by itself, during the capture")
+
+    def _look_at_workers(self, into: Path) -> None:
+        dump = (into / f"rank-{self.rank}.pyspy.json").read_bytes()
+        if worker_stacks.waits_for_data(main_frames(dump)):
+            for pid in worker_stacks.children(self.process.pid):
+                what = f"stack of its child process {pid}"
+                path = worker_stacks.file_of(into, self.rank, pid)
+                self._tool(path, what, ["py-spy", "dump", "-p", str(pid), "--json"])
 
     @property
     def gone(self) -> bool:

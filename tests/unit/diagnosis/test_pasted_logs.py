@@ -54,6 +54,7 @@ def test_a_rank_that_did_not_make_the_call_is_named(tmp_path: Path) -> None:
     text = timeout(0, 41) + timeout(3, 41) + signal(2, 0, 40, 40)
     found = page(tmp_path, text)
     assert told(found) == ("hang", (2,), (0, 3)) and found.confidence == "medium"
+    assert "what rank 2 did instead" in found.next_step
     assert "(SeqNum 41)" in found.cause and "number 40" in found.cause
     assert "Rank 1 is the only one without such a message." in found.cause
     assert "rank 1: no evidence found" in found.not_seen
@@ -74,7 +75,8 @@ def test_the_same_call_on_all_ranks_that_were_seen_names_nobody(tmp_path: Path) 
     found = page(tmp_path, "".join(timeout(rank, 41) for rank in (0, 1, 3)))
     assert told(found) == ("hang", (), ()) and found.confidence == "low"
     assert "Ranks 0, 1, 3 wait in all_reduce (64 elements)" in found.cause
-    assert "not known which rank" in found.cause and "All ranks" not in found.cause
+    assert "does not show which rank" in found.cause and "All ranks" not in found.cause
+    assert "Flight Recorder dump of every rank" in found.next_step
 
 
 def test_different_calls_with_one_number_are_both_told(tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_a_lost_connection_is_a_consequence(tmp_path: Path) -> None:
     )
     found = page(tmp_path, text)
     assert told(found) == ("crash", (), ())
-    assert "not the cause" in found.cause and "does not tell which rank" in found.cause
+    assert "not the cause" in found.cause and "not known which rank" in found.cause
 
 
 PRINT = (

@@ -128,6 +128,18 @@ class TestConditionsThatPartRanks:
         one = diagnose(mismatch())
         assert (one.places, one.next_step) == ((), "")
 
+    def test_a_program_that_runs_in_another_thread(self) -> None:
+        """As under Ray, whose main thread has frames of Ray alone."""
+        ray = Stack("MainThread", "py-spy", (replace(TORCH, file="/env/lib/python3.12/ray.py"),))
+        evidence = away()
+        for others, line in ((1, "train.py:50 f"), (2, "")):
+            own = [Stack(f"Thread-{n}", "py-spy", at(50)[1:]) for n in range(others)]
+            seen = replace(evidence.ranks[1], stacks=(ray, *own))
+            one = diagnose(replace(evidence, ranks={**evidence.ranks, 1: seen}, watched=True))
+            (place,) = [p for p in one.places if p.ranks == (1,)] or [None]
+            assert (place.line if place is not None else "") == line
+            assert ("f (train.py:50)" in one.stacks[1]) == bool(line)
+
     def test_callers_are_the_users_lines(self) -> None:
         one = found(mismatch(), {0: at(96, 50, 12), 1: at(99, 12)})
         assert [p.callers for p in one.places if p.ranks == (0,)] == [
@@ -185,6 +197,73 @@ class TestBlameByCondition:
         evidence = Job(GROUP, [[Op("a")], []]).run()
         one = found(evidence, {0: at(96)}, {0: [UNDER]})
         assert (one.culprits, one.victims) == ((0,), (1,))
+
+
+class TestHandlers:
+    """A call inside ``except``: an exception was caught there, on one rank alone."""
+
+    HANDLER = Condition("train.py", 95, "except ValueError", "handler")
+
+    def test_the_rank_that_caught_an_exception(self) -> None:
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: []})
+        assert one.culprits == (0,)
+        assert "in the handler `except ValueError` at train.py:95, where rank 0 caught" in one.cause
+        assert one.next_step == (
+            "Fix the exception of rank 0, or make the call at train.py:96 on all ranks: it is in "
+            "the handler `except ValueError` at train.py:95."
+        )
+
+    def test_the_exception_that_it_still_handles(self) -> None:
+        error = RankError("ValueError", "corrupt", "train.py:7 load")
+        evidence = mismatch()
+        ranks = {**evidence.ranks, 0: replace(evidence.ranks[0], handling=error)}
+        known = {0: [self.HANDLER], 1: []}
+        one = found(replace(evidence, ranks=ranks), {0: at(96), 1: at(99)}, known)
+        assert one.next_step.startswith("Fix the ValueError of rank 0 at train.py:7, or make")
+
+    def test_both_ranks_are_in_it(self) -> None:
+        both = {0: [self.HANDLER], 1: [self.HANDLER]}
+        one = found(mismatch(), {0: at(96), 1: at(99)}, both)
+        assert one.culprits == () and "exception" not in one.next_step
+
+    def test_a_handler_and_another_ranks_branch_name_nobody(self) -> None:
+        for_one = Condition("train.py", 98, "if rank == 1", "under", True, "", frozenset({0}), 1)
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.HANDLER], 1: [for_one]})
+        assert one.culprits == ()
+
+
+class TestCallsOfRanksThatAreGone:
+    """A mismatch on gloo ends the ranks at once: only the recorded lines of the calls are left."""
+
+    def ended(self, conditions: Sequence[Condition], files: frozenset[str]) -> Diagnosis:
+        job = mismatch()
+        ranks = {}
+        for rank, seen in job.ranks.items():
+            call = replace(
+                seen.collectives[0],
+                site="operations.py:355 gather",
+                callers=(f"train.py:{96 + rank} f", "train.py:12 main"),
+            )
+            error = RankError("RuntimeError", "Connection reset by peer (gloo)")
+            ranks[rank] = replace(
+                seen, collectives=(call,), error=error, exit=ExitStatus(code=1), user_files=files,
+                conditions={"train.py:96 f": tuple(conditions), "train.py:97 f": ()},
+            )  # fmt: skip
+        return diagnose(replace(job, ranks=ranks, stall=None, watched=True))
+
+    def test_the_users_line_and_its_condition(self) -> None:
+        one = self.ended([UNDER], frozenset({"train.py"}))
+        assert (str(one.verdict), one.culprits) == ("collective-mismatch", (0,))
+        assert [(p.line, p.what, p.callers) for p in one.places] == [
+            ("train.py:96 f", "made all_reduce", ("train.py:12 main",)),
+            ("train.py:97 f", "made barrier", ("train.py:12 main",)),
+        ]
+        assert "Every rank must reach train.py:96 (all_reduce), or none" in one.next_step
+
+    def test_without_a_condition(self) -> None:
+        one = self.ended([], frozenset({"train.py"}))
+        assert one.culprits == ()
+        assert "all_reduce at train.py:96 on rank 0" in one.next_step
 
 
 class TestRanksElsewhere:

@@ -29,6 +29,7 @@ CAUGHT = f"Watchdog caught collective operation timeout: {WORK} ran for 600012 m
         (f"[rank9]:[E1121 P.cpp:7] [Rank 1] Work {WORK} timed out in blocking wait.", 9, "", 1),
         (f"[PG ID 0 PG GUID 0(default_pg) Rank 1] {CAUGHT}", 1, "0", 1),
         (CAUGHT, None, "", None),
+        (f"```\n{WORK} ran for 600012 milliseconds before timing out\n```", None, "", None),
     ],
 )  # fmt: skip
 def test_a_timeout_in_any_release(
@@ -83,10 +84,14 @@ def test_an_excerpt_may_lack_the_group() -> None:
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("[PG ID 0 PG GUID 0(default_pg) Rank 2] Process group", 2), ("[Rank 2] NCCL", None)],
+    [
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 2] Process group", 2),
+        ("[Rank 2] NCCL", None),
+        ("[rank2]: ProcessGroupNCCL", 2),
+    ],
 )
 def test_a_watchdog_that_ended_by_an_error(name: str, rank: int | None) -> None:
-    text = f"  what():  {name} watchdog thread terminated with exception: CUDA error: bad"
+    text = f"{name} watchdog thread terminated with exception:\n    CUDA error: bad"
     (one,) = reports(f"{text}\nCompile with DSA\n")
     assert (one.kind, one.rank, one.detail) == ("failed", rank, "CUDA error: bad")
 

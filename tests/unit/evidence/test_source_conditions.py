@@ -185,3 +185,18 @@ class TestSourceThatDoesNotMatch:
         text = "def f(rank):\n  if rank == 0:\n    x = [a() for _ in y]\n"
         found, _ = self.found(Frame("/me/train.py", 3, "<listcomp>"), text=text)
         assert [c.text for c in found["train.py:3 <listcomp>"]] == ["if rank == 0"]
+
+
+class TestLinesOfRecordedCalls:
+    FILES = {"/me/train.py": "def f(rank):\n  if rank == 0:\n    a()\n"}  # noqa: RUF012
+
+    def test_a_line_of_a_recorded_file(self) -> None:
+        found = Sources(self.FILES, 2).of_lines(["train.py:3 f", ""], ["/me/train.py"])
+        assert [c.text for c in found["train.py:3 f"]] == ["if rank == 0"]
+
+    def test_two_recorded_files_of_one_name(self) -> None:
+        paths = ["/me/train.py", "/you/train.py"]
+        assert Sources(self.FILES, 2).of_lines(["train.py:3 f"], paths) == {}
+
+    def test_a_file_that_was_not_recorded(self) -> None:
+        assert Sources(self.FILES, 2).of_lines(["train.py:3 f"], []) == {}

@@ -11,13 +11,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from moediag.recorder import call_site
+from moediag.recorder import call_site, user_lines
 from moediag.recorder.call_site import CallSites
+from moediag.recorder.user_lines import UserLines
 
 
 class Log:
     def __init__(self) -> None:
         self.lists: list[tuple[str, ...]] = []
+        self.files: list[str] = []
+
+    def event(self, kind: str, keep: bool, path: str) -> None:
+        assert (kind, keep) == ("file", True)
+        self.files.append(path)
 
     def names(self, lines: tuple[str, ...]) -> str:
         if lines not in self.lists:
@@ -34,9 +40,9 @@ def program(folder: Path, name: str, text: str, **names: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def sites(monkeypatch: pytest.MonkeyPatch) -> tuple[CallSites, Log]:
-    monkeypatch.setattr(call_site, "library_folders", lambda: ["/lib"])
+    monkeypatch.setattr(user_lines, "library_folders", lambda: ["/lib"])
     log = Log()
-    return CallSites(log), log  # type: ignore[arg-type]
+    return CallSites(log, UserLines(log)), log  # type: ignore[arg-type]
 
 
 def here(sites: CallSites) -> Any:
@@ -57,10 +63,15 @@ def test_training_and_evaluation_share_a_line_but_not_the_lines_around_it(
     main = program(Path("/me"), "main.py", MAIN)["main"]
     one, other, again = (main(train[name]) for name in ("train", "evaluate", "train"))
     assert one["site"] == other["site"] == "model.py:2 forward"
+    assert [path for path in log.files if path.startswith("/me/")] == [
+        "/me/model.py", "/me/train.py", "/me/main.py"
+    ]  # fmt: skip
     assert log.lists[one["callers"]][:2] == ("train.py:2 train", "main.py:2 main")
     assert log.lists[other["callers"]][:2] == ("train.py:4 evaluate", "main.py:2 main")
     assert len(log.lists[one["callers"]]) == 3
     assert again == one and len(log.lists) == 2
+    assert log.files[:3] == ["/me/model.py", "/me/train.py", "/me/main.py"]
+    assert len(set(log.files)) == len(log.files)
 
 
 def test_frames_of_libraries_are_no_callers(sites: tuple[CallSites, Log]) -> None:
@@ -71,6 +82,7 @@ def test_frames_of_libraries_are_no_callers(sites: tuple[CallSites, Log]) -> Non
     found = train()
     assert found["site"] == "operations.py:2 forward"
     callers = log.lists[found["callers"]]
+    assert not any("/lib" in path for path in log.files)
     assert "train.py:2 train" in callers and not any("utils.py" in line for line in callers)
 
 

@@ -44,11 +44,12 @@ def judge(facts: Facts, found: Positions) -> Judgement:
         )
         text += "communication library, so the ranks wait for each other."
     if not named:
-        text += " It is not known which rank is at fault."
+        text += " The log does not show which rank is the cause."
     return Judgement(
         Confidence.MEDIUM if named else Confidence.LOW,
-        text + foreign_jobs.to_collect(evidence),
+        text,
         culprits=named,
         victims=tuple(sorted({*found.victims, *elsewhere})) if named else (),
         pattern=f"{SIGNATURE} {'behind' if named else 'timeout'}",
+        next_step=foreign_jobs.next_step(evidence, named),
     )

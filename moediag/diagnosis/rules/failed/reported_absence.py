@@ -44,10 +44,11 @@ def judge(facts: Facts, found: tuple[Report, ...]) -> Judgement:
     culprits = tuple(sorted(named)) if sure else ()
     return Judgement(
         Confidence.MEDIUM if sure else Confidence.LOW,
-        text + foreign_jobs.to_collect(evidence),
+        text,
         culprits=culprits,
         victims=tuple(sorted(writers - named)) if sure else (),
         pattern=SIGNATURE,
+        next_step=foreign_jobs.next_step(evidence, culprits),
     )
 
 

@@ -22,14 +22,14 @@ def find(facts: Facts) -> tuple[Report, ...] | None:
 
 def judge(facts: Facts, found: tuple[Report, ...]) -> Judgement:
     errors = [one for one in found if one.kind == "error"]
-    text = "The log does not tell which rank failed. "
-    if errors:
-        last = errors[-1]
-        text += sentence(f"a process raised {last.text}".rstrip("."))
-        if is_communication(RankError("RuntimeError", last.text)):
-            text += " That is the consequence of another rank's end or wait, not the cause."
-    else:
-        text += sentence(f"it says: {found[0].text}".rstrip("."))
+    said = errors[-1] if errors else found[0]
+    text = "It is not known which rank of the job failed. "
+    text += sentence(f"{'a process raised' if errors else 'the log says:'} {said.text}".rstrip("."))
+    if said.kind in ("error", "failed") and is_communication(RankError("RuntimeError", said.text)):
+        text += " That is the consequence of another rank's end or wait, not the cause."
     return Judgement(
-        Confidence.LOW, text + foreign_jobs.to_collect(facts.evidence), pattern=SIGNATURE
+        Confidence.LOW,
+        text,
+        pattern=SIGNATURE,
+        next_step=foreign_jobs.next_step(facts.evidence),
     )

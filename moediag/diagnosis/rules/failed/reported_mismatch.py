@@ -43,10 +43,10 @@ def judge(facts: Facts, found: dict[str, set[int]]) -> Judgement:
         text += f" {ranks(few).capitalize()} alone differs."
     else:
         text += " The message does not show which of them is wrong."
-    text += foreign_jobs.to_collect(evidence)
     return Judgement(
         Confidence.MEDIUM if alone else Confidence.LOW,
         text,
         culprits=tuple(sorted(few)) if alone else (),
         victims=tuple(sorted(most)) if alone else (),
+        next_step=foreign_jobs.next_step(evidence),
     )

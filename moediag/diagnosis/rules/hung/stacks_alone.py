@@ -53,8 +53,10 @@ def judge(facts: Facts, found: dict[str, list[int]]) -> Judgement:
     text += (
         f" {_open_question(found, evidence)} Only stacks were seen: they show where ranks are, not "
     )
-    text += "which calls they made before." + foreign_jobs.to_collect(evidence)
-    return Judgement(Confidence.LOW, text, pattern=SIGNATURE)
+    text += "which calls they made before."
+    return Judgement(
+        Confidence.LOW, text, pattern=SIGNATURE, next_step=foreign_jobs.next_step(evidence)
+    )
 
 
 def _open_question(found: dict[str, list[int]], evidence: Evidence) -> str:

@@ -27,5 +27,8 @@ def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
         "waits for, so no rank is named."
     )
     return Judgement(
-        Confidence.LOW, text + foreign_jobs.to_collect(facts.evidence), pattern=SIGNATURE
+        Confidence.LOW,
+        text,
+        pattern=SIGNATURE,
+        next_step=foreign_jobs.next_step(facts.evidence),
     )

@@ -1,0 +1,65 @@
+"""What the program itself shows beside its calls: exceptions that it handles, and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moediag.diagnosis.words.calls import first_few
+from moediag.evidence.model import BatchCount, Evidence
+from moediag.result.wording import ranks
+
+_MESSAGE = 120  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class UnequalBatches:
+    """One pass of a data loader that ended earlier on some ranks than on others."""
+
+    line: str
+    #: Rank -> batches.
+    counts: Mapping[int, int]
+    #: Ranks whose pass was not over.
+    going_on: tuple[int, ...]
+
+    @property
+    def sentence(self) -> str:
+        """``The data loader at train.py:88 gave 31 batches on rank 1, at least 32 on rank 0.``"""
+        told: dict[str, list[int]] = {}
+        for rank, number in sorted(self.counts.items(), key=lambda one: (one[1], one[0])):
+            least = "at least " if rank in self.going_on else ""
+            text = f"{least}{number:,} batch{'' if number == 1 else 'es'}"
+            told.setdefault(text, []).append(rank)
+        sides = [f"{text} on {ranks(who)}" for text, who in first_few(told.items())]
+        return f"The data loader at {self.line.partition(' ')[0]} gave {', '.join(sides)}."
+
+
+def unequal_batches(evidence: Evidence) -> UnequalBatches | None:
+    """A pass that is known to have ended earlier on some ranks: of each line the last pass that all
+    its ranks began."""
+    passes: dict[str, dict[int, list[BatchCount]]] = {}
+    for rank, seen in evidence.ranks.items():
+        for one in seen.batches:
+            passes.setdefault(one.line, {}).setdefault(rank, []).append(one)
+    for line, by_rank in passes.items():
+        last = min(len(own) for own in by_rank.values()) - 1
+        here = {rank: own[last] for rank, own in by_rank.items()}
+        going_on = tuple(sorted(rank for rank, one in here.items() if not one.ended))
+        ended = [one.number for one in here.values() if one.ended]
+        # A pass that was not over may end with the same number.
+        if line and ended and max(one.number for one in here.values()) > min(ended):
+            return UnequalBatches(line, {r: one.number for r, one in here.items()}, going_on)
+    return None
+
+
+def handled(evidence: Evidence) -> str:
+    """Which ranks were in a handler of an exception when they were examined."""
+    told = []
+    for rank, seen in sorted(evidence.ranks.items()):
+        if seen.handling is not None:
+            error = seen.handling
+            message = " ".join(error.message.split())[:_MESSAGE]
+            raised = f", raised at {error.where}" if error.where else ""
+            said = f"{error.type}: {message}" if message else error.type
+            told.append(f"Rank {rank} is handling an exception ({said}{raised}).")
+    return " ".join(told)

@@ -151,6 +151,8 @@ def _run(
             if shown is None and time.time() - stood > STILL:
                 break
         code = process.poll()
+    if shown is None and page is not None and page.exists():
+        shown = page.stat().st_mtime
     took = time.time() - began
     if code is None:
         _end(process)

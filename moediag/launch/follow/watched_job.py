@@ -206,6 +206,16 @@ class JobSupervisor(Supervisor):
         self._told_at = tuple((s.rank, s.progress) for s in samples)
         return self._tell_trouble()
 
+    def _tell_interruption(self) -> None:
+        """Reports what is known before the job is ended: a scheduler may soon kill moediag. A stall
+        or a death that was reported is not reported again."""
+        if self._told_death or self.seen.stall is not None or not self.seen.processes:
+            return
+        samples = self._look()
+        self.seen.stall = self.patience.pause(time.monotonic(), [*samples, *self.nodes.others])
+        self._capture(samples)
+        self._on_trouble(self.record("watch"))
+
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
         if self._leaves:
             return True
@@ -280,6 +290,7 @@ class JobSupervisor(Supervisor):
             deadline = time.monotonic() + grace
             for process in left:
                 process.send(sig)
+                process.send(signal.SIGCONT)  # a stopped process takes no other signal
             while left and time.monotonic() < deadline:
                 time.sleep(0.02)
                 left = [process for process in left if process.alive]

@@ -194,9 +194,11 @@ class _Collector:
     def text(self, path: Path, root: Path) -> None:
         text = outputs.ends(path)
         sections = stack_texts.read(text)
-        if not sections:
+        if not sections or _is_also_log(text):
             self.log(path, root, text)
-        elif len(sections) == 1 and sections[0].rank is None:
+        if not sections:
+            return
+        if len(sections) == 1 and sections[0].rank is None:
             self.add_stacks(path, root, sections[0].stacks, sections[0].process)
         else:
             self.found.files += 1
@@ -307,6 +309,12 @@ class _Collector:
         if len(self.of_nobody) > 8:
             more = len(self.of_nobody) - 8
             self.found.refused.append(f"{more} more files whose rank is unknown")
+
+
+def _is_also_log(text: str) -> bool:
+    """Whether a text with stacks also has messages or an exception, as when people paste both."""
+    reported = bool(log_reports.read(log_lines.read(text)))
+    return reported or exits.error_in_output(text) is not None
 
 
 def _rank_of(path: Path, root: Path) -> int | None:

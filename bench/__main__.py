@@ -70,6 +70,23 @@ def recorded_seconds(stack: environment.Stack) -> dict[str, list[float]]:
     return found
 
 
+def small_steps(stack: environment.Stack) -> dict[str, dict[str, list[list[float]]]]:
+    """Returns, by step and by recorder off or on, the wall and CPU seconds of each round's step."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/seconds.json"
+        timed(torchrun(stack, "small_steps.py", out, "24"), env=rank_environment(stack))
+        found: dict[str, dict[str, list[list[float]]]] = json.loads(Path(out).read_text())
+    return found
+
+
+def ratio_of_cpu(seconds: dict[str, list[list[float]]]) -> tuple[float, str]:
+    """Returns the median over rounds of the CPU time of a step (recorder on : off)."""
+    cpu = {kind: [cpu for _, cpu in rounds] for kind, rounds in seconds.items()}
+    value, detail = ratio_of_steps(cpu, "on", "off")
+    added = statistics.median(a - b for a, b in zip(cpu["on"], cpu["off"], strict=True))
+    return value, f"{1e3 * added:.2f} ms more; {detail}"
+
+
 def ratio_of_steps(seconds: dict[str, list[float]], one: str, other: str) -> tuple[float, str]:
     """Returns the median over rounds of (step with ``one`` : the same step with ``other``)."""
     ratios = [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]
@@ -111,6 +128,7 @@ def main() -> None:
     for column in ("measured side by side", "value", "aim", "detail"):
         table.add_column(column)
     steps = functools.cache(lambda: recorded_seconds(stack))
+    small = functools.cache(lambda: small_steps(stack))
     rows = (
         ("all trials : one bare torchrun", lambda: trials_against_torchrun(stack), "<= 3 x", "x"),
         (
@@ -125,6 +143,10 @@ def main() -> None:
             "<= 1.03 x",
             "x",
         ),
+        ("the same, CPU time of a DDP step of about 1 ms", lambda: ratio_of_cpu(small()["ddp"]),
+         "<= 1.4 x", "x"),
+        ("the same, CPU time of a small FSDP2 step", lambda: ratio_of_cpu(small()["fsdp2"]),
+         "<= 1.1 x", "x"),
         ("moediag --help less python -c pass", start_up, "<= 0.3 s", "s"),
         ("hang to verdict beyond the window", hang_to_verdict, "<= 3 s", "s"),
         ("watch: stall to page beyond the window, 4 ranks", stall_to_page, "<= 5 s", "s"),

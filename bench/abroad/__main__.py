@@ -7,12 +7,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 
 from rich.console import Console
@@ -50,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=240.0, metavar="M", help="start no case after M minutes"
     )
+    parser.add_argument("--note", default="", metavar="TEXT", help="a sentence for the report")
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
     return parser.parse_args()
 
@@ -100,6 +104,17 @@ def measured(case: Case, program: Program, options: argparse.Namespace, ours: st
         return running.watched(case, program, options.python, folder, options.checkouts, ours)
     except AnchorError as error:
         return Answer(case.name, ours, refused=f"another version of the program: {error}")
+
+
+def head(options: argparse.Namespace) -> str:
+    """Returns what was run where, without the paths of this machine."""
+    words = [f"--only {shlex.quote(word)}" for word in options.only or ()]
+    words += ["--checkouts DIR"] if options.checkouts is not None else []
+    command = " ".join(["python -m bench.abroad", *words])
+    when = datetime.now(timezone.utc).date().isoformat()
+    asked = [options.python, "-c", "import torch; print(torch.__version__)"]
+    torch = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
+    return f"`{command}` on {when}: torch {torch}, {os.cpu_count()} cores. {options.note}".rstrip()
 
 
 def main() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from bench.abroad.running import OPTIONS, Answer
-from bench.abroad.scoring import HEAD, Outcome, Said, Tally, outcome, tally
+from bench.abroad.scoring import HEAD, Outcome, Said, Tally, outcome, points, tally
 from bench.abroad.table import Case
 
 TITLE = "## Programs that others wrote"
@@ -34,7 +32,7 @@ class Judged:
 
 
 def counted(cases: Sequence[Judged]) -> Tally:
-    return tally((one.case.truth, one.outcome) for one in cases)
+    return tally((one.case.truth, one.outcome, points(one.case.truth, one.said)) for one in cases)
 
 
 # ------------------------------------------------------------------------ lines
@@ -65,12 +63,11 @@ def ranks(numbers: Sequence[int]) -> str:
 # ------------------------------------------------------------------------ markdown
 
 
-def markdown(cases: Sequence[Judged], options: Sequence[str]) -> str:
-    command = shlex.join(["python", "-m", "bench.abroad", *options])
-    when = datetime.now(timezone.utc).date().isoformat()
+def markdown(cases: Sequence[Judged], head: str) -> str:
+    """Returns the section. ``head`` has command, date and versions."""
     parts = [
         f"{TITLE}\n",
-        f"`{command}` on {when}.\n",
+        f"{head}\n",
         _table(_summary(cases)),
         _RULES,
         _table(_rows(cases)),
@@ -80,10 +77,11 @@ def markdown(cases: Sequence[Judged], options: Sequence[str]) -> str:
 
 
 def _summary(cases: Sequence[Judged]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        ("cases", "faults", "points", "right", "right rank at least", "WRONG RANK", "nobody",
-         "NO PAGE", "healthy", "FALSE ALARM", "disturbed", "median seconds to the page")
-    ]  # fmt: skip
+    rows: list[tuple[str, ...]] = [(
+        "cases", "faults", "points", "right", "rightly nobody", "right rank at least", "WRONG RANK",
+        "nobody", "NO PAGE", "healthy", "not finished", "FALSE ALARM", "disturbed",
+        "median seconds to the page",
+    )]  # fmt: skip
     groups = (
         ("seen while tuning", [one for one in cases if not one.case.held_out]),
         ("held out", [one for one in cases if one.case.held_out]),
@@ -98,12 +96,15 @@ def _summary(cases: Sequence[Judged]) -> list[tuple[str, ...]]:
         )  # fmt: skip
         middle = f"{seconds[len(seconds) // 2]:.1f}" if seconds else ""
         changed = sum(bool(one.answer.changed) for one in some)
-        errors = (Outcome.WRONG, Outcome.NOBODY, Outcome.MISSING)
-        kinds = (str(found.kinds[kind]) for kind in errors)
+        kinds = found.kinds
+        numbers = (
+            kinds[Outcome.OPEN], named, kinds[Outcome.WRONG], kinds[Outcome.NOBODY],
+            kinds[Outcome.MISSING], found.healthy, kinds[Outcome.UNFINISHED], kinds[Outcome.ALARM],
+            changed,
+        )  # fmt: skip
         rows.append((
-            name, str(found.faults), str(found.points),
-            f"{found.kinds[Outcome.RIGHT]} of {found.faults}", str(named), *kinds,
-            str(found.healthy), str(found.kinds[Outcome.ALARM]), str(changed), middle,
+            name, str(found.faults), str(found.points), f"{kinds[Outcome.RIGHT]} of {found.faults}",
+            *map(str, numbers), middle,
         ))  # fmt: skip
     return rows
 
@@ -136,9 +137,10 @@ _RULES = f"""\
 Exactly the ranks that the fault was put into: one point. Another rank, or one rank too many: minus
 one. Nobody named, no page, or a page only after the time limit: none. **Right** also needs the
 class and a line from which one finds the fault, in the cause or in the page's first {HEAD} lines.
-Where two ranks took different ways and nothing tells which was meant ("or nobody"), a page that
-names nobody is right too. **Disturbed**: a healthy program ended otherwise than without moediag
-(exit code, printed losses, processes left), or processes of a failed one outlived the watcher.
+Where two ranks took different ways and nothing tells which was meant ("or nobody"), a page with
+class and line that names nobody is **rightly nobody**, without a point. **Disturbed**: a healthy
+program ended otherwise than without moediag (exit code, printed losses, processes left), or
+processes of a failed one outlived the watcher.
 """
 
 _HOW = """\
@@ -152,5 +154,6 @@ Megatron-Core) run through small training scripts of ours in `bench/abroad/scrip
 their public trainers.
 
 Pages of the cases "seen while tuning" were read while the diagnosis was being changed. Nobody who
-changed it saw a page, a log or a name of those "held out" before this run.
+changed it was shown a page, a log or the name of a "held out" case before this run. The faults are
+synthetic: in the programs, conditions such as `if rank == 0` around a collective are ours.
 """

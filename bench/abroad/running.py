@@ -82,7 +82,7 @@ def watched(
     try:
         trial: dict[str, Any] = json.loads((run / "result.json").read_text())["trials"][-1]
     except (OSError, ValueError, IndexError) as error:
-        why = f"none after {ended.seconds:.0f} s" if ended.code is None else f"no result: {error}"
+        why = f"none after {ended.seconds:.0f} s" if ended.code is None else type(error).__name__
         return Answer(case.name, version, refused=why, page=said[-3000:], **about)
     changed = ""
     if case.truth.healthy:
@@ -151,6 +151,8 @@ def _run(
             if shown is None and time.time() - stood > STILL:
                 break
         code = process.poll()
+    if shown is None and page is not None and page.exists():
+        shown = page.stat().st_mtime
     took = time.time() - began
     if code is None:
         _end(process)

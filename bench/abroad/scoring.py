@@ -14,6 +14,7 @@ HEAD = 12  # lines of a page, beside its cause, in which the fault's line counts
 
 class Outcome(Enum):
     RIGHT = "right"
+    OPEN = "rightly nobody"  # nothing tells which side is wrong, and nobody is named
     QUIET = "no alarm"  # of a healthy program
     NOBODY = "nobody named"
     WRONG = "WRONG RANK"
@@ -22,9 +23,7 @@ class Outcome(Enum):
     WORDS = "fact not told"
     MISSING = "NO PAGE"
     ALARM = "FALSE ALARM"
-
-
-RANKS_RIGHT = (Outcome.RIGHT, Outcome.CLASS, Outcome.LINE, Outcome.WORDS)
+    UNFINISHED = "not finished"  # a healthy program, before our time limit; no alarm either
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,9 @@ def outcome(truth: Truth, places: Sequence[str], said: Said | None) -> Outcome:
     """Returns the most serious error. ``places``: the truth's lines as ``file.py:42``;
     ``said``: None if there was no page before the time limit."""
     if truth.healthy:
-        return Outcome.ALARM if said is None or said.alarm else Outcome.QUIET
+        if said is None:
+            return Outcome.UNFINISHED
+        return Outcome.ALARM if said.alarm else Outcome.QUIET
     if said is None or not said.alarm:
         return Outcome.MISSING
     if said.ranks and sorted(said.ranks) != sorted(truth.ranks):
@@ -52,7 +53,9 @@ def outcome(truth: Truth, places: Sequence[str], said: Said | None) -> Outcome:
         return Outcome.CLASS
     if places and not names_one(places, said.text):
         return Outcome.LINE
-    return Outcome.RIGHT if truth.says in said.text else Outcome.WORDS
+    if truth.says not in said.text:
+        return Outcome.WORDS
+    return Outcome.RIGHT if sorted(said.ranks) == sorted(truth.ranks) else Outcome.OPEN
 
 
 def names_one(places: Sequence[str], text: str) -> bool:
@@ -60,10 +63,14 @@ def names_one(places: Sequence[str], text: str) -> bool:
     return not words.isdisjoint(places)
 
 
-def points(kind: Outcome) -> int:
-    """A right rank is one point, a wrong one minus one. Nobody named, no page and a false alarm are
-    none: the last two are counted on their own."""
-    return (kind in RANKS_RIGHT) - (kind is Outcome.WRONG)
+def points(truth: Truth, said: Said | None) -> int:
+    """Exactly the right ranks are one point, others minus one. Nobody named, no page and a false
+    alarm are none: the last two are counted on their own."""
+    if truth.healthy or said is None or not said.alarm:
+        return 0
+    if sorted(said.ranks) == sorted(truth.ranks):
+        return 1
+    return -1 if said.ranks else 0
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,8 @@ class Tally:
     kinds: Counter[Outcome]
 
 
-def tally(outcomes: Iterable[tuple[Truth, Outcome]]) -> Tally:
-    pairs = list(outcomes)
-    healthy = sum(truth.healthy for truth, _ in pairs)
-    total = sum(points(kind) for _, kind in pairs)
-    return Tally(len(pairs) - healthy, healthy, total, Counter(kind for _, kind in pairs))
+def tally(judged: Iterable[tuple[Truth, Outcome, int]]) -> Tally:
+    cases = list(judged)
+    healthy = sum(truth.healthy for truth, _, _ in cases)
+    total = sum(score for _, _, score in cases)
+    return Tally(len(cases) - healthy, healthy, total, Counter(kind for _, kind, _ in cases))

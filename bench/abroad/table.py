@@ -302,7 +302,7 @@ TRAINERS = (
         "lightning", "exception in rank 1's validation",
         Truth(("crash",), (1,), lines("lightning_fit.py", "raise RuntimeError")),
         (edit("lightning_fit.py", 'self.log("val_loss"',
-              "if bad_shard and self.current_epoch == 1:\n"
+              "if self.global_rank == 1 and self.current_epoch == 1:\n"
               "    raise RuntimeError('no such label')\n{line}"),),
         held_out=True,
     ),

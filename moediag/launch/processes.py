@@ -183,6 +183,12 @@ class Family:
             if stat.group in kept:
                 stat.process.send(sig)
 
+    def resume(self) -> None:
+        """Lets stopped members run: until then they take no signal but SIGKILL."""
+        for stat in self.alive().values():
+            if stat.state == "T":
+                stat.process.send(signal.SIGCONT)
+
     def wait(self, seconds: float) -> bool:
         """Waits up to ``seconds``; returns whether all members are gone."""
         deadline = time.monotonic() + seconds

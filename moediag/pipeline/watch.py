@@ -133,6 +133,7 @@ class _Watch:
         self.on_progress = on_progress
         self.results: list[TrialResult] = []
         self.told: TrialResult | None = None  # of the current attempt
+        self.held_back = False  # ``told`` is shown once the job's own last words are
         self.commands: list[HangCommand] = []
 
     def run(self) -> Watched:
@@ -181,15 +182,17 @@ class _Watch:
             attempt += 1
 
     def _trouble(self, record: LaunchRecord, folder: Path, running: Running) -> Then:
-        """Handles a rank that hangs or died while the job still exists."""
+        """Handles a rank that hangs or died, or an interruption, while the job still exists."""
         found = self._diagnose(record, folder)
         choice = self.options.on_hang
-        if found.verdict not in FAILURES:
+        if found.verdict not in FAILURES and not record.interrupted:
             return Then.WATCH
         self.told = found
-        self.on_result(found, self.folder)
+        self.held_back = choice == ABORT and not record.interrupted
+        if not self.held_back:
+            self.on_result(found, self.folder)
         self._write(record)
-        if choice == ABORT:
+        if choice == ABORT or record.interrupted:
             return Then.END
         if choice == CONTINUE:
             return Then.WATCH
@@ -209,6 +212,9 @@ class _Watch:
         else:
             protocol.write_json(folder / END_FILE, dataclasses.asdict(record))
             self.results.append(told)
+            if self.held_back:
+                self.on_result(told, self.folder)
+        self.held_back = False
         self.told = None
 
     def _diagnose(self, record: LaunchRecord, folder: Path) -> TrialResult:

@@ -34,14 +34,17 @@ class CallSites:
         self._log = log
         self._user = user
         self._kinds: Dict[str, int] = {}  # file name -> what it is
-        self._texts: Dict[Tuple[Any, ...], str] = {}  # code and line of each frame -> JSON
+        # Id of the code and instruction of each frame -> JSON, and the codes: while they live, no
+        # other code has their ids. Hashing a code reads all of it, and a line has to be decoded.
+        self._texts: Dict[Tuple[int, ...], Tuple[str, List[Any]]] = {}
 
     def fields(self, frame: Any) -> str:
         """``site`` is the first frame outside torch and outside wrappers, ``callers`` up to three
         user's frames around it. In autograd's own thread, where all frames are torch's, ``site`` is
         the innermost frame."""
         kinds = self._kinds
-        chain: List[Any] = []
+        key: List[int] = []
+        frames: List[Any] = []
         site = fallback = None
         for _ in range(_MAX_FRAMES):
             if frame is None:
@@ -50,33 +53,32 @@ class CallSites:
             kind = kinds.get(code.co_filename)
             if kind is None:
                 kind = self._kind(code.co_filename)
-            if site is None:
-                if kind >= _LIBRARY:
+            if kind == _USER or (site is None and kind == _LIBRARY):
+                if site is None:
                     site = frame
-                    chain = [code, frame.f_lineno]
-                elif kind == _PLUMBING and fallback is None:
-                    fallback = frame
-            elif kind == _USER:
-                chain += (code, frame.f_lineno)
-                if len(chain) > 2 * _MAX_CALLERS:
+                key += (id(code), frame.f_lasti)
+                frames.append(frame)
+                if len(frames) > _MAX_CALLERS:
                     break
+            elif kind == _TORCHS and fallback is None:
+                fallback = frame
             frame = frame.f_back
         if site is None and fallback is not None:
-            chain = [fallback.f_code, fallback.f_lineno]
-        key = tuple(chain)
-        text = self._texts.get(key)
-        return self._text(key) if text is None else text
+            key, frames = [id(fallback.f_code), fallback.f_lasti], [fallback]
+        known = self._texts.get(tuple(key))
+        return self._text(tuple(key), frames) if known is None else known[0]
 
-    def _text(self, chain: Tuple[Any, ...]) -> str:
+    def _text(self, key: Tuple[int, ...], frames: List[Any]) -> str:
         if len(self._texts) > _MAX_KNOWN:
             self._texts.clear()
         lines = [
-            f"{Path(code.co_filename).name}:{number} {code.co_name}"
-            for code, number in zip(chain[::2], chain[1::2])  # noqa: B905 - Python 3.9
+            f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+            for frame in frames
         ]
         site = json.dumps(lines[0] if lines else "")
         callers = self._log.names(tuple(lines[1:])) if len(lines) > 1 else "null"
-        text = self._texts[chain] = f'"site":{site},"callers":{callers}'
+        text = f'"site":{site},"callers":{callers}'
+        self._texts[key] = text, [frame.f_code for frame in frames]
         return text
 
     def _kind(self, file: str) -> int:

@@ -95,34 +95,49 @@ class Call(NamedTuple):
     tensors: Tuple[Any, ...]  # outputs, which identify the call when they are waited for
 
 
-def describe(shape: Shape, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """Reads one call. ``args`` excludes the process group."""
+def describe(
+    shape: Shape, args: Sequence[Any], kwargs: Mapping[str, Any], waits: Optional[bool] = None
+) -> Call:
+    """Reads one call. ``args`` excludes the process group. ``waits``: whether the caller waits, if
+    the options do not say. This runs for every call of the job: it must not do needless work."""
+    op, layout = shape.op, shape.layout
     outputs: List[Any] = []
     inputs: List[Any] = []
-    if shape.layout == "same":
-        _flatten(_argument(args, kwargs, 0, _SAME), inputs)
-        outputs = inputs
-    elif shape.layout == "out_in":
-        _flatten(_argument(args, kwargs, 0, _OUTPUTS), outputs)
-        _flatten(_argument(args, kwargs, 1, _INPUTS), inputs)
+    if layout == "same":
+        outputs = inputs = _tensors(args[0] if args else _argument(args, kwargs, 0, _SAME))
+    elif layout == "out_in":
+        outputs = _tensors(args[0] if args else _argument(args, kwargs, 0, _OUTPUTS))
+        inputs = _tensors(args[1] if len(args) > 1 else _argument(args, kwargs, 1, _INPUTS))
     options = _options(args, kwargs)
-    first = outputs[0] if outputs else (inputs[0] if inputs else None)
     splits_in = splits_out = None
-    if shape.op == "all_to_all":
+    if op == "all_to_all":
         splits_out, splits_in = _splits(shape, args, kwargs, outputs, inputs)
-    waits = getattr(options, "asyncOp", None)
+    if options is not None:
+        is_async = getattr(options, "asyncOp", None)
+        waits = waits if is_async is None else not is_async
+    numel_in = inputs[0].numel() if len(inputs) == 1 else sum([t.numel() for t in inputs])
+    numel_out = numel_in
+    if outputs is not inputs:
+        numel_out = outputs[0].numel() if len(outputs) == 1 else sum([t.numel() for t in outputs])
+    dtype, fake, device = "", False, False
+    if outputs or inputs:
+        first = (outputs or inputs)[0]
+        dtype = _dtype_name(first.dtype)
+        kind = first.device.type
+        fake = kind == "meta" or type(first).__name__ == "FakeTensor"
+        device = kind != "cpu"
     return Call(
-        shape.op,
-        sum([t.numel() for t in inputs]),
-        sum([t.numel() for t in outputs]),
-        _dtype_name(first.dtype) if first is not None else "",
+        op,
+        numel_in,
+        numel_out,
+        dtype,
         splits_in,
         splits_out,
-        _peer(shape, args, kwargs, options),
-        _reduction(options, args, kwargs),
-        None if waits is None else not waits,
-        first is not None and (first.device.type == "meta" or type(first).__name__ == "FakeTensor"),
-        first is not None and first.device.type != "cpu",
+        _peer(shape, args, kwargs, options) if shape.peer >= 0 or shape.root or kwargs else None,
+        _reduction(options, args, kwargs) if op in REDUCES else None,
+        waits,
+        fake,
+        device,
         tuple(outputs),
     )
 
@@ -138,19 +153,29 @@ def _argument(
     return ()
 
 
-def _flatten(value: Any, into: List[Any]) -> None:
-    """Appends all tensors of a tensor or nested list to ``into``."""
-    if hasattr(value, "numel"):
-        into.append(value)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _flatten(item, into)
+def _tensors(value: Any) -> List[Any]:
+    """All tensors of a tensor, a list, or a list of lists."""
+    if not isinstance(value, (list, tuple)):
+        return [value]
+    if len(value) == 1 and not isinstance(value[0], (list, tuple)):
+        return list(value)
+    found: List[Any] = []
+    for item in value:
+        if isinstance(item, (list, tuple)):
+            found += item
+        else:
+            found.append(item)
+    return found
 
 
 def _options(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    found = kwargs.get("opts")
-    if found is None and args and type(args[-1]).__name__.endswith("Options"):
-        found = args[-1]
+    found = kwargs.get("opts") if kwargs else None
+    if found is None and args:
+        kind = type(args[-1])
+        known = _option_types.get(kind)
+        if known is None:
+            known = _option_types[kind] = kind.__name__.endswith("Options")
+        return args[-1] if known else None
     return found
 
 
@@ -159,7 +184,7 @@ def _peer(
 ) -> Optional[int]:
     if shape.root and options is not None:
         return int(getattr(options, shape.root))
-    for name in ("root", "dstRank", "srcRank", "dst", "src"):
+    for name in ("root", "dstRank", "srcRank", "dst", "src") if kwargs else ():
         if name in kwargs:
             return int(kwargs[name])
     if 0 <= shape.peer < len(args) and isinstance(args[shape.peer], int):
@@ -184,6 +209,9 @@ def _splits(
 
 
 _dtype_names: Dict[Any, str] = {}
+_reduce_names: Dict[Any, str] = {}
+_option_types: Dict[type, bool] = {}
+REDUCES = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def _dtype_name(dtype: Any) -> str:
@@ -201,5 +229,12 @@ def _reduction(options: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         op = next((a for a in args if type(a).__name__ in ("ReduceOp", "RedOpType")), None)
     if op is None:
         return None
-    # str(ReduceOp) is an address; str of its ``op`` or of the enum RedOpType is the name.
-    return str(getattr(op, "op", op)).rsplit(".", 1)[-1].lower()
+    op = getattr(op, "op", op)
+    try:
+        return _reduce_names[op]
+    except (KeyError, TypeError):
+        # str(ReduceOp) is an address; str of its ``op`` or of the enum RedOpType is the name.
+        name = str(op).rsplit(".", 1)[-1].lower()
+        if type(op).__name__ == "RedOpType":
+            _reduce_names[op] = name
+        return name

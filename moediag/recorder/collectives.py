@@ -15,13 +15,14 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 
-from moediag.recorder.calls import METHODS, OPERATORS, Shape, describe
+from moediag.recorder.calls import METHODS, OPERATORS, REDUCES, Shape, describe
 from moediag.recorder.capturing import Captures
 from moediag.recorder.completion import Completion
 from moediag.recorder.core import Recorder
 from moediag.recorder.native_wait import NativeWait
 
 WATCHER = "collectives"
+_ScriptObject = torch.ScriptObject
 
 
 def install(recorder: Recorder) -> None:
@@ -55,7 +56,7 @@ def _method(recorder: Recorder, completion: Completion, shape: Shape) -> Callabl
             if number < 0:
                 return original(self, *args, **kwargs)
             thread.inside = True
-            held = recorder.heartbeat.enter(number)
+            held = recorder.heartbeat.enter(number, 1)
             try:
                 work = original(self, *args, **kwargs)
             except Exception as error:
@@ -87,10 +88,12 @@ def _record(
     group: Any,
     args: Tuple[Any, ...],
     kwargs: Dict[str, Any],
+    python: bool = True,
 ) -> Tuple[int, Any]:
-    """Describes and writes the call; returns index -1 if there is nothing to record."""
+    """Describes and writes the call; returns index -1 if there is nothing to record. ``python``:
+    Python issued it. A call from C++ is never awaited by its caller."""
     try:
-        call = describe(shape, args, kwargs)
+        call = describe(shape, args, kwargs, None if python else False)
         if call.fake:
             return -1, call
         if call.waits is None:
@@ -181,9 +184,10 @@ def _install_operators(recorder: Recorder, completion: Completion) -> None:
         if operator is None:
             continue
         try:
-            kernel = _kernel(recorder, completion, shape, operator, below)
+            at = _index_of_group(operator)
+            kernel = _kernel(recorder, completion, shape, operator, below, at)
             library.impl(name, kernel, "BackendSelect", with_keyset=True)
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, StopIteration) as error:
             missing.append(f"{name} ({error})")
     functional = torch.library.Library("_c10d_functional", "IMPL")
     try:
@@ -200,22 +204,24 @@ def _install_operators(recorder: Recorder, completion: Completion) -> None:
 
 
 def _kernel(
-    recorder: Recorder, completion: Completion, shape: Shape, operator: Any, below: Any
+    recorder: Recorder, completion: Completion, shape: Shape, operator: Any, below: Any, at: int
 ) -> Any:
+    heartbeat = recorder.heartbeat
+
     def kernel(keyset: Any, *args: Any) -> Any:
         thread = recorder.thread
         if thread.inside or not recorder.active or recorder.broken(WATCHER):
             return operator.redispatch(keyset & below, *args)
-        number, call = _record_operator(recorder, completion, shape, args)
+        number, call = _record_operator(recorder, completion, shape, args, at)
         if number < 0:
             return operator.redispatch(keyset & below, *args)
         thread.inside = True
-        held = recorder.heartbeat.enter(number)
+        held = heartbeat.enter(number, 1)
         try:
             result = operator.redispatch(keyset & below, *args)
         finally:
             thread.inside = False
-            recorder.heartbeat.leave(held)
+            heartbeat.leave(held)
         try:
             work = result[-1] if isinstance(result, (tuple, list)) else result
             completion.expect_native(work, number, call)
@@ -226,11 +232,16 @@ def _kernel(
     return kernel
 
 
+def _index_of_group(operator: Any) -> int:
+    """Returns which argument of a c10d operator is the process group."""
+    types = [str(argument.type) for argument in operator._schema.arguments]
+    return next(i for i, name in enumerate(types) if name.endswith("ProcessGroup"))
+
+
 def _record_operator(
-    recorder: Recorder, completion: Completion, shape: Shape, args: Tuple[Any, ...]
+    recorder: Recorder, completion: Completion, shape: Shape, args: Tuple[Any, ...], at: int
 ) -> Tuple[int, Any]:
     try:
-        at = next(i for i, a in enumerate(args) if isinstance(a, torch.ScriptObject))
         group: Optional[Any]
         try:
             group = dist.ProcessGroup.unbox(args[at])
@@ -242,13 +253,15 @@ def _record_operator(
     except Exception as error:
         recorder.fault(WATCHER, error)
         return -1, None
-    plain = tuple(_unboxed(a) for a in args[:at] + args[at + 1 :])
-    return _record(recorder, completion, shape, group, plain, {})
+    plain = args[:at] + args[at + 1 :]
+    if shape.op in REDUCES:
+        plain = tuple(map(_unboxed, plain))
+    return _record(recorder, completion, shape, group, plain, {}, python=False)
 
 
 def _unboxed(argument: Any) -> Any:
     """Unboxes the reduction of an operator's call; torch before 2.15 cannot."""
-    if isinstance(argument, torch.ScriptObject) and hasattr(dist.ReduceOp, "unbox"):
+    if isinstance(argument, _ScriptObject) and hasattr(dist.ReduceOp, "unbox"):
         return dist.ReduceOp.unbox(argument)
     return argument
 

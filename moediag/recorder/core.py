@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import threading
-import time
 import traceback
 import weakref
 from pathlib import Path
@@ -24,12 +23,14 @@ from moediag.recorder.call_site import CallSites
 from moediag.recorder.calls import Call
 from moediag.recorder.groups import GroupInfo, Groups
 from moediag.recorder.heartbeat import HeartbeatWriter
-from moediag.recorder.log import EventLog
+from moediag.recorder.log import EventLog, now
 from moediag.recorder.patches import Patches
 from moediag.recorder.user_lines import UserLines
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _OWN = str(Path(__file__).parent) + os.sep
+_NO_NAMES = ("null", "null", "null")
+_MAX_REPEATED = 4096  # calls with different fields
 _MAX_FAILED = 500  # characters of the message of a failed operation
 _MAX_FAULTS = 20  # after which a watcher is switched off
 
@@ -128,6 +129,8 @@ class Recorder:
         self._told: Dict[str, bool] = {}
         self.user_lines = UserLines(log)
         self._sites = CallSites(log, self.user_lines)
+        self._repeated: Dict[Any, str] = {}
+        self._quotes: Dict[str, str] = {}
 
     # ------------------------------------------------------------------ for the job or worker
 
@@ -254,7 +257,8 @@ class Recorder:
                 self.fault(watcher, error)
 
     def before(self, call: Call, group: Any) -> int:
-        """Writes the ``collective`` event of ``call`` on ``group``; returns its index."""
+        """Writes the ``collective`` event of ``call`` on ``group``; returns its index. The caller
+        enters the call in the heartbeat, which counts the event."""
         info = self.groups.info(group)
         thread = self.thread
         carried = thread.carried
@@ -262,31 +266,47 @@ class Recorder:
             self.flush()  # write the tokens first: this operation may never return
         if carried is not None:
             module, phase = carried.module, carried.phase
-            names = f'"carries":{carried.carries},"of":{carried.of},"sizes":{carried.sizes}'
+            names = carried.carries, carried.of, carried.sizes
         else:
-            module = json.dumps(thread.blocks[-1].fqn) if thread.blocks else '""'
-            phase = self.current_phase()
-            names = '"carries":null,"of":null,"sizes":null'
+            module = self._quoted(thread.blocks[-1].fqn) if thread.blocks else '""'
+            phase, names = self.current_phase(), _NO_NAMES
+        fields = self._fields(call, info, phase, module, names)
         site = self._sites.fields(sys._getframe(1))
         log = self.log
         with log.lock:
             number, self._next = self._next, self._next + 1
             position, info.issued = info.issued, info.issued + 1
             log.line(
-                f'{{"e":"collective","t":{time.time():.6f},"n":{number},"group":{info.json_name},'
-                f'"k":{position},"op":"{call.op}","numel_in":{call.numel_in},'
-                f'"numel_out":{call.numel_out},"dtype":"{call.dtype}",{_details(call, info)},'
-                f'"phase":"{phase}","module":{module},{names},{site},'
-                f'"step":{self.current_step},"async":{"false" if call.waits else "true"}}}'
+                f'{{"e":"collective","t":{now()},"n":{number},"group":{info.json_name},'
+                f'"k":{position},{fields},{site},"step":{self.current_step}}}'
             )
-        self.heartbeat.beat()
         if thread.coalescing is not None:
             thread.coalescing.append(number)
         return number
 
+    def _fields(
+        self, call: Call, info: GroupInfo, phase: str, module: str, names: Tuple[str, str, str]
+    ) -> str:
+        """Returns the JSON fields of a call that are the same each time it is repeated."""
+        if call.splits_in is not None:
+            return _fields(call, info, phase, module, names)
+        key = call[:4], call.peer, call.reduce, call.waits, info, phase, module, names
+        text = self._repeated.get(key)
+        if text is None:
+            if len(self._repeated) > _MAX_REPEATED:
+                self._repeated.clear()
+            text = self._repeated[key] = _fields(call, info, phase, module, names)
+        return text
+
+    def _quoted(self, fqn: str) -> str:
+        text = self._quotes.get(fqn)
+        if text is None:
+            text = self._quotes[fqn] = json.dumps(fqn)
+        return text
+
     def done(self, number: int) -> None:
         """Records that operation ``number`` was waited for and completed."""
-        self.log.line(f'{{"e":"done","t":{time.time():.6f},"n":{number}}}')
+        self.log.line(f'{{"e":"done","t":{now()},"n":{number}}}')
         self.heartbeat.beat()
 
     def failed(self, number: int, error: BaseException) -> None:
@@ -305,6 +325,18 @@ class Recorder:
         if blocks:
             return "forward"
         return "optimizer" if self.optimizer_running else "other"
+
+
+def _fields(
+    call: Call, info: GroupInfo, phase: str, module: str, names: Tuple[str, str, str]
+) -> str:
+    carries, of, sizes = names
+    return (
+        f'"op":"{call.op}","numel_in":{call.numel_in},"numel_out":{call.numel_out},'
+        f'"dtype":"{call.dtype}",{_details(call, info)},"phase":"{phase}","module":{module},'
+        f'"carries":{carries},"of":{of},"sizes":{sizes},'
+        f'"async":{"false" if call.waits else "true"}'
+    )
 
 
 def _details(call: Call, info: GroupInfo) -> str:

@@ -9,6 +9,7 @@ import time
 
 from moediag.protocol import Heartbeat
 
+_MAGIC, _pack_into = Heartbeat.MAGIC, Heartbeat.LAYOUT.pack_into
 STARTING, RUNNING, IN_COLLECTIVE, FINISHED = range(len(Heartbeat.STATES))
 
 
@@ -24,7 +25,7 @@ class HeartbeatWriter:
         self.step = 0
         self.collective = -1
         self.state = STARTING
-        self._time = 0.0
+        self._time = time.time()
         self._assumed = False  # ``collective`` is what :meth:`assume` said
         # The recorder's thread beats, too: without the lock it could overwrite the rank's entry
         # into a collective with older values. Re-entrant, because a signal handler may beat.
@@ -37,52 +38,63 @@ class HeartbeatWriter:
             os.close(fd)
         self._put()
 
-    def _put(self, moved: bool = True) -> None:
-        if moved:
-            self._time = time.time()
-        Heartbeat.LAYOUT.pack_into(
-            self._map, 0, Heartbeat.MAGIC, self.progress, self.collective, self.state,
-            self._time, self.step,
-        )  # fmt: skip
+    # enter, leave and beat run for every call of the job, so they write by themselves.
+
+    def _put(self) -> None:
+        _pack_into(
+            self._map, 0, _MAGIC, self.progress, self.collective, self.state, self._time, self.step
+        )
 
     def beat(self) -> None:
         """Counts one more recorded event."""
         with self._lock:
             self.progress += 1
-            self._withdraw()
+            if self._assumed:
+                self._withdraw()
             if self.state == STARTING:
                 self.state = RUNNING
-            self._put()
+            self._time = now = time.time()
+            _pack_into(
+                self._map, 0, _MAGIC, self.progress, self.collective, self.state, now, self.step
+            )
 
-    def assume(self, collective: int) -> None:
-        """Marks the rank, which has stopped, as waiting in ``collective`` without having entered
-        it; -1 withdraws that. The next event withdraws it, too."""
+    def enter(self, collective: int, events: int = 0) -> int:
+        """Marks the rank as in ``collective`` and counts ``events``, written but not counted yet;
+        returns the collective that it was in before, or -1."""
         with self._lock:
-            self._withdraw()
-            if self.state == RUNNING and collective >= 0:
-                self.collective, self.state, self._assumed = collective, IN_COLLECTIVE, True
-            self._put(moved=False)
-
-    def _withdraw(self) -> None:
-        if self._assumed:
-            self.collective, self.state, self._assumed = -1, RUNNING, False
-
-    def enter(self, collective: int) -> int:
-        """Marks the rank as in ``collective``; returns the one it was in before, or -1."""
-        with self._lock:
-            self._withdraw()
+            if self._assumed:
+                self._withdraw()
+            self.progress += events
             before, self.collective, self.state = self.collective, collective, IN_COLLECTIVE
-            self._put()
+            self._time = now = time.time()
+            _pack_into(
+                self._map, 0, _MAGIC, self.progress, collective, IN_COLLECTIVE, now, self.step
+            )
         return before
 
     def leave(self, before: int = -1) -> None:
+        state = RUNNING if before < 0 else IN_COLLECTIVE
         with self._lock:
-            self.collective = before
-            self.state = RUNNING if before < 0 else IN_COLLECTIVE
+            self.collective, self.state = before, state
+            self._time = now = time.time()
+            _pack_into(self._map, 0, _MAGIC, self.progress, before, state, now, self.step)
+
+    def assume(self, collective: int) -> None:
+        """Marks the rank, which has stopped, as waiting in ``collective`` without having entered
+        it; -1 withdraws that. The next event withdraws it, too. This is no progress: the time
+        stays."""
+        with self._lock:
+            if self._assumed:
+                self._withdraw()
+            if self.state == RUNNING and collective >= 0:
+                self.collective, self.state, self._assumed = collective, IN_COLLECTIVE, True
             self._put()
 
+    def _withdraw(self) -> None:
+        self.collective, self.state, self._assumed = -1, RUNNING, False
+
     def finish(self) -> None:
-        self.state, self.collective = FINISHED, -1
+        self.state, self.collective, self._time = FINISHED, -1, time.time()
         self._put()
 
     def close(self) -> None:

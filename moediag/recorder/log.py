@@ -23,6 +23,13 @@ MAX_NAMES = 4096
 MAX_PREAMBLE_BYTES = 16 * 1024 * 1024
 
 
+def now() -> str:
+    """The wall clock as JSON, in microseconds. Formatting a float costs more than the rest of a
+    line."""
+    nanoseconds = str(time.time_ns())
+    return f"{nanoseconds[:-9]}.{nanoseconds[-9:-3]}"
+
+
 class EventLog:
     """Appends events to ``path``; never raises. A full segment is moved to ``older``."""
 
@@ -48,7 +55,7 @@ class EventLog:
     def line(self, text: str, keep: bool = False) -> bool:
         """Writes one line (``text`` has no newline); False if it was lost. ``keep`` repeats it at
         the start of the next segment."""
-        data = text.encode("utf-8", "backslashreplace") + b"\n"
+        data = f"{text}\n".encode("utf-8", "backslashreplace")
         with self.lock:
             if keep and self._preamble_bytes < MAX_PREAMBLE_BYTES:
                 self._preamble.append(data)
@@ -59,9 +66,9 @@ class EventLog:
 
     def event(self, kind: str, keep: bool = False, **fields: Any) -> bool:
         """Writes one event of ``kind`` with the wall-clock time."""
-        record = {"e": kind, "t": round(time.time(), 6)}
-        record.update(fields)
-        return self.line(json.dumps(record, separators=(",", ":"), default=str), keep)
+        text = json.dumps(fields, separators=(",", ":"), default=str)
+        more = f",{text[1:]}" if fields else "}"
+        return self.line(f'{{"e":"{kind}","t":{now()}{more}', keep)
 
     def names(self, fqns: Tuple[str, ...]) -> str:
         """Returns the JSON id of an interned list of names (``null`` when the table is full);

@@ -37,7 +37,7 @@ class Gradients:
                 for group in optimizer.param_groups
                 for parameter in group["params"]
                 # In FSDP1, a parameter whose shard is on another rank is empty and has no gradient.
-                if parameter.requires_grad and parameter.grad is None and parameter.numel()
+                if parameter.grad is None and parameter.requires_grad and parameter.numel()
             ]
             if missing:
                 self._write(missing)

@@ -30,6 +30,8 @@ _FIRST_ROOTS = 8  # limit, for jobs with many small models
 # The recorder whose hooks are on modules. Hooks are module-level functions that look it up: copying
 # or pickling a model must not reach the recorder's files and locks.
 _recorder: Optional[Recorder] = None
+_is_compiling = torch.compiler.is_compiling
+_in_backward = torch._C._current_graph_task_id
 _blocks: Dict[int, Tuple[Any, str, Tuple[int, ...]]] = {}  # id -> (weak module, fqn, experts)
 
 
@@ -47,7 +49,7 @@ class _Hook:
         self.function = function
 
     def __call__(self, *args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             return
         if _recorder is not None and _recorder.active:
             try:
@@ -142,11 +144,13 @@ class Observer:
             experts = expert_counts(module)
             if experts:
                 inside_moe = fqn + "."
-            if (experts or fqn == prefix or _LAYER.search(fqn)) and fqn not in hooked:
+            # A wrapper's forward contains that of the model in it, which has the same name.
+            outermost = fqn == prefix and inner is root
+            if (experts or outermost or _LAYER.search(fqn)) and fqn not in hooked:
                 hooked.add(fqn)
                 self._hook(module, fqn, experts)
         if inner is not root:
-            self._hook(root, "", ())
+            self._hook(root, prefix, ())
         if compiled:
             self._disarm()  # dynamo specialises on the presence of global hooks
             recorder.note_not_seen("tokens per expert and modules inside torch.compile'd code")
@@ -170,7 +174,7 @@ def _enter(recorder: Recorder, module: Any, _args: Any) -> None:
     if known is None or known[0]() is not module:
         return
     blocks = recorder.thread.blocks
-    in_backward = torch._C._current_graph_task_id() != -1
+    in_backward = _in_backward() != -1
     if not blocks and not in_backward:
         _new_forward(recorder)
     blocks.append(Block(known[1], known[2], in_backward))
@@ -184,7 +188,8 @@ def _leave(recorder: Recorder, module: Any, *_: Any) -> None:
     blocks = recorder.thread.blocks
     while blocks:  # an exception may have skipped the exit of inner blocks
         block = blocks.pop()
-        tokens_of(recorder, block)
+        if block.routed is not None:
+            tokens_of(recorder, block)
         if block.fqn == known[1]:
             break
 

@@ -5,9 +5,12 @@ In a terminal it is a live table below the job's own output, elsewhere an occasi
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import sys
+import termios
 import threading
 import time
 from collections import deque
@@ -135,7 +138,7 @@ class View:
     def progress(self, progress: Progress) -> None:
         views = self.pulse.ranks(progress, memory_of(progress.pids))
         due = self._told is None or progress.seconds - self._told >= self.every
-        news = progress.doing == "capturing" and self._doing != "capturing"
+        news = progress.doing in ("capturing", "ending") and self._doing != progress.doing
         self._doing = progress.doing
         if (views and due) or news:
             self._told = progress.seconds
@@ -184,6 +187,12 @@ class LiveView(View):
             reader.join(timeout=2.0)
         self.display.__exit__(*error)
 
+    def _forwarded(self) -> None:
+        """Waits a moment until what the job wrote before this call is printed."""
+        until = time.monotonic() + 1.0
+        while any(map(_unread, self._pipes)) and time.monotonic() < until:
+            time.sleep(0.01)
+
     def _read(self) -> None:
         """Starts reading at the first update: no thread may run while the job is forked."""
         for reader in self._readers:
@@ -227,10 +236,19 @@ class LiveView(View):
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         self.display.stop()
+        self._forwarded()
         try:
             yield
         finally:
             self.display.start(refresh=True)
+
+
+def _unread(pipe: int) -> int:
+    """Returns the number of bytes in a pipe, from either end."""
+    size = array.array("i", [0])
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(pipe, termios.FIONREAD, size)
+    return size[0]
 
 
 def balance_of(progress: Progress) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from moediag.launch.processes import Process
+from moediag.protocol import Heartbeat
 from tests.victims.table import JOBS, VICTIMS, WAITS, Trainer, Victim
 
 pytestmark = pytest.mark.e2e
@@ -157,6 +160,29 @@ def test_a_job_that_recovers_from_a_stall_has_two_results(
     (trial,) = json.loads(output)["trials"]
     assert (job.returncode, trial["verdict"], trial["culprits"]) == (0, "clean", [])
     assert any("went on" in note for note in trial["notes"]), trial["notes"]
+
+
+def test_on_sigterm_the_page_comes_first_and_no_rank_is_left(tmp_path: Path) -> None:
+    """As a scheduler ends a job, before a wait counts as a hang. Rank 1 is stopped by SIGSTOP."""
+    (victim,) = [v for v in WAITS if (v.name, v.fault) == ("ddp_without_buffers", "stopped")]
+    options = ("--quiescence", "600", "--patience", "600")
+    line = command_line(tmp_path, options, *TORCHRUN, "2", *victim.command)
+    job = subprocess.Popen(**line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        attempt = tmp_path / "run" / "attempt-0"
+        ranks = [wait_for(attempt / f"rank-{rank}.pid")["pid"] for rank in (0, 1)]
+        for _ in range(600):
+            beat = Heartbeat.read(attempt / "rank-0.heartbeat")
+            if beat is not None and beat.state == "in-collective" and beat.step == 4:
+                break
+            time.sleep(0.1)
+        job.send_signal(signal.SIGTERM)
+        output, _ = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    assert job.returncode == 130
+    assert "The run was interrupted" in output
+    assert not any(Process.of(pid).alive for pid in ranks)
 
 
 def wait_for(path: Path) -> dict[str, Any]:

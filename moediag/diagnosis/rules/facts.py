@@ -7,6 +7,7 @@ from functools import cached_property
 from moediag.diagnosis.blame import decisions
 from moediag.diagnosis.blame.culprits import Blame, blame, by_usual_order
 from moediag.diagnosis.blame.decisions import Parted
+from moediag.diagnosis.blame.independent import independent
 from moediag.diagnosis.blame.nodes import ranks_of, silent
 from moediag.diagnosis.blame.standings import Standing, by_condition, standings
 from moediag.diagnosis.end_states.failures import Failure, failures
@@ -80,30 +81,29 @@ class Facts:
         return align(self.evidence)
 
     @cached_property
-    def divergences(self) -> tuple[Divergence, ...]:
-        """Where the ranks' schedules first diverge, and in evidence of other tools all independent
-        places."""
+    def _candidates(self) -> tuple[Divergence, ...]:
         replayed = replay(self.aligned, self.evidence)
         return divergences(self.aligned, replayed, self.evidence, self.failed)
 
     @property
     def divergence(self) -> Divergence | None:
         """Where the ranks' schedules first diverge."""
-        return next(iter(self.divergences), None)
+        return next(iter(self._candidates), None)
 
     @cached_property
-    def blames(self) -> tuple[Blame, ...]:
-        """Which ranks diverged at each of the divergences, and the rule that named them."""
-        return tuple(map(self._blame, self.divergences))
+    def diverging(self) -> tuple[tuple[Divergence, Blame], ...]:
+        """The first divergence, and in evidence of other tools all that are independent of it,
+        with the ranks that diverged there and the rule that named them."""
+        return independent(self._candidates, self._blame)
 
     @property
     def blame(self) -> Blame:
         """Which ranks diverged first, and the rule that named them."""
-        return next(iter(self.blames), Blame())
+        return next((found for _, found in self.diverging), Blame())
 
     def _blame(self, d: Divergence) -> Blame:
         found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
-        return by_condition(found, d, self.standings)
+        return by_condition(found, d, self.standings, self.evidence)
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:
@@ -113,7 +113,7 @@ class Facts:
     @property
     def diverged(self) -> tuple[int, ...]:
         """The culprits of all divergences."""
-        return tuple(sorted({rank for found in self.blames for rank in found.culprits}))
+        return tuple(sorted({rank for _, found in self.diverging for rank in found.culprits}))
 
     @property
     def loud(self) -> bool:
@@ -144,7 +144,7 @@ class Facts:
             return False
         if self.divergence is not None:
             late = self.evidence.backend == "gloo" or stall.at_once or not self.diverged
-            return late and all(one.kind == "missing" for one in self.divergences)
+            return late and all(one.kind == "missing" for one, _ in self.diverging)
         return self.frontier is None or not (
             self.frontier.basis == "unseen" and self.frontier.suspects
         )

@@ -61,7 +61,7 @@ def victims(facts: Facts) -> tuple[int, ...]:
 
 def how_sure(facts: Facts) -> Confidence:
     """The confidence of a verdict that rests on divergences: on the least certain one."""
-    return min((_sure(facts, *both) for both in zip(facts.divergences, facts.blames, strict=True)),
+    return min((_sure(facts, *both) for both in facts.diverging),
                key=(Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH).index)  # fmt: skip
 
 

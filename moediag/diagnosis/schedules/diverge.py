@@ -61,8 +61,8 @@ class Divergence:
 def divergences(
     aligned: Aligned, run: Replay, evidence: Evidence, failed: Iterable[Failure]
 ) -> tuple[Divergence, ...]:
-    """The first divergence, and in evidence of other tools all that are independent of it; () if
-    the logs show none."""
+    """The first divergence, and in evidence of other tools the others by time; () if the logs show
+    none."""
     candidates = [d for s in aligned.schedules.values() if (d := _mismatch(s)) is not None]
     whole = (c for c in aligned.channels if c.whole)
     candidates += [d for c in whole if (d := _channel_mismatch(c)) is not None]
@@ -77,10 +77,12 @@ def divergences(
         # Every call was issued and none completes: only the devices wait in a circle.
         candidates += _order(standing(aligned, evidence).waiting(), ())
     first = _first(candidates)
-    return _independent(candidates, first) if evidence.foreign else first
+    if not evidence.foreign:
+        return first
+    return (*first, *sorted((one for one in candidates if one not in first), key=_order_of))
 
 
-def _earliest(candidates: Iterable[Divergence]) -> dict[int, float]:
+def earliest(candidates: Iterable[Divergence]) -> dict[int, float]:
     """By rank, the first of its calls that is part of a candidate."""
     earliest: dict[int, float] = {}
     for candidate in candidates:
@@ -91,12 +93,12 @@ def _earliest(candidates: Iterable[Divergence]) -> dict[int, float]:
 
 
 def _first(candidates: list[Divergence]) -> tuple[Divergence, ...]:
-    earliest = _earliest(candidates)
+    begin = earliest(candidates)
     minimal = [
         candidate
         for candidate in candidates
         if all(
-            (math.inf if call is None else call.index) <= earliest[rank]
+            (math.inf if call is None else call.index) <= begin[rank]
             for rank, call in candidate.calls.items()
         )
     ]
@@ -105,28 +107,6 @@ def _first(candidates: list[Divergence]) -> tuple[Divergence, ...]:
 
 def _order_of(one: Divergence) -> tuple[float, int, str]:
     return one.time, one.position, one.group.name
-
-
-def _independent(
-    candidates: list[Divergence], first: tuple[Divergence, ...]
-) -> tuple[Divergence, ...]:
-    """``first`` and the candidates that it does not explain: where calls do not match, those that
-    share no rank with it; where a call is missing, those whose absent rank is another one, and
-    whose waiting ranks made no unmatched call before."""
-    unmatched = _earliest(one for one in candidates if one.kind != "missing")
-    found = list(first)
-    for candidate in sorted(candidates, key=_order_of):
-        gone = {rank for one in found for rank in one.absent}
-        made = {rank for one in found if one.kind != "missing" for rank in one.calls}
-        calls = {rank: call.index for rank, call in candidate.calls.items() if call is not None}
-        if candidate.kind == "missing":
-            rightly = [r for r, at in calls.items() if at < unmatched.get(r, math.inf)]
-            another = bool(rightly and set(candidate.absent) - gone - made)
-        else:
-            another = not (gone | made) & calls.keys()
-        if another and candidate not in found:
-            found.append(candidate)
-    return tuple(found)
 
 
 # ------------------------------------------------------------------------ calls that do not fit

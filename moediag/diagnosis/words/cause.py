@@ -27,7 +27,7 @@ def of_divergence(
     prevented."""
     calls = {rank: c for rank, c in divergence.calls.items() if c is not None}
     if divergence.kind == "missing":
-        text = _missing(divergence, calls, blame)
+        text = _missing(divergence, calls, blame, died)
     elif divergence.kind == "order":
         text = _order(divergence, calls, blame)
     elif divergence.kind == "splits":
@@ -110,7 +110,24 @@ def _differing(divergence: Divergence, calls: Mapping[int, Collective], blame: B
         "root": "roots differ",
         "parameters": "different parameters meet in one operation",
     }[divergence.kind]
-    return sentence(f"{differ} on {divergence.group.label}: {sides(calls)}") + _basis(blame)
+    text = sentence(f"{differ} on {divergence.group.label}: {sides(calls)}")
+    return text + _inputs(divergence, calls) + _basis(blame)
+
+
+def _inputs(divergence: Divergence, calls: Mapping[int, Collective]) -> str:
+    """What each rank passes to an all-gather whose sizes differ: the size above is the output's."""
+    gathers = all(call.op == "all_gather" and not call.parameters for call in calls.values())
+    passed: dict[int, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        passed.setdefault(call.numel_in, []).append(rank)
+    if divergence.kind != "size" or not gathers or len(passed) < 2 or 0 in passed:
+        return ""
+    told = [f"{ranks(who)} {_verb(who, 'passes')} {n:,}" for n, who in first_few(passed.items())]
+    return f" all_gather needs inputs of equal size on all ranks, but {', '.join(told)} elements."
+
+
+def _verb(who: Sequence[int], one: str) -> str:
+    return one if len(who) == 1 else one.removesuffix("es")
 
 
 def _basis(blame: Blame) -> str:
@@ -145,9 +162,13 @@ def _departure(one: Departure) -> str:
     )
 
 
-def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
+def _missing(
+    divergence: Divergence, calls: Mapping[int, Collective], blame: Blame, died: bool
+) -> str:
     waiting = ranks(calls)
-    verb = "waits" if len(calls) == 1 else "wait"
+    verb = (
+        ("was" if len(calls) == 1 else "were") if died else "waits" if len(calls) == 1 else "wait"
+    )
     what = describe(next(iter(calls.values())))
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
     if divergence.counts:

@@ -162,10 +162,13 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     """What to look at on ranks that others wait for."""
     who, at = ranks(one.ranks), f" at {one.at}" if one.line else ""
     if one.what == "reached its end":
-        where = (
-            f" the call at {waiting.at}" if waiting is not None and waiting.line else " that call"
+        end = "ends" if len(one.ranks) == 1 else "end"
+        if waiting is None:
+            return f"Do all ranks run as many steps? {who.capitalize()} {end} earlier."
+        return (
+            f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
+            "all ranks run as many steps?"
         )
-        return f"Make {who} reach{where} before the end: do all ranks run as many steps?"
     if one.what == STOPPED:
         return f"Find out what stopped {who}; SIGCONT continues it."
     if one.what == LOADS_DATA:

@@ -213,7 +213,7 @@ def capture(
                     job.result()
                 except OSError as error:
                     looker.miss(f"capture ({error})")
-    with suppress(OSError):
+    with suppress(OSError, ValueError, TypeError):
         source_files.keep(folder, ranks)
     for log in folder.glob("rank-*.log"):
         with suppress(OSError):

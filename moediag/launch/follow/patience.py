@@ -19,6 +19,7 @@ Supervisors on other nodes observe the ranks there; see launch.nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from moediag.evidence.model import Stall
 from moediag.launch.capture.collect import in_collective, main_frames, on_device
@@ -87,11 +88,7 @@ class Patience:
         if not moving or not all(s.known for s in samples):
             return None
         by_stack = stall.waiting if stall is not None else ()
-        waiting = {
-            s.rank
-            for s in moving
-            if not s.silent and (s.state == "in-collective" or s.blocked or s.rank in by_stack)
-        }
+        waiting = {s.rank for s in moving if self._waits(s, by_stack)}
         away = [s for s in live if s.rank not in waiting]
         if stall is not None and all(s.stopped for s in away):
             return stall
@@ -112,6 +109,21 @@ class Patience:
         ):
             return None
         return self.watchdog.stall(live, sorted(waiting))
+
+    def pause(self, now: float, samples: Sequence[RankSample]) -> Stall | None:
+        """The present pause if it is longer than the window and a rank waits. It may still end by
+        itself; its ``window`` is how long it has lasted."""
+        quiet = now - self._since
+        live = [s for s in samples if s.alive and s.known]
+        waiting = [s.rank for s in live if self._waits(s, self.by_stack)]
+        if quiet < self.watchdog.window or not waiting:
+            return None
+        return replace(self.watchdog.stall(live, waiting), window=round(quiet, 1))
+
+    @staticmethod
+    def _waits(s: RankSample, by_stack: Sequence[int]) -> bool:
+        inside = s.state == "in-collective" or s.blocked or s.rank in by_stack
+        return inside and not s.silent and not s.stopped
 
     def _count(self, now: float, samples: Sequence[RankSample]) -> None:
         """Adds to each rank's own time. All time counts while a rank sleeps. While it wants a CPU,

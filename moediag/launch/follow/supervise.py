@@ -76,7 +76,11 @@ class Supervisor:
             self.seen.interrupted = True
         finally:
             with signals.held() as came:
-                self._end()
+                try:
+                    if self.seen.interrupted:
+                        self._tell_interruption()
+                finally:
+                    self._end()
             self.seen.interrupted |= bool(came)
         return self.record(kind)
 
@@ -141,6 +145,9 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         return self._root_code is not None
+
+    def _tell_interruption(self) -> None:
+        """A hook: reports what is known, before the ranks are ended."""
 
     def _note_ends(self, samples: Sequence[RankSample]) -> None:
         """A hook for launchers that do not report how ranks end."""

@@ -206,6 +206,16 @@ class JobSupervisor(Supervisor):
         self._told_at = tuple((s.rank, s.progress) for s in samples)
         return self._tell_trouble()
 
+    def _tell_interruption(self) -> None:
+        """Reports what is known before the job is ended: a scheduler may soon kill moediag. A stall
+        or a death that was reported is not reported again."""
+        if self._told_death or self.seen.stall is not None or not self.seen.processes:
+            return
+        samples = self._look()
+        self.seen.stall = self.patience.pause(time.monotonic(), [*samples, *self.nodes.others])
+        self._capture(samples)
+        self._on_trouble(self.record("watch"))
+
     def _died(self, now: float, samples: Sequence[RankSample]) -> bool:
         if self._leaves:
             return True
@@ -226,10 +236,15 @@ class JobSupervisor(Supervisor):
 
     def _tell_trouble(self) -> bool:
         """Reports the trouble; returns whether to end the job now."""
+        self._keep_sources()
         self._share()
         then = self._on_trouble(self.record("watch"))
         self._leaves = then is Then.LEAVE
         return then is Then.END
+
+    def _keep_sources(self) -> None:
+        with suppress(OSError, ValueError, TypeError):
+            source_files.keep(self.folder, self.seen.processes)
 
     # ------------------------------------------------------------------ the end
 
@@ -260,8 +275,7 @@ class JobSupervisor(Supervisor):
                 self.seen.exits[rank] = ExitStatus(signal=gone[process], by_us=True)
         samples = super()._look()
         dumps.keep(self.folder, self.ranks, self.seen.started)
-        with suppress(OSError):
-            source_files.keep(self.folder, self.seen.processes)
+        self._keep_sources()
         self._note_ends(samples)
         if self._root_code == 0:  # their launcher reports success
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]
@@ -276,6 +290,7 @@ class JobSupervisor(Supervisor):
             deadline = time.monotonic() + grace
             for process in left:
                 process.send(sig)
+                process.send(signal.SIGCONT)  # a stopped process takes no other signal
             while left and time.monotonic() < deadline:
                 time.sleep(0.02)
                 left = [process for process in left if process.alive]

@@ -136,13 +136,13 @@ def test_the_signal_comes_after_its_step(tmp_path: Path, steps: int, code: int) 
 )
 def test_a_wrong_rank_costs_a_point(said: Said | None, kind: Outcome, score: int) -> None:
     found = outcome(HANG, ("train.py:42",), said)
-    assert (found, points(found)) == (kind, score)
+    assert (found, points(HANG, said)) == (kind, score)
 
 
 def test_naming_nobody_is_right_where_nothing_tells_which_side_is_wrong() -> None:
-    either = replace(HANG, known=False)
-    assert outcome(either, (), replace(RIGHT, ranks=())) is Outcome.RIGHT
-    assert outcome(either, (), RIGHT) is Outcome.RIGHT
+    either, nobody = replace(HANG, known=False), replace(RIGHT, ranks=())
+    assert outcome(either, (), nobody) is Outcome.OPEN and points(either, nobody) == 0
+    assert outcome(either, (), RIGHT) is Outcome.RIGHT and points(either, RIGHT) == 1
     assert outcome(either, (), replace(RIGHT, ranks=(0,))) is Outcome.WRONG
 
 
@@ -153,16 +153,16 @@ def test_the_page_must_contain_the_fact_of_the_case() -> None:
     assert outcome(alone, (), replace(said, text="nothing")) is Outcome.WORDS
 
 
-def test_a_healthy_program_needs_an_end_without_an_alarm() -> None:
+def test_a_healthy_program_must_end_without_an_alarm() -> None:
     assert outcome(CLEAN, (), replace(RIGHT, alarm=False)) is Outcome.QUIET
     assert outcome(CLEAN, (), RIGHT) is Outcome.ALARM
-    assert outcome(CLEAN, (), None) is Outcome.ALARM
+    assert outcome(CLEAN, (), None) is Outcome.UNFINISHED
 
 
 def test_points_of_faults_and_of_healthy_programs_are_apart() -> None:
-    kinds = [(HANG, Outcome.RIGHT), (HANG, Outcome.WRONG), (HANG, Outcome.LINE),
-             (CLEAN, Outcome.ALARM)]  # fmt: skip
-    found = tally(kinds)
+    cases = [(HANG, Outcome.RIGHT, 1), (HANG, Outcome.WRONG, -1), (HANG, Outcome.LINE, 1),
+             (CLEAN, Outcome.ALARM, 0)]  # fmt: skip
+    found = tally(cases)
     assert (found.faults, found.healthy, found.points) == (3, 1, 1)
     assert found.kinds[Outcome.ALARM] == 1
 
@@ -176,14 +176,14 @@ def judged(held_out: bool = False) -> page.Judged:
 
 
 def test_the_section_counts_held_out_cases_apart() -> None:
-    text = page.markdown([judged(), judged(held_out=True)], [])
+    text = page.markdown([judged(), judged(held_out=True)], "")
     assert "| seen while tuning | 1 | -1 |" in text and "| held out | 1 | -1 |" in text
     assert "WRONG RANK: hang, rank 0" in text
 
 
 def test_the_section_is_replaced_and_the_rest_of_the_report_kept() -> None:
     old = f"# Report\n\nintro\n\n{page.TITLE}\n\nold\n\n## Last\n\nend\n"
-    new = sections.replaced(old, page.markdown([judged()], []))
+    new = sections.replaced(old, page.markdown([judged()], ""))
     assert new.startswith("# Report\n\nintro\n\n## ") and new.endswith("\n\n## Last\n\nend\n")
     assert "old" not in new and sections.replaced(new, "# Other\n").startswith("# Other\n\n## ")
     assert sections.replaced("", "## A\n\na\n") == "## A\n\na\n"

@@ -189,6 +189,18 @@ class TestBlameByCondition:
         one = found(replace(evidence, ranks=ranks), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
         assert one.culprits == ()
 
+    def test_a_call_that_met_another_one_before(self) -> None:
+        """Rank 0's call is in its branch in every step; rank 1 has one that meets it."""
+        usual = [Op("a"), Op("a")]
+        job = Job(GROUP, [[*usual, Op("a")], [*usual, Op("a", "barrier", numel=0)]]).run()
+        seen = job.ranks[0]
+        calls = tuple(replace(call, site="train.py:96 f") for call in seen.collectives)
+        ranks = {**job.ranks, 0: replace(seen, collectives=calls)}
+        known = {0: [UNDER], 1: []}
+        one = found(replace(job, ranks=ranks), {0: at(96), 1: at(99)}, known)
+        assert one.culprits != (0,)
+        assert "under `if rank == 0`" in one.next_step
+
     def test_a_rank_that_is_elsewhere_stays_the_culprit(self) -> None:
         one = found(away(), {0: at(96), 1: at(50, inner=DATA)}, {0: [UNDER], 1: []})
         assert one.culprits == (1,)
@@ -291,8 +303,8 @@ class TestRanksElsewhere:
         evidence = Job(GROUP, [[Op("a")], []]).run()
         one = found(evidence, {0: at(96)})
         assert one.next_step == (
-            "Make rank 1 reach the call at train.py:96 before the end: do all ranks run as many "
-            "steps?"
+            "Make the call at train.py:96 on all ranks or on none: rank 1 ends without it. Do all "
+            "ranks run as many steps?"
         )
         assert [p.what for p in one.places if p.ranks == (1,)] == ["reached its end"]
 
@@ -303,6 +315,14 @@ class TestValuesThatDiffer:
         one = found(evidence, {0: at(96), 1: at(96)}, {0: [], 1: []})
         assert "552 elements at train.py:96 on rank 0, 547 elements" in one.next_step
         assert "1,104" not in one.next_step
+        assert (
+            "all_gather needs inputs of equal size on all ranks, but rank 0 passes 552, rank 1 "
+            "passes 547 elements." in one.cause
+        )
+
+    def test_gathers_of_equal_inputs_have_no_such_sentence(self) -> None:
+        evidence = Job(GROUP, [[Op("a", "all_gather", 8)], [Op("a", "barrier", 0)]]).run()
+        assert "inputs of equal size" not in found(evidence, {0: at(96), 1: at(99)}).cause
 
     @pytest.mark.parametrize(
         ("field", "one", "other", "says"),

@@ -168,6 +168,20 @@ def test_a_dump_that_lists_no_call_but_counts_incomplete_ones_is_unknown() -> No
     assert "Nothing is known of rank 3" in diagnosed(alone, taken_at=LATER).cause
 
 
+def test_two_wrong_sizes_in_different_groups_are_two_culprits() -> None:
+    """The members of the first one's group have queued the call in which the second one differs."""
+    dumps = {}
+    for rank in range(8):
+        calls = [*program(10), STEP[0], ("2", "reduce_scatter", rank % 2 == 1)]
+        dumps[rank] = raw(groups_of(rank, 2, 8), [*calls, ("0", "all_reduce", False)])
+        for entry in dumps[rank]["entries"]:
+            if (rank, entry["process_group"][0]) in ((2, "2"), (5, "0")):
+                entry["input_sizes"] = entry["output_sizes"] = [[16]]
+    found = diagnosed(dumps)
+    assert (found.verdict, found.culprits) == ("hang", (2, 5)), found.cause
+    assert "Independently" in found.cause
+
+
 # ------------------------------------------------------------------------ what is not seen
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.model import Evidence, RankEvidence
-from moediag.result import Verdict
+from moediag.evidence.model import Condition, Evidence, ExitStatus, RankEvidence
+from moediag.result import Confidence, Verdict
 from tests.unit.evidence_builder import Job, Op
 
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4321"
@@ -64,15 +64,39 @@ def test_of_two_ranks_neither_is_named_for_a_repeated_call() -> None:
     assert "rank 0 made 5 calls, rank 1 only 3" in found.cause
 
 
-def test_of_two_ranks_neither_is_named_for_a_call_that_one_of_them_never_made() -> None:
-    """``if rank == 0: dist.barrier()``: rank 0 made one too many, or rank 1 one too few."""
+def one_call_more(callers: tuple[str, ...] = (), **known: object) -> Evidence:
+    """Rank 0 of two makes one call at the end that rank 1 never makes."""
     evidence = ended(5, 5)
     seen = evidence.ranks[0]
-    last = replace(seen.collectives[-1], index=5, position=5, site="train.py:40 main", time=99.0)
-    extra = replace(seen, collectives=(*seen.collectives, last))
-    found = diagnose(replace(evidence, ranks={**evidence.ranks, 0: extra}))
+    last = replace(
+        seen.collectives[-1], index=5, position=5, site="train.py:40 main", time=99.0,
+        callers=callers,
+    )  # fmt: skip
+    extra = replace(seen, collectives=(*seen.collectives, last), **known)
+    return replace(evidence, ranks={**evidence.ranks, 0: extra})
+
+
+def test_of_two_ranks_neither_is_named_for_a_call_that_one_of_them_never_made() -> None:
+    """Rank 0 made one too many, or rank 1 one too few."""
+    found = diagnose(one_call_more())
     assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, ())
     assert "rank 1 did not make is all_reduce at train.py:40 main" in found.cause
+
+
+def test_a_condition_around_a_line_that_led_to_the_call_decides() -> None:
+    """``if rank == 0: finish()``: the call itself is made in a library."""
+    alone = Condition(
+        "train.py", 59, "if rank == 0", "under", True, keeps_out=frozenset({1}), singles=0
+    )
+    line = "train.py:60 <module>"
+    found = diagnose(one_call_more((line,), conditions={line: (alone,)}))
+    assert (found.culprits, found.confidence) == ((0,), Confidence.MEDIUM)
+    assert "if rank == 0" in found.next_step and "train.py:59" in found.next_step
+    # A condition that all ranks meet alike says nothing.
+    every = replace(
+        alone, text="if epoch == 0", names_rank=False, keeps_out=frozenset(), singles=None
+    )
+    assert diagnose(one_call_more((line,), conditions={line: (every,)})).culprits == ()
 
 
 def test_one_rank_against_many_that_ended_made_the_extra_call() -> None:
@@ -90,6 +114,22 @@ def test_failed_calls_are_a_finding_although_the_counts_are_equal() -> None:
     assert "On rank 1, all_reduce at train.py:12 step" in found.cause
     assert CLOSED in found.cause and "the program continued" in found.cause
     assert found.signature == "crash:failed call:no-rank"
+
+
+def test_an_exit_code_after_a_failed_call_is_no_crash_of_its_own() -> None:
+    """A framework (hydra) turned the exception of the lost connection into an exit code."""
+    evidence = ended(5, 3, failing=True)
+    ranks = {
+        0: replace(evidence.ranks[0], exit=ExitStatus(code=1)),
+        1: evidence.ranks[1],
+    }
+    found = diagnose(replace(evidence, ranks=ranks, deaths=(0,)))
+    assert (found.verdict, found.culprits) == (Verdict.COLLECTIVE_MISMATCH, ())
+    assert "rank 1 reached the end without that call" in found.cause
+    # Without a failed call the exit code is the rank's own.
+    calls = tuple(replace(c, completed=True, failed="") for c in ranks[0].collectives)
+    own = {**ranks, 0: replace(ranks[0], collectives=calls)}
+    assert diagnose(replace(evidence, ranks=own, deaths=(0,))).culprits == (0,)
 
 
 # ------------------------------------------------------------------------ no process group

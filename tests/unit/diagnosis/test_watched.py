@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from moediag.diagnosis import diagnose
-from moediag.evidence.model import Evidence, Frame, Stack
+from moediag.evidence.model import Evidence, ExitStatus, Frame, RankError, Stack, Stall
 from tests.unit.evidence_builder import Job, Op
 
 LIBRARY = Frame("/env/lib/python3.11/site-packages/deepspeed/runtime/zero.py", 7, "reduce")
@@ -50,6 +50,39 @@ def waiting(*frames: Frame, site: str, watched: bool = True) -> str:
     stack = Stack("MainThread", "py-spy", frames)
     ranks = {**evidence.ranks, 0: replace(seen, collectives=calls, stacks=(stack,))}
     return diagnose(replace(evidence, ranks=ranks, watched=watched)).cause
+
+
+class TestInterruption:
+    """SIGTERM from a scheduler, before a wait is long enough to be called a hang."""
+
+    def waits(self, **more: object) -> Evidence:
+        evidence = Job({"a": ((0, 1), None)}, [[Op("a")], []]).run()
+        stack = Stack("MainThread", "py-spy", (PROGRAM,))
+        ranks = {**evidence.ranks, 1: replace(evidence.ranks[1], stacks=(stack,), os_state="R")}
+        stall = Stall(4.0, 12.0, (0,), (1,))
+        made = replace(evidence, ranks=ranks, watched=True, interrupted=True, stall=stall)
+        return replace(made, **more)  # type: ignore[arg-type]
+
+    def test_the_present_wait_is_described_and_nobody_is_named(self) -> None:
+        found = diagnose(self.waits())
+        assert (found.verdict, found.culprits, found.victims) == ("inconclusive", (), ())
+        assert "no rank had made progress for 12 s" in found.cause
+        assert "Rank 0 waits in all_reduce" in found.cause
+        assert "Rank 1 computes at train.py:33 train." in found.cause
+
+    def test_without_a_wait_only_the_interruption_is_known(self) -> None:
+        found = diagnose(self.waits(stall=None))
+        assert found.cause == "The run was interrupted before it ended."
+
+    def test_an_exception_before_the_interruption_decides(self) -> None:
+        evidence = self.waits(stall=None)
+        error = RankError("ValueError", "the batch is empty", "train.py:9 load")
+        failed = replace(evidence.ranks[1], error=error, exit=ExitStatus(code=1))
+        evidence = replace(evidence, ranks={**evidence.ranks, 1: failed})
+        found = diagnose(replace(evidence, deaths=(1,)))
+        assert (found.verdict, found.culprits) == ("crash", (1,))
+        # What the ranks raised while they were ended is not why.
+        assert diagnose(evidence).verdict == "inconclusive"
 
 
 class TestProgramLine:

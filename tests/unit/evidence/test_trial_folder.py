@@ -304,3 +304,24 @@ def test_the_builder_writes_only_protocol_events() -> None:
 )
 def test_group_label_is_its_axis_description_or_ranks(group: Group, label: str) -> None:
     assert group.label == label
+
+
+def test_conditions_around_the_lines_that_led_to_a_call(tmp_path: Path) -> None:
+    """There is no stack of a rank that ended, but its log has the lines."""
+    train = "if rank == 0:\n    finish()\n"
+    log: list[dict[str, object]] = [
+        {"e": "start", "t": 0.0, "rank": 0, "world_size": 2},
+        {"e": "file", "t": 0.0, "path": "/me/train.py"},
+        {"e": "names", "t": 0.0, "id": 0, "fqns": ["train.py:2 <module>"]},
+        {"e": "collective", "t": 1.0, "n": 0, "group": "0", "k": 0, "op": "barrier",
+         "site": "utils.py:9 wait", "callers": 0},
+    ]  # fmt: skip
+    (tmp_path / protocol.events_file(0)).write_text("".join(json.dumps(e) + "\n" for e in log))
+    (tmp_path / "capture").mkdir()
+    protocol.write_json(
+        tmp_path / "capture" / "source.json", {"files": {"/me/train.py": train}, "lost": {}}
+    )
+    seen = read_trial(tmp_path).ranks[0]
+    assert seen.collectives[0].callers == ("train.py:2 <module>",)
+    (condition,) = seen.conditions["train.py:2 <module>"]
+    assert (condition.text, condition.singles) == ("if rank == 0", 0)

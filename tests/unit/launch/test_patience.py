@@ -138,6 +138,36 @@ def test_cases_that_are_not_a_hang(script: Script) -> None:
     assert called(script, 200) is None
 
 
+def pause_after(script: Script, seconds: float) -> Stall | None:
+    """The pause that an interruption after ``seconds`` finds."""
+    patience = Patience(Watchdog(3.0, 100.0), 30.0, lambda ranks, _: {})
+    for tick in range(int(seconds / TURN)):
+        assert patience.observe(tick * TURN, script(tick * TURN)) is None
+    return patience.pause(seconds, script(seconds))
+
+
+def test_an_interruption_finds_the_present_pause() -> None:
+    found = pause_after(lambda _: [WAITS, IDLE], 12.0)
+    assert found is not None
+    assert (found.waiting, found.elsewhere, found.window) == ((0,), (1,), 12.0)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(lambda t: [WAITS, replace(IDLE, progress=int(t / 2))], id="progress"),
+        pytest.param(lambda _: [replace(WAITS, state="running"), IDLE], id="nobody-waits"),
+        pytest.param(lambda _: [replace(s, stopped=True) for s in (WAITS, IDLE)], id="suspended"),
+    ],
+)
+def test_an_interruption_of_a_running_job_finds_no_pause(script: Script) -> None:
+    assert pause_after(script, 12.0) is None
+
+
+def test_an_interruption_before_the_first_look_finds_no_pause() -> None:
+    assert Patience(Watchdog(3.0, 100.0), 30.0, lambda ranks, _: {}).pause(1.0, [WAITS]) is None
+
+
 def spinning(stacks: dict[int, str], until: float) -> tuple[float, Stall] | None:
     """Two ranks that compute without end; ``stacks``: the innermost native function of each."""
 

@@ -15,11 +15,12 @@ import pytest
 from moediag import protocol
 from moediag.cli import app
 from moediag.diagnosis.end_states.whereabouts import whereabouts
-from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack
+from moediag.evidence.model import UNTOLD, Evidence, ExitStatus, Frame, RankEvidence, Stack, Stall
 from moediag.launch.capture.token_counts import last_loads
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import NEVER, Family, Process, oom_kills
 from moediag.launch.rank_sample import RankSample
+from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.launch.watched import WatchedJob
 from moediag.pipeline import watch
@@ -68,6 +69,46 @@ def test_options_of_the_job_are_not_parsed() -> None:
     assert app._without_debug(given) == (["watch", "--", "train.py", "--debug", "-h"], True)
     assert app._without_debug(["run", "x", "--debug"]) == (["run", "x"], True)
     assert app._without_debug(["watch", "--", "x", "--debug"])[1] is False
+
+
+class Told:
+    """A watched job whose diagnoses are given, and the pages that a user saw."""
+
+    def __init__(self, folder: Path, verdict: str, on_hang: str) -> None:
+        options = watch.WatchOptions(on_hang=on_hang)
+        self.pages: list[str] = []
+        self.job = watch._Watch(
+            ["train.py"], "train.py", folder, options,
+            lambda found, _: self.pages.append(found.verdict), None,
+        )  # fmt: skip
+        self.job._diagnose = lambda record, folder: trial(verdict)  # type: ignore[method-assign]
+
+    def trouble(self, **fields: bool) -> Then:
+        stall = Stall(0.5, 3.0, (0,), (1,))
+        record = LaunchRecord(0.0, 1.0, stall=stall, **fields)  # type: ignore[arg-type]
+        running = WatchedJob.__new__(WatchedJob)
+        then = self.job._trouble(record, self.job.folder, running)
+        self.during = list(self.pages)
+        self.job._finish(record, self.job.folder)
+        return then
+
+
+@pytest.mark.parametrize(
+    ("on_hang", "then", "during"), [("report", Then.LEAVE, ["hang"]), ("abort", Then.END, [])]
+)
+def test_the_page_of_an_aborted_job_follows_its_last_words(
+    on_hang: str, then: Then, during: list[str], tmp_path: Path
+) -> None:
+    told = Told(tmp_path, "hang", on_hang)
+    assert told.trouble() is then
+    assert (told.during, told.pages) == (during, ["hang"])
+
+
+@pytest.mark.parametrize("on_hang", ["report", "abort", "continue"])
+def test_the_page_of_an_interrupted_job_comes_before_its_end(on_hang: str, tmp_path: Path) -> None:
+    told = Told(tmp_path, "inconclusive", on_hang)
+    assert told.trouble(interrupted=True) is Then.END
+    assert (told.during, told.pages) == (["inconclusive"], ["inconclusive"])
 
 
 class Ended:

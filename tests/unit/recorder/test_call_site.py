@@ -70,6 +70,8 @@ def test_training_and_evaluation_share_a_line_but_not_the_lines_around_it(
     assert log.lists[other["callers"]][:2] == ("train.py:4 evaluate", "main.py:2 main")
     assert len(log.lists[one["callers"]]) == 3
     assert again == one and len(log.lists) == 2
+    assert log.files[:3] == ["/me/model.py", "/me/train.py", "/me/main.py"]
+    assert len(set(log.files)) == len(log.files)
 
 
 def test_frames_of_libraries_are_no_callers(sites: tuple[CallSites, Log]) -> None:
@@ -80,6 +82,7 @@ def test_frames_of_libraries_are_no_callers(sites: tuple[CallSites, Log]) -> Non
     found = train()
     assert found["site"] == "operations.py:2 forward"
     callers = log.lists[found["callers"]]
+    assert not any("/lib" in path for path in log.files)
     assert "train.py:2 train" in callers and not any("utils.py" in line for line in callers)
 
 

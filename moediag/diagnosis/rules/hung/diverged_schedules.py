@@ -23,12 +23,12 @@ def judge(facts: Facts, found: Divergence) -> Judgement:
     evidence, stall = facts.evidence, facts.evidence.stall
     certain = stall is not None and stall.certain
     stuck = facts.stuck if evidence.foreign and certain else None
-    involved = {rank for one in facts.divergences for rank in one.calls}
+    involved = {rank for one, _ in facts.diverging for rank in one.calls}
     lagging: tuple[int, ...] = ()
     if stuck is not None and stuck.basis == "device" and not involved & {*stuck.suspects}:
         lagging = stuck.suspects
     culprits = tuple(sorted({*facts.diverged, *lagging}))
-    pairs = list(zip(facts.divergences, facts.blames, strict=True))
+    pairs = facts.diverging
     text = " Independently: ".join(_told(facts, one, blame) for one, blame in pairs[:_MOST])
     if len(pairs) > _MOST:
         text += f" And {plural(len(pairs) - _MOST, 'more independent divergence')}."

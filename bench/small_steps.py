@@ -1,0 +1,101 @@
+"""Times small steps with the recorder off and on, alternating in one group: a DDP step of one or
+two milliseconds, and an FSDP2 step of ten tiny layers with clipping and Adam.
+
+``torchrun --nproc-per-node 2 bench/small_steps.py OUT.json ROUNDS``; rank 0 writes, by step and by
+kind, the wall time and the CPU time of a step in each round.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from moediag.recorder import install
+
+STEPS = 40  # of one round: a clock of the CPU is too coarse for one step
+Step = Callable[[], None]
+
+
+def ddp() -> Step:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(32, 64)
+
+    def step() -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fsdp2() -> Step:
+    torch.manual_seed(0)
+    layers = [
+        torch.nn.TransformerEncoderLayer(16, 4, 64, dropout=0.0, batch_first=True)
+        for _ in range(10)
+    ]
+    model = torch.nn.Sequential(torch.nn.Embedding(1024, 16), *layers, torch.nn.Linear(16, 1024))
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    batch = torch.randint(0, 1024, (4, 16))
+
+    def step() -> None:
+        model(batch).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measured(step: Step, steps: int) -> tuple[float, float]:
+    """Returns the seconds of a step: of the clock, and of the CPU."""
+    step()
+    dist.barrier()
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in (("ddp", ddp), ("fsdp2", fsdp2)):
+            step, times = make(), {"off": [], "on": []}
+            steps = STEPS if name == "ddp" else STEPS // 8
+            for number in range(int(sys.argv[2]) + 1):
+                # Who goes first alternates, and round 0 warms up.
+                for kind in list(times)[:: 1 if number % 2 else -1]:
+                    on = kind == "on"
+                    recorder = install(folder, rank, world, of_job=True) if on else None
+                    seconds = measured(step, steps)
+                    if recorder is not None:
+                        recorder.uninstall()
+                    if number:
+                        times[kind].append(seconds)
+            found[name] = times
+    if rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -155,12 +155,17 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
 
 
 def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
-    """The error of a traceback whose first line is missing: people paste the end of a log."""
-    first = next((at for at, line in enumerate(lines) if _FRAME.match(_unprefixed(line))), None)
-    if first is None:
+    """The error of a traceback whose first line is missing: people paste the end of a log. The
+    exception follows its frames at once; other lines that look like one are messages."""
+    plain = [_unprefixed(line) for line in lines]
+    frames = [at for at, line in enumerate(plain) if _FRAME.match(line)]
+    if not frames:
         return None
-    found = _traceback(lines[first:], libraries)
-    return found if found is not None and found.type.endswith(("Error", "Exception")) else None
+    after = next((line for line in plain[frames[-1] + 1 :] if line[:1].strip()), "")
+    last = _LAST.match(after)
+    if last is None or not last["type"].endswith(("Error", "Exception")):
+        return None
+    return _traceback(plain[frames[0] :], libraries)
 
 
 def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:

@@ -188,6 +188,8 @@ class RankError:
     message: str
     where: str = ""  # innermost user frame, "file.py:12 function"
     time: float = 0.0
+    frames: tuple[Frame, ...] = ()  # of its traceback, innermost first
+    after: str = ""  # the first exception of its chain, "KeyError: 'x' at data.py:3 load"
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,14 @@ def test_output_without_an_error_has_none(text: str) -> None:
     assert error_in_output(text) is None
 
 
+def test_a_cut_traceback_ends_with_its_exception() -> None:
+    frame = '  File "/job/t.py", line 3, in f\n    g()\n'
+    assert error_in_output(f"{frame}ValueError: x\nlater\n") == RankError(
+        "ValueError", "x", "t.py:3 f"
+    )
+    assert error_in_output(f"{frame}step 7\nConnectionError: retrying\n") is None
+
+
 def test_user_frame_is_the_innermost_frame_outside_libraries() -> None:
     inside = 'File "/x/site-packages/torch/a.py", line 2, in deep'
     assert user_frame(f'File "/w/train.py", line 1, in step\n{inside}') == "train.py:1 step"

@@ -181,7 +181,6 @@ def test_omitted_calls_do_not_change_the_diagnosis(
     whole = diagnosed(read(job, ring=ring))
     everything = recorded(read(job, ring=ring))
     monkeypatch.setattr(window, "KEEP_ALL", 0)
-    monkeypatch.setattr(window, "BEFORE", 12)
     few = recorded(read(job, ring=ring))
     some = diagnosed(read(job, ring=ring))
     assert (some.verdict, some.culprits) == (whole.verdict, whole.culprits)

@@ -149,7 +149,7 @@ def main() -> None:
     if judged:
         text = options.out.read_text("utf-8") if options.out.exists() else ""
         options.out.write_text(
-            sections.replaced(text, page.markdown(judged, sys.argv[1:])), "utf-8"
+            sections.replaced(text, page.markdown(judged, head(options))), "utf-8"
         )
         progress.print(page.line_of_all(judged), f"written: {options.out}")
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moediag.evidence.model import ExitStatus, RankError, Stall
+from moediag.evidence.model import ExitStatus, Frame, RankError, Stall
 from moediag.protocol import innermost_user
 
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 
+_BEGINS = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$')
 _LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
@@ -122,8 +123,20 @@ def elastic_error(raw: Any, libraries: Sequence[str] = ()) -> RankError | None:
         kind, text = "Exception", message
     callstack = extra.get("py_callstack")
     callstack = callstack if isinstance(callstack, str) else ""
-    where = user_frame(callstack, libraries)
-    return RankError(short_type(kind), text, where, _time(extra.get("timestamp")))
+    # An exception's own traceback is the last one; those before are what it was raised from.
+    *before, own = callstack.split(_BEGINS)
+    where = user_frame(own, libraries)
+    first = _traceback(before[1].splitlines(), libraries) if len(before) > 1 else None
+    return RankError(
+        short_type(kind), text, where, _time(extra.get("timestamp")), _frames(own),
+        f"{first.type}: {first.message} at {first.where}" if first is not None else "",
+    )  # fmt: skip
+
+
+def _frames(traceback: str) -> tuple[Frame, ...]:
+    """The frames of one traceback, innermost first."""
+    found = [frame for line in traceback.splitlines() if (frame := _FRAME.match(line))]
+    return tuple(Frame(f["file"], int(f["line"]), f["function"]) for f in reversed(found))
 
 
 def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | None:
@@ -131,7 +144,7 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
     lines = text.splitlines()
     for at in range(len(lines) - 1, -1, -1):
         line = _unprefixed(lines[at])
-        if line.startswith("Traceback (most recent call last):"):
+        if line.startswith(_BEGINS):
             found = _traceback(lines[at + 1 :], libraries)
             if found is not None:
                 return found
@@ -142,12 +155,17 @@ def error_in_output(text: str, libraries: Sequence[str] = ()) -> RankError | Non
 
 
 def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
-    """The error of a traceback whose first line is missing: people paste the end of a log."""
-    first = next((at for at, line in enumerate(lines) if _FRAME.match(_unprefixed(line))), None)
-    if first is None:
+    """The error of a traceback whose first line is missing: people paste the end of a log. The
+    exception follows its frames at once; other lines that look like one are messages."""
+    plain = [_unprefixed(line) for line in lines]
+    frames = [at for at, line in enumerate(plain) if _FRAME.match(line)]
+    if not frames:
         return None
-    found = _traceback(lines[first:], libraries)
-    return found if found is not None and found.type.endswith(("Error", "Exception")) else None
+    after = next((line for line in plain[frames[-1] + 1 :] if line[:1].strip()), "")
+    last = _LAST.match(after)
+    if last is None or not last["type"].endswith(("Error", "Exception")):
+        return None
+    return _traceback(plain[frames[0] :], libraries)
 
 
 def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:

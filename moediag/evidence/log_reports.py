@@ -36,7 +36,8 @@ def job_size(reports: Iterable[Report]) -> int:
     found = 0
     reports = list(reports)
     for one in reports:
-        members = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
+        named = (*one.about, *(rank for rank, _ in one.sides), one.place or 0)
+        members = [rank for rank in named if rank < log_lines.MAX_RANK]
         found = max(found, group_size(one) or 0, max(members) + 1 if any(members) else 0)
     return max(found, sum(one.kind == "stack" for one in reports))
 
@@ -47,7 +48,7 @@ def group_size(one: Report) -> int | None:
     small, large = sorted((one.numel_in or 0, one.numel_out or 0))
     if one.op not in ("all_gather", "reduce_scatter") or small <= 0 or large % small:
         return None
-    return large // small if large > small else None
+    return large // small if small < large < small * log_lines.MAX_RANK else None
 
 
 def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:

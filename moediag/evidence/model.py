@@ -129,6 +129,7 @@ class Condition:
     #: Global ranks that it keeps from the line, if its names mean what they say.
     keeps_out: frozenset[int] = frozenset()
     #: The global rank that it compares for equality: 0 of ``rank != 0`` and ``is_main_process``.
+    #: None also if both of its branches communicate: they may meet each other.
     singles: int | None = None
 
 
@@ -187,6 +188,8 @@ class RankError:
     message: str
     where: str = ""  # innermost user frame, "file.py:12 function"
     time: float = 0.0
+    frames: tuple[Frame, ...] = ()  # of its traceback, innermost first
+    after: str = ""  # the first exception of its chain, "KeyError: 'x' at data.py:3 load"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag import protocol
-from moediag.evidence.model import Evidence, Node, RankError, RankEvidence, Stall
+from moediag.evidence.model import Evidence, Node, RankEvidence, Stall
 
 SCHEMA_VERSION = 1
 _SKEW = 1.0  # seconds; a smaller offset may also be one rank that is slower than another
@@ -198,7 +198,7 @@ def _shifted(seen: RankEvidence, by: float) -> RankEvidence:
         seen,
         collectives=tuple(replace(call, time=at(call.time)) for call in seen.collectives),
         decisions=tuple(replace(one, time=at(one.time)) for one in seen.decisions),
-        error=RankError(error.type, error.message, error.where, at(error.time)) if error else None,
+        error=replace(error, time=at(error.time)) if error else None,
     )
 
 

@@ -22,6 +22,10 @@ _ALONE = re.compile(
 )
 _FIRST = re.compile(r"(?:local_)?main_process_first|\w*(?:rank_?)?(?:zero|0|main|master)_first")
 _LINE = re.compile(r"(?P<name>[^:]+):(?P<line>\d+) (?P<function>.+)")
+_CALLS = re.compile(
+    r"(?:i?send|i?recv|barrier|broadcast|scatter|gather|wait_for_everyone|synchronize)\w*"
+    r"|\w*(?:all|reduce)_(?:reduce|gather|to_all|scatter)\w*|reduce\w*"
+)
 _EXITS = frozenset(("exit", "_exit", "quit", "abort"))
 _WIDEST = 100  # characters of a condition's text
 MOST = 8  # conditions of one line
@@ -156,7 +160,8 @@ class Source:
             side = "under" if child in parent.body else "else"
             out = self._kept_out(parent.test, scope, size, when=side == "else")
             one = self._condition(parent, parent.test, side, rank)
-            single = self.names.singled_out(parent.test, scope)
+            both = _communicates(parent.body) and _communicates(parent.orelse)
+            single = None if both else self.names.singled_out(parent.test, scope)
             yield replace(one, keeps_out=out, singles=single)
         elif rank and child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank)
@@ -278,6 +283,13 @@ def _is_called(scope: ast.AST, statement: ast.AST, function: str) -> bool:
     if function.startswith("<"):
         return any(isinstance(node, _ANONYMOUS) for node in ast.walk(statement))
     return isinstance(scope, Function) and scope.name == function.rpartition(".")[2]
+
+
+def _communicates(block: Iterable[ast.stmt]) -> bool:
+    """Whether a branch seems to contain a collective or point-to-point call. Two branches that both
+    do may meet each other."""
+    nodes = (node for statement in block for node in ast.walk(statement))
+    return any(isinstance(n, ast.Call) and _CALLS.fullmatch(last_name(n)) for n in nodes)
 
 
 def _leaves(block: Sequence[ast.stmt]) -> str:

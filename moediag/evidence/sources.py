@@ -27,18 +27,9 @@ from moediag.evidence import rank_stacks as stacks
 from moediag.evidence.file_reader import Loaded
 from moediag.evidence.flight_dump import Dump
 from moediag.evidence.model import ExitStatus, RankError, Report, Stack
+from moediag.evidence.rank_in_name import OF_TORCHRUN, rank_of
 
 MAX_FILES = 50_000
-MAX_RANK = 1 << 20
-
-_BY_WORD = re.compile(r"rank[\s_.\-=]*0*(\d{1,7})(?!\d)", re.IGNORECASE)
-_BY_NUMBER = re.compile(r"(?<![\d.])0*(\d{1,4})(?:\.[A-Za-z][\w.]*)?$")
-# Numbers in names that count something else than ranks.
-_OF_OTHERS = re.compile(
-    r"(?:node|host|worker|master|pod|job|run|exp|epoch|step|version|part)[-_.]?0*$", re.I
-)
-_BY_FOLDER = re.compile(r"^(?:attempt_(?P<attempt>\d{1,4})/)?(?P<rank>\d{1,5})$")
-_OF_TORCHRUN = ("stdout.log", "stderr.log", "error.json")
 
 
 @dataclass(slots=True)
@@ -129,7 +120,7 @@ class _Collector:
         if not stat.S_ISREG(status.st_mode):
             self.found.refused.append(f"{path} (not a regular file)")
         elif status.st_size == 0:
-            if path.name not in _OF_TORCHRUN:  # a rank may write nothing
+            if path.name not in OF_TORCHRUN:  # a rank may write nothing
                 self.found.refused.append(f"{path} (empty)")
         else:
             return True
@@ -139,7 +130,7 @@ class _Collector:
         raw = loaded.json
         if loaded.refused:
             self.found.refused.append(f"{path} ({loaded.refused})")
-            if (rank := _rank_of(path, root)) is not None:
+            if (rank := rank_of(path, root)) is not None:
                 self.found.unread.add(rank)
         elif loaded.dump is not None:
             self.dump(path, root, loaded.dump)
@@ -183,7 +174,7 @@ class _Collector:
 
     def whose_dump(self, path: Path, root: Path, dump: Dump) -> int | None:
         """The rank of a dump: from its name, unless its content contradicts that."""
-        named, own = _rank_of(path, root), flight_recorder.own_rank(dump)
+        named, own = rank_of(path, root), flight_recorder.own_rank(dump)
         if named is None or own is None or named == own:
             return own if named is None else named
         self.found.refused.append(f"the name of {path} (its content says rank {own})")
@@ -194,9 +185,11 @@ class _Collector:
     def text(self, path: Path, root: Path) -> None:
         text = outputs.ends(path)
         sections = stack_texts.read(text)
-        if not sections:
+        if not sections or _is_also_log(text):
             self.log(path, root, text)
-        elif len(sections) == 1 and sections[0].rank is None:
+        if not sections:
+            return
+        if len(sections) == 1 and sections[0].rank is None:
             self.add_stacks(path, root, sections[0].stacks, sections[0].process)
         else:
             self.found.files += 1
@@ -223,7 +216,7 @@ class _Collector:
         self.found.exits.update(ended)
         self.found.first = self.found.first or first
         parts = log_lines.by_rank(lines)
-        named = _rank_of(path, root)
+        named = rank_of(path, root)
         own = named if named is not None and not parts.keys() - {named, None} else None
         reports = log_reports.read(lines, own)
         if own is not None and not self.is_latest(path, own):
@@ -288,10 +281,10 @@ class _Collector:
             self.found.refused.append(f"{path} (stacks without any frame)")
             return
         self.found.files += 1
-        self.section(_rank_of(path, root), process or path.name, found)
+        self.section(rank_of(path, root), process or path.name, found)
 
     def error(self, path: Path, root: Path, error: RankError) -> None:
-        rank = _rank_of(path, root)
+        rank = rank_of(path, root)
         if rank is None:
             self.of_nobody.append((path, "an error file"))
         elif self.is_latest(path, rank):
@@ -309,30 +302,10 @@ class _Collector:
             self.found.refused.append(f"{more} more files whose rank is unknown")
 
 
-def _rank_of(path: Path, root: Path) -> int | None:
-    """The rank in a path: the number after "rank", torchrun's folder, else the last number.
-
-    Examples: ``rank_3.log``, ``nccl_trace_rank_3``, ``trace_0003.json``, ``rank3/out.txt``,
-    ``attempt_0/3/stderr.log``.
-    """
-    below = path.relative_to(root).parts if path != root else (path.name,)
-    if path.name in _OF_TORCHRUN:
-        folder = path.parent
-        above = folder.parent.name
-        prefix = f"{above}/" if above.startswith("attempt_") else ""
-        if found := _BY_FOLDER.match(prefix + folder.name):
-            return int(found["rank"])
-    for part in reversed(below):
-        if words := _BY_WORD.findall(part):
-            return _sane(words[-1])
-    number = _BY_NUMBER.search(path.name)
-    if number and _OF_OTHERS.search(path.name[: number.start(1)]):
-        return None
-    return _sane(number[1]) if number else None
-
-
-def _sane(number: str) -> int | None:
-    return int(number) if int(number) < MAX_RANK else None
+def _is_also_log(text: str) -> bool:
+    """Whether a text with stacks also has messages or an exception, as when people paste both."""
+    reported = bool(log_reports.read(log_lines.read(text)))
+    return reported or exits.error_in_output(text) is not None
 
 
 def _worth(dump: Dump) -> tuple[int, int, bool]:

@@ -124,7 +124,10 @@ def _rank(
     libraries = log.libraries or libraries
     output = exits.tail(folder / protocol.output_file(rank))
     outcome, lost = _outcome(folder, rank)
-    error = log.error or exits.read_error_file(folder / protocol.error_file(rank), libraries)
+    filed = exits.read_error_file(folder / protocol.error_file(rank), libraries)
+    error = log.error or filed
+    if log.error is not None and filed is not None and filed.type == log.error.type:
+        error = replace(log.error, frames=filed.frames, after=filed.after)
     if error is None and not log.finished:
         error = exits.error_in_output(output, libraries)
     stacks = _stacks(folder, rank)

@@ -170,14 +170,16 @@ def dividing(found: Sequence[Standing]) -> tuple[Condition, Standing, Standing] 
     return None
 
 
-def by_condition(found: Blame, divergence: Divergence, standing: Sequence[Standing]) -> Blame:
+def by_condition(
+    found: Blame, divergence: Divergence, standing: Sequence[Standing], evidence: Evidence
+) -> Blame:
     """``found``, or the rank for which the program has a branch of its own there, or that caught an
     exception there. That decides where at most the job's past does; where both name different
     ranks, neither does."""
     even = divergence.kind == "missing" and set(divergence.absent) == set(divergence.ended)
     if found.basis not in _WEAKER and not (found.basis == "gone" and even):
         return found
-    told = dict(_singled_out(divergence, standing))
+    told = dict(_singled_out(divergence, standing, evidence))
     who = next(iter(told)) if len(told) == 1 else ()
     if not who or not {*who} <= {*divergence.calls}:
         return found
@@ -187,17 +189,30 @@ def by_condition(found: Blame, divergence: Divergence, standing: Sequence[Standi
 
 
 def _singled_out(
-    divergence: Divergence, standing: Sequence[Standing]
+    divergence: Divergence, standing: Sequence[Standing], evidence: Evidence
 ) -> Iterator[tuple[tuple[int, ...], Condition]]:
-    """Ranks, and the condition around a diverging call that treats them apart."""
+    """Ranks, and the condition around a diverging call that treats them apart. A call that was
+    completed before at the same place is not apart: the other ranks have one that meets it."""
     for one in standing:
-        if not one.exact or one.call != divergence.calls.get(one.ranks[0]):
+        call = one.call
+        if not one.exact or call is None or call != divergence.calls.get(one.ranks[0]):
+            continue
+        if any(_again(call, earlier) for earlier in evidence.ranks[one.ranks[0]].collectives):
             continue
         for condition in one.apart:
             if condition.side == "handler":
                 yield one.ranks, condition
             elif condition.keeps_out:
                 yield () if condition.singles is None else (condition.singles,), condition
+
+
+def _again(call: Collective, earlier: Collective) -> bool:
+    return (
+        earlier.completed
+        and earlier.index < call.index
+        and (earlier.site, earlier.callers, earlier.op, earlier.group)
+        == (call.site, call.callers, call.op, call.group)
+    )
 
 
 def caught(standing: Sequence[Standing]) -> tuple[Standing, Condition] | None:

@@ -55,6 +55,8 @@ class Failure:
     mismatch: bool = False
     """Its message reports that collectives did not match."""
     time: float = 0.0
+    after: str = ""
+    """The exception that it was raised from or while handling."""
 
     @property
     def summary(self) -> str:
@@ -94,6 +96,7 @@ def _failure(seen: RankEvidence) -> Failure | None:
             consequence=is_communication(error),
             mismatch=bool(_MISMATCH.search(error.message)),
             time=error.time,
+            after=error.after,
         )
     if not ended_badly or end is None:
         return None

@@ -103,7 +103,7 @@ class Facts:
 
     def _blame(self, d: Divergence) -> Blame:
         found = by_usual_order(d, blame(d, tokens_of(self.evidence)), self.evidence)
-        return by_condition(found, d, self.standings)
+        return by_condition(found, d, self.standings, self.evidence)
 
     @cached_property
     def standings(self) -> tuple[Standing, ...]:

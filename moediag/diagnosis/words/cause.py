@@ -27,7 +27,7 @@ def of_divergence(
     prevented."""
     calls = {rank: c for rank, c in divergence.calls.items() if c is not None}
     if divergence.kind == "missing":
-        text = _missing(divergence, calls, blame)
+        text = _missing(divergence, calls, blame, died)
     elif divergence.kind == "order":
         text = _order(divergence, calls, blame)
     elif divergence.kind == "splits":
@@ -162,9 +162,13 @@ def _departure(one: Departure) -> str:
     )
 
 
-def _missing(divergence: Divergence, calls: Mapping[int, Collective], blame: Blame) -> str:
+def _missing(
+    divergence: Divergence, calls: Mapping[int, Collective], blame: Blame, died: bool
+) -> str:
     waiting = ranks(calls)
-    verb = "waits" if len(calls) == 1 else "wait"
+    verb = (
+        ("was" if len(calls) == 1 else "were") if died else "waits" if len(calls) == 1 else "wait"
+    )
     what = describe(next(iter(calls.values())))
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
     if divergence.counts:

@@ -63,14 +63,17 @@ def _most(texts: Iterable[str]) -> str:
 
 def stacks(evidence: Evidence) -> dict[int, tuple[str, ...]]:
     """Rank -> frames of the thread that counts, innermost first, as ``function (file.py:12)``. That
-    is a thread inside a collective, else the main thread. The first source of the rank is the best:
-    readers list them in that order. All frames of the user's code are there; of the libraries'
-    frames the innermost ones, and ``... 7 library frames`` for others."""
+    is a thread inside a collective, else the main thread, else the traceback that ended the rank.
+    The first source of the rank is the best: readers list them in that order. All frames of the
+    user's code are there; of the libraries' frames the innermost ones, and ``... 7 library frames``
+    for others."""
     shown = {}
     for rank, seen in sorted(evidence.ranks.items()):
         stack = shown_stack(seen)
-        if stack is not None:
-            frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), stack.frames)
+        raised = seen.error.frames if seen.error is not None else ()
+        if stack is not None or raised:
+            found = stack.frames if stack is not None else raised
+            frames = itertools.takewhile(lambda f: not f.file.endswith(_ENTRY), found)
             shown[rank] = _folded([f for f in frames if _tells(f)], seen.libraries)
     return shown
 

@@ -56,13 +56,16 @@ MAY_BE_LATE = (
 )
 
 
-def under_way(found: Frontier | None) -> str:
-    """What dumps show that may be of a running job."""
+def under_way(found: Frontier | None, missing: str) -> str:
+    """What dumps show that may be of a running job. ``missing``: the sentence about the first call
+    to which a rank had not come, or ""."""
     text = (
         "Calls had not completed when the dumps were written, and nothing in the dumps shows how "
     )
     text += "long they had waited: the job may have been running."
-    if found is not None and found.call is not None and found.group is not None:
+    if missing:
+        text += f" If it stood still: {missing[:1].lower() + missing[1:]}"
+    elif found is not None and found.call is not None and found.group is not None:
         text += f" If it stood still, it did so in {describe(found.call)} on {found.group.label}"
         text += f" (call {found.call.position} of that group)"
         text += f" and in {plural(found.others, 'other call')}." if found.others else "."

@@ -35,20 +35,20 @@ class UnequalBatches:
 
 
 def unequal_batches(evidence: Evidence) -> UnequalBatches | None:
-    """A pass that is known to have ended earlier on some ranks: of each line the last pass that all
-    its ranks began."""
+    """The first pass that is known to have ended earlier on some ranks. Passes are compared by line
+    and number, as far as all ranks that used a loader at that line began them."""
     passes: dict[str, dict[int, list[BatchCount]]] = {}
     for rank, seen in evidence.ranks.items():
         for one in seen.batches:
             passes.setdefault(one.line, {}).setdefault(rank, []).append(one)
     for line, by_rank in passes.items():
-        last = min(len(own) for own in by_rank.values()) - 1
-        here = {rank: own[last] for rank, own in by_rank.items()}
-        going_on = tuple(sorted(rank for rank, one in here.items() if not one.ended))
-        ended = [one.number for one in here.values() if one.ended]
-        # A pass that was not over may end with the same number.
-        if line and ended and max(one.number for one in here.values()) > min(ended):
-            return UnequalBatches(line, {r: one.number for r, one in here.items()}, going_on)
+        for number in range(min(len(own) for own in by_rank.values()) if line else 0):
+            here = {rank: own[number] for rank, own in by_rank.items()}
+            ended = [one.number for one in here.values() if one.ended]
+            # A pass that was not over may end with the same number.
+            if ended and max(one.number for one in here.values()) > min(ended):
+                going_on = tuple(sorted(rank for rank, one in here.items() if not one.ended))
+                return UnequalBatches(line, {r: one.number for r, one in here.items()}, going_on)
     return None
 
 

@@ -258,6 +258,7 @@ class JobSupervisor(Supervisor):
         """Ends the job, or only the remaining ranks of a job that ended by itself: its other
         processes (such as a log uploader) may be meant to stay."""
         ours = self.seen.interrupted or self._root_code is None
+        left = {rank for rank, process in self.seen.processes.items() if process.alive}
         gone = {} if self.again or not ours else self._end_processes()
         if not ours and not self.again:
             self._clear()
@@ -278,8 +279,11 @@ class JobSupervisor(Supervisor):
         self._keep_sources()
         self._note_ends(samples)
         if self._root_code == 0:  # their launcher reports success
+            # Some launchers (Ray) end ranks that have reported their result by SIGTERM.
+            ended = {r for r, s in self.seen.exits.items() if s.by_us and s.signal == "SIGTERM"}
             quiet = [s.rank for s in samples if s.known and s.rank not in self.seen.exits]
-            self.seen.exits.update(dict.fromkeys(quiet, ExitStatus(code=0)))
+            well = (*quiet, *(ended - left))
+            self.seen.exits.update(dict.fromkeys(well, ExitStatus(code=0)))
         if not self.again:
             self._account()
 

@@ -133,5 +133,11 @@ def test_the_first_of_several_open_calls_counts() -> None:
     assert group.front == 9 and not group.behind
 
 
+def test_writers_that_are_not_known_are_kept_apart() -> None:
+    unknown = [at(None, 9, group="", desc="", place=place) for place in (None, 3, 0)]
+    (group,) = found(*unknown).groups
+    assert [one.place for one in group.members] == [None, 0, 3]
+
+
 def test_other_messages_give_no_position() -> None:
     assert positions([Report("stuck", 3), Report("machine")]) is None

@@ -269,6 +269,15 @@ def test_stacks_in_one_file_tell_all_sides(tmp_path: Path) -> None:
     assert "barrier, called by step (train.py:11)" in found.cause
 
 
+def test_stacks_and_messages_in_one_file_are_both_read(tmp_path: Path) -> None:
+    found = page(
+        tmp_path, timeout(0, 41) + signal(1, 0, 40, 40) + stacks(["all_reduce", "barrier"])
+    )
+    assert found.verdict == "hang" and "SeqNum 41" in found.cause
+    assert found.culprits == ()  # rank 1 is in a barrier, perhaps of another group
+    assert "wait for each other" in found.cause and len(found.stacks) == 2
+
+
 def test_stacks_of_unknown_ranks_are_told(tmp_path: Path) -> None:
     files = {f"dump-of-{name}": STACK.format("barrier", 3) for name in ("node", "other")}
     found = page(tmp_path, **files)

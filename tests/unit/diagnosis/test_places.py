@@ -189,6 +189,18 @@ class TestBlameByCondition:
         one = found(replace(evidence, ranks=ranks), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
         assert one.culprits == ()
 
+    def test_a_call_that_met_another_one_before(self) -> None:
+        """Rank 0's call is in its branch in every step; rank 1 has one that meets it."""
+        usual = [Op("a"), Op("a")]
+        job = Job(GROUP, [[*usual, Op("a")], [*usual, Op("a", "barrier", numel=0)]]).run()
+        seen = job.ranks[0]
+        calls = tuple(replace(call, site="train.py:96 f") for call in seen.collectives)
+        ranks = {**job.ranks, 0: replace(seen, collectives=calls)}
+        known = {0: [UNDER], 1: []}
+        one = found(replace(job, ranks=ranks), {0: at(96), 1: at(99)}, known)
+        assert one.culprits != (0,)
+        assert "under `if rank == 0`" in one.next_step
+
     def test_a_rank_that_is_elsewhere_stays_the_culprit(self) -> None:
         one = found(away(), {0: at(96), 1: at(50, inner=DATA)}, {0: [UNDER], 1: []})
         assert one.culprits == (1,)

@@ -42,6 +42,10 @@ class TestBatches:
         found = diagnose(with_batches((done(32),), (done(31), done(5, "train.py:99 test"))))
         assert "gave 31 batches on rank 1, 32 batches on rank 0" in found.cause
 
+    def test_the_first_pass_that_differs_is_told(self) -> None:
+        found = diagnose(with_batches((done(9), done(20), done(3)), (done(9), done(15), done(2))))
+        assert "gave 15 batches on rank 1, 20 batches on rank 0" in found.cause
+
     @pytest.mark.parametrize(
         "passes",
         [

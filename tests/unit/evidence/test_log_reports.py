@@ -196,3 +196,4 @@ def test_the_job_has_at_least_the_ranks_that_messages_show() -> None:
     assert job_size(reports(f"[PG ID 2 PG GUID 5(tp) Rank 1] {CAUGHT}")) == 4
     assert job_size(reports("[Rank 0]: Ranks 3, 5 failed to pass monitoredBarrier in 9 ms")) == 6
     assert job_size(reports("nothing")) == 0
+    assert job_size(reports("[Rank 0]: Rank 9999999 failed to pass monitoredBarrier in 9 ms")) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,14 @@ def test_output_without_an_error_has_none(text: str) -> None:
     assert error_in_output(text) is None
 
 
+def test_a_cut_traceback_ends_with_its_exception() -> None:
+    frame = '  File "/job/t.py", line 3, in f\n    g()\n'
+    found = error_in_output(f"{frame}ValueError: x\nlater\n")
+    assert found is not None
+    assert (found.type, found.message, found.where) == ("ValueError", "x", "t.py:3 f")
+    assert error_in_output(f"{frame}step 7\nConnectionError: retrying\n") is None
+
+
 def test_user_frame_is_the_innermost_frame_outside_libraries() -> None:
     inside = 'File "/x/site-packages/torch/a.py", line 2, in deep'
     assert user_frame(f'File "/w/train.py", line 1, in step\n{inside}') == "train.py:1 step"
@@ -181,7 +190,9 @@ def test_torch_elastic_error_files_are_read(tmp_path: Path) -> None:
     callstack = 'Traceback:\n  File "/w/train.py", line 3, in f\nIndexError: 9: out'
     extra = {"py_callstack": callstack, "timestamp": "1700000000"}
     path.write_text(json.dumps({"message": {"message": "IndexError: 9: out", "extraInfo": extra}}))
-    assert read_error_file(path) == RankError("IndexError", "9: out", "train.py:3 f", 1.7e9)
+    found = read_error_file(path)
+    assert found is not None and [frame.line for frame in found.frames] == [3]
+    assert replace(found, frames=()) == RankError("IndexError", "9: out", "train.py:3 f", 1.7e9)
     path.write_text(json.dumps({"message": "something broke"}))
     assert read_error_file(path) == RankError("Exception", "something broke")
     for broken in ("", "{", "[]", "{}"):

@@ -149,6 +149,31 @@ class TestWhoIsKeptOut:
         assert around(f"def f(rank):\n  if {test}:\n    a()  # HERE\n")[0].keeps_out == out
 
 
+class TestTheRankThatIsTreatedApart:
+    @pytest.mark.parametrize(
+        ("test", "rank"),
+        [
+            ("rank == 0", 0),
+            ("rank != 1", 1),
+            ("not is_main_process()", 0),
+            ("step % 5 == 0 and rank == 2", 2),
+            ("rank == 0 or rank == 1", None),
+            ("rank == 0 and rank == 1", None),
+            ("rank < 1", None),
+            ("tp_rank == 0", None),
+            ("step == 0", None),
+        ],
+    )
+    def test_a_comparison_with_one_number(self, test: str, rank: int | None) -> None:
+        assert around(f"def f(rank):\n  if {test}:\n    a()  # HERE\n")[0].singles == rank
+
+    def test_two_branches_that_may_meet_each_other(self) -> None:
+        body = "def f(rank):\n  if rank == 0:\n    dist.{}(x)  # HERE\n  else:\n    {}(x)\n"
+        assert around(body.format("broadcast", "dist.broadcast"))[0].singles is None
+        assert around(body.format("send", "dist.recv"))[0].singles is None
+        assert around(body.format("broadcast", "log"))[0].singles == 0
+
+
 class TestSourceThatDoesNotMatch:
     SOURCE = "def f(rank):\n  if rank == 0:\n    a()\n"
 

@@ -11,7 +11,15 @@ import pytest
 from moediag import protocol
 from moediag.diagnosis import diagnose
 from moediag.errors import EvidenceError
-from moediag.evidence.model import Evidence, ExitStatus, Group, HeldWeights, RankError
+from moediag.evidence.exits import read_error_file
+from moediag.evidence.model import (
+    Evidence,
+    ExitStatus,
+    Group,
+    HeldWeights,
+    RankError,
+    RankEvidence,
+)
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import ExpertRows
 from moediag.result import Verdict
@@ -325,3 +333,43 @@ def test_conditions_around_the_lines_that_led_to_a_call(tmp_path: Path) -> None:
     assert seen.collectives[0].callers == ("train.py:2 <module>",)
     (condition,) = seen.conditions["train.py:2 <module>"]
     assert (condition.text, condition.singles) == ("if rank == 0", 0)
+
+
+CHAIN = """Traceback (most recent call last):
+  File "/me/data.py", line 3, in load
+    return rows[key]
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/me/train.py", line 9, in <module>
+    main()
+  File "/me/train.py", line 5, in main
+    raise ValueError("no row") from error
+ValueError: no row
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [(CHAIN, "KeyError: 'x' at data.py:3 load"), (CHAIN[CHAIN.rindex("Tra") :], "")],
+)
+def test_a_crash_has_the_traceback_and_what_it_was_raised_from(
+    tmp_path: Path, text: str, after: str
+) -> None:
+    extra = {"py_callstack": text, "timestamp": "5"}
+    message = {"message": "ValueError: no row", "extraInfo": extra}
+    protocol.write_json(tmp_path / protocol.error_file(0), {"message": message})
+    error = read_error_file(tmp_path / protocol.error_file(0))
+    evidence = Evidence(1, {0: RankEvidence(0, error=error, exit=ExitStatus(code=1))})
+    found = diagnose(replace(evidence, watched=True))
+    assert found.stacks[0] == ("main (train.py:5)", "<module> (train.py:9)")
+    assert "raised ValueError at train.py:5 main: no row" in found.cause
+    assert (f"(after {after})" in found.cause) == bool(after)
+
+
+def test_a_crash_without_a_traceback_has_no_frames(tmp_path: Path) -> None:
+    protocol.write_json(tmp_path / protocol.error_file(0), {"message": "ValueError: no row"})
+    error = read_error_file(tmp_path / "rank-0.error.json")
+    assert error is not None and (error.frames, error.after) == ((), "")

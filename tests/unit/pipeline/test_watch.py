@@ -210,6 +210,31 @@ def test_the_last_stacks_show_the_signal(ended: Ended, text: str, status: ExitSt
     assert ended.status() == status
 
 
+BY_LAUNCHER = ExitStatus(signal="SIGTERM", by_us=True)
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, ExitStatus(code=0)), (1, BY_LAUNCHER)])
+def test_a_rank_that_its_launcher_ended_is_well_if_the_launcher_is(
+    ended: Ended, code: int, status: ExitStatus
+) -> None:
+    """Ray sends SIGTERM to workers that have reported their result."""
+    ended.job.ranks, ended.job._root_code = [0], code
+    ended.job.seen.exits[0] = BY_LAUNCHER
+    ended.job._end()
+    assert ended.job.seen.exits[0] == status
+
+
+def test_a_rank_that_outlives_its_launcher_did_not_end_well(
+    ended: Ended, other: subprocess.Popen[bytes]
+) -> None:
+    ended.job.ranks, ended.job._root_code = [0], 0
+    ended.job.seen.processes[0] = Process.of(other.pid)
+    ended.job.seen.exits[0] = BY_LAUNCHER
+    ended.job._end()
+    assert other.wait(10) == -signal.SIGTERM
+    assert ended.job.seen.exits[0] == BY_LAUNCHER
+
+
 def test_an_end_without_a_trace_may_be_normal(ended: Ended) -> None:
     assert ended.status() is None
     ended.job._root_code = 1  # until the job fails

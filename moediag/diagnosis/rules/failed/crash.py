@@ -45,7 +45,8 @@ def judge(facts: Facts, found: tuple[Failure, ...]) -> Judgement:
 def _ended(failure: Failure, evidence: Evidence) -> str:
     if failure.message or failure.where:
         text = f"raised {failure.name}" + (f" at {failure.where}" if failure.where else "")
-        return text + (f": {failure.summary}" if failure.summary else "")
+        text += f": {failure.summary}" if failure.summary else ""
+        return text + (f" (after {failure.after})" if failure.after else "")
     if failure.name.startswith("exit code"):
         return f"ended with {failure.name} and left no exception"
     if failure.name == UNTOLD:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, undecided
-from moediag.diagnosis.words import foreign_jobs
+from moediag.diagnosis.words import cause, foreign_jobs
 from moediag.result import Verdict
 
 VERDICT = Verdict.INCONCLUSIVE
@@ -18,5 +19,7 @@ def find(facts: Facts) -> bool | None:
 def judge(facts: Facts, found: bool) -> Judgement:
     text = "Some calls had not completed when this was recorded."
     if facts.evidence.stall is not None:
-        text = foreign_jobs.under_way(facts.stuck)
+        first, backend = facts.divergence, facts.evidence.backend
+        told = cause.of_divergence(first, Blame(), backend, died=False) if first else ""
+        text = foreign_jobs.under_way(facts.stuck, told)
     return undecided(text)

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import argparse
 import platform
+import random
 import shlex
 import sys
 import tempfile
+import time
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--every", type=int, default=1, metavar="N", help="only every N-th of these"
     )
+    parser.add_argument("--minutes", type=float, default=1e9, metavar="N", help="of these at most")
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE")
     parser.add_argument("--no-victims", action="store_true")
     parser.add_argument("--no-simulated", action="store_true")
@@ -48,6 +51,26 @@ def of_victim(victim: Victim, tool: TorchFrTrace, folder: Path) -> page.Judged:
         page.DETAIL: victims.detailed(victim, folder),
     }
     return page.Judged(victims.truth(victim), answers)
+
+
+def of_simulated(
+    seeds: range, options: argparse.Namespace, tool: TorchFrTrace
+) -> list[page.Judged]:
+    """Counts simulated cases in an order drawn by chance, so that a limit of time leaves a sample;
+    returns them in the order of the table."""
+    wanted = [*enumerate(simulated.cases(seeds))]
+    random.Random(0).shuffle(wanted)  # noqa: S311 - repeatable
+    made = {}
+    end = time.monotonic() + 60 * options.minutes
+    for number, case in wanted[:: options.every]:
+        folder = case.folder()
+        if folder is None:
+            continue
+        with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as place:
+            made[number] = simulated.judged(case, folder, tool, Path(place))
+        if time.monotonic() > end:
+            break
+    return [made[number] for number in sorted(made)]
 
 
 def head(command: list[str]) -> str:
@@ -69,7 +92,6 @@ def main() -> None:
     options = arguments()
     progress = Console(stderr=True)
     real: list[page.Judged] = []
-    made: list[page.Judged] = []
     chosen = [v for v in VICTIMS if not options.victim or v.name in options.victim]
     seeds = range(simulated.TESTING, simulated.TESTING + options.seeds)
     with TorchFrTrace() as tool:
@@ -78,13 +100,7 @@ def main() -> None:
                 real.append(of_victim(victim, tool, Path(folder)))
             told = {name: real[-1].outcome(name).value for name in real[-1].answers}
             progress.print(f"{victim.name}: {told}")
-        wanted = [] if options.no_simulated else [*simulated.cases(seeds)][:: options.every]
-        for case in wanted:
-            folder = case.folder()
-            if folder is None:
-                continue
-            with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as place:
-                made.append(simulated.judged(case, folder, tool, Path(place)))
+        made = [] if options.no_simulated else of_simulated(seeds, options, tool)
     console = Console()
     if real:
         show(console, "victims, real jobs on gloo", page.of_victims(real))

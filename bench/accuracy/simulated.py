@@ -41,7 +41,7 @@ LARGE: tuple[Spec, ...] = (
     (jobs.Layout(4, 16, 4, 8), 2, 2),
     (jobs.Layout(8, 16, 8, 16), 1, 2),
 )
-OF_LARGE = ("no started times", "two culprits, apart, active-only", "half absent, active-only")
+OF_LARGE = ("two culprits, apart, active-only", "half absent, active-only")
 EVERY_FAULT = tuple(d.name for d in jobs.DIMENSIONS if set(jobs.FAULTS) <= set(d.faults))
 STEPS, STEPS_OF_LARGE = 5, 2
 SHARP = frozenset(("extra", "op", "size"))  # may be told as a mismatch as well as a hang

@@ -217,8 +217,9 @@ class _Reader:
         if self.shapes > _MAX_SHAPES:
             raise NoDump("more tensors than any dump holds")
         dtypes = (e.get("input_dtypes") or e.get("output_dtypes") or ("",))[:64]
-        if not {str, *map(type, (name, local, desc, *dtypes))} == {str}:
-            raise TypeError("text")
+        for text in (name, local, desc, *dtypes):
+            if type(text) is not str:
+                raise TypeError("text")
         frames = (e.get("frames") or ())[:_MAX_FRAMES]
         key = (
             name,
@@ -240,18 +241,19 @@ class _Reader:
         seq = _number(e.get("collective_seq_id", e.get("seq_id")))
         self.count_record(e)
         op = kind.op
-        closes = op.endswith("coalesced") or not (inputs or outputs)
         state = self.state(e)
         if p2p or (op == "coalesced" and self.is_batch(e, kind.group)):
             self.point_to_point(e, kind, number, seq, state)
             return
-        last = self.row.get(kind.group)
-        if last is not None and seq == self.count.get(kind.group):
+        group = kind.group
+        last = self.row.get(group)
+        if last is not None and seq == self.count.get(group):
+            closes = op.endswith("coalesced") or not (inputs or outputs)
             self.more(last, number, closes, state)
             return
-        self.add(e, number, seq - 1 - self.shift.get(kind.group, 0), state)
-        self.count[kind.group] = seq
-        self.row[kind.group] = len(self.dump.kind) - 1
+        self.add(e, number, seq - 1 - self.shift.get(group, 0), state)
+        self.count[group] = seq
+        self.row[group] = len(self.dump.kind) - 1
 
     def count_record(self, e: dict[str, Any]) -> None:
         """Notes a gap in the record numbers: the calls between had completed."""
@@ -261,18 +263,17 @@ class _Reader:
             self.record = record
 
     def add(self, e: dict[str, Any], number: int, position: int, state: int) -> None:
-        dump = self.dump
-        row = len(dump.kind)
-        index = record if (record := self.record) is not None else row
-        created = e.get("time_created_ns") or 0
-        if dump.index and index <= dump.index[-1]:
-            index = dump.index[-1] + 1
-        dump.index.append(index)
+        dump, indexes = self.dump, self.dump.index
+        row = len(indexes)
+        index = row if self.record is None else self.record
+        if row and index <= indexes[-1]:
+            index = indexes[-1] + 1
+        indexes.append(index)
         try:
             dump.position.append(position)
-            dump.created.append(created)
+            dump.created.append(e.get("time_created_ns") or 0)
         except (TypeError, OverflowError):
-            del dump.index[row:], dump.position[row:], dump.created[row:]
+            del indexes[row:], dump.position[row:], dump.created[row:]
             raise
         dump.kind.append(number)
         dump.state.append(state)
@@ -324,11 +325,13 @@ class _Reader:
         return batch is not None and batch[0] == _number(e.get("p2p_seq_id", 0))
 
     def state(self, e: dict[str, Any]) -> int:
+        at = e.get("time_discovered_completed_ns")
+        if type(at) is int and at > 0:
+            return COMPLETED
         told = e.get("state")
         state = _STATES.get(told, SCHEDULED) if type(told) is str else SCHEDULED
-        at = e.get("time_discovered_completed_ns")
         retired = e.get("retired") is True
-        if (retired and self.dump.backend == "gloo") or (type(at) is int and at > 0):
+        if retired and self.dump.backend == "gloo":
             return COMPLETED
         self.dump.timed_out |= retired and state != COMPLETED
         return state
@@ -364,6 +367,8 @@ class _Reader:
         return number
 
     def numel(self, shapes: Any) -> int:
+        if len(shapes) == 1 and len(shapes[0]) == 1:  # as most are
+            return _elements(shapes[0][0])
         total = 0
         for shape in shapes:
             n = 1
@@ -372,9 +377,7 @@ class _Reader:
             for size in shape:
                 n *= size
             total += n
-        if type(total) is not int or not 0 <= total < 1 << 62:
-            raise ValueError("elements")
-        return total
+        return _elements(total)
 
     def site(self, frames: Any) -> str:
         """The innermost frame of the user's own code; innermost frames come first."""
@@ -385,6 +388,12 @@ class _Reader:
         if found is None:
             found = self.sites[key] = user_site(frames)
         return found
+
+
+def _elements(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError("elements")
+    return value
 
 
 def _number(value: Any) -> int:

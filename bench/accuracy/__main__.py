@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import moediag
-from bench import sections
+from bench import jobs, sections
 from bench.accuracy import page, simulated, victims
 from bench.accuracy.frtrace import TorchFrTrace
 from tests.victims.table import VICTIMS, Victim
@@ -58,19 +58,20 @@ def of_simulated(
 ) -> list[page.Judged]:
     """Counts simulated cases in an order drawn by chance, so that a limit of time leaves a sample;
     returns them in the order of the table."""
-    wanted = [*enumerate(simulated.cases(seeds))]
+    wanted = [*simulated.cases(seeds)]
     random.Random(0).shuffle(wanted)  # noqa: S311 - repeatable
-    made = {}
+    made = []
     end = time.monotonic() + 60 * options.minutes
-    for number, case in wanted[:: options.every]:
+    for case in wanted[:: options.every]:
         folder = case.folder()
         if folder is None:
             continue
         with tempfile.TemporaryDirectory(prefix="moediag-accuracy-") as place:
-            made[number] = simulated.judged(case, folder, tool, Path(place))
+            made.append(simulated.judged(case, folder, tool, Path(place)))
         if time.monotonic() > end:
             break
-    return [made[number] for number in sorted(made)]
+    order = [dimension.name for dimension in jobs.DIMENSIONS]
+    return sorted(made, key=lambda case: order.index(case.dimension))
 
 
 def head(command: list[str]) -> str:

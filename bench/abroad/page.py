@@ -144,9 +144,9 @@ processes of a failed one outlived the watcher.
 """
 
 _HOW = """\
-Two to four ranks on gloo, without a GPU, each with `moediag watch {options} -- COMMAND`.
-Seconds count from the newest optimizer step of any rank to the page: they contain the rest of the
-step, and the machine's load. The truth of each case is in `bench/abroad/table.py`, beside the fault, and was
+Two to four ranks on gloo, without a GPU, each with `moediag watch {options} -- COMMAND`. Seconds
+count from the newest optimizer step of any rank to the page: they contain the rest of the step, and
+the machine's load. The truth of each case is in `bench/abroad/table.py`, beside the fault, and was
 written before a page about it was read. Checkouts (nanoGPT, llm.c, minGPT, pytorch/examples,
 accelerate's examples) run unmodified but for the edits in `bench/abroad/programs.py`, most of which
 remove the need for a GPU. Packages (transformers' Trainer, TRL, Lightning, Ray Train, DeepSpeed,

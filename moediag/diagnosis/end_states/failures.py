@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moediag.evidence.model import Evidence, RankError, RankEvidence
+from moediag.evidence.model import UNTOLD, Evidence, RankError, RankEvidence
 
 # Messages of communication libraries when a peer is gone or sent something else.
 _COMMUNICATION = re.compile(
@@ -102,8 +102,8 @@ def _failure(seen: RankEvidence) -> Failure | None:
         return None
     name = end.signal or f"exit code {end.code}"
     broken = next((call for call in seen.collectives if call.failed), None)
-    if end.signal is None and broken is not None:
-        # A launcher of the program's own (hydra, a try block) turned the exception into an exit.
+    if end.signal in (None, UNTOLD) and broken is not None:
+        # The program itself (hydra, Ray, a try block) turned the exception into an exit.
         return Failure(seen.rank, name, broken.failed, consequence=True, time=broken.time)
     text = "\n".join(seen.last_lines)
     aborted = end.signal == "SIGABRT" and bool(_COMMUNICATION.search(text))

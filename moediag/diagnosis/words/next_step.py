@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from moediag.diagnosis.blame.standings import Standing, caught, dividing
 from moediag.diagnosis.end_states.failures import Failure
@@ -182,8 +182,8 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     return f"Find out why {who} {doing}{at} and never {reach}{slow}."
 
 
-def _after_failure(failure: Failure, culprits: Iterable[int]) -> str:
-    who = ranks(culprits)
+def _after_failure(failure: Failure, culprits: Sequence[int]) -> str:
+    who = ranks(culprits) if culprits else "every rank"
     if failure.message or failure.where:
         at = f" at {failure.where.partition(' ')[0]}" if failure.where else ""
         return f"Fix the {failure.name} of {who}{at}."

@@ -9,6 +9,7 @@ import pytest
 from moediag.diagnosis import diagnose
 from moediag.diagnosis.end_states.failures import Failure
 from moediag.evidence.model import (
+    UNTOLD,
     Evidence,
     ExitStatus,
     Frame,
@@ -189,6 +190,31 @@ def test_a_killed_rank_is_a_crash_of_that_rank() -> None:
     assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (2,), (0, 1))
     assert found.signature == "crash:SIGKILL:one-rank"
     assert "Ranks 0, 1 then waited in reduce_scatter" in found.cause
+
+
+def test_one_rank_without_a_trace_is_named() -> None:
+    evidence = ended_early(fsdp2_job(set(), set(), set()), 2, 4)
+    found = diagnose(died(evidence, 2, signal=UNTOLD))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (2,), (0, 1))
+
+
+def test_of_several_ranks_without_a_trace_nobody_is_named() -> None:
+    evidence = replace(ended_early(fsdp2_job(set(), set(), set()), 2, 4), watched=True)
+    for rank in range(3):
+        evidence = died(evidence, rank, signal=UNTOLD)
+    found = diagnose(evidence)
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.CRASH, (), ())
+    assert "Not known which ended first" in found.cause
+    assert "the last output of every rank" in found.next_step
+
+
+def test_an_exception_decides_among_ranks_without_a_trace() -> None:
+    evidence = fsdp2_job(set(), set(), set()).run()
+    for rank in (0, 2):
+        evidence = died(evidence, rank, signal=UNTOLD)
+    error = RankError("IndexError", "index 9 is out of bounds", "model.py:40 load", time=2.0)
+    found = diagnose(died(evidence, 1, error))
+    assert (found.verdict, found.culprits) == (Verdict.CRASH, (1,))
 
 
 @pytest.mark.parametrize("stalled", [False, True])

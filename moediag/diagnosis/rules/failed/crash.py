@@ -1,4 +1,5 @@
-"""Ranks raised their own exception, or died. All ranks that failed in the same way are culprits."""
+"""Ranks raised their own exception, or died. All ranks that failed in the same way are culprits,
+except ranks that ended without a trace: of several, nobody is named."""
 
 from __future__ import annotations
 
@@ -26,17 +27,21 @@ def judge(facts: Facts, found: tuple[Failure, ...]) -> Judgement:
     text = text if text.endswith("!") else text.rstrip(".") + "."
     mixture = mixed_optimizer.of_crash(facts.evidence, found)
     text += f" {mixture}" if mixture else ""
+    # A launcher that loses a rank ends the others, and then none of them leaves a trace.
+    unordered = first.name == UNTOLD and len(same) > 1
     left = facts.divergence
     if left is None or left.kind != "missing" or not set(left.absent) & set(same):
         left = None
-    else:
+    if unordered:
+        text += " Not known which ended first: a launcher that loses one rank ends the rest."
+    elif left is not None:
         text += f" {_left_waiting(left)}"
     certain = first.message or first.where or left is not None
     return Judgement(
-        Confidence.HIGH if certain else Confidence.MEDIUM,
+        Confidence.HIGH if certain and not unordered else Confidence.MEDIUM,
         text,
-        culprits=same,
-        victims=apart(tuple(facts.evidence.ranks), same),
+        culprits=() if unordered else same,
+        victims=() if unordered else apart(tuple(facts.evidence.ranks), same),
         divergence=left is not None,
         failure=first,
     )
@@ -50,7 +55,7 @@ def _ended(failure: Failure, evidence: Evidence) -> str:
     if failure.name.startswith("exit code"):
         return f"ended with {failure.name} and left no exception"
     if failure.name == UNTOLD:
-        return "ended without a trace (killed, or by os._exit: its parent did not record which)"
+        return "ended without a trace (killed, or by os._exit: the launcher did not record which)"
     return f"died by {failure.name}" + (_killed(evidence) if failure.name == "SIGKILL" else "")
 
 

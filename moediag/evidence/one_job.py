@@ -30,6 +30,8 @@ class Job:
     groups: dict[tuple[str, int], Members] = field(default_factory=dict)
     #: (description, number of members) of these groups.
     shapes: set[tuple[str, int]] = field(default_factory=set)
+    #: One rank of each set of ranks that ran together.
+    together: set[int] = field(default_factory=set)
     #: Why these dumps do not fit to the largest job's.
     reason: str = ""
 
@@ -49,6 +51,7 @@ def jobs(dumps: Mapping[int, Dump]) -> list[Job]:
             job = Job(reason=next(iter(against), ""))
             found.append(job)
         job.ranks.append(rank)
+        job.together.add(times.of(rank))
         job.shapes |= shapes
         for desc, members in own.items():
             if job.groups.get((desc, rank)) is not members:
@@ -74,7 +77,7 @@ def _contradiction(rank: int, own: Mapping[str, Members], job: Job, times: _Time
             return f"another configuration of process groups ({desc})"
         if rank not in members:
             return f"its group {desc} does not contain it"
-    seconds = max((times.apart(rank, other) for other in job.ranks), default=0.0)
+    seconds = max((times.apart(rank, other) for other in job.together), default=0.0)
     return f"its calls were issued {seconds / 60:.0f} minutes apart" if seconds else ""
 
 
@@ -85,14 +88,20 @@ class _Times:
     def __init__(self, dumps: Mapping[int, Dump]) -> None:
         self.together = {rank: rank for rank in dumps}
         self.seconds: dict[tuple[int, int], float] = {}
-        issued: dict[tuple[str, Members, int], list[tuple[float, int]]] = defaultdict(list)
+        issued: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
         newest: list[tuple[float, int]] = []
+        numbers: dict[tuple[str, Members], int] = {}  # hashing all members for each call is slow
         for rank, dump in dumps.items():
+            of_kind = [
+                numbers.setdefault((group.desc, group.ranks), len(numbers))
+                if kind.peer is None and (group := dump.groups[kind.group]).ranks
+                else None
+                for kind in dump.kinds
+            ]
             for row in range(max(0, len(dump.kind) - _NEWEST), len(dump.kind)):
-                kind = dump.kinds[dump.kind[row]]
-                group = dump.groups[kind.group]
-                if kind.peer is None and group.ranks and dump.created[row]:
-                    call = (group.desc, group.ranks, dump.position[row])
+                number = of_kind[dump.kind[row]]
+                if number is not None and dump.created[row]:
+                    call = (number, dump.position[row])
                     issued[call].append((dump.created[row] / 1e9, rank))
             if dump.created and dump.created[-1]:
                 newest.append((dump.created[-1] / 1e9, rank))

@@ -114,6 +114,7 @@ def test_saved_state_is_lost_after_loading(ran: Ran) -> None:
         assert (ran.folder / variant / "saved").exists() is (verdict == CRASH), variant
 
 
+@pytest.mark.wide
 def test_on_four_ranks_experts_of_different_ranks_are_mixed(command: Command) -> None:
     need({"transformers": "5.15.1", "accelerate": "1.15.0"})
     ran = command.run("ep-resume", "--variant", "unfixed", "--cpu", "4")
@@ -125,6 +126,7 @@ def test_on_four_ranks_experts_of_different_ranks_are_mixed(command: Command) ->
     assert len({(row[0], row[3]) for row in rows}) == len(after)  # the same on all ranks
 
 
+@pytest.mark.wide
 def test_without_fsdp_the_copies_differ_before_the_save(command: Command) -> None:
     """5.16.1 keeps the experts; routers and embeddings differ between ranks from the start."""
     need({"transformers": "5.16.1", "accelerate": "1.15.0"})

@@ -97,6 +97,7 @@ def test_a_bundle_installs_and_builds_without_a_network(
     assert output(stack)[2] == "True"
 
 
+@pytest.mark.wide
 def test_the_install_script_of_a_bundle_works(tmp_path: Path) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     bundle = offline.make_bundle([], version, tmp_path / "bundle")

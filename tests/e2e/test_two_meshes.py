@@ -32,6 +32,7 @@ def multiples(ran: Ran, variant: str) -> dict[str, Any]:
     return dict(zip(table["columns"][1:], row[1:], strict=True))
 
 
+@pytest.mark.wide
 class TestFsdp1:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

@@ -49,7 +49,7 @@ class Blame:
     """Where ranks first departed from the usual order of this job: culprits, or without a culprit
     those of which it is not known whether they are wrong."""
     condition: Condition | None = None
-    """For ``condition``: the one that treats the culprit apart."""
+    """For ``condition``: the one that singles out the culprit."""
 
 
 def blame(divergence: Divergence, tokens: Tokens) -> Blame:

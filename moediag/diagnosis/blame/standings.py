@@ -2,7 +2,7 @@
 
 Two calls that meet and differ do not show which of them is wrong, but a condition may: where one
 side's call is in a branch for one rank (``if rank == 0``) and the other side's is not, the program
-treats that rank apart.
+singles that rank out.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def by_condition(
 def _singled_out(
     divergence: Divergence, standing: Sequence[Standing], evidence: Evidence
 ) -> Iterator[tuple[tuple[int, ...], Condition]]:
-    """Ranks, and the condition around a diverging call that treats them apart. A call that was
+    """Ranks, and the condition around a diverging call that singles them out. A call that was
     completed before at the same place is not apart: the other ranks have one that meets it."""
     for one in standing:
         call = one.call

@@ -44,7 +44,7 @@ def of_divergence(
     if blame.condition is not None:
         caught = blame.condition.side == "handler"
         apart = ranks(blame.culprits)
-        why = f"where {apart} caught an exception" if caught else f"which treats {apart} apart"
+        why = f"where {apart} caught an exception" if caught else f"which singles out {apart}"
         text += f" One call is {words(blame.condition)}, {why}."
     if blame.contradicted:
         text += " Most ranks do the same; leaving them out is still wrong."

@@ -153,7 +153,7 @@ class TestBlameByCondition:
     def test_the_rank_that_has_a_branch_of_its_own(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
         assert (one.culprits, one.victims, str(one.confidence)) == ((0,), (1,), "medium")
-        assert "under `if rank == 0` at train.py:94, which treats rank 0 apart" in one.cause
+        assert "under `if rank == 0` at train.py:94, which singles out rank 0" in one.cause
 
     def test_the_rank_that_a_branch_leaves_out(self) -> None:
         """`if rank != 1: all_reduce()`: rank 0 waits in it, and rank 1 is the odd one."""

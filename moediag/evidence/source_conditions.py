@@ -160,11 +160,25 @@ class Source:
             side = "under" if child in parent.body else "else"
             out = self._kept_out(parent.test, scope, size, when=side == "else")
             one = self._condition(parent, parent.test, side, rank)
-            both = _communicates(parent.body) and _communicates(parent.orelse)
-            single = None if both else self.names.singled_out(parent.test, scope)
+            met = _communicates(parent.body) and _communicates(parent.orelse)
+            met = met or self._met(parent, out, scope, size)
+            single = None if met else self.names.singled_out(parent.test, scope)
             yield replace(one, keeps_out=out, singles=single)
         elif rank and child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank)
+
+    def _met(self, node: ast.If, out: frozenset[int], scope: ast.AST, size: int) -> bool:
+        """Whether another condition lets a rank of ``out`` communicate: that call may be meant to
+        meet the one at ``node``, as in "rank 0 first", which is two barriers."""
+        for other in ast.walk(scope):
+            if other is node or not isinstance(other, ast.If):
+                continue
+            if self.names.names_rank(other.test, scope):
+                for branch, runs in ((other.body, True), (other.orelse, False)):
+                    without = self._kept_out(other.test, scope, size, when=not runs)
+                    if _communicates(branch) and not out <= without:
+                        return True
+        return False
 
     def _kept_out(self, test: ast.expr, scope: ast.AST, size: int, *, when: bool) -> frozenset[int]:
         """The ranks on which ``test`` is certainly ``when``."""
@@ -188,7 +202,8 @@ class Source:
                     if way := _leaves(branch):
                         made = self._condition(earlier, earlier.test, side, True)
                         out = self._kept_out(earlier.test, scope, size, when=side == "after")
-                        single = self.names.singled_out(earlier.test, scope)
+                        met = _communicates(branch) or self._met(earlier, out, scope, size)
+                        single = None if met else self.names.singled_out(earlier.test, scope)
                         yield replace(made, leaves=way, keeps_out=out, singles=single)
 
     def _inline(self, statement: ast.stmt, scope: ast.AST) -> Iterator[Condition]:

@@ -173,6 +173,38 @@ class TestTheRankThatIsTreatedApart:
         assert around(body.format("send", "dist.recv"))[0].singles is None
         assert around(body.format("broadcast", "log"))[0].singles == 0
 
+    @pytest.mark.parametrize(
+        "other", ["rank != 0", "rank > 0", "rank not in (-1, 0)", "not is_main_process()"]
+    )
+    def test_two_conditions_whose_calls_meet_single_out_nobody(self, other: str) -> None:
+        """Rank 0 first: the others wait for it in a barrier that it reaches later."""
+        body = f"""
+            def f(rank):
+                if {other}:
+                    dist.barrier()
+                load()
+                if rank == 0:
+                    dist.barrier()  # HERE
+        """
+        assert around(body)[0].singles is None
+        assert around(body.replace("dist.barrier()\n", "log()\n", 1))[0].singles == 0
+
+    def test_two_conditions_for_the_same_rank_single_it_out(self) -> None:
+        body = """
+            def f(rank):
+                if rank == 0:
+                    dist.barrier()
+                load()
+                if rank == 0:
+                    dist.barrier()  # HERE
+        """
+        assert around(body)[0].singles == 0
+
+    def test_a_call_before_an_exit_may_meet_the_one_after_it(self) -> None:
+        body = "def f(rank):\n  if rank == 0:\n    {}()\n    return\n  dist.barrier()  # HERE\n"
+        assert around(body.format("dist.barrier"))[0].singles is None
+        assert around(body.format("log"))[0].singles == 0
+
 
 class TestSourceThatDoesNotMatch:
     SOURCE = "def f(rank):\n  if rank == 0:\n    a()\n"

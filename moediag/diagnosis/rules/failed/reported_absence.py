@@ -70,13 +70,11 @@ def _said(one: Report) -> str:
         return sentence(
             f"rank {one.place} of a group waited for rank {one.about[0]} of it to set up NCCL's "
             f"communicator and gave up: rank {one.about[0]} of that group did not come to its "
-            f"first "
-            "collective in time, or its store was not reachable"
+            "first collective in time, or its store was not reachable"
         )
     return (
         "Ranks other than 0 reached monitored_barrier and lost rank 0 of it, whose own message "
-        "tells "
-        "which rank was missing."
+        "tells which rank was missing."
     )
 
 

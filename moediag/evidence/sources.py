@@ -106,7 +106,7 @@ def _below(path: Path) -> Iterator[Path]:
 class _Collector:
     def __init__(self, found: Found) -> None:
         self.found = found
-        self.of_nobody: list[tuple[Path, str]] = []  # recognised, but of an unknown rank
+        self.of_unknown_rank: list[tuple[Path, str]] = []  # recognised, but of an unknown rank
         self.source: dict[int, Path] = {}  # rank -> its dump's file
         self.attempt: dict[int, int] = {}
 
@@ -148,7 +148,7 @@ class _Collector:
     def dump(self, path: Path, root: Path, dump: Dump) -> None:
         rank = self.whose_dump(path, root, dump)
         if rank is None:
-            self.of_nobody.append((path, "a Flight Recorder dump"))
+            self.of_unknown_rank.append((path, "a Flight Recorder dump"))
             return
         self.found.files += 1
         older = self.found.dumps.get(rank)
@@ -249,7 +249,7 @@ class _Collector:
         if reports or dumped or error is not None:
             self.found.files += 1
         if reports or dumped or error is not None or outputs.is_log(text):
-            self.of_nobody.append((path, "a log"))
+            self.of_unknown_rank.append((path, "a log"))
         else:
             self.found.refused.append(f"{path} (unrecognised text)")
 
@@ -286,19 +286,19 @@ class _Collector:
     def error(self, path: Path, root: Path, error: RankError) -> None:
         rank = rank_of(path, root)
         if rank is None:
-            self.of_nobody.append((path, "an error file"))
+            self.of_unknown_rank.append((path, "an error file"))
         elif self.is_latest(path, rank):
             self.found.files += 1
             self.found.errors[rank] = error
 
     def close(self) -> None:
         """Lists the files without a rank; of many only the first ones."""
-        for path, what in self.of_nobody[:8]:
+        for path, what in self.of_unknown_rank[:8]:
             self.found.refused.append(
                 f"{path} ({what}, but neither name nor content tells its rank)"
             )
-        if len(self.of_nobody) > 8:
-            more = len(self.of_nobody) - 8
+        if len(self.of_unknown_rank) > 8:
+            more = len(self.of_unknown_rank) - 8
             self.found.refused.append(f"{more} more files whose rank is unknown")
 
 

@@ -156,7 +156,7 @@ def _skipped(
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
     """The absent ranks, or the few that make an extra call where most finished normally. As many
     against as many: either side may be wrong. Dumps do not show how a rank ended: where more ranks
-    are absent than wait, nobody is named."""
+    are absent than wait, no rank is named."""
     gone = divergence.absent
     if divergence.inferred and len(gone) > divergence.waiting:
         return Blame()

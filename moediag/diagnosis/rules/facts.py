@@ -138,7 +138,7 @@ class Facts:
         """Whether the calls that did not complete may just have been under way: nothing shows how
         long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by
         itself, after a timeout. On gloo, or if dumps were written just after their newest call,
-        somebody chose the moment: a rank may have been late."""
+        a person chose the moment: a rank may have been late."""
         stall = self.evidence.stall
         if stall is None or stall.certain:
             return False

@@ -209,7 +209,7 @@ def _left_over(
     aligned: Aligned, evidence: Evidence, failed: Mapping[int, Failure]
 ) -> list[Divergence]:
     """Calls that some ranks of a group made and others did not, where all of them ended: then
-    nobody waits, because the program ignored that the call failed or the call needs no answer."""
+    no rank waits, because the program ignored that the call failed or the call needs no answer."""
     if evidence.foreign or evidence.stall is not None:
         return []
     found = []

@@ -12,7 +12,7 @@ Two calls that meet and differ do not show which of them is wrong. Three facts m
 
 The last two are weak, because a program may do something for the first time: the first evaluation
 of a job is new on every rank, and a rank that skips it does what it always did. So a call that was
-never made before names nobody, and neither does one whose rhythm varied or that came early.
+never made before names no rank, and neither does one whose rhythm varied or that came early.
 """
 
 from __future__ import annotations

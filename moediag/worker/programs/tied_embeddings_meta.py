@@ -26,7 +26,9 @@ from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.preparation import wrap
 from moediag.worker.shard.wrapped import clean_fqn
 
-ZEROED = "memory that nobody loaded is zeroed, so that the run repeats: to_empty leaves it as it is"
+ZEROED = (
+    "memory that was not loaded is zeroed, so that the run repeats: to_empty leaves it as it is"
+)
 OWN_LOOP = "weights come by a loop of broadcasts over named_parameters, as frameworks write it"
 
 

@@ -1,5 +1,5 @@
 """Ranks raised their own exception, or died. All ranks that failed in the same way are culprits,
-except ranks that ended without a trace: of several, nobody is named."""
+except ranks that ended without a trace: if several did, no rank is named."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SIGNATURE = "watchdog"
 
 
 def find(facts: Facts) -> Positions | None:
-    """None if it names nobody while a rank lost its connection: that rank's message says more."""
+    """None if it names no rank while one lost its connection: that rank's message says more."""
     found = facts.positions
     return None if found is None or (facts.failed and not found.culprits) else found
 

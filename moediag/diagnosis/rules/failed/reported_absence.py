@@ -18,7 +18,7 @@ _UNNAMED = ("unanswered", "no-id")
 
 
 def find(facts: Facts) -> tuple[Report, ...] | None:
-    """The reports that name ranks; without any, those that only say that somebody did not come."""
+    """The reports that name ranks; without any, those that say only that some rank is missing."""
     reports = facts.evidence.reports
     for kinds in (_NAMED, _UNNAMED):
         found = tuple(one for one in reports if one.kind in kinds)

@@ -1,6 +1,6 @@
 """The run was interrupted: by a person, or by a scheduler's signal.
 
-A wait that had not lasted long enough to be called a hang is described, but nobody is named for it.
+A wait that had not lasted long enough to be called a hang is described, but names no rank.
 An exception that ended a rank before the interruption decides instead.
 """
 

@@ -196,8 +196,7 @@ def _mixed(found: Found, every: list[one_job.Job]) -> Evidence:
         world_size=len(found.dumps),
         ranks={},
         not_seen=tuple(found.refused),
-        mixed=f"The dumps of {who} are not of one job or attempt: {every[1].reason}. Diagnose each "
-        "job's dumps alone.",
+        mixed=f"The dumps of {who} are not of one job or attempt: {every[1].reason}.",
         foreign=True,
     )
 

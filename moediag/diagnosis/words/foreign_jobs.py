@@ -52,7 +52,11 @@ def _more(found: Frontier) -> str:
 
 MAY_BE_LATE = (
     " Nothing in the dumps shows how long the others waited. If NCCL's watchdog did not write "
-    "them, the job may have been running: dump again a minute later."
+    "them, the job may have been running."
+)
+DUMP_AGAIN = (
+    "Dump again a minute later and give both dumps, or give the time of the dumps with --taken-at "
+    "(--taken-at timeout: NCCL's watchdog wrote them)."
 )
 
 
@@ -69,10 +73,7 @@ def under_way(found: Frontier | None, missing: str) -> str:
         text += f" If it stood still, it did so in {describe(found.call)} on {found.group.label}"
         text += f" (call {found.call.position} of that group)"
         text += f" and in {plural(found.others, 'other call')}." if found.others else "."
-    return text + (
-        " Dump again a minute later and give both dumps, or give the time of the dumps with "
-        "--taken-at (--taken-at timeout: NCCL's watchdog wrote them)."
-    )
+    return text
 
 
 def of_records(evidence: Evidence) -> tuple[str, bool]:
@@ -87,8 +88,9 @@ def of_records(evidence: Evidence) -> tuple[str, bool]:
     return text, whole
 
 
-def to_collect(evidence: Evidence) -> str:
-    """What to collect to learn more; "" where nothing would help."""
+def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
+    """Where to look first, with culprits, and what to collect to learn more. "" where nothing would
+    help."""
     seen = evidence.ranks.values()
     wanted = []
     dumped = [s for s in seen if was_recorded(s)]
@@ -103,13 +105,7 @@ def to_collect(evidence: Evidence) -> str:
         wanted.append("dumps with stack traces (pickle, not JSON)")
     if not seen or not all(s.stacks for s in seen):
         wanted.append("`py-spy dump` of every rank while it hangs")
-    return f" Next time collect {' and '.join(wanted)}." if wanted else ""
-
-
-def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
-    """The same as an instruction; with culprits, where to look first."""
-    text = to_collect(evidence).removeprefix(" Next time c")
-    text = f"C{text}" if text else ""
+    text = f"Collect {' and '.join(wanted)}." if wanted else ""
     if culprits:
         whose = ranks(culprits)
         text = f"See what {whose} did instead: its log, `py-spy dump` while it hangs. {text}"

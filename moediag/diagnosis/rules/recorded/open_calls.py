@@ -18,8 +18,10 @@ def find(facts: Facts) -> bool | None:
 
 def judge(facts: Facts, found: bool) -> Judgement:
     text = "Some calls had not completed when this was recorded."
+    step = foreign_jobs.next_step(facts.evidence)
     if facts.evidence.stall is not None:
         first, backend = facts.divergence, facts.evidence.backend
         told = cause.of_divergence(first, Blame(), backend, died=False) if first else ""
         text = foreign_jobs.under_way(facts.stuck, told)
-    return undecided(text)
+        step = foreign_jobs.DUMP_AGAIN
+    return undecided(text, step)

@@ -50,23 +50,31 @@ def _more(found: Frontier) -> str:
     return f", nor {plural(found.others, 'other call')} elsewhere" if found.others else ""
 
 
-MAY_BE_LATE = (
-    " Nothing in the dumps shows how long the others waited. If NCCL's watchdog did not write "
-    "them, the job may have been running."
-)
+def may_be_late(absent: Sequence[int]) -> str:
+    """What a page of dumps assumes that do not tell when they were written."""
+    return (
+        " The dumps do not show when they were written. NCCL writes them by itself only after a "
+        f"timeout; if they were written on request, {ranks(absent)} may only be late."
+    )
+
+
 DUMP_AGAIN = (
     "Dump again a minute later and give both dumps, or give the time of the dumps with --taken-at "
     "(--taken-at timeout: NCCL's watchdog wrote them)."
 )
 
 
-def under_way(found: Frontier | None, missing: str) -> str:
+def under_way(found: Frontier | None, missing: str, at_once: bool) -> str:
     """What dumps show that may be of a running job. ``missing``: the sentence about the first call
-    to which a rank had not come, or ""."""
-    text = (
-        "Calls had not completed when the dumps were written, and nothing in the dumps shows how "
+    to which a rank had not come, or "". ``at_once``: they were written just after the newest call.
+    """
+    text = "Calls had not completed when the dumps were written, "
+    text += (
+        "just after the newest call"
+        if at_once
+        else "and nothing in the dumps shows how long they had waited"
     )
-    text += "long they had waited: the job may have been running."
+    text += ": the job may have been running."
     if missing:
         text += f" If it stood still: {missing[:1].lower() + missing[1:]}"
     elif found is not None and found.call is not None and found.group is not None:

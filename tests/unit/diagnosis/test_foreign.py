@@ -181,6 +181,29 @@ def test_calls_in_flight_are_not_a_hang() -> None:
     assert (late.verdict, late.culprits) == ("hang", ())
 
 
+def test_a_late_rank_is_no_culprit_where_a_dump_tells_when_it_was_written() -> None:
+    """One job stood still until its watchdog wrote dumps, the other was dumped while it ran."""
+    stuck = jobs.faulty(BASES[LAYOUTS[0]], "stuck", seed=3)
+    late = replace(stuck, culprits=(), at={}, lines=())
+
+    def of(job: jobs.Job, timing: bool) -> Diagnosis:
+        return diagnosed(replace(found_of(job, timing=timing), taken_at=None))
+
+    known = of(stuck, timing=True)
+    assert (known.verdict, known.culprits) == ("hang", stuck.culprits)
+    assert "on request" not in known.cause
+    known = of(late, timing=True)
+    assert (known.verdict, known.culprits) == ("inconclusive", ())
+    assert "never came to that call" in known.cause and "may have been running" in known.cause
+    for job in (stuck, late):  # the same calls, and nothing tells the time
+        unknown = of(job, timing=False)
+        assert (unknown.verdict, unknown.culprits) == ("hang", stuck.culprits)
+        assert unknown.confidence == "medium"
+        who = f"rank {stuck.culprits[0]} may only be late"
+        assert f"if they were written on request, {who}" in unknown.cause
+        assert unknown.next_step.startswith("Dump again a minute later")
+
+
 def test_real_gloo_dumps_are_diagnosed() -> None:
     def read(name: str, world: int) -> Found:
         folder = SAMPLES / name

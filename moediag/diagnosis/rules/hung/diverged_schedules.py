@@ -38,7 +38,7 @@ def judge(facts: Facts, found: Divergence) -> Judgement:
     if evidence.foreign and (found.kind == "missing" or not culprits):
         step = foreign_jobs.next_step(evidence, culprits)
     if not certain and found.kind == "missing":
-        text += foreign_jobs.MAY_BE_LATE
+        text += foreign_jobs.may_be_late(culprits or found.absent)
         step = f"{foreign_jobs.DUMP_AGAIN} {step}".rstrip()
     return Judgement(
         how_sure(facts),

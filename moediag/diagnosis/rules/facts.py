@@ -138,8 +138,9 @@ class Facts:
     def under_way(self) -> bool:
         """Whether the calls that did not complete may just have been under way: nothing shows how
         long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by
-        itself, after a timeout. On gloo, or if dumps were written just after their newest call,
-        a person chose the moment: a rank may have been late."""
+        itself, after a timeout; one written on request has the same content. On gloo, or if dumps
+        were written just after their newest call, a person chose the moment: a rank may have been
+        late."""
         stall = self.evidence.stall
         if stall is None or stall.certain:
             return False

@@ -43,14 +43,24 @@ def is_checked(step: int, every: int = 0) -> bool:
     return rest == 0 and times & (times - 1) == 0
 
 
+def next_checked(step: int, every: int = 0) -> int:
+    """The first checked step after ``step``."""
+    after = step + 1
+    if every:
+        return after if after <= _FIRST else (step // every + 1) * every
+    while not is_checked(after):
+        after = _FIRST if after < _FIRST else _FIRST * (1 << (after // _FIRST).bit_length())
+    return after
+
+
 class _Known:
     """What is known of one optimizer."""
 
-    __slots__ = ("checked", "count", "ordinal")
+    __slots__ = ("count", "due", "ordinal")
 
     def __init__(self) -> None:
         self.count = 0  # calls of step() so far
-        self.checked = 0  # the last step that was checked
+        self.due = 1  # the next step to check, or the first one after it
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
 
 
@@ -112,11 +122,8 @@ class LawChecks:
         if known is None:
             known = self._optimizers.set(optimizer, _Known())
         step = self.step_of(known.count)
-        due = step > known.checked and any(
-            is_checked(one, self.every) for one in range(known.checked + 1, step + 1)
-        )
-        if due and not capturing():
-            known.checked = step
+        if step >= known.due and not capturing():
+            known.due = next_checked(step, self.every)
             with torch.no_grad():
                 self._check(optimizer, known, step)
         known.count += 1

@@ -76,6 +76,7 @@ class ReplicaSets:
     def data_parallel(self, root: Any) -> Tuple[int, ...]:
         """The ranks over which the wrapper of a whole model averages gradients; () if unknown. Of
         FSDP2 only if no other dimension of a mesh may be folded into its own."""
+        root = getattr(root, "_orig_mod", root)  # torch.compile
         if type(root).__name__ == "DistributedDataParallel":
             return _ranks(root.process_group)
         for state, handle in self._recorder.fsdp1_handles():

@@ -75,7 +75,7 @@ def _shared(found: dict[int, Steps], constant: tuple[int, ...]) -> SharedSamples
         sides: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for rank in over:
             sides[tuple(c.digest for s in steps for c in found[rank][s])].append(rank)
-        ranks = tuple(max(sides.values(), key=lambda side: len(side)))
+        _, ranks = max((len(side), tuple(side)) for side in sides.values())
         digests = {tuple(c.digest for c in found[ranks[0]][s]) for s in steps}
         if len(ranks) < 2 or len(digests) < 2 or (best and len(best.ranks) >= len(ranks)):
             continue

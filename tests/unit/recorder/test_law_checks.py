@@ -18,7 +18,7 @@ from moediag.evidence.law_model import RankLaws  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
 from moediag.protocol import ENV_LAWS  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
-from moediag.recorder.law_checks import is_checked  # noqa: E402
+from moediag.recorder.law_checks import is_checked, next_checked  # noqa: E402
 
 
 @pytest.fixture
@@ -54,6 +54,13 @@ def samples(number: int) -> TensorDataset:
 def test_the_checked_steps_become_rarer() -> None:
     assert [s for s in range(200) if is_checked(s)] == [1, 2, 3, 6, 12, 24, 48, 96, 192]
     assert [s for s in range(30) if is_checked(s, 10)] == [1, 2, 3, 10, 20]
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 7, 10])
+def test_the_next_checked_step(every: int) -> None:
+    for step in range(100):
+        later = (s for s in range(step + 1, 300) if is_checked(s, every))
+        assert next_checked(step, every) == next(later)
 
 
 def test_a_check_has_every_parameter_by_name(recorder: Recorder, tmp_path: Path) -> None:

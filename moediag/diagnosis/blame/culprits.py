@@ -159,6 +159,9 @@ def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], token
     absent ranks: they too made a call that those did not make. Dumps do not show how a rank ended:
     where more ranks are absent than wait, no rank is named."""
     gone = divergence.absent
+    if divergence.surplus:
+        fewer = min(tuple(calls), gone, key=len)
+        return Blame() if len(calls) == len(gone) else Blame(tuple(sorted(fewer)), "majority")
     if divergence.inferred and len(gone) > divergence.waiting:
         return Blame()
     peaceful = not divergence.inferred and set(gone) == set(divergence.ended)

@@ -49,6 +49,8 @@ class Divergence:
     """How many ranks of the job wait, here or elsewhere."""
     waiters: tuple[int, ...] = ()
     """For ``missing``: the ranks that wait for one of the absent ranks, in any group."""
+    surplus: bool = False
+    """For ``missing``: the call met another one of the absent ranks (:mod:`surplus`)."""
 
     @property
     def silent(self) -> bool:

@@ -45,6 +45,8 @@ class JobOptions:
 
     guard: bool = False
     """Before each reduction, ranks check that they carry the same parameters."""
+    laws_every: int | None = None
+    """Check laws at steps 1, 2, 3 and every so many steps; 0: 6, 12, 24, …; None: never."""
     segment_bytes: int = SEGMENT_BYTES
     """Size of a log segment of a rank; its log is a ring of two."""
 
@@ -54,7 +56,10 @@ def environment(
 ) -> dict[str, str]:
     """Returns ``base`` with the variables that load the recorder in every rank."""
     env = dict(base)
-    of_another = (protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD)
+    of_another = (
+        protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD,
+        protocol.ENV_LAWS,
+    )  # fmt: skip
     for name in of_another:
         env.pop(name, None)  # moediag itself may run in a watched job
     path = env.get("PYTHONPATH")
@@ -65,6 +70,8 @@ def environment(
     env[ENV_LAUNCH] = token
     if options.guard:
         env[protocol.ENV_GUARD] = "1"
+    if options.laws_every is not None:
+        env[protocol.ENV_LAWS] = str(options.laws_every)
     return env
 
 

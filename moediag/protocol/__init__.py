@@ -11,6 +11,7 @@ nothing it had recorded) and keeps ``rank-N.heartbeat``, a small memory-mapped r
 
 from moediag.protocol.events import (
     EVENT_KINDS,
+    LAW_KINDS,
     OPS,
     Heartbeat,
 )
@@ -21,6 +22,7 @@ from moediag.protocol.files import (
     ENV_GUARD,
     ENV_GUARD_TIMEOUT,
     ENV_JOB,
+    ENV_LAWS,
     ENV_MAIN_THREAD,
     ENV_PACKAGE,
     ENV_PARENT,
@@ -51,7 +53,9 @@ from moediag.protocol.files import (
     flight_file,
     heartbeat_file,
     job_file,
+    laws_file,
     older_events_file,
+    older_laws_file,
     outcome_file,
     output_file,
     pid_file,
@@ -91,6 +95,7 @@ from moediag.protocol.specs import (
 )
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
+    build,
     write_json,
     write_text,
 )
@@ -121,6 +126,7 @@ __all__ = [
     "ENV_GUARD",
     "ENV_GUARD_TIMEOUT",
     "ENV_JOB",
+    "ENV_LAWS",
     "ENV_MAIN_THREAD",
     "ENV_PACKAGE",
     "ENV_PARENT",
@@ -132,6 +138,7 @@ __all__ = [
     "GUARD_TIMEOUT",
     "LAUNCHER_LOG",
     "LAUNCH_FILE",
+    "LAW_KINDS",
     "LINK_FILE",
     "NODES_FILE",
     "NODES_FOLDER",
@@ -179,6 +186,7 @@ __all__ = [
     "WrapperSpec",
     "alone_file",
     "attempt_folder",
+    "build",
     "dump_request_file",
     "error_file",
     "events_file",
@@ -189,7 +197,9 @@ __all__ = [
     "innermost_user",
     "is_moediag",
     "job_file",
+    "laws_file",
     "older_events_file",
+    "older_laws_file",
     "outcome_file",
     "output_file",
     "pid_file",

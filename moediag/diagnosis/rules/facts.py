@@ -14,6 +14,7 @@ from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
+from moediag.diagnosis.numbers.law_breaches import LawFacts, law_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
 from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
@@ -212,6 +213,10 @@ class Facts:
     @cached_property
     def applied(self) -> AppliedFacts:
         return applied_facts(self.evidence)
+
+    @cached_property
+    def laws(self) -> LawFacts:
+        return law_facts(self.evidence)
 
     @cached_property
     def metrics(self) -> MetricFacts:

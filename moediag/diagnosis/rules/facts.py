@@ -23,7 +23,7 @@ from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
 from moediag.diagnosis.numbers.replicas import ReplicaFacts, replica_facts
 from moediag.diagnosis.numbers.resume import ResumeFacts, resume_facts
 from moediag.diagnosis.numbers.scale_factor import FactorFacts, factor_facts
-from moediag.diagnosis.schedules import device_position
+from moediag.diagnosis.schedules import device_position, surplus
 from moediag.diagnosis.schedules.align import Aligned, align, was_recorded
 from moediag.diagnosis.schedules.device_position import Front
 from moediag.diagnosis.schedules.diverge import Divergence, divergences
@@ -86,7 +86,10 @@ class Facts:
     @cached_property
     def _candidates(self) -> tuple[Divergence, ...]:
         replayed = replay(self.aligned, self.evidence)
-        return divergences(self.aligned, replayed, self.evidence, self.failed)
+        found = divergences(self.aligned, replayed, self.evidence, self.failed)
+        if self.evidence.watched:
+            return tuple(surplus.before(one, self.aligned) for one in found)
+        return found
 
     @property
     def divergence(self) -> Divergence | None:

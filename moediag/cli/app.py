@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag.cli import bisect, export, matrix, nightly, report, run, stacks, watch
+from moediag.cli import bisect, export, matrix, nightly, report, run, stacks, verify, watch
 from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -137,6 +137,13 @@ app.command(
     epilog="Example: moediag watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
     context_settings={"allow_interspersed_args": False},
 )(watch.watch)
+
+
+app.command(
+    epilog="Example: moediag verify --reference 'python train.py' -- torchrun --nproc-per-node 8 "
+    "train.py",
+    context_settings={"allow_interspersed_args": False},
+)(verify.verify)
 
 
 @app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")

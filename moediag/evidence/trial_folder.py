@@ -124,6 +124,7 @@ def _rank(
     libraries = log.libraries or libraries
     output = exits.tail(folder / protocol.output_file(rank))
     outcome, lost = _outcome(folder, rank)
+    omitted = outcome.not_seen if outcome is not None else ()
     filed = exits.read_error_file(folder / protocol.error_file(rank), libraries)
     error = log.error or filed
     if log.error is not None and filed is not None and filed.type == log.error.type:
@@ -160,7 +161,7 @@ def _rank(
         last_phase=log.last_phase,
         alone=_alone(folder / protocol.alone_file(rank)),
         finished=log.finished,
-        not_seen=(*log.not_seen, *lost, *told.not_seen, *map(_not_what_ran, unusable)),
+        not_seen=(*log.not_seen, *lost, *told.not_seen, *map(_not_what_ran, unusable), *omitted),
         conditions=conditions,
         user_files=frozenset(path.rpartition("/")[2] for path in log.files),
         last_lines=exits.last_lines(output),

@@ -47,6 +47,8 @@ class JobOptions:
     """Before each reduction, ranks check that they carry the same parameters."""
     segment_bytes: int = SEGMENT_BYTES
     """Size of a log segment of a rank; its log is a ring of two."""
+    measure: protocol.MeasureRequest | None = None
+    """What the ranks measure, if anything."""
 
 
 def environment(
@@ -54,7 +56,10 @@ def environment(
 ) -> dict[str, str]:
     """Returns ``base`` with the variables that load the recorder in every rank."""
     env = dict(base)
-    of_another = (protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD)
+    of_another = (
+        protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD,
+        protocol.ENV_MEASURE,
+    )  # fmt: skip
     for name in of_another:
         env.pop(name, None)  # moediag itself may run in a watched job
     path = env.get("PYTHONPATH")
@@ -65,6 +70,8 @@ def environment(
     env[ENV_LAUNCH] = token
     if options.guard:
         env[protocol.ENV_GUARD] = "1"
+    if options.measure is not None:
+        env[protocol.ENV_MEASURE] = options.measure.text()
     return env
 
 

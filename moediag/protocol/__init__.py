@@ -58,6 +58,13 @@ from moediag.protocol.files import (
     stacks_file,
     watchdog_dump,
 )
+from moediag.protocol.measured import (
+    ENV_MEASURE,
+    Measured,
+    MeasuredStep,
+    MeasureRequest,
+    read_measured,
+)
 from moediag.protocol.outcome import (
     Applied,
     ExpertRows,
@@ -104,6 +111,7 @@ from moediag.protocol.tasks import (
     SusceptibilityTask,
     Task,
     TrainerTask,
+    VerifyTask,
     WatchTask,
     task_fields,
 )
@@ -122,6 +130,7 @@ __all__ = [
     "ENV_GUARD_TIMEOUT",
     "ENV_JOB",
     "ENV_MAIN_THREAD",
+    "ENV_MEASURE",
     "ENV_PACKAGE",
     "ENV_PARENT",
     "ENV_RANK_PID",
@@ -152,6 +161,9 @@ __all__ = [
     "ExpertRows",
     "GradientError",
     "Heartbeat",
+    "MeasureRequest",
+    "Measured",
+    "MeasuredStep",
     "ModelSpec",
     "Multiple",
     "Outcome",
@@ -175,6 +187,7 @@ __all__ = [
     "Task",
     "TrainerTask",
     "Trial",
+    "VerifyTask",
     "WatchTask",
     "WrapperSpec",
     "alone_file",
@@ -194,6 +207,7 @@ __all__ = [
     "output_file",
     "pid_file",
     "program_options",
+    "read_measured",
     "stacks_file",
     "start_time",
     "stat_fields",

@@ -28,8 +28,9 @@ HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 A failure is a scenario. Running it shows which rank diverged, where and why, and
 which fix is correct.
 
-Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch: a failure found), 2
-wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
+Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch, verify: a failure
+found), 2 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130
+interrupted.
 """
 
 GIT_ABORTS = 128  # added to an error's exit code under --git-bisect

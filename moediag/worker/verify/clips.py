@@ -11,7 +11,7 @@ from moediag.worker.shard import placement
 from moediag.worker.verify.pieces import NotReduced, Piece
 from moediag.worker.verify.tensor_files import Tensors
 
-# Both are used by every function of torch.nn.utils that clips by a norm.
+# Every function of torch.nn.utils that clips by a norm uses one of these names.
 _SCALE = ("_clip_grads_with_norm_", "clip_grads_with_norm_")
 _CLIPPED = 0.999  # gradients that were scaled by less than this were clipped
 
@@ -27,13 +27,11 @@ class Clips:
         self._norm: Optional[float] = None
 
     def install(self) -> None:
-        for name in _SCALE:
-            original = getattr(clip_grad, name, None)
-            if original is not None:
-                replaced = self._watched(original)
-                for place in (clip_grad, torch.nn.utils):
-                    if getattr(place, name, None) is original:
-                        setattr(place, name, replaced)
+        places = [(place, name) for place in (clip_grad, torch.nn.utils) for name in _SCALE]
+        found = [(*place, getattr(*place)) for place in places if hasattr(*place)]
+        replaced = {id(original): self._watched(original) for _, _, original in found}
+        for place, name, original in found:
+            setattr(place, name, replaced[id(original)])
 
     def _watched(self, original: Any) -> Any:
         def scale(parameters: Any, max_norm: Any, norm: Any, *args: Any, **kwargs: Any) -> Any:

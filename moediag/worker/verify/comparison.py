@@ -26,6 +26,7 @@ from moediag.worker.verify.tensor_files import Stored, Tensors
 
 _SAME_NORM = 1e-2  # relative; beyond it the norm explains the weights
 _SMALLEST = 1e-5  # of the largest gradient of the model: errors below it are rounding
+_TURNED = 0.05  # of a gradient's L2 norm: not a multiple of the reference
 LABELS = (
     "labels and other values that the model is not called with (whether both runs had the same)"
 )
@@ -65,6 +66,13 @@ def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
         Outcome(rank, incomparable=f"{found.reason}.", next_step=found.what_to_do)
         for rank in (job.ranks or {0: None})
     ]
+
+
+_OBJECTIVE = (
+    "If the loss has terms over a rank's own samples (an auxiliary loss, a mean over tokens of "
+    "which ranks have different numbers), reduce them over ranks or switch them off, and compare "
+    "again."
+)
 
 
 class _Comparison:
@@ -111,6 +119,13 @@ class _Comparison:
             wrong = any(e.wrong for e in (*errors.values(), *weights.values()))
             right = right and not wrong and not skipped and not self._explained
         return right
+
+    def _turned(self) -> bool:
+        """Whether a wrong gradient has another direction than the reference's."""
+        every = (
+            e for steps in self._gradients.values() for by in steps.values() for e in by.values()
+        )
+        return any(e.wrong and e.times is not None and e.times.residual > _TURNED for e in every)
 
     def _rates(self, number: int) -> Dict[int, Dict[str, float]]:
         return {rank: one.steps[number - 1].rates for rank, one in self._job.ranks.items()}
@@ -162,6 +177,7 @@ class _Comparison:
                     replicas={"0": StepReplicas(dtype=dtype)},
                     steps_done=compared,
                     applied=self._applied[rank],
+                    next_step=_OBJECTIVE if self._turned() else "",
                     not_seen=[*self._not_seen, *one.not_checked],
                 )
             )

@@ -124,7 +124,9 @@ class Measuring:
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
         if self._answer is None and not self._claim():
             return None
-        self._ending.wait()
+        if self._answer is not None and self._answer.done:
+            self._ending.wait()
+            return None
         if all(root() is not module for root in self._roots):
             self._add_root(module)
         if self._roots[0]() is module:

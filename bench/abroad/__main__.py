@@ -49,6 +49,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--fresh", action="store_true", help="measure all chosen cases again")
     parser.add_argument("--no-held-out", action="store_true", help="leave the held-out cases alone")
+    parser.add_argument("--laws", action="store_true", help="watch with --laws")
     parser.add_argument("--bare", action="store_true", help="run without moediag, to check faults")
     parser.add_argument(
         "--minutes", type=float, default=240.0, metavar="M", help="start no case after M minutes"
@@ -101,7 +102,10 @@ def kept(path: Path, ours: str) -> Answer | None:
 def measured(case: Case, program: Program, options: argparse.Namespace, ours: str) -> Answer:
     folder = running.emptied(options.work / case.name.replace("/", "--").replace(" ", "-"))
     try:
-        return running.watched(case, program, options.python, folder, options.checkouts, ours)
+        return running.watched(
+            case, program, options.python, folder, options.checkouts, ours,
+            ("--laws",) if options.laws else (),
+        )  # fmt: skip
     except AnchorError as error:
         return Answer(case.name, ours, refused=f"another version of the program: {error}")
 
@@ -110,6 +114,7 @@ def head(options: argparse.Namespace) -> str:
     """Returns what was run where, without the paths of this machine."""
     words = [f"--only {shlex.quote(word)}" for word in options.only or ()]
     words += ["--checkouts DIR"] if options.checkouts is not None else []
+    words += ["--laws"] if options.laws else []
     command = " ".join(["python -m bench.abroad", *words])
     when = datetime.now(timezone.utc).date().isoformat()
     asked = [options.python, "-c", "import torch; print(torch.__version__)"]

@@ -67,12 +67,14 @@ def place(case: Case, program: Program, folder: Path, checkouts: Path | None) ->
 
 
 def watched(
-    case: Case, program: Program, python: str, folder: Path, checkouts: Path | None, version: str
-) -> Answer:
+    case: Case, program: Program, python: str, folder: Path, checkouts: Path | None, version: str,
+    options: Sequence[str] = (),
+) -> Answer:  # fmt: skip
     """Returns the answer of `moediag watch`; its run directory is ``folder/run``."""
     copy, run = folder / "program", folder / "run"
     places = place(case, program, copy, checkouts)
-    ours = [sys.executable, "-m", "moediag", "watch", *OPTIONS, "--out", str(run), "--"]
+    ours = [sys.executable, "-m", "moediag", "watch", *OPTIONS, *options]
+    ours += ["--out", str(run), "--"]
     ended = _run(
         [*ours, *program.command(python, case.arguments)], case, program, copy, run / "result.json",
         path=[str(ROOT)],

@@ -177,6 +177,7 @@ DIMENSIONS = (
     Dimension("copied files, active-only", ("none", "running", *HANGS), _ACTIVE, change=copied),
     Dimension("dated files", ("running", "straggler", "device", *HANGS), change=copied, dated=True),
     Dimension("one rank late", ("straggler",)),
+    Dimension("one rank late, started times recorded", ("straggler",), {}),
     Dimension("one rank late, copied files", ("straggler",), change=copied),
     Dimension("dumped twice", ("running", "straggler", *HANGS), change=dumped_twice),
     Dimension("dumps of two attempts", change=two_attempts, decidable=False),

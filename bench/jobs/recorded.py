@@ -51,6 +51,17 @@ def dumps(
             yield rank, recorder.dump(ring, frames, active_only)
 
 
+def taken(run: Run) -> float:
+    """Returns when a job's dumps were written, in seconds of the wall clock: of one that hangs, by
+    its watchdog, when the oldest call in progress timed out; of another, at its newest call."""
+    ranks = range(len(run.programs))
+    opened = [run.created(r, run.done[r]) for r in ranks if run.done[r] < run.issued[r]]
+    newest = max(run.created(r, run.issued[r] - 1) for r in ranks if run.issued[r])
+    if run.job.culprits and opened:
+        newest = max(min(opened) + TIMEOUT, newest) + 1000
+    return BEGAN / 1e9 + newest / 1e3
+
+
 class _Recorder:
     def __init__(
         self, run: Run, rank: int, names: dict[Any, str], states: bool, timing: bool
@@ -58,6 +69,7 @@ class _Recorder:
         self.run, self.rank, self.names = run, rank, names
         self.states, self.timing = states, timing
         self.ids = {name: number for number, name in enumerate(names.values())}
+        self.taken = int(taken(run) * 1e9)
         self.counts: dict[str, int] = {}
         self.sends: dict[str, int] = {}
         self.status: dict[int, dict[str, int]] = {}
@@ -91,10 +103,8 @@ class _Recorder:
         begun = self.timing and self.states and at <= run.done[rank] and at != run.dead.get(rank)
         created = BEGAN + int(run.created(rank, at) * MILLISECOND)
         ended = BEGAN + run.ended[rank][at] * MILLISECOND if done else None
-        started = None
-        if begun:  # after the call before it on this device
-            free = BEGAN + (run.ended[rank][at - 1] if at else 0) * MILLISECOND
-            started = max(created, free) + 1000
+        # The recorder looks when the watchdog retires the call, and when a dump is written.
+        started = (ended or self.taken) if begun else None
         self.note(self.ids[name], of[name], started is not None, done)
         kept = self.kept.get(id(op))
         if kept is None:
@@ -117,7 +127,7 @@ class _Recorder:
             "op_id": count + sends,
             "profiling_name": kept.profiled,
             "time_created_ns": created,
-            **({"duration_ms": ((ended or 0) - (started or 0)) / MILLISECOND} if timed else {}),
+            **({"duration_ms": 1.0} if timed else {}),
             "input_sizes": [[kept.into]],
             "input_dtypes": ["BFloat16"],
             "output_sizes": [[kept.out]],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.jobs.device import Run
-from bench.jobs.recorded import BEGAN, TIMEOUT, as_json, dumps
+from bench.jobs.recorded import as_json, dumps, taken
 from bench.jobs.schedules import Job
 
 Dumps = dict[int, dict[str, Any]]
@@ -47,17 +47,6 @@ class Folder:
 def folder_of(job: Job, **options: Any) -> Folder:
     run = Run(job)
     return Folder(job, dict(dumps(job, run=run, **options)), taken(run))
-
-
-def taken(run: Run) -> float:
-    """Returns when a job's dumps were written, in seconds of the wall clock: of one that hangs, by
-    its watchdog, when the oldest call in progress timed out; of another, at its newest call."""
-    ranks = range(len(run.programs))
-    opened = [run.created(r, run.done[r]) for r in ranks if run.done[r] < run.issued[r]]
-    newest = max(run.created(r, run.issued[r] - 1) for r in ranks if run.issued[r])
-    if run.job.culprits and opened:
-        newest = max(min(opened) + TIMEOUT, newest) + 1000
-    return BEGAN / 1e9 + newest / 1e3
 
 
 def write(

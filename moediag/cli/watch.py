@@ -60,6 +60,20 @@ def watch(
             "--guard", help="Compare parameters between ranks before each FSDP2 reduction."
         ),
     ] = False,
+    laws: Annotated[
+        bool,
+        typer.Option(
+            "--laws",
+            help="Check at steps 1, 2, 3, 6, 12, 24 and so on that what must be equal on several "
+            "ranks is equal.",
+        ),
+    ] = False,
+    laws_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="As --laws, but check steps 1, 2, 3 and every N steps."
+        ),
+    ] = None,
     every: Annotated[
         float,
         typer.Option(
@@ -84,7 +98,11 @@ def watch(
     from moediag.report import json_view, terminal, views, watch_display
     from moediag.result import FAILURES
 
-    job = JobOptions(guard=guard, segment_bytes=log_mb * 1024 * 1024 // 2)
+    job = JobOptions(
+        guard=guard,
+        laws_every=laws_every or (0 if laws else None),
+        segment_bytes=log_mb * 1024 * 1024 // 2,
+    )
     options = watcher.WatchOptions(on_hang=on_hang, out=out, shared=shared, job=job)
     launch = dataclasses.replace(
         options.launch, quiescence=quiescence, patience=patience, silence=silence
@@ -107,7 +125,8 @@ def watch(
                         watcher.of_job(name, [found]), views.output(no_color), views.short(folder)
                     )
             else:
-                view.line(found.cause)
+                for text in (found.cause, *(f"note: {note}" for note in found.notes)):
+                    view.line(text)
 
         done = watcher.watch(command, options, tell, view.progress)
     for how in done.commands:

@@ -17,6 +17,7 @@ from moediag.diagnosis.words import (
     detector_table,
     device_sentences,
     divergence_view,
+    law_sentences,
     log_sentences,
     node_sentences,
     program_tables,
@@ -66,10 +67,11 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         worst_parameter=numbers.worst,
         wrong_parameters=numbers.wrong if judged.gradients else (),
         parameters_compared=numbers.compared,
-        not_seen=not_seen(evidence, facts.aligned.not_seen),
+        not_seen=(*not_seen(evidence, facts.aligned.not_seen), *facts.laws.not_checked),
         stacks=divergence_view.stacks(evidence),
         notes=(
             *judged.notes,
+            *law_sentences.notes(facts.laws),
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
@@ -116,6 +118,9 @@ def _at_end(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[str, ...
         told = (facts.ownership.text,)
     if facts.resume.verdict is not None and judged.cause != facts.resume.text:
         told = (*told, facts.resume.text)
+    if facts.laws.breach is not None:
+        text = law_sentences.of_breach(facts.laws.breach)
+        told = told if judged.cause == text else (*told, text)
     return told
 
 

@@ -15,6 +15,9 @@ Known from torch's ``FlightRecorder.hpp`` and from real dumps (torch 2.13, gloo)
   entry ``coalesced`` that closes the batch is ever completed.
 - Older releases count a batch of sends and receives as a collective too. How many of these there
   are differs between ranks, so they are taken out again.
+- The recorder looks at the events of a call when the watchdog retires it, and at those of all other
+  calls when a dump is written: a start or completion of a call that is not retired has the dump's
+  own time (the start needs ``TORCH_NCCL_ENABLE_TIMING``).
 - ``onlyActive`` leaves completed calls out; JSON then has no ``entries`` at all if nothing is open.
 - ``pg_status`` counts the calls of each group that were enqueued and completed. Its keys are
   ``pg_id``, which the entries translate to names; it counts sends and receives separately, but
@@ -39,6 +42,8 @@ _MAX_SHAPES = 20_000_000  # tensors in a whole dump
 _MAX_FRAMES = 200
 _MOST_UNSEEN = 1000  # open calls of a group that only pg_status counts
 _MAX_MEMBERS = 3_000_000  # of all groups together
+_FOREVER = 1 << 62  # nanoseconds
+_ONE_LOOK = 10**9  # nanoseconds that it takes at most to look at all calls
 
 _STATES = {"completed": COMPLETED, "started": STARTED}
 _NAME = re.compile(r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d+)(?:->|<-)(?P<b>\d+))?$")
@@ -80,7 +85,8 @@ class Dump:
     receive tells this process's own place. ``batched``: groups whose positions were corrected for
     batches of sends and receives. ``unreadable``: entries that could not be understood. ``status``:
     by group, how many calls were issued and how many of them completed. ``timed_out``: the watchdog
-    gave up on a call. ``timeout``: the longest timeout of the calls, in seconds.
+    gave up on a call. ``timeout``: the longest timeout of the calls, in seconds. ``written``: when
+    the dump was written, in nanoseconds of the wall clock, 0 if it does not tell.
     """
 
     version: str = ""
@@ -98,6 +104,7 @@ class Dump:
     status: dict[str, tuple[int, int]] = field(default_factory=dict)
     timed_out: bool = False
     timeout: float = 0.0
+    written: int = 0
     unreadable: int = 0
     open_only: bool = False  # completed calls were left out
     recording: bool = True  # False: the dump was taken without its calls
@@ -163,6 +170,7 @@ def read(raw: Any) -> Dump:
             if isinstance(bad, NoDump):
                 raise
             dump.unreadable += 1
+    dump.written = reader.looked_at[1] if _is_one_moment(*reader.looked_at) else 0
     told = raw.get("pg_status")
     dump.status = flight_status.of_groups(told, reader.ids, dump.groups)
     dump.recording = "entries" in raw or not told or bool(dump.status)
@@ -202,6 +210,7 @@ class _Reader:
         self.sites: dict[tuple[int, ...], str] = {}
         self.ids: dict[str, Any] = {}  # group -> its pg_id
         self.shapes = 0
+        self.looked_at = (_FOREVER, 0)  # the first and the last look at a call that is not retired
         self.record: int | None = None
 
     def entry(self, e: dict[str, Any]) -> None:
@@ -326,6 +335,11 @@ class _Reader:
 
     def state(self, e: dict[str, Any]) -> int:
         at = e.get("time_discovered_completed_ns")
+        if e.get("retired") is False:
+            seen = at or e.get("time_discovered_started_ns")
+            if type(seen) is int and 0 < seen < _FOREVER:
+                first, last = self.looked_at
+                self.looked_at = min(first, seen), max(last, seen)
         if type(at) is int and at > 0:
             return COMPLETED
         told = e.get("state")
@@ -388,6 +402,11 @@ class _Reader:
         if found is None:
             found = self.sites[key] = user_site(frames)
         return found
+
+
+def _is_one_moment(first: int, last: int) -> bool:
+    """False also of a recorder that looks at the calls while they run."""
+    return 0 < last <= first + _ONE_LOOK
 
 
 def _elements(value: Any) -> int:

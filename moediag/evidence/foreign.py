@@ -161,7 +161,7 @@ def _stall(
         ranks[rank] = RankEvidence(rank, stacks=ranks[rank].stacks, not_seen=(text,))
         waiting.discard(rank)
         elsewhere.discard(rank)
-    at_once = found.taken_at is not None and not certain
+    at_once = _written(found) is not None and not certain
     return Stall(0.0, 0.0, tuple(sorted(waiting)), tuple(sorted(elsewhere)), certain, at_once)
 
 
@@ -179,9 +179,16 @@ def _stands(found: Found) -> bool:
     opened = [at + dump.timeout for dump in dumps if (at := _first_open(dump)) and dump.timeout]
     if found.stacks or found.stood or any(dump.timed_out for dump in dumps):
         return True
-    if found.taken_at is not None and found.taken_at - max(issued, default=0.0) >= IN_FLIGHT:
+    newest, written = max(issued, default=0.0), _written(found)
+    if written is not None and written - newest >= IN_FLIGHT:
         return True
-    return bool(opened) and min(opened) <= max(issued)
+    return bool(opened) and min(opened) <= max(newest, written or 0.0)
+
+
+def _written(found: Found) -> float | None:
+    """When the newest dump was written, in seconds, if the user or a dump tells."""
+    told = max((dump.written for dump in found.dumps.values()), default=0)
+    return found.taken_at if found.taken_at is not None else told / 1e9 or None
 
 
 def _first_open(dump: Dump) -> float:
@@ -196,8 +203,7 @@ def _mixed(found: Found, every: list[one_job.Job]) -> Evidence:
         world_size=len(found.dumps),
         ranks={},
         not_seen=tuple(found.refused),
-        mixed=f"The dumps of {who} are not of one job or attempt: {every[1].reason}. Diagnose each "
-        "job's dumps alone.",
+        mixed=f"The dumps of {who} are not of one job or attempt: {every[1].reason}.",
         foreign=True,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from moediag.evidence.law_model import RankLaws
 from moediag.protocol import ExpertRows, Outcome
 
 # How far a device is with a call, in Collective.on_device.
@@ -317,6 +318,8 @@ class RankEvidence:
     conditions: Mapping[str, tuple[Condition, ...]] = field(default_factory=dict)
     #: State letter of its main thread in /proc when evidence was collected (T: stopped), or "".
     os_state: str = ""
+    #: Fingerprints for the laws; None if it recorded none.
+    laws: RankLaws | None = None
 
     @property
     def last_step(self) -> int:

@@ -17,6 +17,7 @@ from moediag import protocol
 from moediag.errors import EvidenceError
 from moediag.evidence import device_progress, exits, loader_workers, nodes, rank_stacks
 from moediag.evidence.events import Names, RankLog, read_log
+from moediag.evidence.law_records import read_laws
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.source_conditions import Sources
 from moediag.protocol import Outcome
@@ -125,6 +126,7 @@ def _rank(
     output = exits.tail(folder / protocol.output_file(rank))
     outcome, lost = _outcome(folder, rank)
     omitted = outcome.not_seen if outcome is not None else ()
+    laws, lost_laws = read_laws(folder, rank)
     filed = exits.read_error_file(folder / protocol.error_file(rank), libraries)
     error = log.error or filed
     if log.error is not None and filed is not None and filed.type == log.error.type:
@@ -161,7 +163,15 @@ def _rank(
         last_phase=log.last_phase,
         alone=_alone(folder / protocol.alone_file(rank)),
         finished=log.finished,
-        not_seen=(*log.not_seen, *lost, *told.not_seen, *map(_not_what_ran, unusable), *omitted),
+        not_seen=(
+            *log.not_seen,
+            *lost,
+            *lost_laws,
+            *told.not_seen,
+            *map(_not_what_ran, unusable),
+            *omitted,
+        ),
+        laws=laws,
         conditions=conditions,
         user_files=frozenset(path.rpartition("/")[2] for path in log.files),
         last_lines=exits.last_lines(output),

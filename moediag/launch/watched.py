@@ -45,6 +45,8 @@ class JobOptions:
 
     guard: bool = False
     """Before each reduction, ranks check that they carry the same parameters."""
+    laws_every: int | None = None
+    """Check laws at steps 1, 2, 3 and every so many steps; 0: 6, 12, 24, …; None: never."""
     segment_bytes: int = SEGMENT_BYTES
     """Size of a log segment of a rank; its log is a ring of two."""
     measure: protocol.MeasureRequest | None = None
@@ -59,6 +61,7 @@ def environment(
     of_another = (
         protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD,
         protocol.ENV_MEASURE,
+        protocol.ENV_LAWS,
     )  # fmt: skip
     for name in of_another:
         env.pop(name, None)  # moediag itself may run in a watched job
@@ -72,6 +75,8 @@ def environment(
         env[protocol.ENV_GUARD] = "1"
     if options.measure is not None:
         env[protocol.ENV_MEASURE] = options.measure.text()
+    if options.laws_every is not None:
+        env[protocol.ENV_LAWS] = str(options.laws_every)
     return env
 
 

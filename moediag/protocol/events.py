@@ -54,6 +54,20 @@ EVENT_KINDS = (
     "not_seen", "error", "end",
 )  # fmt: skip
 
+# --------------------------------------------------------------------------------------
+# The log of the laws (``laws_file``), in the same form. Fingerprints are hexadecimal text, null
+# where a tensor could not be read.
+#
+# pieces      id optimizer(class) key(the same on ranks whose optimizer has the same parameters)
+#             names[] parts[] hows[] (see recorder.replica_sets) in_set[] in_group[]
+#             sets[ranks…]          what an optimizer has, one entry per parameter
+# check       pieces(id) step count(calls of step() before) clocks[calls on the group of each set]
+#             params[] grads[] ("": no gradient) state{name: []} hyper[one object per group]
+#             nonfinite[names of parameters] nonfinite_grads[] scaler(bool: a GradScaler is used)
+#             line(the user's line that called step(), "file.py:12 function")
+# --------------------------------------------------------------------------------------
+LAW_KINDS = ("pieces", "check")
+
 OPS = (
     "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter",
     "all_to_all", "send", "recv", "barrier",

@@ -9,6 +9,8 @@ ENV_EVIDENCE = "MOEDIAG_EVIDENCE"  # folder that receives the rank's files
 ENV_GUARD = "MOEDIAG_GUARD"
 ENV_GUARD_TIMEOUT = "MOEDIAG_GUARD_TIMEOUT"  # seconds until a rank that others wait for is absent
 GUARD_TIMEOUT = 300.0
+# "0": each rank records fingerprints at steps 1, 2, 3, 6, 12, …; "N": at 1, 2, 3 and every N steps.
+ENV_LAWS = "MOEDIAG_LAWS"
 
 # A watched job: its run directory, the folder of this package, the marker of a process that is a
 # rank (its children inherit it), how often the elastic agent started its ranks before, and the size
@@ -79,6 +81,17 @@ def older_events_file(rank: int) -> str:
     """The segment of the log before ``events_file``, once that has grown to its bound; the newer
     segment repeats what its lines refer to (start, group, names), so it can be read alone."""
     return f"rank-{rank}.events.older.jsonl"
+
+
+def laws_file(rank: int) -> str:
+    """Fingerprints of what must be equal on other ranks, one JSON object a line, see
+    :data:`LAW_KINDS`. Apart from ``events_file``, whose ring soon loses the first steps."""
+    return f"rank-{rank}.laws.jsonl"
+
+
+def older_laws_file(rank: int) -> str:
+    """The segment before ``laws_file``, as ``older_events_file``."""
+    return f"rank-{rank}.laws.older.jsonl"
 
 
 def heartbeat_file(rank: int) -> str:

@@ -67,6 +67,11 @@ class ByObject:
     def __init__(self) -> None:
         self._known: Dict[int, Tuple[Any, Any]] = {}  # id -> weak reference, value
 
+    def owners(self) -> List[Any]:
+        """Returns the objects that still exist."""
+        alive = [reference() for reference, _ in list(self._known.values())]
+        return [owner for owner in alive if owner is not None]
+
     def get(self, owner: Any) -> Any:
         """Returns the value for ``owner``, or None."""
         found = self._known.get(id(owner))
@@ -115,6 +120,10 @@ class Recorder:
         self.roots: List[Tuple[str, Any]] = []  # weak references to observed root modules
         self.module_names = ByObject()  # module -> FQN, of observed roots
         self.on_module: Optional[Callable[[Any, str], None]] = None  # called for each of them
+        # Called for each observed root module, as its caller calls it.
+        self.on_root: Optional[Callable[[Any], None]] = None
+        self.fsdp1_handles: Callable[[], List[Tuple[Any, Any]]] = list  # seen (state, handle)
+        self.fsdp2_groups: Callable[[], List[Any]] = list  # seen groups of parameters
         self.captures: Any = None  # of CUDA graphs, set by the watcher of collectives
         self.on_flush: List[Callable[[], None]] = []  # write deferred events
         # Called repeatedly by the recorder's thread while the rank issues nothing.

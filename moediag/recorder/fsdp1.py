@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import Any, Callable, Dict, Optional
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -34,6 +35,12 @@ class Fsdp1:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._known = ByObject()  # handle -> (number of observed roots, phase) -> CarriedParameters
+        self._states = ByObject()  # handle -> weak reference to the state (module) that owns it
+        recorder.fsdp1_handles = self.handles
+
+    def handles(self) -> List[Tuple[Any, Any]]:
+        """Returns (state, handle) of each handle that was used; state: None if it is gone."""
+        return [(self._states.get(handle)(), handle) for handle in self._states.owners()]
 
     def carrying(self, original: Any) -> Callable[..., Any]:
         """Wraps a function (state, handle, ...) that issues the handle's collectives."""
@@ -47,6 +54,8 @@ class Fsdp1:
             held = thread.carried
             try:
                 thread.carried = describe(handle)
+                if self._states.get(handle) is None:
+                    self._states.set(handle, weakref.ref(state))
             except Exception as error:
                 recorder.fault(WATCHER, error)
             try:

@@ -52,6 +52,7 @@ class Fsdp2:
         # Group -> number of observed roots -> (module, of, {carried ids: (carries, sizes)}).
         # Carried parameters live as long as their group.
         self._known = ByObject()
+        recorder.fsdp2_groups = self._known.owners
 
     def inside_group(self, original: Any) -> Callable[..., Any]:
         """Wraps a method of FSDPParamGroup."""

@@ -6,8 +6,8 @@ from typing import Any, List
 
 from torch.optim import optimizer as torch_optimizer
 
-from moediag.recorder.core import ByObject, Recorder
-from moediag.recorder.modules import clean
+from moediag.recorder.core import Recorder
+from moediag.recorder.parameter_names import ParameterNames
 
 WATCHER = "gradients"
 
@@ -17,9 +17,7 @@ class Gradients:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._names = ByObject()  # parameter -> FQN
-        self._roots = -1  # number of roots that the names were read from
-        self._unknown = 0  # parameters that were in none of them
+        self._names = ParameterNames(recorder)
 
     def install(self) -> None:
         before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
@@ -58,18 +56,9 @@ class Gradients:
             recorder.event("no_gradient", step=recorder.current_step, names=int(names))
 
     def _fqns(self, parameters: List[Any]) -> List[str]:
-        recorder = self._recorder
-        unknown = sum(self._names.get(parameter) is None for parameter in parameters)
-        if (self._roots, self._unknown) != (len(recorder.roots), unknown):
-            self._roots, self._unknown = len(recorder.roots), unknown
-            for prefix, reference in recorder.roots:
-                root = reference()
-                for name, parameter in root.named_parameters() if root is not None else ():
-                    self._names.setdefault(parameter, clean(prefix + name))
-        found = (self._names.get(parameter) for parameter in parameters)
-        known = [fqn for fqn in found if fqn is not None]
+        known = [fqn for fqn in self._names.of(parameters) if fqn is not None]
         if len(known) < len(parameters):
-            recorder.note_not_seen(
+            self._recorder.note_not_seen(
                 "names of parameters without a gradient that belong to no module seen running"
             )
         return known

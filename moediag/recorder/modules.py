@@ -154,6 +154,8 @@ class Observer:
         if compiled:
             self._disarm()  # dynamo specialises on the presence of global hooks
             recorder.note_not_seen("tokens per expert and modules inside torch.compile'd code")
+        if recorder.on_root is not None:
+            recorder.on_root(root)
         # The root's own pre-hook was added too late for the running call.
         _enter(recorder, root, ())
 

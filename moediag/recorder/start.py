@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
-from moediag.protocol import ENV_GUARD, events_file, heartbeat_file, older_events_file
+from moediag.protocol import ENV_GUARD, ENV_LAWS, events_file, heartbeat_file, older_events_file
 from moediag.recorder.core import Recorder
 from moediag.recorder.heartbeat import HeartbeatWriter
 from moediag.recorder.late_imports import when_imported
@@ -122,6 +122,12 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
         Gradients(recorder).install()
 
+    def laws(recorder: Recorder) -> None:
+        if os.environ.get(ENV_LAWS):
+            from moediag.recorder.law_checks import LawChecks
+
+            LawChecks(recorder, folder).install()
+
     def batches(recorder: Recorder) -> None:
         from moediag.recorder.batches import Batches
 
@@ -148,6 +154,8 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
         ("FSDP1 parameters", fsdp1, "torch.distributed.fsdp._runtime_utils"),
         ("modules", modules, ""),
         ("tokens per expert", experts, ""),
+        # Before the gradients' hook: a check belongs to the step before it.
+        ("laws", laws, ""),
         ("gradients", gradients, ""),
         ("batches", batches, "torch.utils.data.dataloader"),
         ("handled exceptions", handled_errors, ""),

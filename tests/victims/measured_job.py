@@ -31,14 +31,14 @@ class Block(nn.Module):
 class Model(nn.Module):
     """With tied embeddings and a frozen parameter."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, frozen: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(30, 16)
         self.layers = nn.ModuleList(Block(16) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(16, 30, bias=False)
         self.head.weight = self.embed.weight
-        self.layers[0].norm.bias.requires_grad_(False)
+        self.layers[0].norm.bias.requires_grad_(not frozen)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
@@ -86,13 +86,15 @@ def main() -> None:
     parser.add_argument("way", choices=("alone", "ddp", "fsdp2", "tp", "fsdp1", "fsdp1-flat"))
     parser.add_argument("--fault", default="")
     parser.add_argument("--micro", type=int, default=8, help="samples of a micro-batch")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--low", action="store_true", help="compute in bfloat16")
     given = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if given.way != "alone":
         dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = Model(0.5 if given.fault == "dropout" else 0.0)
+    torch.manual_seed(given.seed)
+    frozen = given.way != "fsdp1-flat"  # which FSDP1 cannot flatten
+    model = Model(0.5 if given.fault == "dropout" else 0.0, frozen)
     model = wrapped(model, given.way, world, given.low)
     rate = 1e-2 * (1 + rank) if given.fault == "rate" else 1e-2
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -112,7 +114,7 @@ def main() -> None:
             loss.backward()
         if given.way.startswith("fsdp1"):
             model.clip_grad_norm_(CLIP)
-        else:
+        elif given.way != "tp":  # torch cannot add norms of DTensors and plain tensors
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
 

@@ -107,3 +107,27 @@ def marked(name: str, program: Path = JOBS) -> tuple[str, ...]:
     lines = source.splitlines()[function.lineno - 1 : function.end_lineno]
     numbers = [n for n, text in enumerate(lines, function.lineno) if text.endswith(MARK)]
     return tuple(f"{program.name}:{number}" for number in numbers)
+
+
+LAW_JOBS = Path(__file__).with_name("law_jobs.py")
+
+
+@dataclass(frozen=True)
+class LawVictim(Victim):
+    """A program of ``law_jobs.py``; ``note``: in one of the notes."""
+
+    note: str = ""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return str(LAW_JOBS), self.name
+
+
+REPLICAS = ("replica-divergence",)
+LAW_VICTIMS = (
+    LawVictim("healthy", ("clean",), ranks=2, says="no law was broken in 4 checked steps"),
+    LawVictim("lr_by_rank", REPLICAS, ranks=2, says="0.01 on rank 0, 0.02 on rank 1"),
+    LawVictim("decay_by_rank", REPLICAS, (1,), says="`weight_decay` differs since step 1"),
+    LawVictim("load_on_rank_0", REPLICAS, says="ranks 1, 2 agree, rank 0 differs"),
+    LawVictim("extra_step", REPLICAS, (1,), says="rank 1 6 times"),
+)

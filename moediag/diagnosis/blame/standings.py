@@ -203,7 +203,15 @@ def _singled_out(
             if condition.side == "handler":
                 yield one.ranks, condition
             elif condition.keeps_out:
-                yield () if condition.singles is None else (condition.singles,), condition
+                yield _single(condition, one, divergence), condition
+
+
+def _single(condition: Condition, one: Standing, divergence: Divergence) -> tuple[int, ...]:
+    """The rank that the condition compares with. Of two ranks, ``rank != 0`` and ``rank == 1`` let
+    the same one pass and compare with different ones: then only the one that passes is named."""
+    single = condition.singles
+    passes = single in one.ranks or 2 * len(one.ranks) > len(divergence.calls)
+    return () if single is None or not passes else (single,)
 
 
 def _again(call: Collective, earlier: Collective) -> bool:

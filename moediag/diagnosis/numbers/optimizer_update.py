@@ -74,8 +74,8 @@ def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
     if wrong:
         compared = len({fqn for a in of_ranks.values() for fqn in a.weights})
         found = tuple(sorted(set(where)))
-        off = (of_ranks[rank] for rank in found)
-        rate = next((a for a in off if _off(a.rate, a.reference_rate)), None)
+        at_fault = (of_ranks[rank] for rank in found)
+        rate = next((a for a in at_fault if _off(a.rate, a.reference_rate)), None)
         return AppliedFacts(
             step, WEIGHTS, tuple(wrong), compared, worst, error, moved, found,
             actual=(rate.rate or 0.0) if rate is not None else 0.0,

@@ -14,6 +14,7 @@ from moediag.diagnosis.end_states.failures import Failure, failures
 from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
+from moediag.diagnosis.numbers.law_breaches import LawFacts, law_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
 from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
@@ -137,8 +138,9 @@ class Facts:
     def under_way(self) -> bool:
         """Whether the calls that did not complete may just have been under way: nothing shows how
         long ranks waited, and no rank is known that they wait for. Only NCCL writes dumps by
-        itself, after a timeout. On gloo, or if dumps were written just after their newest call,
-        a person chose the moment: a rank may have been late."""
+        itself, after a timeout; one written on request has the same content. On gloo, or if dumps
+        were written just after their newest call, a person chose the moment: a rank may have been
+        late."""
         stall = self.evidence.stall
         if stall is None or stall.certain:
             return False
@@ -208,6 +210,10 @@ class Facts:
     @cached_property
     def applied(self) -> AppliedFacts:
         return applied_facts(self.evidence)
+
+    @cached_property
+    def laws(self) -> LawFacts:
+        return law_facts(self.evidence)
 
     @cached_property
     def metrics(self) -> MetricFacts:

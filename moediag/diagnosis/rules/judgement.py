@@ -37,9 +37,9 @@ class Judgement:
     """Gradients are wrong because of it, so their parameters are listed."""
 
 
-def undecided(text: str) -> Judgement:
+def undecided(text: str, next_step: str = "") -> Judgement:
     """An inconclusive judgement because of ``text``."""
-    return Judgement(Confidence.LOW, text)
+    return Judgement(Confidence.LOW, text, next_step=next_step)
 
 
 def few(culprits: tuple[int, ...], evidence: Evidence) -> tuple[int, ...]:

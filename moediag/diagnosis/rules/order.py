@@ -37,6 +37,7 @@ from moediag.diagnosis.rules.incomplete import (
     not_started,
 )
 from moediag.diagnosis.rules.judgement import Judgement
+from moediag.diagnosis.rules.laws import replicas_apart
 from moediag.diagnosis.rules.measured import (
     nonfinite_numbers,
     nothing_compared,
@@ -105,6 +106,8 @@ RULES: tuple[Detector, ...] = (
     reported_end,
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
+    # A watched job broke a law.
+    replicas_apart,
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,
     no_records,

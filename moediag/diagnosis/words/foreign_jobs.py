@@ -50,29 +50,38 @@ def _more(found: Frontier) -> str:
     return f", nor {plural(found.others, 'other call')} elsewhere" if found.others else ""
 
 
-MAY_BE_LATE = (
-    " Nothing in the dumps shows how long the others waited. If NCCL's watchdog did not write "
-    "them, the job may have been running: dump again a minute later."
+def may_be_late(absent: Sequence[int]) -> str:
+    """What a page of dumps assumes that do not tell when they were written."""
+    return (
+        " The dumps do not show when they were written. NCCL writes them by itself only after a "
+        f"timeout; if they were written on request, {ranks(absent)} may only be late."
+    )
+
+
+DUMP_AGAIN = (
+    "Dump again a minute later and give both dumps, or give the time of the dumps with --taken-at "
+    "(--taken-at timeout: NCCL's watchdog wrote them)."
 )
 
 
-def under_way(found: Frontier | None, missing: str) -> str:
+def under_way(found: Frontier | None, missing: str, at_once: bool) -> str:
     """What dumps show that may be of a running job. ``missing``: the sentence about the first call
-    to which a rank had not come, or ""."""
-    text = (
-        "Calls had not completed when the dumps were written, and nothing in the dumps shows how "
+    to which a rank had not come, or "". ``at_once``: they were written just after the newest call.
+    """
+    text = "Calls had not completed when the dumps were written, "
+    text += (
+        "just after the newest call"
+        if at_once
+        else "and nothing in the dumps shows how long they had waited"
     )
-    text += "long they had waited: the job may have been running."
+    text += ": the job may have been running."
     if missing:
         text += f" If it stood still: {missing[:1].lower() + missing[1:]}"
     elif found is not None and found.call is not None and found.group is not None:
         text += f" If it stood still, it did so in {describe(found.call)} on {found.group.label}"
         text += f" (call {found.call.position} of that group)"
         text += f" and in {plural(found.others, 'other call')}." if found.others else "."
-    return text + (
-        " Dump again a minute later and give both dumps, or give the time of the dumps with "
-        "--taken-at (--taken-at timeout: NCCL's watchdog wrote them)."
-    )
+    return text
 
 
 def of_records(evidence: Evidence) -> tuple[str, bool]:
@@ -87,8 +96,9 @@ def of_records(evidence: Evidence) -> tuple[str, bool]:
     return text, whole
 
 
-def to_collect(evidence: Evidence) -> str:
-    """What to collect to learn more; "" where nothing would help."""
+def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
+    """Where to look first, with culprits, and what to collect to learn more. "" where nothing would
+    help."""
     seen = evidence.ranks.values()
     wanted = []
     dumped = [s for s in seen if was_recorded(s)]
@@ -103,13 +113,7 @@ def to_collect(evidence: Evidence) -> str:
         wanted.append("dumps with stack traces (pickle, not JSON)")
     if not seen or not all(s.stacks for s in seen):
         wanted.append("`py-spy dump` of every rank while it hangs")
-    return f" Next time collect {' and '.join(wanted)}." if wanted else ""
-
-
-def next_step(evidence: Evidence, culprits: Sequence[int] = ()) -> str:
-    """The same as an instruction; with culprits, where to look first."""
-    text = to_collect(evidence).removeprefix(" Next time c")
-    text = f"C{text}" if text else ""
+    text = f"Collect {' and '.join(wanted)}." if wanted else ""
     if culprits:
         whose = ranks(culprits)
         text = f"See what {whose} did instead: its log, `py-spy dump` while it hangs. {text}"

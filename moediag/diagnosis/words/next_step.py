@@ -17,7 +17,7 @@ from moediag.diagnosis.schedules.diverge import Divergence
 from moediag.diagnosis.words.calls import first_few
 from moediag.diagnosis.words.places import words
 from moediag.diagnosis.words.user_facts import unequal_batches
-from moediag.evidence.model import UNTOLD, Collective, Evidence
+from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
 
@@ -31,13 +31,15 @@ def next_step(
     found: Sequence[Standing],
 ) -> str:
     """ "" if nothing more specific than the cause is known. ``found``: culprits first."""
-    if verdict not in FAILURES or not evidence.watched:
+    if verdict not in FAILURES or not (evidence.watched or evidence.foreign):
         return ""
     if failure is not None:
         return _after_failure(failure, culprits)
     if divergence is not None:
         return (
-            _caught(evidence, found)
+            _either(divergence, found, culprits)
+            or _caught(evidence, found)
+            or _split(divergence, found)
             or _parted(divergence, found)
             or _by_batches(evidence)
             or _diverged(divergence, found, evidence)
@@ -67,23 +69,49 @@ def _caught(evidence: Evidence, found: Sequence[Standing]) -> str:
 
 def _parted(divergence: Divergence, found: Sequence[Standing]) -> str:
     """The condition that names a rank around the call that not all make."""
-    calls = [one for one in found if one.call is not None and one.line]
-    split = dividing(calls)
-    if split is not None:
-        condition, one, other = split
-        return (
-            f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
-            f"{one.at} and {ranks(other.ranks)} to {other.at}: {_all(divergence)} must make the "
-            "same calls."
-        )
-    for one in calls:
+    for one in found:
         told = next((c for c in one.apart if c.names_rank), None)
-        if told is not None and one.call is not None:
+        if told is not None and one.call is not None and one.line:
             return (
                 f"{_every(divergence)} must reach {one.at} ({one.call.op}), or none: it is "
                 f"{words(told)}."
             )
     return ""
+
+
+def _split(divergence: Divergence, found: Sequence[Standing]) -> str:
+    """The condition that sends ranks to different calls."""
+    split = dividing([one for one in found if one.call is not None and one.line])
+    if split is None:
+        return ""
+    condition, one, other = split
+    return (
+        f"`{condition.text}` at {condition.file}:{condition.line} sends {ranks(one.ranks)} to "
+        f"{one.at} and {ranks(other.ranks)} to {other.at}: {_all(divergence)} must make the same "
+        "calls."
+    )
+
+
+def _either(divergence: Divergence, found: Sequence[Standing], culprits: Sequence[int]) -> str:
+    """Both sides of a mismatch of which none is known to be wrong, where a condition keeps a rank
+    from one of them: the rank may be right not to come there, and the other call superfluous."""
+    sides = [(one, one.call) for one in found if one.call is not None and one.line]
+    telling = {one.ranks: next(filter(_tells, one.apart), None) for one, _ in sides}
+    if culprits or len(sides) < 2 or not any(telling.values()):
+        return ""
+    pieces = []
+    for one, call in sides:
+        condition = telling[one.ranks]
+        why = f" ({words(condition)})" if condition is not None else ""
+        pieces.append(f"the {call.op} of {ranks(one.ranks)} at {one.at}{why}")
+    return _split(divergence, found) or (
+        f"Either {' or '.join(first_few(pieces))} is out of place: {_all(divergence)} must make "
+        "the same calls in one order."
+    )
+
+
+def _tells(condition: Condition) -> bool:
+    return condition.names_rank or condition.side == "handler"
 
 
 def _every(divergence: Divergence) -> str:

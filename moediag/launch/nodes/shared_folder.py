@@ -21,7 +21,7 @@ SHORT_LOG = 512 * 1024  # if the newest segment is shorter, the one before it is
 _PULSE_BYTES = 16 * 1024 * 1024
 _OF_RANK = re.compile(
     r"rank-\d+\.(?:pid|job\.json|events\.jsonl|events\.older\.jsonl|heartbeat|error\.json"
-    r"|stacks\.txt|flight\.json|outcome\.json|log)"
+    r"|laws\.jsonl|laws\.older\.jsonl|stacks\.txt|flight\.json|outcome\.json|log)"
 )
 _OF_CAPTURE = re.compile(r"rank-\d+\.(?:pyspy\.json|native\.txt|pystack\.txt|proc\.txt|tail\.txt)")
 _OTHERS = (protocol.LAUNCH_FILE, protocol.TRIAL_FILE)

@@ -64,7 +64,7 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
 def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
     return [
         Outcome(rank, incomparable=f"{found.reason}.", next_step=found.what_to_do)
-        for rank in (job.ranks or {0: None})
+        for rank in (list(job.ranks) or [0])
     ]
 
 

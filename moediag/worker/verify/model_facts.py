@@ -22,11 +22,8 @@ def computes_in(module: Any) -> Set[str]:
         policies = [getattr(one, "mixed_precision", None)]
         if state is not None:
             policies.append(getattr(state(), "_mp_policy", None))
-        found |= {
-            dtype_name(policy.param_dtype)
-            for policy in policies
-            if isinstance(getattr(policy, "param_dtype", None), torch.dtype)
-        }
+        dtypes = (getattr(policy, "param_dtype", None) for policy in policies)
+        found |= {dtype_name(dtype) for dtype in dtypes if isinstance(dtype, torch.dtype)}
     return found
 
 

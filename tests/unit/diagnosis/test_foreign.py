@@ -70,15 +70,16 @@ def test_a_rank_without_a_dump_that_all_wait_for_is_the_culprit() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "killed", 2)
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and found.confidence == "medium"
-    assert (
-        "Nothing is known of" in found.cause and "Flight Recorder dump of every rank" in found.cause
-    )
+    assert "Nothing is known of" in found.cause
+    assert "Flight Recorder dump of every rank" in found.next_step
+    assert "ollect a" not in found.cause
 
 
 def test_a_stuck_device_is_not_a_code_mismatch() -> None:
     job = jobs.faulty(BASES[LAYOUTS[0]], "device", 2)
     found = diagnosed(found_of(job))
     assert found.culprits == job.culprits and "not a mismatch of code" in found.cause
+    assert found.next_step.startswith("Check the device and the links of rank")
     # It is not known which calls began, only that the job stalls.
     raw = dict(jobs.dumps(job))
     for one in raw.values():
@@ -88,7 +89,8 @@ def test_a_stuck_device_is_not_a_code_mismatch() -> None:
     blind = {rank: flight_dump.read(one) for rank, one in raw.items()}
     found = diagnosed(Found(dumps=blind, files=16, taken_at=LATER))
     assert (found.verdict, found.culprits) == ("hang", ())
-    assert "does not complete" in found.cause and "py-spy" in found.cause
+    assert "does not complete" in found.cause and "py-spy" not in found.cause
+    assert found.next_step == "Collect `py-spy dump` of every rank while it hangs."
 
 
 def test_a_circular_wait_is_reported_with_its_groups() -> None:
@@ -177,6 +179,29 @@ def test_calls_in_flight_are_not_a_hang() -> None:
     assert just.verdict == "inconclusive" and "may have been running" in just.cause
     late = diagnosed(Found(dumps=dumps, files=4, taken_at=last + 600))
     assert (late.verdict, late.culprits) == ("hang", ())
+
+
+def test_a_late_rank_is_no_culprit_where_a_dump_tells_when_it_was_written() -> None:
+    """One job stood still until its watchdog wrote dumps, the other was dumped while it ran."""
+    stuck = jobs.faulty(BASES[LAYOUTS[0]], "stuck", seed=3)
+    late = replace(stuck, culprits=(), at={}, lines=())
+
+    def of(job: jobs.Job, timing: bool) -> Diagnosis:
+        return diagnosed(replace(found_of(job, timing=timing), taken_at=None))
+
+    known = of(stuck, timing=True)
+    assert (known.verdict, known.culprits) == ("hang", stuck.culprits)
+    assert "on request" not in known.cause
+    known = of(late, timing=True)
+    assert (known.verdict, known.culprits) == ("inconclusive", ())
+    assert "never came to that call" in known.cause and "may have been running" in known.cause
+    for job in (stuck, late):  # the same calls, and nothing tells the time
+        unknown = of(job, timing=False)
+        assert (unknown.verdict, unknown.culprits) == ("hang", stuck.culprits)
+        assert unknown.confidence == "medium"
+        who = f"rank {stuck.culprits[0]} may only be late"
+        assert f"if they were written on request, {who}" in unknown.cause
+        assert unknown.next_step.startswith("Dump again a minute later")
 
 
 def test_real_gloo_dumps_are_diagnosed() -> None:

@@ -150,25 +150,45 @@ class TestConditionsThatPartRanks:
 class TestBlameByCondition:
     """Two ranks in different calls: only the program's own branch for one of them tells."""
 
+    NOT_ONE = Condition("train.py", 94, "if rank != 1", "under", True, "", frozenset({1}), 1)
+
     def test_the_rank_that_has_a_branch_of_its_own(self) -> None:
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: []})
         assert (one.culprits, one.victims, str(one.confidence)) == ((0,), (1,), "medium")
         assert "under `if rank == 0` at train.py:94, which singles out rank 0" in one.cause
 
-    def test_the_rank_that_a_branch_leaves_out(self) -> None:
-        """`if rank != 1: all_reduce()`: rank 0 waits in it, and rank 1 is the odd one."""
-        not_one = Condition("train.py", 94, "if rank != 1", "under", True, "", frozenset({1}), 1)
-        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [not_one], 1: []})
-        assert (one.culprits, one.victims) == ((1,), (0,))
+    def test_of_two_ranks_none_is_named_that_a_branch_leaves_out(self) -> None:
+        """`if rank != 1: all_reduce()` does what `if rank == 0: all_reduce()` does: one text
+        singles out rank 1, the other one rank 0."""
+        one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [self.NOT_ONE], 1: []})
+        assert (one.culprits, one.victims) == ((), ())
+        assert one.next_step == (
+            "Either the all_reduce of rank 0 at train.py:96 (under `if rank != 1` at train.py:94) "
+            "or the barrier of rank 1 at train.py:99 is out of place: all ranks must make the same "
+            "calls in one order."
+        )
+
+    def test_the_one_rank_that_a_branch_leaves_out(self) -> None:
+        extra = Op("a", "barrier", numel=0)
+        job = Job({"a": ((0, 1, 2), "world")}, [[Op("a")], [extra], [Op("a")]]).run()
+        known = {0: [self.NOT_ONE], 1: [], 2: [self.NOT_ONE]}
+        one = found(job, {0: at(96), 1: at(99), 2: at(96)}, known)
+        assert one.culprits == (1,)
+        assert one.next_step.startswith("Every rank must reach train.py:96 (all_reduce), or none")
 
     def test_two_branches_of_one_condition(self) -> None:
+        """`if rank == 0` and `if rank == 1` with the branches exchanged do the same."""
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [ELSE]})
-        assert one.culprits == (0,)
+        assert one.culprits == ()
 
     def test_each_rank_has_a_branch_of_its_own(self) -> None:
         for_one = Condition("train.py", 98, "if rank == 1", "under", True, "", frozenset({0}), 1)
         one = found(mismatch(), {0: at(96), 1: at(99)}, {0: [UNDER], 1: [for_one]})
         assert one.culprits == ()
+        assert one.next_step.startswith(
+            "Either the all_reduce of rank 0 at train.py:96 (under `if rank == 0` at train.py:94) "
+            "or the barrier of rank 1 at train.py:99 (under `if rank == 1` at train.py:98) is out "
+        )
 
     @pytest.mark.parametrize("known", [None, {0: [], 1: []}])
     def test_without_source_or_condition_nobody_is_named(

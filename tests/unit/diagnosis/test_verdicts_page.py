@@ -13,7 +13,7 @@ from moediag.result import Confidence, Verdict
 from tests.unit.diagnosis import example_detector
 
 PAGE = Path(__file__).parents[3] / "docs" / "verdicts.md"
-FOLDERS = ("incomplete", "failed", "hung", "recorded", "measured")
+FOLDERS = ("incomplete", "laws", "failed", "hung", "recorded", "measured")
 
 
 def test_the_page_is_current() -> None:

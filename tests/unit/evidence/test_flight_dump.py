@@ -90,6 +90,27 @@ def test_states_of_calls_are_read() -> None:
     assert bytes(made.state) == bytes([COMPLETED, STARTED, SCHEDULED, COMPLETED])
 
 
+@pytest.mark.parametrize(
+    ("looks", "written"),
+    [
+        ([(True, 40, 40), (False, 900, None)], 900),  # a call that runs, as its start is recorded
+        ([(True, 40, 40), (False, None, 900), (False, 900, None)], 900),
+        ([(True, 40, 40), (False, None, None)], 0),
+        ([(False, 900, None), (False, 900 + 2 * 10**9, None)], 0),  # another recorder's look
+        ([(False, "900", None), (False, True, None), (False, -1, None)], 0),
+    ],
+)
+def test_a_call_that_is_not_retired_tells_when_the_dump_was_written(
+    looks: list[tuple[bool, Any, Any]], written: int
+) -> None:
+    entries = [
+        entry(i, i + 1, retired=retired, time_discovered_started_ns=started,
+              time_discovered_completed_ns=completed)
+        for i, (retired, started, completed) in enumerate(looks)
+    ]  # fmt: skip
+    assert read(dump(*entries)).written == written
+
+
 def test_a_wrapped_ring_buffer_keeps_positions() -> None:
     made = read(dump(entry(5000, 4001), entry(5001, 4002)))
     assert made.wrapped and list(made.position) == [4000, 4001] and made.index[0] == 5000

@@ -34,16 +34,19 @@ def judge(facts: Facts, found: Divergence) -> Judgement:
         text += f" And {plural(len(pairs) - _MOST, 'more independent divergence')}."
     if lagging and stuck is not None:
         text += f" Independently: {foreign_jobs.of_frontier(stuck, evidence)}"
+    step = ""
+    if evidence.foreign and (found.kind == "missing" or not culprits):
+        step = foreign_jobs.next_step(evidence, culprits)
     if not certain and found.kind == "missing":
-        text += foreign_jobs.MAY_BE_LATE
-    if evidence.foreign and not culprits:
-        text += foreign_jobs.to_collect(evidence)
+        text += foreign_jobs.may_be_late(culprits or found.absent)
+        step = f"{foreign_jobs.DUMP_AGAIN} {step}".rstrip()
     return Judgement(
         how_sure(facts),
         text,
         culprits=culprits,
         victims=tuple(rank for rank in victims(facts) if rank not in culprits),
         divergence=True,
+        next_step=step,
     )
 
 

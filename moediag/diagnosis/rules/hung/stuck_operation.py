@@ -7,6 +7,7 @@ from moediag.diagnosis.rules.judgement import Judgement, apart, unseen
 from moediag.diagnosis.schedules.stuck_calls import Frontier
 from moediag.diagnosis.words import foreign_jobs
 from moediag.result import Confidence, Verdict
+from moediag.result.wording import ranks
 
 VERDICT = Verdict.HANG
 SIGNATURE = "stuck"
@@ -16,10 +17,15 @@ def find(facts: Facts) -> Frontier | None:
     return None if facts.under_way else facts.frontier
 
 
+def _next_step(facts: Facts, found: Frontier) -> str:
+    if found.basis == "device" and found.suspects:
+        whose = ranks(found.suspects)
+        return f"Check the device and the links of {whose}: `nvidia-smi -q`, Xid in the kernel log."
+    return foreign_jobs.next_step(facts.evidence) if facts.evidence.foreign else ""
+
+
 def judge(facts: Facts, found: Frontier) -> Judgement:
     text, evidence = foreign_jobs.of_frontier(found, facts.evidence), facts.evidence
-    if evidence.foreign and (found.basis != "device" or not found.suspects):
-        text += foreign_jobs.to_collect(evidence)
     strong = found.basis in ("device", "none") and found.call is not None
     strong = strong or (found.basis == "unseen" and evidence.world_size == len(evidence.ranks) + 1)
     strong = strong and unseen(evidence) != Confidence.LOW
@@ -29,4 +35,5 @@ def judge(facts: Facts, found: Frontier) -> Judgement:
         culprits=found.suspects,
         victims=apart(facts.waiting, found.suspects),
         pattern=SIGNATURE,
+        next_step=_next_step(facts, found),
     )

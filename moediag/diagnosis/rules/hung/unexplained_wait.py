@@ -29,6 +29,7 @@ def judge(facts: Facts, found: tuple[int, ...]) -> Judgement:
         text += f"No schedule{whose} was recorded, so it is not known which rank is at fault."
     if facts.evidence.foreign:
         made = log_sentences.sites(facts.evidence)
-        text = f"{text} {made}".rstrip() + foreign_jobs.to_collect(facts.evidence)
+        text = f"{text} {made}".rstrip()
     confidence = Confidence.MEDIUM if seen and not lost else Confidence.LOW
-    return Judgement(confidence, text, victims=tuple(sorted(found)))
+    step = foreign_jobs.next_step(facts.evidence) if facts.evidence.foreign else ""
+    return Judgement(confidence, text, victims=tuple(sorted(found)), next_step=step)

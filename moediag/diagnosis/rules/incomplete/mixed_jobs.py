@@ -14,4 +14,4 @@ def find(facts: Facts) -> str | None:
 
 
 def judge(facts: Facts, found: str) -> Judgement:
-    return undecided(found)
+    return undecided(found, "Diagnose the dumps of each job alone.")

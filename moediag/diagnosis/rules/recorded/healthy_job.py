@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement
-from moediag.diagnosis.words import foreign_jobs
+from moediag.diagnosis.words import foreign_jobs, law_sentences
 from moediag.result import Confidence, Verdict
 from moediag.result.wording import plural, ranks
 
@@ -23,7 +23,8 @@ def judge(facts: Facts, found: bool) -> Judgement:
     unknown = facts.unrecorded
     recorded = sorted(set(evidence.ranks) - set(unknown))
     steps = max(evidence.ranks[rank].last_step for rank in recorded)
-    text = "No hang, no crash; numbers were not checked. "
+    laws = law_sentences.clean(facts.laws)
+    text = f"No hang, no crash; {laws or 'numbers were not checked'}. "
     text += f"{ranks(recorded).capitalize()} finished normally after {plural(steps, 'step')}; "
     text += "their recorded schedules agree."
     if unknown:

@@ -23,11 +23,12 @@ def find(facts: Facts) -> str | None:
             return f"Calls of {known} of {size} ranks show no failure; the others were not seen."
         text = "The evidence shows no failure but is too thin to rule one out."
         where = log_sentences.stacks(evidence)
-        return f"{text} {where}".rstrip() + foreign_jobs.to_collect(evidence)
+        return f"{text} {where}".rstrip()
     if evidence.watched and not any(map(was_recorded, evidence.ranks.values())):
         return "No rank was recorded, so nothing is known about this job."
     return None
 
 
 def judge(facts: Facts, found: str) -> Judgement:
-    return undecided(found)
+    evidence = facts.evidence
+    return undecided(found, foreign_jobs.next_step(evidence) if evidence.foreign else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from moediag.diagnosis.blame.culprits import Blame
 from moediag.diagnosis.rules.facts import Facts
 from moediag.diagnosis.rules.judgement import Judgement, undecided
 from moediag.diagnosis.words import cause, foreign_jobs
@@ -18,8 +17,11 @@ def find(facts: Facts) -> bool | None:
 
 def judge(facts: Facts, found: bool) -> Judgement:
     text = "Some calls had not completed when this was recorded."
-    if facts.evidence.stall is not None:
+    step = foreign_jobs.next_step(facts.evidence)
+    stall = facts.evidence.stall
+    if stall is not None:
         first, backend = facts.divergence, facts.evidence.backend
-        told = cause.of_divergence(first, Blame(), backend, died=False) if first else ""
-        text = foreign_jobs.under_way(facts.stuck, told)
-    return undecided(text)
+        told = cause.of_divergence(first, facts.blame, backend, died=False) if first else ""
+        text = foreign_jobs.under_way(facts.stuck, told, stall.at_once)
+        step = foreign_jobs.DUMP_AGAIN
+    return undecided(text, step)

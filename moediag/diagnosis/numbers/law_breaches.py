@@ -1,0 +1,196 @@
+"""Which differences between replicas cannot occur in a healthy program, and the earliest reason.
+
+Parameters that a reduction keeps equal must be equal whenever an optimizer is about to step. Other
+differences explain it: of what differed at the compared step before, numbers of the optimizer come
+before gradients, and gradients before the optimizer's state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moediag.diagnosis.numbers.law_splits import (
+    GRADIENTS,
+    HYPER,
+    PARAMETERS,
+    STATE,
+    History,
+    Split,
+    checks_of,
+    histories,
+)
+from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, REDUCED
+from moediag.evidence.model import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """Replicas that differ."""
+
+    history: History
+    parameters: Split | None
+    """The parameters that differ; None where only numbers of the optimizer do."""
+    reason: Split | None
+    """What differed before the parameters did; None if that is unknown, or nothing did."""
+    before: int | None
+    """The last compared step at which the parameters were equal; None: they never were."""
+    counts: dict[int, int] | None = None
+    """Rank -> calls of step() until then, where these differ."""
+
+    @property
+    def initial(self) -> bool:
+        """The parameters differed before the first update."""
+        return self.parameters is not None and self.before is None
+
+    @property
+    def step(self) -> int:
+        """The step in which it shows first."""
+        first = self.parameters if self.parameters is not None else self.reason
+        return first.step if first is not None else 0
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The single rank that differs from others that agree, or (). Before the first update, the
+        rank that differs may be the only one that loaded the checkpoint; and what only the first
+        rank does may be what the others should have done."""
+        split = self.reason or self.parameters
+        if split is None or self.initial or not split.same_sides or len(split.sides) != 2:
+            return ()
+        known = self.reason is not None or self.step - (self.before or 0) == 1
+        if self.counts is not None:  # the rank that made another number of updates, alone
+            known = {self.counts[r] for r in split.sides[0]}.isdisjoint(
+                self.counts[r] for r in split.sides[1]
+            )
+        sides = split.sides
+        if not known or len(sides[0]) < 2 or len(sides[1]) != 1:
+            return ()
+        return sides[1] if sides[1] != (min(self.history.ranks),) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class LawFacts:
+    """What the ranks' records say about the laws."""
+
+    checked: int
+    """Steps at which at least one replica set was compared."""
+    breach: Breach | None
+    """The first difference that no healthy program has."""
+    apart: tuple[str, ...] = ()
+    """Parameters that were equal on all ranks at first and differ later, and that nothing declares
+    to be replicas."""
+    apart_from: int = 0
+    """The first step in which they differ."""
+    recorded: bool = False
+    """Ranks recorded for the laws."""
+    not_checked: tuple[str, ...] = ()
+
+
+def law_facts(evidence: Evidence) -> LawFacts:
+    checks = checks_of(evidence)
+    found = histories(checks)
+    breaches = [b for b in map(_breach, found) if b is not None]
+    compared = {m.step for h in found if h.how in (REDUCED, PLACED) for m in h.moments}
+    apart, since = _apart(evidence)
+    return LawFacts(
+        checked=len(compared),
+        breach=min(breaches, key=lambda b: (b.step, b.history.ranks), default=None),
+        apart=apart,
+        apart_from=since,
+        recorded=any(seen.laws is not None for seen in evidence.ranks.values()),
+        not_checked=_not_checked(evidence, found),
+    )
+
+
+def _breach(history: History) -> Breach | None:
+    if history.how == REDUCED:
+        parameters = history.first(PARAMETERS)
+    elif history.how == PLACED:
+        # Later each rank computes the update itself, and rounding may differ between ranks.
+        first = history.moments[0]
+        fresh = not any(first.counts.values())
+        parameters = first.splits.get(PARAMETERS) if fresh else None
+    else:
+        parameters = None
+    if parameters is not None:
+        return _of_parameters(history, parameters)
+    last = history.moments[-1]
+    hyper = last.splits.get(HYPER)
+    if hyper is None or history.how not in (REDUCED, PLACED, PART):
+        return None
+    first_hyper = history.first(HYPER)
+    return Breach(history, None, first_hyper, None)
+
+
+def _of_parameters(history: History, parameters: Split) -> Breach:
+    earlier = history.before(parameters.step)
+    if earlier is None:
+        return Breach(history, parameters, None, None)
+    reason = next(
+        (earlier.splits[what] for what in (HYPER, GRADIENTS, STATE) if what in earlier.splits),
+        None,
+    )
+    moment = next(m for m in history.moments if m.step == parameters.step)
+    if reason is None and HYPER in moment.splits and parameters.step - earlier.step > 1:
+        reason = moment.splits[HYPER]
+    if reason is not None:
+        first = history.first(reason.what)
+        reason = first if first is not None and first.sides == reason.sides else reason
+    counts = dict(moment.counts) if len(set(moment.counts.values())) > 1 else None
+    return Breach(history, parameters, reason, earlier.step, counts)
+
+
+def _apart(evidence: Evidence) -> tuple[tuple[str, ...], int]:
+    """Plain parameters that all ranks had in common at first."""
+    checks = checks_of(evidence)
+    equal: dict[str, set[str]] = {}
+    differ: dict[str, int] = {}
+    for (key, step), by_rank in checks.items():
+        if len(by_rank) < max(evidence.world_size, 2):
+            continue
+        rows = list(by_rank.values())
+        for at, piece in enumerate(rows[0].pieces):
+            if any(row.pieces[at].how != PLAIN for row in rows):
+                continue
+            values = {row.params[at] for row in rows}
+            if None in values:
+                continue
+            if len(values) == 1:
+                equal.setdefault(key, set()).add(piece.name)
+            elif piece.name in equal.get(key, ()):
+                differ.setdefault(piece.name, step)
+    # Single parameters may be meant to differ from some point on; a whole model is not.
+    whole = {name for names in equal.values() for name in names}
+    if not differ or len(differ) < len(whole):
+        return (), 0
+    return tuple(differ), min(differ.values())
+
+
+def _not_checked(evidence: Evidence, found: tuple[History, ...]) -> tuple[str, ...]:
+    recorded = {r: seen.laws for r, seen in evidence.ranks.items() if seen.laws is not None}
+    if not recorded:
+        return ()
+    checks = [check for laws in recorded.values() for check in laws.checks]
+    if not checks:
+        return ("laws: no optimizer of torch stepped on parameters of a model that was seen",)
+    hows = {piece.how for check in checks for piece in check.pieces}
+    texts = []
+    if LOCAL in hows:
+        texts.append(
+            "laws: whether replicas are equal under DDP (the program steps inside no_sync, or "
+            "has a communication hook)"
+        )
+    if PLAIN in hows and evidence.world_size > 1:
+        texts.append(
+            "laws: whether plain parameters must be equal on other ranks (no wrapper declares it)"
+        )
+    compared = {h.how for h in found}
+    if REDUCED in hows and REDUCED not in compared:
+        texts.append(
+            "laws: whether replicas are equal (no step was recorded by all of their ranks)"
+        )
+    if PLACED in hows:
+        texts.append(
+            "laws: whether Replicate placements stay equal after the first update (each rank "
+            "computes them, and rounding may differ)"
+        )
+    return tuple(texts)

@@ -1,0 +1,193 @@
+"""Compares what ranks recorded of one replica set: where values differ that must be equal.
+
+Only complete comparisons count: every rank of the set checked the same step of the same optimizer,
+after the same number of calls on the set's group.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from moediag.evidence.law_model import LawCheck, LawPiece
+from moediag.evidence.model import Evidence
+
+PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
+# Numbers of a parameter group that decide what an update does.
+_DECIDING = frozenset(
+    ("lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad",
+     "maximize", "alpha", "rho", "lr_decay", "etas", "step_sizes", "centered")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Values of one kind that differ between ranks at one step."""
+
+    what: str
+    """PARAMETERS, HYPER, GRADIENTS or STATE."""
+    step: int
+    names: tuple[str, ...]
+    """Parameters; of HYPER the names of the numbers."""
+    sides: tuple[tuple[int, ...], ...]
+    """Ranks with equal values, of the first name; the largest side first."""
+    values: Mapping[int, str] = field(default_factory=dict)
+    """Of HYPER: each rank's value of the first name."""
+    same_sides: bool = True
+    """All names split the ranks in the same way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One compared step of a replica set."""
+
+    step: int
+    splits: Mapping[str, Split]
+    """By PARAMETERS, HYPER, …; empty where everything is equal."""
+    counts: Mapping[int, int]
+    """Rank -> calls of the optimizer's step() before."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The compared steps of the pieces that one set of ranks holds in one optimizer."""
+
+    key: str
+    optimizer: str
+    ranks: tuple[int, ...]
+    how: str
+    moments: tuple[Moment, ...]
+    line: str = ""
+    """The user's line that calls the optimizer's step(), or ""."""
+
+    def first(self, what: str) -> Split | None:
+        """The first step in which ``what`` differs."""
+        return next((m.splits[what] for m in self.moments if what in m.splits), None)
+
+    def before(self, step: int) -> Moment | None:
+        """The last compared step before ``step``."""
+        return next((m for m in reversed(self.moments) if m.step < step), None)
+
+
+Checks = Mapping[tuple[str, int], Mapping[int, LawCheck]]  # (optimizer, step) -> rank
+
+
+def checks_of(evidence: Evidence) -> Checks:
+    """All checks by optimizer and step, in order of the step."""
+    found: dict[tuple[str, int], dict[int, LawCheck]] = defaultdict(dict)
+    for rank, seen in sorted(evidence.ranks.items()):
+        for check in seen.laws.checks if seen.laws is not None else ():
+            found[check.key, check.step].setdefault(rank, check)
+    return {place: found[place] for place in sorted(found, key=lambda place: place[1])}
+
+
+def histories(checks: Checks) -> tuple[History, ...]:
+    """The history of each replica set and optimizer, of steps that could be compared."""
+    found: dict[tuple[str, tuple[int, ...], str], list[Moment]] = defaultdict(list)
+    of_key: dict[str, LawCheck] = {}
+    for (key, step), by_rank in checks.items():
+        for (ranks, how), members in _sets(by_rank):
+            found[key, ranks, how].append(_moment(step, members))
+        of_key[key] = next(iter(by_rank.values()))
+    return tuple(
+        History(key, of_key[key].optimizer, ranks, how, tuple(moments), of_key[key].line)
+        for (key, ranks, how), moments in found.items()
+    )
+
+
+# The pieces of a set on one rank: the check, and the positions of (name, part) in it.
+_Member = tuple[LawCheck, dict[tuple[str, str], int]]
+
+
+def _sets(
+    by_rank: Mapping[int, LawCheck],
+) -> Iterator[tuple[tuple[tuple[int, ...], str], dict[int, _Member]]]:
+    """Each set of ranks, how it is kept equal, and its members; only complete ones."""
+    found: dict[tuple[tuple[int, ...], str], dict[int, _Member]] = defaultdict(dict)
+    for rank, check in by_rank.items():
+        for at, piece in enumerate(check.pieces):
+            if len(piece.ranks) > 1 and rank in piece.ranks:
+                member = found[piece.ranks, piece.how].setdefault(rank, (check, {}))
+                member[1][piece.name, piece.part] = at
+    for (ranks, how), members in found.items():
+        if set(members) == set(ranks) and _aligned(members):
+            yield (ranks, how), members
+
+
+def _aligned(members: Mapping[int, _Member]) -> bool:
+    """Whether the ranks are at the same point of the program."""
+    clocks = set()
+    for check, positions in members.values():
+        sets = {check.pieces[at].replica_set for at in positions.values()}
+        clocks.add(tuple(check.clocks[one] for one in sorted(sets) if one < len(check.clocks)))
+    return len(clocks) == 1
+
+
+def _moment(step: int, members: Mapping[int, _Member]) -> Moment:
+    splits = {}
+    common = set.intersection(*(set(positions) for _, positions in members.values()))
+    keys = [
+        key for check, positions in list(members.values())[:1] for key in positions if key in common
+    ]
+    for what, rows in (
+        (PARAMETERS, {r: check.params for r, (check, _) in members.items()}),
+        (GRADIENTS, {r: check.grads for r, (check, _) in members.items()}),
+    ):
+        differing = {
+            name: sides
+            for name, part in keys
+            if (sides := _sides({r: rows[r][members[r][1][name, part]] for r in members}))
+        }
+        if differing:
+            splits[what] = _split(what, step, differing)
+    if (hyper := _hyper(step, members)) is not None:
+        splits[HYPER] = hyper
+    state: dict[str, tuple[tuple[int, ...], ...]] = {}
+    shared = set.intersection(*(set(check.state) for check, _ in members.values()))
+    for kind in sorted(shared):
+        for name, part in keys:
+            of_ranks = {r: c.state[kind][at[name, part]] for r, (c, at) in members.items()}
+            if name not in state and (sides := _sides(of_ranks)):
+                state[name] = sides
+    if state:
+        splits[STATE] = _split(STATE, step, state)
+    return Moment(step, splits, {rank: check.count for rank, (check, _) in members.items()})
+
+
+def _sides(values: Mapping[int, str | None]) -> tuple[tuple[int, ...], ...]:
+    """Ranks by value, the largest side first; () if all are equal or one is unknown."""
+    if None in values.values() or len(set(values.values())) == 1:
+        return ()
+    sides: dict[str | None, list[int]] = defaultdict(list)
+    for rank, value in sorted(values.items()):
+        sides[value].append(rank)
+    return tuple(sorted(map(tuple, sides.values()), key=lambda side: (-len(side), side)))
+
+
+def _split(what: str, step: int, differing: Mapping[str, tuple[tuple[int, ...], ...]]) -> Split:
+    sides = list(differing.values())
+    same = len(set(sides)) == 1
+    return Split(what, step, tuple(differing), sides[0], same_sides=same)
+
+
+def _hyper(step: int, members: Mapping[int, _Member]) -> Split | None:
+    """The first number that differs, of the parameter groups that the pieces are in."""
+    of_ranks: dict[int, dict[str, tuple[str, ...]]] = {}
+    for rank, (check, positions) in members.items():
+        pieces: list[LawPiece] = [check.pieces[at] for at in positions.values()]
+        groups = [check.hyper[g] for g in sorted({p.group for p in pieces}) if g < len(check.hyper)]
+        names = {name for group in groups for name in group} & _DECIDING
+        of_ranks[rank] = {name: tuple(g.get(name, "") for g in groups) for name in names}
+    shared = set.intersection(*(set(one) for one in of_ranks.values()))
+    differing = {}
+    values: dict[int, str] = {}
+    for name in sorted(shared, key=lambda name: (name != "lr", name)):
+        texts = {rank: ", ".join(dict.fromkeys(one[name])) for rank, one in of_ranks.items()}
+        if sides := _sides(texts):
+            differing[name] = sides
+            values = values or texts
+    if not differing:
+        return None
+    first = _split(HYPER, step, differing)
+    return Split(HYPER, step, first.names, first.sides, values, first.same_sides)

@@ -1,0 +1,126 @@
+"""Sentences about values that must be equal on several ranks."""
+
+from __future__ import annotations
+
+from moediag.diagnosis.numbers.law_breaches import Breach, LawFacts
+from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, STATE, Split
+from moediag.evidence.law_model import PART, PLACED
+from moediag.result.wording import listed, plural, ranks
+
+
+def of_breach(b: Breach) -> str:
+    """What differs, since when, and what differed first."""
+    if b.parameters is None:
+        assert b.reason is not None
+        kept = "ranks that hold parts of the same parameters"
+        if b.history.how != PART:
+            kept = "ranks that hold the same parameters"
+        at = f" of {_step_call(b)}" if b.history.line else ""
+        return (
+            f"In step {b.step} {_hyper(b.reason)}{at} differs between {kept}: {_values(b.reason)}."
+        )
+    noun = plural(len(b.parameters.names), "parameter")
+    what = f"{noun} ({listed(b.parameters.names)})"
+    who = _sides(b.parameters)
+    if b.initial:
+        kept = {
+            PLACED: "have the placement Replicate",
+        }.get(b.history.how, "are replicas, kept equal by reductions of their gradients")
+        return (
+            f"Before the first call of {_step_call(b)}, {what} differ: {who}. They {kept}, "
+            "so they must start equal: a rank loaded or initialised other values, and nothing "
+            "broadcast them afterwards."
+        )
+    since = f"Before {_step_call(b)} of step {b.step}, {what} differ between replicas: {who}"
+    before = f"in step {b.before} they were equal"
+    return f"{since}; {before}. {_reason(b)}"
+
+
+def _reason(b: Breach) -> str:
+    if b.counts is not None:
+        told = ", ".join(f"rank {r} {n} times" for r, n in sorted(b.counts.items())[:4])
+        more = "" if len(b.counts) <= 4 else f" (of {len(b.counts)} ranks)"
+        return f"Until then {_step_call(b)} was called a different number of times: {told}{more}."
+    reason = b.reason
+    if reason is None:
+        if b.step - (b.before or 0) == 1:
+            return (
+                "No difference of gradients, of the optimizer's state or of its numbers was "
+                "recorded there, so the update itself or something after it wrote other values."
+            )
+        return "What differed first lies between these two steps and was not recorded."
+    if reason.what == HYPER:
+        hyper = _hyper(reason)
+        since = f"differs since step {reason.step}"
+        return f"{hyper[:1].upper()}{hyper[1:]} {since}: {_values(reason)}."
+    noun = {GRADIENTS: "gradients", STATE: "optimizer's state"}[reason.what]
+    first = f"In step {reason.step} the {noun} of {listed(reason.names)} differed already"
+    if reason.what == GRADIENTS:
+        return (
+            f"{first} ({_sides(reason)}), with equal parameters and equal numbers of the optimizer."
+        )
+    return f"{first} ({_sides(reason)}), with equal parameters and gradients."
+
+
+def _hyper(split: Split) -> str:
+    return {"lr": "the learning rate"}.get(split.names[0], f"`{split.names[0]}`")
+
+
+def _step_call(b: Breach) -> str:
+    at = f" at {b.history.line}" if b.history.line else ""
+    return f"{b.history.optimizer}.step(){at}"
+
+
+def next_step(b: Breach) -> str:
+    """What to change."""
+    if b.initial:
+        return (
+            "Load and initialise parameters on every rank alike, or before the model is wrapped, "
+            "or broadcast them from one rank."
+        )
+    if b.counts is not None:
+        return f"Call {_step_call(b)} equally often on every rank."
+    if b.reason is None:
+        return (
+            f"Look for what writes parameters after {_step_call(b)}; `--laws-every 1` narrows it "
+            "to one step."
+        )
+    if b.reason.what == HYPER:
+        return f"Give {_hyper(b.reason)} the same value on every rank."
+    if b.reason.what == GRADIENTS:
+        return "Look for what changes gradients after their reduction, or leaves it out."
+    return "Restore the optimizer's state alike on every rank."
+
+
+def _values(split: Split) -> str:
+    sides = [(side, split.values[side[0]]) for side in split.sides]
+    return ", ".join(f"{value} on {ranks(side)}" for side, value in sides[:4])
+
+
+def _sides(split: Split) -> str:
+    """``ranks 0, 2 agree, rank 1 differs``."""
+    if len(split.sides) == sum(map(len, split.sides)):
+        every = [rank for side in split.sides for rank in side]
+        if len(every) == 2:
+            return f"{ranks(every)} differ"
+        return f"{ranks(every)} all differ from each other"
+    texts = [f"{ranks(side)} {'agree' if len(side) > 1 else 'differs'}" for side in split.sides]
+    return ", ".join(texts[:4]) + (f" and {len(texts) - 4} more" if len(texts) > 4 else "")
+
+
+def notes(facts: LawFacts) -> tuple[str, ...]:
+    """Facts that may be deliberate."""
+    if not facts.apart:
+        return ()
+    return (
+        f"All {plural(len(facts.apart), 'plain parameter')} ({listed(facts.apart)}) were equal on "
+        f"all ranks at first and differ since step {facts.apart_from}: if the ranks train one "
+        "model, nothing keeps them equal.",
+    )
+
+
+def clean(facts: LawFacts) -> str:
+    """What held, for a job without a failure; "" without a law that was checked."""
+    if not facts.checked:
+        return ""
+    return f"no law was broken in {plural(facts.checked, 'checked step')}"

@@ -1,0 +1,87 @@
+"""Reads the laws' log of a rank (``rank-N.laws.jsonl``). Its last line may be truncated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moediag.evidence.events import plain_name
+from moediag.evidence.law_model import LawCheck, LawPiece, RankLaws
+from moediag.protocol import laws_file, older_laws_file
+
+
+def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]]:
+    """The log of ``rank`` in ``folder``, and what is lost; None without a log."""
+    paths = [folder / older_laws_file(rank), folder / laws_file(rank)]
+    if not any(path.exists() for path in paths):
+        return None, ()
+    reader = _Reader()
+    lost = 0
+    for path in paths:
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            try:
+                reader.read(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+                lost += 1
+    not_seen = (f"rank {rank}: {lost} unreadable lines of its laws' log",) if lost > 1 else ()
+    return RankLaws(tuple(reader.checks)), not_seen
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.checks: list[LawCheck] = []
+        self.layouts: dict[int, tuple[str, str, tuple[LawPiece, ...]]] = {}
+
+    def read(self, event: Mapping[str, Any]) -> None:
+        handler = {"pieces": self.pieces, "check": self.check}.get(event["e"])
+        if handler is not None:  # else an event of a later version
+            handler(event)
+
+    def pieces(self, event: Mapping[str, Any]) -> None:
+        sets = [tuple(int(r) for r in ranks) for ranks in event["sets"]]
+        rows = zip(
+            event["names"],
+            event["parts"],
+            event["hows"],
+            event["in_set"],
+            event["in_group"],
+            strict=True,
+        )
+        self.layouts[int(event["id"])] = (
+            str(event["key"]),
+            str(event["optimizer"]),
+            tuple(
+                LawPiece(plain_name(name), str(part), str(how), sets[at], int(group), int(at))
+                for name, part, how, at, group in rows
+            ),
+        )
+
+    def check(self, event: Mapping[str, Any]) -> None:
+        key, optimizer, pieces = self.layouts[int(event["pieces"])]
+        rows = [event["params"], event["grads"], *event["state"].values()]
+        if any(len(row) != len(pieces) for row in rows):
+            raise ValueError("another number of fingerprints than of pieces")
+        self.checks.append(
+            LawCheck(
+                key=key,
+                optimizer=optimizer,
+                step=int(event["step"]),
+                count=int(event["count"]),
+                pieces=pieces,
+                clocks=tuple(event["clocks"]),
+                params=tuple(event["params"]),
+                grads=tuple(event["grads"]),
+                state={str(name): tuple(row) for name, row in event["state"].items()},
+                hyper=tuple(dict(one) for one in event["hyper"]),
+                nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
+                nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
+                scaled=bool(event.get("scaler")),
+                line=str(event.get("line") or ""),
+            )
+        )

@@ -1,0 +1,247 @@
+"""Records, when an optimizer steps, fingerprints of what must be equal on other ranks.
+
+Nothing is compared here and nothing is sent: each rank writes to its own log, and
+`diagnosis/laws` compares the logs. So a check cannot wait for another rank. Which steps are
+checked depends only on the step's number, so all ranks check the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from moediag.protocol import ENV_LAWS, laws_file, older_laws_file
+from moediag.recorder.core import ByObject, Recorder
+from moediag.recorder.fingerprints import Fingerprints
+from moediag.recorder.log import EventLog
+from moediag.recorder.parameter_names import ParameterNames
+from moediag.recorder.replica_sets import Piece, ReplicaSets, local
+
+WATCHER = "laws"
+_SEGMENT_BYTES = 32 * 1024 * 1024
+_FIRST = 3  # steps that are always checked
+_MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further
+_MAX_NONFINITE = 20  # names that are listed
+
+
+def is_checked(step: int, every: int = 0) -> bool:
+    """Whether step ``step`` (from 1) is checked: 1, 2, 3, then every ``every`` steps, or with 0
+    the steps 6, 12, 24, …"""
+    if step <= _FIRST:
+        return step > 0
+    if every:
+        return step % every == 0
+    times, rest = divmod(step, _FIRST)
+    return rest == 0 and times & (times - 1) == 0
+
+
+class _Known:
+    """What is known of one optimizer."""
+
+    __slots__ = ("checked", "count", "ordinal")
+
+    def __init__(self) -> None:
+        self.count = 0  # calls of step() so far
+        self.checked = 0  # the last step that was checked
+        self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
+
+
+class LawChecks:
+    """Global hooks of optimizers, which see every optimizer, wrapped or not."""
+
+    def __init__(self, recorder: Recorder, folder: str) -> None:
+        self._recorder = recorder
+        self.every = int(os.environ.get(ENV_LAWS) or 0)
+        place = Path(folder)
+        self.log = EventLog(
+            str(place / laws_file(recorder.rank)),
+            str(place / older_laws_file(recorder.rank)),
+            _SEGMENT_BYTES,
+        )
+        self._sets = ReplicaSets(recorder)
+        self._names = ParameterNames(recorder)
+        self._optimizers = ByObject()  # optimizer -> _Known
+        self._ordinals: Dict[str, int] = {}  # key -> optimizers that have it
+        self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
+
+    def install(self) -> None:
+        self._sets.install()
+        hook = torch_optimizer.register_optimizer_step_pre_hook(self._before)
+        self._recorder.on_uninstall += [hook.remove, self.log.close]
+
+    def step_of(self, count: int) -> int:
+        """The number of the running step. A forward after an optimizer's step begins a new one, so
+        that an extra call of step() on one rank does not shift its numbers; where no model is seen
+        running, the optimizer's own calls count."""
+        return self._recorder.current_step if self._recorder.current_step > 1 else count + 1
+
+    def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or not self._recorder.active:
+            return
+        try:
+            self._step(optimizer)
+        except Exception as error:
+            self._recorder.fault(WATCHER, error)
+
+    def _step(self, optimizer: Any) -> None:
+        if self._recorder.broken(WATCHER):
+            return
+        self._sets.stepped()
+        known = self._optimizers.get(optimizer)
+        if known is None:
+            known = self._optimizers.set(optimizer, _Known())
+        step = self.step_of(known.count)
+        due = step > known.checked and any(
+            is_checked(one, self.every) for one in range(known.checked + 1, step + 1)
+        )
+        if due and not _capturing():
+            known.checked = step
+            with torch.no_grad():
+                self._check(optimizer, known, step)
+        known.count += 1
+
+    def _check(self, optimizer: Any, known: _Known, step: int) -> None:
+        found = [
+            (parameter, number)
+            for number, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+        ]
+        names = self._names.of([parameter for parameter, _ in found])
+        named = [(p, g, n) for (p, g), n in zip(found, names) if n is not None]  # noqa: B905
+        if len(named) < len(found):
+            self._recorder.note_not_seen(
+                "laws: parameters of an optimizer that belong to no module seen running "
+                "(DeepSpeed's partitions are such parameters)"
+            )
+        if not named:
+            return
+        parameters = [parameter for parameter, _, _ in named]
+        pieces = self._sets.pieces(parameters)
+        layout = self._layout(optimizer, known, named, pieces)
+        if layout is None:
+            return
+        number, groups = layout
+        prints = Fingerprints()
+        values = [prints.add(local(p)) for p in parameters]
+        finite = [prints.add_finite(local(p)) for p in parameters]
+        gradients = [_gradient(p) for p in parameters]
+        of_gradients = [None if g is None else prints.add(g) for g in gradients]
+        finite_gradients = [None if g is None else prints.add_finite(g) for g in gradients]
+        state, plain = _state(optimizer, parameters, prints)
+        read = prints.read()
+
+        def shown(places: Sequence[Optional[int]], absent: Optional[str] = None) -> List[Any]:
+            return [absent if at is None else read[at] for at in places]
+
+        self.log.event(
+            "check", pieces=number, step=step, count=known.count,
+            clocks=[self._clock(group) for group in groups],
+            params=shown(values),
+            grads=["" if p.grad is None else one
+                   for p, one in zip(parameters, shown(of_gradients))],  # noqa: B905
+            state={**{name: shown(places) for name, places in state.items()}, **plain},
+            hyper=[_hyper(group) for group in optimizer.param_groups],
+            nonfinite=_nonfinite(named, finite, read),
+            nonfinite_grads=_nonfinite(named, finite_gradients, read),
+            scaler=hasattr(optimizer, "found_inf"),
+            line=self._recorder.user_lines.innermost(sys._getframe(1)),
+        )  # fmt: skip
+
+    def _layout(
+        self, optimizer: Any, known: _Known, named: List[Any], pieces: List[Piece]
+    ) -> Optional[Tuple[int, List[Any]]]:
+        """The id of what the optimizer has, written at first use, and the group of each set."""
+        names = [name for _, _, name in named]
+        digest = hashlib.sha1(  # noqa: S324
+            "\n".join([type(optimizer).__name__, *names]).encode()
+        ).hexdigest()[:12]
+        if known.ordinal is None:
+            known.ordinal = self._ordinals[digest] = self._ordinals.get(digest, -1) + 1
+        if sum(self._ordinals.values()) + len(self._ordinals) > _MAX_OPTIMIZERS:
+            self._recorder.note_not_seen(f"laws: more than {_MAX_OPTIMIZERS} optimizers")
+            return None
+        sets: Dict[Tuple[Tuple[int, ...], int], int] = {}
+        groups: List[Any] = []
+        in_set = []
+        for piece in pieces:
+            key = (piece.ranks, id(piece.group))
+            if key not in sets:
+                sets[key] = len(groups)
+                groups.append(piece.group)
+            in_set.append(sets[key])
+        fields = {
+            "optimizer": type(optimizer).__name__, "key": f"{digest}.{known.ordinal}",
+            "names": names, "parts": [piece.part for piece in pieces],
+            "hows": [piece.how for piece in pieces], "in_set": in_set,
+            "in_group": [group for _, group, _ in named], "sets": [list(r) for r, _ in sets],
+        }  # fmt: skip
+        text = repr(fields)
+        number = self._layouts.get(text)
+        if number is None:
+            number = self._layouts[text] = len(self._layouts)
+            self.log.event("pieces", keep=True, id=number, **fields)
+        return number, groups
+
+    def _clock(self, group: Any) -> Optional[int]:
+        """Calls on the group so far: the same on all members at the same point of the program."""
+        return None if group is None else self._recorder.groups.info(group).issued
+
+
+def _gradient(parameter: Any) -> Any:
+    """The local part of the gradient; None without one, or if it is laid out differently."""
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    if getattr(gradient, "placements", None) != getattr(parameter, "placements", None):
+        return None
+    return local(gradient)
+
+
+def _state(
+    optimizer: Any, parameters: List[Any], prints: Fingerprints
+) -> Tuple[Dict[str, List[Optional[int]]], Dict[str, List[Any]]]:
+    """The tensors of the optimizer's state by name, and its numbers."""
+    tensors: Dict[str, List[Optional[int]]] = {}
+    plain: Dict[str, List[Any]] = {}
+    for at, parameter in enumerate(parameters):
+        state = optimizer.state.get(parameter)
+        for name, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor):
+                row = tensors.setdefault(str(name), [None] * len(parameters))
+                row[at] = prints.add(local(value))
+            elif isinstance(value, (int, float)):
+                plain.setdefault(f"{name} ", [None] * len(parameters))[at] = repr(value)
+    return tensors, plain
+
+
+def _hyper(group: Dict[str, Any]) -> Dict[str, str]:
+    """The numbers of a parameter group, as text that shows them exactly."""
+    found = {}
+    for name, value in group.items():
+        if name == "params" or name.startswith("_"):
+            continue
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
+            value = value.item()
+        if isinstance(value, (bool, int, float, str)):
+            found[str(name)] = repr(value)
+        elif isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value):
+            found[str(name)] = repr(tuple(value))
+    return found
+
+
+def _nonfinite(
+    named: List[Any], places: Sequence[Optional[int]], read: List[Optional[str]]
+) -> List[str]:
+    found = [n for (_, _, n), at in zip(named, places) if at is not None and read[at] == "0"]  # noqa: B905
+    return found[:_MAX_NONFINITE]
+
+
+def _capturing() -> bool:
+    """Whether this thread records a CUDA graph: reading a tensor would break it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

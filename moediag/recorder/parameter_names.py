@@ -1,0 +1,30 @@
+"""The names of parameters in the models that were seen running."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+from moediag.recorder.core import ByObject, Recorder
+from moediag.recorder.modules import clean
+
+
+class ParameterNames:
+    """Reads the names again when another model was seen, or other parameters are unknown."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._names = ByObject()  # parameter -> FQN
+        self._roots = -1  # number of roots that the names were read from
+        self._unknown = 0  # parameters that were in none of them
+
+    def of(self, parameters: List[Any]) -> List[Optional[str]]:
+        """Returns each parameter's name without wrappers; None if no observed model has it."""
+        recorder = self._recorder
+        unknown = sum(self._names.get(parameter) is None for parameter in parameters)
+        if (self._roots, self._unknown) != (len(recorder.roots), unknown):
+            self._roots, self._unknown = len(recorder.roots), unknown
+            for prefix, reference in recorder.roots:
+                root = reference()
+                for name, parameter in root.named_parameters() if root is not None else ():
+                    self._names.setdefault(parameter, clean(prefix + name))
+        return [self._names.get(parameter) for parameter in parameters]

@@ -1,0 +1,138 @@
+"""Which ranks hold the same part of a parameter, as the wrappers of the model declare it.
+
+Only what a wrapper guarantees counts: DistributedDataParallel keeps parameters equal over its
+process group, a Replicate placement means equal local tensors, and FSDP with a replicate dimension
+reduces gradients over it. A plain tensor belongs to nobody else, as far as is known.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch.distributed as dist
+
+from moediag.recorder.core import Recorder
+
+# How equality is kept. REDUCED: by a reduction of the gradients. PLACED: each rank computes the
+# same. LOCAL: the program steps without a reduction, or a hook replaces it. PART: there are other
+# parts on the other ranks, and no replica. PLAIN: nothing is declared.
+REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"
+
+
+class Piece(NamedTuple):
+    """The part of a parameter that this rank holds."""
+
+    part: str  # which part, the same text on every rank that holds it
+    how: str
+    ranks: Tuple[int, ...]  # global ranks that hold it; of a PART, the ranks of all parts
+    group: Any  # the process group over which it is kept equal, or None
+
+
+class ReplicaSets:
+    """Knows the wrappers of this rank; :meth:`pieces` looks up parameters."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._ddp: List[Any] = []  # weak references to instances
+        self._unreduced: "weakref.WeakSet[Any]" = weakref.WeakSet()  # DDP modules, see stepped()
+
+    def install(self) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        known = self._ddp
+
+        def make(init: Any) -> Any:
+            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+                init(self, *args, **kwargs)
+                known.append(weakref.ref(self))
+
+            return __init__
+
+        self._recorder.patches.replace(DistributedDataParallel, "__init__", make)
+
+    def stepped(self) -> None:
+        """Notes the DDP modules that do not reduce gradients when an optimizer steps: local SGD
+        steps inside ``no_sync``."""
+        for reference in self._ddp:
+            ddp = reference()
+            if ddp is not None and not ddp.require_backward_grad_sync:
+                self._unreduced.add(ddp)
+
+    def pieces(self, parameters: List[Any]) -> List[Piece]:
+        """The piece of each parameter, in order."""
+        declared: Dict[int, Piece] = {}
+        self._of_fsdp1(declared)
+        self._of_ddp(declared)
+        reduced = self._over_which_fsdp2_reduces()
+        return [declared.get(id(p)) or _of_tensor(p, reduced.get(id(p))) for p in parameters]
+
+    def _of_ddp(self, declared: Dict[int, Piece]) -> None:
+        alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]
+        for ddp in alive:
+            group = ddp.process_group
+            how = LOCAL if ddp in self._unreduced or getattr(ddp, "_comm_hooks", None) else REDUCED
+            piece = Piece("", how, _ranks(group), group)
+            for name, parameter in ddp.module.named_parameters():
+                if name not in ddp.parameters_to_ignore and not hasattr(parameter, "placements"):
+                    declared.setdefault(id(parameter), piece)
+
+    def _of_fsdp1(self, declared: Dict[int, Piece]) -> None:
+        for state, handle in self._recorder.fsdp1_handles():
+            own = handle.process_group
+            strategy = getattr(getattr(handle, "_sharding_strategy", None), "name", "")
+            between = getattr(state, "_inter_node_pg", None)
+            part, how, group = f"shard {own.rank()} of {own.size()}", PART, own
+            if strategy == "NO_SHARD":
+                part, how = "", REDUCED
+            elif strategy.startswith(("HYBRID", "_HYBRID")) and between is not None:
+                how, group = REDUCED, between
+            if getattr(state, "_comm_hook", None) is not None:
+                how = LOCAL if how == REDUCED else how
+            piece = Piece(part, how, _ranks(group), group)
+            for parameter in (handle.flat_param, *(handle.flat_param._params or ())):
+                declared.setdefault(id(parameter), piece)
+
+    def _over_which_fsdp2_reduces(self) -> Dict[int, Any]:
+        """Sharded parameter -> the process group of FSDP2's replicate dimension."""
+        found = {}
+        for group in self._recorder.fsdp2_groups():
+            info = getattr(group, "mesh_info", None)
+            over = getattr(info, "replicate_process_group", None)
+            for parameter in getattr(group, "fsdp_params", ()) if over is not None else ():
+                found[id(parameter.sharded_param)] = over
+        return found
+
+
+def local(tensor: Any) -> Any:
+    """The part of a DTensor that this rank holds; other tensors as they are."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def _of_tensor(parameter: Any, over: Optional[Any]) -> Piece:
+    placements = getattr(parameter, "placements", None)
+    if placements is None:
+        return Piece("", PLAIN, (), None)
+    mesh = parameter.device_mesh
+    here = mesh.get_coordinate()
+    if here is None:
+        return Piece("", PLAIN, (), None)
+    kinds = [
+        "R" if p.is_replicate() else f"{p}={at}/{mesh.size(dim)}"
+        for dim, (p, at) in enumerate(zip(placements, here))  # noqa: B905 - Python 3.9
+    ]
+    part = " ".join(kind for kind in kinds if kind != "R")
+    if over is not None:
+        return Piece(part, REDUCED, _ranks(over), over)
+    if "R" in kinds and mesh.ndim:
+        place = tuple(
+            slice(None) if kind == "R" else at
+            for kind, at in zip(kinds, here)  # noqa: B905
+        )
+        ranks = tuple(sorted(mesh.mesh[place].flatten().tolist()))
+        return Piece(part, PLACED, ranks, None)
+    return Piece(part, PART, tuple(sorted(mesh.mesh.flatten().tolist())), None)
+
+
+def _ranks(group: Any) -> Tuple[int, ...]:
+    return tuple(sorted(dist.get_process_group_ranks(group)))

@@ -1,0 +1,195 @@
+"""The law that replicas are equal, on recorded fingerprints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.law_model import LOCAL, PART, PLACED, PLAIN, LawCheck
+from moediag.result import Diagnosis
+from tests.unit.law_evidence import job, other
+
+
+def apart(rank: int, since: int, *what: str) -> object:
+    """Rank ``rank`` has other values of ``what`` from step ``since`` on."""
+
+    def change(of: int, one: LawCheck) -> LawCheck:
+        if of != rank or one.step < since:
+            return one
+        rows: dict[str, object] = {}
+        for name in what:
+            if name == "state":
+                rows["state"] = {k: other(v, rank) for k, v in one.state.items()}
+            elif name == "lr":
+                rows["hyper"] = ({**one.hyper[0], "lr": "0.02"},)
+            else:
+                rows[name] = other(getattr(one, name), rank)
+        return replace(one, **rows)  # type: ignore[arg-type]
+
+    return change
+
+
+def both(*changes: object) -> object:
+    def change(of: int, one: LawCheck) -> LawCheck:
+        for each in changes:
+            one = each(of, one)  # type: ignore[operator]
+        return one
+
+    return change
+
+
+def drift(rank: int, since: int) -> object:
+    """After the first different update everything differs."""
+    return apart(rank, since, "params", "grads", "state")
+
+
+def found(ranks: int, change: object, how: str = "reduced") -> Diagnosis:
+    return diagnose(job(ranks, change, how))  # type: ignore[arg-type]
+
+
+def test_equal_replicas_are_clean_and_the_page_says_what_held() -> None:
+    of = diagnose(job(3))
+    assert of.verdict == "clean"
+    assert "no law was broken in 4 checked steps" in of.cause
+
+
+def test_without_records_the_page_promises_nothing() -> None:
+    evidence = job(2)
+    ranks = {rank: replace(seen, laws=None) for rank, seen in evidence.ranks.items()}
+    assert "numbers were not checked" in diagnose(replace(evidence, ranks=ranks)).cause
+
+
+def test_another_learning_rate_explains_other_parameters() -> None:
+    of = found(3, both(apart(1, 1, "lr"), drift(1, 2)))
+    assert (of.verdict, of.culprits) == ("replica-divergence", (1,))
+    assert (
+        "Before AdamW.step() at train.py:9 main of step 2, 2 parameters (net.{weight,bias}) differ"
+        in of.cause
+    )
+    assert "The learning rate differs since step 1: 0.01 on ranks 0, 2, 0.02 on rank 1." in of.cause
+
+
+def test_of_two_ranks_none_is_named() -> None:
+    of = found(2, both(apart(1, 1, "lr"), drift(1, 2)))
+    assert (of.verdict, of.culprits) == ("replica-divergence", ())
+    assert "ranks 0, 1 differ" in of.cause
+
+
+def test_what_only_the_first_rank_does_may_be_right() -> None:
+    """``if rank == 0: scheduler.step()`` leaves the others with a wrong learning rate."""
+    of = found(3, both(apart(0, 1, "lr"), drift(0, 2)))
+    assert (of.verdict, of.culprits) == ("replica-divergence", ())
+
+
+def test_a_difference_before_the_first_update_is_one_of_loading() -> None:
+    of = found(3, drift(2, 1))
+    assert (of.verdict, of.culprits) == ("replica-divergence", ())
+    assert "Before the first call of AdamW.step()" in of.cause
+    assert "loaded or initialised other values" in of.cause
+
+
+def test_gradients_that_differ_first_are_the_reason() -> None:
+    of = found(3, both(apart(1, 2, "grads"), drift(1, 3)))
+    assert of.culprits == (1,)
+    assert "In step 2 the gradients of net.{weight,bias} differed already" in of.cause
+    assert "ranks 0, 2 agree, rank 1 differs" in of.cause
+
+
+def test_an_optimizer_state_that_differs_first_is_the_reason() -> None:
+    of = found(3, both(apart(1, 2, "state"), drift(1, 3)))
+    assert "the optimizer's state of net.{weight,bias} differed already" in of.cause
+
+
+def test_an_extra_step_shows_in_the_counts() -> None:
+    def more(of: int, one: LawCheck) -> LawCheck:
+        return replace(one, count=one.count + 1) if of == 1 and one.step > 3 else one
+
+    of = found(3, both(more, drift(1, 6)))
+    assert of.culprits == (1,)  # though no check was near
+    assert "AdamW.step() at train.py:9 main was called a different number of times" in of.cause
+    assert "rank 0 5 times, rank 1 6 times, rank 2 5 times" in of.cause
+
+
+def test_a_difference_between_two_distant_checks_names_no_rank() -> None:
+    of = found(3, drift(1, 6))
+    assert (of.verdict, of.culprits) == ("replica-divergence", ())
+    assert "in step 3 they were equal" in of.cause
+    assert "was not recorded" in of.cause
+
+
+def test_ranks_at_different_points_of_the_program_are_not_compared() -> None:
+    """DDP's ``join``: a rank whose data ended earlier counts fewer steps."""
+
+    def later(of: int, one: LawCheck) -> LawCheck:
+        return replace(one, clocks=(one.clocks[0] + 6,)) if of == 1 else one  # type: ignore[operator]
+
+    of = found(3, both(later, drift(1, 1)))
+    assert of.verdict == "clean"
+    assert any("no step was recorded by all of their ranks" in text for text in of.not_seen)
+
+
+def test_a_rank_without_records_is_not_compared() -> None:
+    evidence = job(3, drift(1, 2))  # type: ignore[arg-type]
+    ranks = {**evidence.ranks, 1: replace(evidence.ranks[1], laws=None)}
+    assert diagnose(replace(evidence, ranks=ranks)).verdict == "clean"
+
+
+def test_a_fingerprint_that_could_not_be_read_differs_from_nothing() -> None:
+    def unread(of: int, one: LawCheck) -> LawCheck:
+        return replace(one, params=(None, None), grads=(None, None)) if of == 1 else one
+
+    assert found(3, unread).verdict == "clean"
+
+
+@pytest.mark.parametrize("how", [LOCAL, PART, PLAIN])
+def test_parameters_that_nothing_keeps_equal_may_differ(how: str) -> None:
+    assert found(3, drift(1, 1), how).verdict == "clean"
+
+
+def test_local_steps_are_told_as_not_checked() -> None:
+    assert any("no_sync" in text for text in found(2, None, LOCAL).not_seen)
+
+
+def test_placed_replicas_must_start_equal() -> None:
+    of = found(2, drift(1, 1), PLACED)
+    assert of.verdict == "replica-divergence"
+    assert "placement Replicate" in of.cause
+
+
+def test_placed_replicas_may_differ_later_by_rounding() -> None:
+    of = found(2, drift(1, 2), PLACED)
+    assert of.verdict == "clean"
+    assert any("rounding may differ" in text for text in of.not_seen)
+
+
+def test_parts_of_one_parameter_have_one_learning_rate() -> None:
+    of = found(3, apart(1, 2, "lr"), PART)
+    assert (of.verdict, of.culprits) == ("replica-divergence", (1,))
+    assert "In step 2 the learning rate of AdamW.step() at train.py:9 main differs" in of.cause
+    assert "between ranks that hold parts of the same parameters" in of.cause
+
+
+def test_a_learning_rate_that_has_no_effect_is_no_failure() -> None:
+    """It differs for a while, and parameters stay equal."""
+
+    def change(of: int, one: LawCheck) -> LawCheck:
+        lr = "0.02" if of == 1 and one.step < 6 else "0.01"
+        return replace(one, hyper=({"lr": lr},))
+
+    assert found(3, change).verdict == "clean"
+
+
+def test_a_whole_model_of_plain_parameters_that_drifts_is_a_note() -> None:
+    of = found(2, drift(1, 2), PLAIN)
+    assert of.verdict == "clean"
+    assert any("nothing keeps them equal" in note for note in of.notes)
+    assert not found(2, drift(1, 1), PLAIN).notes  # never equal: other models, or slices
+
+
+def test_a_law_beside_another_failure_is_a_note() -> None:
+    evidence = job(3, drift(1, 2))  # type: ignore[arg-type]
+    of = diagnose(replace(evidence, interrupted=True))
+    assert of.verdict == "inconclusive"
+    assert any("differ between replicas" in note for note in of.notes)

@@ -1,0 +1,68 @@
+"""Fingerprints: equal for equal bytes, different for others, exact for every kind of tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moediag.recorder.fingerprints import Fingerprints
+
+
+def of(*tensors: torch.Tensor) -> list[str | None]:
+    prints = Fingerprints()
+    for tensor in tensors:
+        prints.add(tensor)
+    return prints.read()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.float8_e4m3fn,
+     torch.complex64],
+)  # fmt: skip
+def test_one_changed_element_changes_it(dtype: torch.dtype) -> None:
+    values = torch.arange(24).reshape(4, 6).to(torch.float32).to(dtype)
+    changed = values.clone()
+    changed[2, 3] = torch.tensor(99.0).to(dtype)
+    same, again, different = of(values, values.clone(), changed)
+    assert same == again != different
+
+
+def test_the_order_of_elements_and_the_number_of_zeros_count() -> None:
+    values = torch.randn(50)
+    found = of(values, values.flip(0), torch.zeros(3), torch.zeros(4), torch.zeros(0))
+    assert len(set(found)) == 5
+
+
+def test_a_view_has_the_fingerprint_of_its_elements() -> None:
+    values = torch.randn(6, 8)
+    one, other = of(values.t()[1:5], values.t()[1:5].contiguous())
+    assert one == other
+
+
+def test_large_tensors_are_read_to_their_end() -> None:
+    values = torch.zeros(3 * (1 << 16) + 5, dtype=torch.float32)
+    found = of(values)
+    for at in (0, 1 << 16, 2 * (1 << 16) + 1, len(values) - 1):
+        changed = values.clone()
+        changed[at] = 1.0
+        found += of(changed)
+    moved = values.clone()
+    moved[7], moved[(1 << 16) + 7] = 1.0, 0.0
+    assert len(set(found)) == 5
+
+
+def test_signed_zero_is_another_value() -> None:
+    assert len(set(of(torch.tensor([0.0]), torch.tensor([-0.0])))) == 2
+
+
+def test_what_has_no_bytes_in_order_is_unknown() -> None:
+    sparse = torch.eye(3).to_sparse()
+    assert of(torch.empty(3, device="meta"), sparse) == [None, None]
+
+
+def test_an_element_that_is_not_finite_is_seen() -> None:
+    prints = Fingerprints()
+    for tensor in (torch.ones(3), torch.tensor([1.0, float("nan")]), torch.ones(2, dtype=int)):
+        prints.add_finite(tensor)
+    assert prints.read() == ["1", "0", None]

@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional
 
@@ -26,6 +27,8 @@ from moediag.worker.verify.tensor_files import Stored, Tensors
 
 _SAME_NORM = 1e-2  # relative; beyond it the norm explains the weights
 _SMALLEST = 1e-5  # of the largest gradient of the model: errors below it are rounding
+_ROUTED = re.compile(r"experts?\.|\.(?:gate|router)\.")
+_MULTIPLE = 0.2  # residual of a multiple of the reference in less than float32, relative
 _TURNED = 0.05  # of a gradient's L2 norm: not a multiple of the reference
 LABELS = (
     "labels and other values that the model is not called with (whether both runs had the same)"
@@ -58,6 +61,8 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
         measured = noise.of_step(alone, again, rounded, number, dtypes)
         if not comparison.step(number, measured):
             break
+    if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
+        return _incomparable(job, _ROUTED_OTHERWISE)
     return comparison.results(dtypes, steps)
 
 
@@ -68,6 +73,11 @@ def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
     ]
 
 
+_ROUTED_OTHERWISE = Incomparable(
+    "gradients differ by more than rounding does to them, but the model routes tokens and computes "
+    "in less than float32: rounding sends single tokens to other experts",
+    "Use float32 in both commands.",
+)
 _OBJECTIVE = (
     "If the loss has terms over a rank's own samples (an auxiliary loss, a mean over tokens of "
     "which ranks have different numbers), reduce them over ranks or switch them off, and compare "
@@ -107,9 +117,15 @@ class _Comparison:
             errors = _errors(groups["gradients"], expected, measured)
             self._gradients[rank][str(number)] = errors
             weights: Dict[str, GradientError] = {}
-            if not self._explained:
+            if self._explained:
+                self._not_seen[f"weights after step {number}: the clipping norm differs"] = None
+            else:
                 own = {n: s for n, s in groups["weights"].items() if n not in skipped}
                 weights = self._updates.compare(number, self._starts[rank], own)
+                if own and not weights:
+                    self._not_seen[f"weights after step {number}: gradients are near rounding"] = (
+                        None
+                    )
             rate = rates[rank]
             self._applied[rank][str(number)] = Applied(
                 weights,
@@ -150,6 +166,18 @@ class _Comparison:
         if right is None or any(norm is None for norm in own):
             return False
         return any(abs((norm or 0.0) - right) > _SAME_NORM * right for norm in own)
+
+    def routed_otherwise(self) -> bool:
+        """Whether wrong numbers may come from tokens that rounding sends to other experts. They are
+        no multiples of the reference."""
+        names = {name for start in self._starts.values() for name in start}
+        if not any(_ROUTED.search(name) for name in names):
+            return False
+        by_step = (errors for steps in self._gradients.values() for errors in steps.values())
+        wrong = [e for errors in by_step for e in errors.values() if e.wrong]
+        applied = (one for steps in self._applied.values() for one in steps.values())
+        moved = any(w.wrong for one in applied if one.rate is None for w in one.weights.values())
+        return moved or any(e.times is None or e.times.residual > _MULTIPLE for e in wrong)
 
     def results(self, dtypes: List[str], steps: int) -> List[Outcome]:
         compared = max((len(by_step) for by_step in self._gradients.values()), default=0)

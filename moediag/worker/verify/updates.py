@@ -11,12 +11,11 @@ from typing import Dict, List, Optional
 import torch
 
 from moediag.protocol import GradientError
-from moediag.worker.measure.gradients import TIMES_ROUNDING
-from moediag.worker.verify.noise import Noise
+from moediag.worker.verify.noise import TIMES, Noise
 from moediag.worker.verify.runs import Alone
 from moediag.worker.verify.tensor_files import Stored, Tensors
 
-ABOVE = 30.0  # a gradient this many times its allowed error is not noise
+ABOVE = 4.0  # a gradient this many times its allowed error is not noise
 TOLERANCE = 0.1  # relative, in the L2 norm: no error of an optimizer is smaller
 _MOST = 100  # of a parameter's elements, one in this many must be comparable
 
@@ -89,7 +88,7 @@ def _one(
     # Each weight is rounded to its dtype after the step.
     ulp = first.tensor.double().abs()[mask] * torch.finfo(stored.tensor.dtype).eps
     size, error = float(right.norm()), float((moved - right).norm())
-    allowed = TOLERANCE * size + TIMES_ROUNDING * float(noise.norm()) + 2 * float(ulp.norm())
+    allowed = TOLERANCE * size + TIMES * float(noise.norm()) + 2 * float(ulp.norm())
     largest = float((moved - right).abs().max())
     return GradientError(
         largest if largest == largest else "nan",  # type: ignore[arg-type]

@@ -160,3 +160,19 @@ def test_only_steps_with_the_same_samples_are_compared(tmp_path: Path) -> None:
     job = Job(tmp_path / "job", steps=1, change=same)
     found = judged(job, reference(tmp_path, steps=2))
     assert found.verdict == Verdict.CLEAN
+
+
+def test_tokens_that_rounding_routes_otherwise_prove_nothing(tmp_path: Path) -> None:
+    def flipped(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + torch.eye(8, 6) if name == EXPERTS else gradient
+
+    low = reference(tmp_path / "low", dtypes=("bfloat16",))
+    found = judged(Job(tmp_path / "a", change=flipped), low)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert "other experts" in found.cause
+    found = judged(Job(tmp_path / "b", change=lambda r, n, g: g * 2), low)
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    exact = reference(tmp_path / "exact")
+    found = judged(Job(tmp_path / "c", change=flipped), exact)
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert "auxiliary loss" in found.next_step

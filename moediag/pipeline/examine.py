@@ -96,7 +96,7 @@ def trial_folders(path: Path) -> list[Path]:
 def _trial(folder: Path) -> Trial:
     try:
         return Trial.read(folder / TRIAL_FILE)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise EvidenceError(f"{folder / TRIAL_FILE} cannot be read: {error}", HELP) from error
 
 
@@ -104,7 +104,7 @@ def _judged(path: Path) -> RunResult | None:
     """Returns the result of a run that compared its trials with expectations."""
     try:
         result = read_result(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return None
     return result if any(trial.expected for trial in result.trials) else None
 

@@ -102,6 +102,7 @@ from moediag.protocol.specs import (
 )
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
+    build,
     write_json,
     write_text,
 )
@@ -198,6 +199,7 @@ __all__ = [
     "WrapperSpec",
     "alone_file",
     "attempt_folder",
+    "build",
     "dump_request_file",
     "error_file",
     "events_file",

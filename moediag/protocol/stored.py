@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import types
 import typing
+from collections import abc
 from pathlib import Path
 from typing import Any, Dict, List, Union
 
 SCHEMA_VERSION = 1
+_UNIONS = (Union, getattr(types, "UnionType", Union))  # Python 3.9 has no UnionType
+_PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_SHOWN = 60  # characters of a wrong value in an error
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -25,37 +30,98 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def build(cls: Any, raw: Any) -> Any:
-    """A dataclass of type ``cls`` from plain JSON, nested dataclasses included."""
+def build(cls: Any, raw: Any, where: str = "") -> Any:
+    """A dataclass of type ``cls`` from plain JSON, nested dataclasses included. Fields that ``cls``
+    does not have are ignored; null leaves a field with a default at it.
+
+    Raises ValueError that says which value is wrong, as ``trials[0].world_size``, after
+    ``where``."""
+    if not isinstance(raw, dict):
+        raise _wrong(where, raw, "an object")
     hints = typing.get_type_hints(cls)
     values: Dict[str, Any] = {}
     for f in dataclasses.fields(cls):
-        if f.init and f.name in raw:
-            values[f.name] = _convert(hints[f.name], raw[f.name])
+        at = f"{where}.{f.name}" if where else f.name
+        needed = f.default is f.default_factory is dataclasses.MISSING
+        if f.name not in raw:
+            if needed:
+                raise ValueError(f"{at} is missing")
+        elif f.init and (needed or raw[f.name] is not None):
+            values[f.name] = _convert(hints[f.name], raw[f.name], at)
     return cls(**values)
 
 
-def _member(members: List[Any], value: Any) -> Any:
-    """The member of a union that ``value`` is: of several dataclasses the one of its ``kind``.
-    Raises ValueError where there is none."""
+def _wrong(where: str, value: Any, wanted: str) -> ValueError:
+    shown = repr(value)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+    return ValueError(f"{where or 'the file'}: {shown} is not {wanted}")
+
+
+def _member(members: List[Any], value: Any, where: str) -> Any:
+    """The member of a union that ``value`` is: of several dataclasses the one of its ``kind``."""
     if len(members) == 1:
         return members[0]
-    for member in members:
-        if member.kind == value["kind"]:
+    plain = [member for member in members if member in _PLAIN]
+    for member in plain:
+        if type(value) is member:
             return member
-    raise ValueError(f"unknown kind {value['kind']!r}")
+    if plain:
+        raise _wrong(where, value, " or ".join(_PLAIN[member] for member in plain))
+    kind = value.get("kind") if isinstance(value, dict) else None
+    for member in members:
+        if member.kind == kind:
+            return member
+    raise ValueError(f"{where}: unknown kind {kind!r}")
 
 
-def _convert(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if hint is Any:
+        return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Union:
-        return _convert(_member([a for a in args if a is not type(None)], value), value)
-    if origin is list:
-        return [_convert(args[0], item) for item in value]
-    if origin is dict:
-        return {key: _convert(args[1], item) for key, item in value.items()}
+    if origin in _UNIONS:
+        if value is None and type(None) in args:
+            return None
+        return _convert(
+            _member([a for a in args if a is not type(None)], value, where), value, where
+        )
+    if origin in (list, tuple):
+        return _sequence(origin, args, value, where)
+    if origin in (dict, abc.Mapping):
+        if not isinstance(value, dict):
+            raise _wrong(where, value, "an object")
+        return {
+            _key(args[0], key, where): _convert(args[1], item, f"{where}.{key}")
+            for key, item in value.items()
+        }
     if dataclasses.is_dataclass(hint):
-        return build(hint, value)
-    return value
+        return build(hint, value, where)
+    if hint in _PLAIN:
+        if type(value) is not hint and not (hint is float and type(value) is int):
+            raise _wrong(where, value, _PLAIN[hint])
+        return value
+    try:
+        return hint(value)  # an enumeration
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _sequence(kind: Any, hints: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, list):
+        raise _wrong(where, value, "a list")
+    same = kind is list or hints[-1] is Ellipsis
+    if not same and len(value) != len(hints):
+        raise _wrong(where, value, f"a list of {len(hints)}")
+    return kind(
+        _convert(hints[0] if same else hints[i], item, f"{where}[{i}]")
+        for i, item in enumerate(value)
+    )
+
+
+def _key(hint: Any, key: str, where: str) -> Any:
+    """JSON has text for keys."""
+    if hint is not int:
+        return key
+    try:
+        return int(key)
+    except ValueError:
+        raise _wrong(where, key, "a whole number") from None

@@ -74,9 +74,9 @@ class Trial:
         """Raises ValueError when the file is of another schema version, or of a task that this
         moediag does not know."""
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
-        if raw.get("schema_version") != SCHEMA_VERSION:
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if version != SCHEMA_VERSION:
             raise ValueError(
-                f"{path}: schema_version {raw.get('schema_version')!r}, "
-                f"this moediag reads {SCHEMA_VERSION}"
+                f"{path}: schema_version {version!r}, this moediag reads {SCHEMA_VERSION}"
             )
         return typing.cast("Trial", build(cls, {**raw, "task": task_fields(raw)}))

@@ -51,11 +51,9 @@ def load(path: Path) -> tuple[RunResult, Path]:
         raise EvidenceError(
             f"{file} does not exist", "Give the directory of a finished `moediag run`."
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        # Errors from other shapes of JSON do not help a user.
-        why = error if isinstance(error, OSError | ValueError) else "fields are missing or wrong"
+    except (OSError, ValueError) as error:
         raise EvidenceError(
-            f"{file} is not a result of moediag: {why}",
+            f"{file} is not a result of moediag: {error}",
             "Give the directory of a finished `moediag run`.",
         ) from error
 

@@ -5,117 +5,60 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from moediag.result.diagnosis import (
-    Diagnosis,
-    FirstDivergence,
-    Lane,
-    LaneCell,
-    Place,
-    RankSide,
-    RankState,
-    SideBySide,
-)
-from moediag.result.run_result import (
-    RESULT_FILE,
-    ClaimJudgement,
-    Conclusion,
-    FixJudgement,
-    RunResult,
-    Seconds,
-    TrialResult,
-)
-from moediag.result.table import Table
-from moediag.result.verdicts import Confidence, Verdict
+from moediag.protocol import build
+from moediag.result.diagnosis import Diagnosis
+from moediag.result.run_result import RESULT_FILE, RunResult, TrialResult
 
-_OF_TRIAL = frozenset(f.name for f in dataclasses.fields(TrialResult)) - {"diagnosis"}
 _OF_DIAGNOSIS = frozenset(f.name for f in dataclasses.fields(Diagnosis))
-_OF_RUN = frozenset(f.name for f in dataclasses.fields(RunResult))
+MOST_RANKS = 1 << 20
 
 
 def read_result(path: Path) -> RunResult:
     """The result in ``path``: a result.json or the run directory that contains it.
 
-    Raises ValueError, KeyError, TypeError or AttributeError if it is no such file."""
+    Raises ValueError, with the field, if it is no such file."""
     if path.is_dir():
         path = path / RESULT_FILE
-    raw = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(raw, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has text with half a character (a lone surrogate)") from None
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version is None:
         raise ValueError("it has no schema_version")
     if version != 1:
         raise ValueError(f"schema_version {version!r}, this moediag reads 1")
-    trials = tuple(trial_from_json(t) for t in raw.pop("trials"))
-    end = raw.pop("conclusion")
-    conclusion = Conclusion(
-        end["reproduced"],
-        tuple(FixJudgement(**f) for f in end["fixes"]),
-        end["cheapest_correct_fix"],
-        tuple(ClaimJudgement(**c) for c in end.get("claims", ())),
-    )
-    values = _known(raw, _OF_RUN)
-    values["overrides"] = tuple(raw.get("overrides", ()))
-    values["tables"] = _tables(raw)
-    return RunResult(trials=trials, conclusion=conclusion, **values)
-
-
-def _known(raw: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
-    return {name: value for name, value in raw.items() if name in names}
+    trials = raw.get("trials")
+    if not isinstance(trials, list):
+        raise ValueError("trials is no list")
+    nested = [_nested(trial, f"trials[{i}]") for i, trial in enumerate(trials)]
+    result = cast("RunResult", build(RunResult, {**raw, "trials": nested}))
+    for i, trial in enumerate(result.trials):
+        _check_ranks(trial, f"trials[{i}]")
+    return result
 
 
 def trial_from_json(raw: dict[str, Any]) -> TrialResult:
-    values = _known(raw, _OF_TRIAL)
-    values["seconds"] = Seconds(**values.get("seconds", {}))
-    if values.get("step_time_spread"):
-        values["step_time_spread"] = tuple(values["step_time_spread"])
-    return TrialResult(diagnosis=_diagnosis(raw), **values)
+    """Raises ValueError."""
+    trial = cast("TrialResult", build(TrialResult, _nested(raw, "trial")))
+    _check_ranks(trial, "trial")
+    return trial
 
 
-def _diagnosis(raw: dict[str, Any]) -> Diagnosis:
-    values = _known(raw, _OF_DIAGNOSIS)
-    values["verdict"] = Verdict(raw["verdict"])
-    values["confidence"] = Confidence(raw["confidence"])
-    for name in ("culprits", "victims", "not_seen", "wrong_parameters", "notes"):
-        values[name] = tuple(raw.get(name) or ())
-    values["first_divergence"] = _first_divergence(raw.get("first_divergence"))
-    values["stacks"] = {int(r): tuple(frames) for r, frames in raw.get("stacks", {}).items()}
-    values["tables"] = _tables(raw)
-    values["schedules"] = _schedules(raw.get("schedules"))
-    values["states"] = tuple(
-        RankState(s["kind"], s["text"], tuple(s["ranks"])) for s in raw.get("states") or ()
-    )
-    values["places"] = tuple(
-        Place(tuple(p["ranks"]), p["line"], p["what"], tuple(p["callers"]), tuple(p["conditions"]))
-        for p in raw.get("places") or ()
-    )
-    return Diagnosis(**values)
+def _nested(raw: Any, where: str) -> dict[str, Any]:
+    """A trial whose diagnosis is one field. In the file the diagnosis's fields are the trial's."""
+    if not isinstance(raw, dict):
+        raise ValueError(f"{where} is no object")
+    own = {name: value for name, value in raw.items() if name in _OF_DIAGNOSIS}
+    return {**raw, "diagnosis": own}
 
 
-def _first_divergence(raw: dict[str, Any] | None) -> FirstDivergence | None:
-    if not raw:
-        return None
-    sides = {
-        rank: RankSide(**{**side, "parameters_missing": tuple(side["parameters_missing"])})
-        for rank, side in raw["ranks"].items()
-    }
-    return FirstDivergence(**{**raw, "ranks": sides})
-
-
-def _schedules(raw: dict[str, Any] | None) -> SideBySide | None:
-    if raw is None:
-        return None
-    lanes = tuple(
-        Lane(tuple(x["ranks"]), tuple(LaneCell(c["text"], c["state"]) for c in x["cells"]))
-        for x in raw["lanes"]
-    )
-    rows = tuple(raw["rows"])
-    return SideBySide(raw["title"], rows, raw["at"], lanes, raw["left_out"], raw["calls"])
-
-
-def _tables(raw: dict[str, Any]) -> tuple[Table, ...]:
-    """The tables of a trial or of a run; none in a result written before tables existed."""
-    return tuple(
-        Table(t["title"], tuple(t["columns"]), tuple(map(tuple, t["rows"])), t.get("note", ""))
-        for t in raw.get("tables") or ()
-    )
+def _check_ranks(trial: TrialResult, where: str) -> None:
+    """Views draw every rank: a number that no job has would take all memory."""
+    if not 0 <= trial.world_size <= MOST_RANKS:
+        raise ValueError(f"{where}.world_size: {trial.world_size} ranks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # An int is a count, a float a measured number, None is "not measured"; a bool is yes or no.
-Cell = str | int | float | None
+Cell = str | bool | int | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,6 @@ class Table:
                     f"table {self.title!r} has {len(self.columns)} columns and a row of {len(row)}"
                 )
             for cell in row:
-                if not isinstance(cell, str | int | float | None):
+                if not isinstance(cell, Cell):
                     kind = type(cell).__name__
                     raise ValueError(f"table {self.title!r} has a cell of type {kind}")

@@ -169,8 +169,8 @@ def test_a_view_that_cannot_be_written_is_a_usage_error(
         ("{}", "no schema_version"),
         ("[]", "no schema_version"),
         ("null", "no schema_version"),
-        ('{"schema_version": 1, "trials": 3}', "fields are missing or wrong"),
-        ('{"schema_version": 1, "trials": [{}]}', "fields are missing or wrong"),
+        ('{"schema_version": 1, "trials": 3}', "trials is no list"),
+        ('{"schema_version": 1, "trials": [{}]}', "scenario is missing"),
         ('{"schema_version": 1', "Expecting"),
     ],
 )

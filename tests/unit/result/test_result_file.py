@@ -63,6 +63,52 @@ def test_an_unknown_value_is_refused(field: str, tmp_path: Path) -> None:
         read_result(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("world_size", "2", r"trials\[0\].world_size: '2' is not a whole number"),
+        ("world_size", 10**300, r"trials\[0\].world_size: 10+ ranks"),
+        ("signature", [], r"trials\[0\].diagnosis.signature: \[\] is not text"),
+        ("signature", "\ud800", "half a character"),
+        ("culprits", [[]], r"culprits\[0\]: \[\] is not a whole number"),
+        ("cause", None, ""),
+        ("met", None, r"trials\[0\].met: None is not true or false"),
+        ("tables", [{"title": "t", "columns": [{}], "rows": []}], "is not text"),
+        ("tables", [{"title": "t", "columns": ["a"], "rows": [[{}]]}], "is not text or true or"),
+        ("step_time_spread", [1.0], "is not a list of 2"),
+        ("stacks", {"one": []}, "'one' is not a whole number"),
+        ("seconds", 3, r"trials\[0\].seconds: 3 is not an object"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(
+    field: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    raw = json.loads(SAMPLES[0].read_text())
+    raw["trials"][0][field] = value
+    (tmp_path / "result.json").write_text(json.dumps(raw))
+    if not message:  # null stands for the default
+        assert read_result(tmp_path).trials[0].cause == ""
+        return
+    with pytest.raises(ValueError, match=message):
+        read_result(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["trials", "conclusion", "machine", "schema_version"])
+def test_a_missing_field_is_named(missing: str, tmp_path: Path) -> None:
+    raw = json.loads(SAMPLES[0].read_text())
+    del raw[missing]
+    (tmp_path / "result.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=missing):
+        read_result(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "3", "[]", "nonsense", ""])
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(ValueError, match=r"nested|schema_version|Expecting"):
+        read_result(tmp_path)
+
+
 def test_fields_of_a_newer_version_are_ignored(tmp_path: Path) -> None:
     raw = json.loads(SAMPLES[0].read_text())
     raw["trials"][0]["colour"] = raw["colour"] = "red"

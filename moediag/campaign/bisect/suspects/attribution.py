@@ -127,7 +127,7 @@ def _trial(
         run = folder / record.evidence
         try:
             result = read_result(run)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             continue
         for trial in result.trials:
             if trial.variant != target.variant or not trial.evidence:

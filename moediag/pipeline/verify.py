@@ -127,7 +127,7 @@ def _ended_in_time(folder: Path) -> Iterator[None]:
 
 
 def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
-    """Why a run that measured nothing did not; "" if it measured or ended well."""
+    """Why a run measured nothing; "" if it did, or says itself why it could not."""
     if any(one.steps or one.problems for one in read_measured(folder / MEASURED).values()):
         return ""
     last = done.result.trials[-1]
@@ -135,7 +135,10 @@ def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
         return f"{who} failed before its first step ({folder.name}): {last.cause}"
     if done.code:
         return f"{who} ended with exit code {done.code} before its first step"
-    return ""
+    return (
+        f"{who} took no step that moediag could see: it must train with an optimizer of "
+        "torch.optim, under a Python that reads PYTHONPATH"
+    )
 
 
 def _references(command: Sequence[str], folder: Path, options: VerifyOptions) -> str:
@@ -167,9 +170,7 @@ def _compare(folder: Path, attempt: Path) -> str:
     """Compares; returns why that failed, or ""."""
     job = folder / MEASURED
     runs = [folder / name / MEASURED for name in REFERENCES]
-    python = next((one.python for one in read_measured(job).values()), "")
-    if not python:
-        return "the distributed run took no optimizer step that moediag could see"
+    python = next(one.python for one in read_measured(job).values())
     failed = comparing.compare(python, attempt, job, runs)
     return f"the comparison failed: {failed}" if failed else ""
 
@@ -180,7 +181,7 @@ def _judge(folder: Path, attempt: Path, name: str, last: TrialResult, problem: s
     size = max((one.world_size for one in answers.values()), default=last.world_size) or 1
     if problem:
         for rank in range(size):
-            Outcome(rank, incomparable=f"{problem}.").write(attempt)
+            Outcome(rank, incomparable=f"{problem.rstrip('.')}.").write(attempt)
     trial = Trial(
         name=attempt.name, scenario=name, variant="distributed", task=VerifyTask(),
         world_size=size, layout=_layout(answers, size), backend="", launcher="",

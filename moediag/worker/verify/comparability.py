@@ -29,11 +29,7 @@ def before(job: Run, runs: Sequence[Run]) -> Optional[Incomparable]:
     """What the answers alone show. ``runs``: those of the reference, the first one first."""
     for who, run in (("the distributed run", job), ("the reference", runs[0])):
         if not run.ranks:
-            return Incomparable(
-                f"{who} took no optimizer step that moediag could see",
-                "The command must train with an optimizer of torch.optim, under a Python that "
-                "reads PYTHONPATH.",
-            )
+            return Incomparable(f"{who} took no optimizer step that moediag could see")
         missing = sorted(set(range(_world(run))) - set(run.ranks))
         if missing:
             return Incomparable(f"{who}: ranks {', '.join(map(str, missing))} measured nothing")

@@ -50,7 +50,7 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
         return _incomparable(job, found)
     alone, again, rounded = (Alone.of(run) for run in runs)
     starts = {rank: job.start(rank) for rank in job.ranks}
-    names = {name for start in starts.values() for name in start}
+    names = {n for start in starts.values() for n, stored in start.items() if not stored.buffer}
     dtypes = sorted({*job.dtypes, *runs[0].dtypes})
     found = after(names, alone, again, rounded, dtypes)
     if found is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -72,29 +72,36 @@ class NotReduced(Exception):
 def pieces(root: Any, prefix: str = "") -> List[Piece]:
     """Returns the pieces of all parameters and buffers of ``root``, by name in its own model, each
     with ``prefix``. No communication. Raises NotApplicable if torch does not tell where one is."""
-    inner = root
-    while type(inner).__name__ in _OUTER and hasattr(inner, "module"):
-        inner = inner.module
     found: Dict[str, Piece] = {}
+    wrappers = [name for name, module in root.named_modules() if type(module).__name__ in _OUTER]
+
+    def named(name: str) -> str:
+        return prefix + clean(name, wrappers)
+
     flat: List[int] = []  # ids of parameters that FSDP1 handles describe
-    for name, module in inner.named_modules():
+    for name, module in root.named_modules():
         handle = getattr(module, "_handle", None)
         if type(module).__name__ == _FSDP1 and handle is not None:
-            for piece in _of_handle(handle, prefix + clean(name + ".")):
+            for piece in _of_handle(handle, named(name + "." if name else "")):
                 found.setdefault(piece.name, piece)
             flat += map(id, (handle.flat_param, *(handle.flat_param._params or ())))
-    for name, parameter in inner.named_parameters():
+    for name, parameter in root.named_parameters():
         if id(parameter) not in flat:
-            full = prefix + clean(name)
+            full = named(name)
             found.setdefault(full, _of_tensor(full, parameter, parameter.requires_grad))
-    for name, buffer in inner.named_buffers():
-        full = prefix + clean(name)
+    for name, buffer in root.named_buffers():
+        full = named(name)
         found.setdefault(full, _of_tensor(full, buffer, None))
     return list(found.values())
 
 
-def clean(name: str) -> str:
-    """Returns ``name`` without what FSDP1, activation checkpointing and compiling add."""
+def clean(name: str, wrappers: Sequence[str] = ()) -> str:
+    """Returns ``name`` without what FSDP1, activation checkpointing and compiling add, and without
+    ``module`` below the ``wrappers``, which only forward to it."""
+    for wrapper in sorted(wrappers, key=len, reverse=True):
+        begin = f"{wrapper}.module." if wrapper else "module."
+        if name.startswith(begin):
+            name = (f"{wrapper}." if wrapper else "") + name[len(begin) :]
     return _PREFIXES.sub("", name).lstrip(".")
 
 

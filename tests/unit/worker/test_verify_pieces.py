@@ -44,6 +44,21 @@ def test_names_have_no_parts_of_wrappers(name: str, expected: str) -> None:
     assert clean(name) == expected
 
 
+def test_wrappers_inside_a_model_are_not_in_names() -> None:
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    compiled = nn.Module()
+    compiled._orig_mod = DistributedDataParallel(nn.Linear(2, 2))
+    model = nn.ModuleDict({"encoder": DistributedDataParallel(nn.Linear(2, 2)), "rest": compiled})
+    model["module"] = nn.Linear(2, 2)
+    names = {piece.name for piece in pieces(DistributedDataParallel(model))}
+    layers = ("encoder", "rest", "module")
+    assert names == {f"{layer}.{what}" for layer in layers for what in ("weight", "bias")}
+
+
 @pytest.mark.parametrize("shape", [(8, 4), (5, 6), (3, 4)])
 def test_shards_of_all_ranks_are_the_whole_tensor(shape: tuple[int, ...]) -> None:
     parts = []

@@ -1,4 +1,4 @@
-"""`moediag verify` on real jobs under a real torchrun."""
+"""`moediag verify` on real jobs under a real torchrun; each test starts torch seven times."""
 
 from __future__ import annotations
 
@@ -18,23 +18,34 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def verify(tmp_path: Path, reference: list[str], *job: str, ranks: int = 2) -> tuple[int, Any]:
+    """The exit code and the trial; with 0 ranks the job is one process without a launcher."""
     alone = " ".join([sys.executable, JOB, "alone", *reference])
+    launcher = (*TORCHRUN, str(ranks)) if ranks else (sys.executable,)
     done = subprocess.run(
         [
             sys.executable, "-m", "moediag", "verify", "--json", "--out", str(tmp_path / "run"),
-            "--reference", alone, "--", *TORCHRUN, str(ranks), JOB, *job,
+            "--reference", alone, "--", *launcher, JOB, *job,
         ],
-        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=400, check=False,
+        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=500, check=False,
         capture_output=True,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)["trials"][-1]
 
 
+@pytest.mark.wide
 def test_gradients_divided_twice_by_accumulation_are_found(tmp_path: Path) -> None:
-    code, found = verify(tmp_path, [], "fsdp2", "--micro", "2", "--fault", "divided-twice")
-    assert (code, found["verdict"]) == (1, "wrong-gradients")
+    job = ("alone", "--micro", "4", "--fault", "divided-twice")
+    code, found = verify(tmp_path, [], *job, ranks=0)
+    assert (code, found["verdict"]) == (1, "wrong-gradients"), found["cause"]
     assert "The gradients of all parameters are 0.500 times the reference" in found["cause"]
+
+
+@pytest.mark.wide
+def test_a_fault_of_a_sharded_job_is_found(tmp_path: Path) -> None:
+    code, found = verify(tmp_path, [], "fsdp2", "--micro", "2", "--fault", "divided-twice")
+    assert (code, found["verdict"]) == (1, "wrong-gradients"), found["cause"]
+    assert "0.500 times the reference" in found["cause"]
 
 
 @pytest.mark.wide

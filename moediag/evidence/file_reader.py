@@ -142,7 +142,8 @@ def plain_data(data: bytes) -> Any:
     Only for a process that may be lost.
     """
     try:
-        value = _Plain(io.BytesIO(data)).load()
+        # From a file that cannot peek, the unpickler reads each opcode alone: half as fast.
+        value = _Plain(io.BufferedReader(io.BytesIO(data))).load()
     except (Refused, MemoryError):
         raise
     except (EOFError, pickle.UnpicklingError):

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -225,20 +225,14 @@ class _Reader:
         self.shapes += len(inputs) + len(outputs)
         if self.shapes > _MAX_SHAPES:
             raise NoDump("more tensors than any dump holds")
-        dtypes = (e.get("input_dtypes") or e.get("output_dtypes") or ("",))[:64]
-        for text in (name, local, desc, *dtypes):
-            if type(text) is not str:
-                raise TypeError("text")
-        frames = (e.get("frames") or ())[:_MAX_FRAMES]
-        key = (
-            name,
-            local,
-            desc,
-            self.numel(inputs),
-            self.numel(outputs),
-            dtypes[0] if len(dtypes) == 1 else " ".join(sorted({*dtypes})),
-            tuple(map(id, frames)),
-        )
+        dtypes = e.get("input_dtypes") or e.get("output_dtypes") or ("",)
+        dtype = dtypes[0] if len(dtypes) == 1 else _dtypes(dtypes)
+        if not (type(name) is type(local) is type(desc) is type(dtype) is str):
+            raise TypeError("text")
+        frames = e.get("frames") or ()
+        if len(frames) > _MAX_FRAMES:
+            frames = frames[:_MAX_FRAMES]
+        key = (name, local, desc, _numel(inputs), _numel(outputs), dtype, tuple(map(id, frames)))
         found = self.known.get(key)
         if found is None:
             found = self.known[key] = self.kind(key, frames)
@@ -247,7 +241,9 @@ class _Reader:
                 self.dump.timeout = max(self.dump.timeout, limit / 1000)
         number, p2p = found
         kind = self.dump.kinds[number]
-        seq = _number(e.get("collective_seq_id", e.get("seq_id")))
+        seq = e.get("collective_seq_id")
+        if type(seq) is not int:
+            seq = _number(e.get("seq_id") if seq is None else seq)
         self.count_record(e)
         op = kind.op
         state = self.state(e)
@@ -380,19 +376,6 @@ class _Reader:
             self.dump.kinds.append(kind)
         return number
 
-    def numel(self, shapes: Any) -> int:
-        if len(shapes) == 1 and len(shapes[0]) == 1:  # as most are
-            return _elements(shapes[0][0])
-        total = 0
-        for shape in shapes:
-            n = 1
-            if len(shape) > 32:  # torch allows 64 dimensions; nobody uses as many
-                raise ValueError("dimensions")
-            for size in shape:
-                n *= size
-            total += n
-        return _elements(total)
-
     def site(self, frames: Any) -> str:
         """The innermost frame of the user's own code; innermost frames come first."""
         if not frames:
@@ -409,10 +392,28 @@ def _is_one_moment(first: int, last: int) -> bool:
     return 0 < last <= first + _ONE_LOOK
 
 
-def _elements(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
+def _numel(shapes: Any) -> int:
+    total = 0
+    for shape in shapes:
+        if len(shape) == 1:  # as most have
+            n = shape[0]
+        else:
+            if len(shape) > 32:  # torch allows 64 dimensions; nobody uses as many
+                raise ValueError("dimensions")
+            n = 1
+            for size in shape:
+                n *= size
+        total += n
+    if type(total) is not int or not 0 <= total < 1 << 62:
         raise ValueError("elements")
-    return value
+    return total
+
+
+def _dtypes(dtypes: Sequence[Any]) -> str:
+    """Those of a call with several tensors, or with none."""
+    if not all(type(text) is str for text in dtypes[:64]):
+        raise TypeError("text")
+    return " ".join(sorted({*dtypes[:64]}))
 
 
 def _number(value: Any) -> int:

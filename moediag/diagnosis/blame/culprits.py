@@ -155,15 +155,20 @@ def _skipped(
 
 def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], tokens: Tokens) -> Blame:
     """The absent ranks, or the few that make an extra call where most finished normally. As many
-    against as many: either side may be wrong. Dumps do not show how a rank ended: where more ranks
-    are absent than wait, no rank is named."""
+    against as many: either side may be wrong. Ranks of other groups count that wait for the same
+    absent ranks: they too made a call that those did not make. Dumps do not show how a rank ended:
+    where more ranks are absent than wait, no rank is named."""
     gone = divergence.absent
+    if divergence.surplus:
+        fewer = min(tuple(calls), gone, key=len)
+        return Blame() if len(calls) == len(gone) else Blame(tuple(sorted(fewer)), "majority")
     if divergence.inferred and len(gone) > divergence.waiting:
         return Blame()
     peaceful = not divergence.inferred and set(gone) == set(divergence.ended)
-    if peaceful and len(gone) > len(calls):
+    against = len({*calls, *divergence.waiters})
+    if peaceful and len(gone) > against:
         return Blame(tuple(sorted(calls)), "majority")
-    if peaceful and len(gone) == len(calls):
+    if peaceful and len(gone) == against:
         return Blame()
     starved = tuple(
         s

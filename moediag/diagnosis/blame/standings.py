@@ -78,7 +78,9 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
     lines, call, what = program_lines(seen), None, ""
     diverging = found.calls.get(seen.rank) if found is not None else None
     stall = evidence.stall
-    if stall is not None and seen.rank in stall.waiting:
+    if found is not None and found.surplus and diverging is not None:
+        call, what, lines = diverging, f"made {diverging.op}", _made_at(diverging, seen)
+    elif stall is not None and seen.rank in stall.waiting:
         call = open_call(evidence, seen.rank)
         if diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
             call = diverging

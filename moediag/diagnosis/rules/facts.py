@@ -15,13 +15,15 @@ from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
 from moediag.diagnosis.numbers.law_breaches import LawFacts, law_facts
+from moediag.diagnosis.numbers.law_gradients import TrainingFacts, training_facts
+from moediag.diagnosis.numbers.law_samples import SampleFacts, sample_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
 from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
 from moediag.diagnosis.numbers.replicas import ReplicaFacts, replica_facts
 from moediag.diagnosis.numbers.resume import ResumeFacts, resume_facts
 from moediag.diagnosis.numbers.scale_factor import FactorFacts, factor_facts
-from moediag.diagnosis.schedules import device_position
+from moediag.diagnosis.schedules import device_position, surplus
 from moediag.diagnosis.schedules.align import Aligned, align, was_recorded
 from moediag.diagnosis.schedules.device_position import Front
 from moediag.diagnosis.schedules.diverge import Divergence, divergences
@@ -84,7 +86,10 @@ class Facts:
     @cached_property
     def _candidates(self) -> tuple[Divergence, ...]:
         replayed = replay(self.aligned, self.evidence)
-        return divergences(self.aligned, replayed, self.evidence, self.failed)
+        found = divergences(self.aligned, replayed, self.evidence, self.failed)
+        if self.evidence.watched:
+            return tuple(surplus.before(one, self.aligned) for one in found)
+        return found
 
     @property
     def divergence(self) -> Divergence | None:
@@ -214,6 +219,14 @@ class Facts:
     @cached_property
     def laws(self) -> LawFacts:
         return law_facts(self.evidence)
+
+    @cached_property
+    def samples(self) -> SampleFacts:
+        return sample_facts(self.evidence)
+
+    @cached_property
+    def training(self) -> TrainingFacts:
+        return training_facts(self.evidence)
 
     @cached_property
     def metrics(self) -> MetricFacts:

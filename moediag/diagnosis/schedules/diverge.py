@@ -47,6 +47,10 @@ class Divergence:
     """No rank was seen elsewhere; the dumps of the absent ranks only show no open call."""
     waiting: int = 0
     """How many ranks of the job wait, here or elsewhere."""
+    waiters: tuple[int, ...] = ()
+    """For ``missing``: the ranks that wait for one of the absent ranks, in any group."""
+    surplus: bool = False
+    """For ``missing``: the call met another one of the absent ranks (:mod:`surplus`)."""
 
     @property
     def silent(self) -> bool:
@@ -192,10 +196,11 @@ def _missing(
         )
         group = run.groups[event]
         waiting = len(evidence.stall.waiting) if evidence.stall is not None else 0
+        waiters = [rank for rank, at in run.waits.items() if not {*gone}.isdisjoint(run.absent[at])]
         found.append(
             Divergence(
                 "missing", group, position, calls, gone, ended,
-                inferred=evidence.foreign, waiting=waiting,
+                inferred=evidence.foreign, waiting=waiting, waiters=tuple(sorted(waiters)),
             )
         )  # fmt: skip
     return found

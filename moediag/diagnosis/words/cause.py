@@ -171,6 +171,10 @@ def _missing(
     )
     what = describe(next(iter(calls.values())))
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
+    if divergence.surplus:
+        text = sentence(f"{waiting} made {what} on {divergence.group.label}, which "
+                        f"{ranks(divergence.absent)} did not make")  # fmt: skip
+        return f"{text} It met another call of equal size; from there on the ranks are out of step."
     if divergence.counts:
         return _left_over(divergence, calls, what)
     gone = ranks(divergence.absent)

@@ -140,6 +140,9 @@ def _diverged(divergence: Divergence, found: Sequence[Standing], evidence: Evide
     lines = {rank: one.at for one in found for rank in one.ranks if one.call == calls.get(rank)}
     lines = {r: lines.get(r) or call.site.partition(" ")[0] for r, call in calls.items()}
     op = next(iter(calls.values())).op
+    if divergence.surplus:
+        made = next(filter(None, (lines[rank] for rank in calls)), "")
+        return f"Make the call{made and f' at {made}'} on all ranks or on none."
     if divergence.kind == "missing":
         away = [one for one in found if {*one.ranks} & {*divergence.absent}]
         waiting = next((o for o in found if {*o.ranks} & {*calls} and o.line), None)

@@ -202,6 +202,11 @@ def test_token_counts_identify_the_rank_that_skipped_an_expert() -> None:
         ((2, 3), (0, 1), {}, (2, 3), "gone"),
         # Two left out a call, or the two others make one too many.
         ((2, 3), (0, 1), {"ended": (2, 3)}, (), "none"),
+        ((2, 3), (0, 1), {"ended": (2, 3), "waiters": (0, 1)}, (), "none"),
+        # In another group another rank waits for the one that ended.
+        ((3,), (1,), {"ended": (3,), "waiters": (1,)}, (), "none"),
+        ((3,), (1,), {"ended": (3,), "waiters": (1, 2)}, (3,), "gone"),
+        ((2, 3), (1,), {"ended": (2, 3), "waiters": (1, 0)}, (), "none"),
     ],
 )
 def test_absent_ranks_are_blamed_for_a_missing_call(

@@ -162,3 +162,33 @@ def test_ranks_that_may_not_have_trained_alone_are_not_accused(evidence: Evidenc
 def test_a_rank_that_was_recorded_did_not_train_alone() -> None:
     evidence = ended(3, 3)
     assert diagnose(evidence).verdict == Verdict.CLEAN
+
+
+def mesh(steps_of_rank_3: int) -> Evidence:
+    """A watched job of two tensor-parallel pairs; each rank reduces with the other pair, too."""
+    groups: dict[str, tuple[tuple[int, ...], str | None]] = {
+        "t0": ((0, 1), "tp"), "t1": ((2, 3), "tp"), "d0": ((0, 2), "dp"), "d1": ((1, 3), "dp"),
+    }  # fmt: skip
+    programs = [
+        [
+            op
+            for step in range(1, (steps_of_rank_3 if rank == 3 else 5) + 1)
+            for op in (Op(f"t{rank // 2}", step=step), Op(f"d{rank % 2}", step=step))
+        ]
+        for rank in range(4)
+    ]
+    return replace(Job(groups, programs).run(), watched=True)
+
+
+def test_a_rank_that_two_ranks_wait_for_in_two_groups_left_out_a_step() -> None:
+    found = diagnose(mesh(4))
+    assert (found.verdict, found.culprits, found.victims) == (Verdict.HANG, (3,), (0, 1, 2))
+    assert found.confidence == "medium"
+    assert diagnose(mesh(5)).verdict == Verdict.CLEAN
+
+
+def test_one_of_two_that_ended_first_is_not_named_without_another_witness() -> None:
+    evidence = mesh(4)
+    ranks = {**evidence.ranks, 2: RankEvidence(2, exit=ExitStatus(signal="SIGTERM", by_us=True))}
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert found.culprits == ()

@@ -56,6 +56,6 @@ def _told(facts: Facts, found: Divergence, blame: Blame) -> str:
     if found.silent:
         text += cause.out_of_step(evidence, facts.waiting)
     text += cause.called_at(found, blame, evidence, text)
-    if found.kind == "missing":
+    if found.kind == "missing" and not found.surplus:
         text = f"{text} {whereabouts(evidence, blame.culprits)}".rstrip()
     return text

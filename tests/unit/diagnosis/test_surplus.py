@@ -1,0 +1,98 @@
+"""Calls that met calls from another place: the first of them is shown, not the last call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.model import Condition, Evidence
+from moediag.result import Diagnosis
+from tests.unit.evidence_builder import Job, Op
+
+# What a rank makes in a step: t in training, e in evaluation on the same line, o elsewhere.
+LINES = {"t": "train.py:50 main", "e": "train.py:60 main", "o": "train.py:70 main"}
+UNDER = Condition("train.py", 59, "if rank == 0", "under", True, "", frozenset({1, 2}), 0)
+
+
+def job(*programs: str, steps: str | None = None) -> Evidence:
+    """A watched job whose ranks make these calls, all of one size, in a library's line. Each t ends
+    a training step, or each t of ``steps``."""
+    members = tuple(range(len(programs)))
+    made = [
+        [
+            Op("0", step=1 + (calls if steps is None else steps)[:at].count("t"))
+            for at in range(len(calls))
+        ]
+        for calls in programs
+    ]
+    ran = Job({"0": (members, "tp")}, made).run()
+    ranks = {}
+    for rank, seen in ran.ranks.items():
+        calls = tuple(
+            replace(call, site="mappings.py:31 reduce", callers=(LINES[programs[rank][at]],))
+            for at, call in enumerate(seen.collectives)
+        )
+        known = {LINES["e"]: (UNDER,), LINES["t"]: (), LINES["o"]: ()}
+        ranks[rank] = replace(
+            seen, collectives=calls, user_files=frozenset({"train.py"}), conditions=known
+        )
+    return replace(ran, ranks=ranks, watched=True)
+
+
+def of(found: Diagnosis) -> Mapping[Sequence[int], str]:
+    return {place.ranks: place.line for place in found.places}
+
+
+def test_the_evaluation_of_one_rank_is_shown_and_named_by_its_condition() -> None:
+    found = diagnose(job("tttetttettt", "tttttttttt"))
+    assert (found.verdict, found.culprits, found.victims) == ("hang", (0,), (1,))
+    assert of(found)[(0,)] == LINES["e"]
+    assert "which rank 1 did not make. It met another call of equal size" in found.cause
+    assert "under `if rank == 0` at train.py:59" in found.cause
+    assert "train.py:60" in found.next_step and "train.py:59" in found.next_step
+
+
+def test_one_of_three_is_the_minority() -> None:
+    found = diagnose(job("tttetttt", "ttttttt", "ttttttt"))
+    assert (found.culprits, found.confidence) == ((0,), "high")
+    found = diagnose(job("tttetttt", "tttetttt", "ttttttt"))
+    assert found.culprits == (2,)
+
+
+@pytest.mark.parametrize(
+    "programs",
+    [
+        ("tttotttt", "tttetttt"),  # two branches whose calls meet
+        ("tttotttto", "tttetttt"),
+        ("ttttoot", "tttott"),  # both came there
+        ("et", "t"),  # too few calls
+    ],
+)
+def test_places_that_explain_nothing_are_not_blamed(programs: tuple[str, str]) -> None:
+    assert "another call of equal size" not in diagnose(job(*programs)).cause
+
+
+def test_calls_that_are_in_step_are_meant_to_meet() -> None:
+    """In each step, rank 0's call from its own line meets a call from the line of both."""
+    found = diagnose(job("teteteet", "ttttttt", steps="otototoo"))
+    assert "another call of equal size" not in found.cause
+    for steps, said in (("", False), (None, True)):
+        found = diagnose(job("ttett", "tttt", steps=steps))
+        assert ("another call of equal size" in found.cause) == said
+
+
+def test_without_places_the_last_call_is_told() -> None:
+    evidence = job("tttetttettt", "tttttttttt")
+    calls = tuple(replace(c, site="", callers=()) for c in evidence.ranks[1].collectives)
+    ranks = {**evidence.ranks, 1: replace(evidence.ranks[1], collectives=calls)}
+    found = diagnose(replace(evidence, ranks=ranks))
+    assert found.culprits == () and "another call of equal size" not in found.cause
+
+
+def test_the_odd_call_itself_is_no_earlier_one() -> None:
+    found = diagnose(job("tttte", "tttt"))
+    assert "reached the end without that call" in found.cause
+    assert found.culprits == (0,)

@@ -71,7 +71,7 @@ def recorded_seconds(stack: environment.Stack) -> dict[str, list[float]]:
 
 
 def small_steps(stack: environment.Stack) -> dict[str, dict[str, list[list[float]]]]:
-    """Returns, by step and by recorder off or on, the wall and CPU seconds of each round's step."""
+    """Returns, by step and by kind of recording, the wall and CPU seconds of each round's step."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/seconds.json"
         timed(torchrun(stack, "small_steps.py", out, "24"), env=rank_environment(stack))
@@ -79,11 +79,13 @@ def small_steps(stack: environment.Stack) -> dict[str, dict[str, list[list[float
     return found
 
 
-def ratio_of_cpu(seconds: dict[str, list[list[float]]]) -> tuple[float, str]:
+def ratio_of_cpu(
+    seconds: dict[str, list[list[float]]], one: str = "on", other: str = "off"
+) -> tuple[float, str]:
     """Returns the median over rounds of the CPU time of a step (recorder on : off)."""
     cpu = {kind: [cpu for _, cpu in rounds] for kind, rounds in seconds.items()}
-    value, detail = ratio_of_steps(cpu, "on", "off")
-    added = statistics.median(a - b for a, b in zip(cpu["on"], cpu["off"], strict=True))
+    value, detail = ratio_of_steps(cpu, one, other)
+    added = statistics.median(a - b for a, b in zip(cpu[one], cpu[other], strict=True))
     return value, f"{1e3 * added:.2f} ms more; {detail}"
 
 
@@ -147,6 +149,8 @@ def main() -> None:
          "<= 1.4 x", "x"),
         ("the same, CPU time of a small FSDP2 step", lambda: ratio_of_cpu(small()["fsdp2"]),
          "<= 1.1 x", "x"),
+        ("laws : recorder alone, CPU time of a DDP step, first 200 steps",
+         lambda: ratio_of_cpu(small()["laws"], "laws", "on"), "<= 1.05 x", "x"),
         ("moediag --help less python -c pass", start_up, "<= 0.3 s", "s"),
         ("hang to verdict beyond the window", hang_to_verdict, "<= 3 s", "s"),
         ("watch: stall to page beyond the window, 4 ranks", stall_to_page, "<= 5 s", "s"),

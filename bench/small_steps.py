@@ -1,5 +1,6 @@
 """Times small steps with the recorder off and on, alternating in one group: a DDP step of one or
-two milliseconds, and an FSDP2 step of ten tiny layers with clipping and Adam.
+two milliseconds, and an FSDP2 step of ten tiny layers with clipping and Adam. A DDP step of about
+5 ms is timed with the recorder, and with laws, too.
 
 ``torchrun --nproc-per-node 2 bench/small_steps.py OUT.json ROUNDS``; rank 0 writes, by step and by
 kind, the wall time and the CPU time of a step in each round.
@@ -18,18 +19,20 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from moediag.protocol import ENV_LAWS
 from moediag.recorder import install
 
 STEPS = 40  # of one round: a clock of the CPU is too coarse for one step
+STEPS_OF_LAWS = 200  # of which 8 are checked
 Step = Callable[[], None]
 
 
-def ddp() -> Step:
+def ddp(width: int = 64) -> Step:
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)]
+    layers = [torch.nn.Linear(width, 4 * width), torch.nn.ReLU(), torch.nn.Linear(4 * width, width)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    batch = torch.randn(32, 64)
+    batch = torch.randn(32, width)
 
     def step() -> None:
         model(batch).sum().backward()
@@ -77,13 +80,17 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in (("ddp", ddp), ("fsdp2", fsdp2)):
-            step, times = make(), {"off": [], "on": []}
-            steps = STEPS if name == "ddp" else STEPS // 8
+        for name, make, kinds, steps in (
+            ("ddp", ddp, ("off", "on"), STEPS),
+            ("fsdp2", fsdp2, ("off", "on"), STEPS // 8),
+            ("laws", lambda: ddp(192), ("on", "laws"), STEPS_OF_LAWS),
+        ):
+            step, times = make(), {kind: [] for kind in kinds}
             for number in range(int(sys.argv[2]) + 1):
                 # Who goes first alternates, and round 0 warms up.
                 for kind in list(times)[:: 1 if number % 2 else -1]:
-                    on = kind == "on"
+                    os.environ[ENV_LAWS] = "0" if kind == "laws" else ""
+                    on = kind != "off"
                     recorder = install(folder, rank, world, of_job=True) if on else None
                     seconds = measured(step, steps)
                     if recorder is not None:

@@ -64,8 +64,8 @@ def watch(
         bool,
         typer.Option(
             "--laws",
-            help="Check at steps 1, 2, 3, 6, 12, 24 and so on that what must be equal on several "
-            "ranks is equal.",
+            help="Check at steps 1, 2, 3, 6, 12, 24 and so on what must hold in any healthy job: "
+            "equal replicas, other samples on each rank, parameters that train.",
         ),
     ] = False,
     laws_every: Annotated[
@@ -128,7 +128,10 @@ def watch(
                 for text in (found.cause, *(f"note: {note}" for note in found.notes)):
                     view.line(text)
 
-        done = watcher.watch(command, options, tell, view.progress)
+        def law(text: str) -> None:
+            view.line(f"a law is broken; the page follows when the job has ended. {text}")
+
+        done = watcher.watch(command, options, tell, view.progress, law)
     for how in done.commands:
         print(f"moediag: {how}", file=sys.stderr)  # noqa: T201
     if as_json:

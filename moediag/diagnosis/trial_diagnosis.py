@@ -17,6 +17,7 @@ from moediag.diagnosis.words import (
     detector_table,
     device_sentences,
     divergence_view,
+    law_data_sentences,
     law_sentences,
     log_sentences,
     node_sentences,
@@ -72,6 +73,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         notes=(
             *judged.notes,
             *law_sentences.notes(facts.laws),
+            *law_data_sentences.notes(facts.samples, facts.training),
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
@@ -89,6 +91,20 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
         or next_step(evidence, verdict, by_schedule, judged.failure, judged.culprits, standing),
         attached=evidence.attached,
     )
+
+
+def broken_law(evidence: Evidence) -> str:
+    """The sentence about a law that a running job has broken, or "". Only what later steps cannot
+    take back: an equal learning rate may follow, and so may a first gradient."""
+    facts = Facts(evidence)
+    breach, training = facts.laws.breach, facts.training
+    if breach is not None and breach.parameters is not None:
+        return law_sentences.of_breach(breach)
+    if training.local_norms is not None:
+        return law_data_sentences.of_norms(training.local_norms)
+    if training.not_finite is not None:
+        return law_data_sentences.of_not_finite(training.not_finite)
+    return ""
 
 
 def _why(facts: Facts, verdict: Verdict, judged: Judgement) -> tuple[tuple[Parted, ...], str]:

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from moediag.evidence.events import plain_name
-from moediag.evidence.law_model import LawCheck, LawPiece, RankLaws
+from moediag.evidence.law_model import (
+    ClipNorm,
+    LawCheck,
+    LawPiece,
+    ModelInputs,
+    RankLaws,
+    SameOrder,
+)
 from moediag.protocol import laws_file, older_laws_file
 
 
@@ -30,16 +37,28 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
             except (ValueError, TypeError, KeyError, AttributeError, IndexError):
                 lost += 1
     not_seen = (f"rank {rank}: {lost} unreadable lines of its laws' log",) if lost > 1 else ()
-    return RankLaws(tuple(reader.checks)), not_seen
+    found = RankLaws(
+        tuple(reader.checks),
+        tuple(reader.inputs),
+        tuple(dict.fromkeys(reader.orders)),  # a newer segment of the log repeats them
+        tuple(reader.norms),
+    )
+    return found, not_seen
 
 
 class _Reader:
     def __init__(self) -> None:
         self.checks: list[LawCheck] = []
+        self.inputs: list[ModelInputs] = []
+        self.orders: list[SameOrder] = []
+        self.norms: list[ClipNorm] = []
         self.layouts: dict[int, tuple[str, str, tuple[LawPiece, ...]]] = {}
 
     def read(self, event: Mapping[str, Any]) -> None:
-        handler = {"pieces": self.pieces, "check": self.check}.get(event["e"])
+        handler = {
+            "pieces": self.pieces, "check": self.check, "inputs": self.called_with,
+            "same_order": self.same_order, "norm": self.norm,
+        }.get(event["e"])  # fmt: skip
         if handler is not None:  # else an event of a later version
             handler(event)
 
@@ -77,11 +96,44 @@ class _Reader:
                 clocks=tuple(event["clocks"]),
                 params=tuple(event["params"]),
                 grads=tuple(event["grads"]),
+                sketches={
+                    int(at): (float(total), float(norm))
+                    for at, (total, norm) in (event.get("sketches") or {}).items()
+                },
                 state={str(name): tuple(row) for name, row in event["state"].items()},
                 hyper=tuple(dict(one) for one in event["hyper"]),
                 nonfinite=tuple(map(plain_name, event.get("nonfinite") or ())),
                 nonfinite_grads=tuple(map(plain_name, event.get("nonfinite_grads") or ())),
                 scaled=bool(event.get("scaler")),
                 line=str(event.get("line") or ""),
+            )
+        )
+
+    def called_with(self, event: Mapping[str, Any]) -> None:
+        self.inputs.append(
+            ModelInputs(
+                step=int(event["step"]),
+                forward=int(event["forward"]),
+                digest=str(event["digest"]),
+                over=tuple(int(rank) for rank in event["over"]),
+                sampler=str(event["sampler"]),
+                replicas=int(event["replicas"]),
+                number=int(event["number"]),
+                line=str(event["line"]),
+            )
+        )
+
+    def same_order(self, event: Mapping[str, Any]) -> None:
+        line, sampler = str(event["line"]), str(event["sampler"])
+        self.orders.append(SameOrder(line, int(event["epoch"]), sampler, int(event["step"])))
+
+    def norm(self, event: Mapping[str, Any]) -> None:
+        self.norms.append(
+            ClipNorm(
+                step=int(event["step"]),
+                names=tuple(map(plain_name, event["names"])),
+                norm=float(event["norm"]),
+                max_norm=float(event["max_norm"]),
+                line=str(event["line"]),
             )
         )

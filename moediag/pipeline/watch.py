@@ -28,9 +28,10 @@ from moediag.launch.base import Running
 from moediag.launch.follow.watched_job import JobSupervisor, Then
 from moediag.launch.processes import Process
 from moediag.launch.record import LaunchRecord
-from moediag.launch.settings import LaunchOptions, OnProgress
+from moediag.launch.settings import LaunchOptions, OnProgress, Progress
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
+from moediag.pipeline.live_laws import LiveLaws
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Trial, WatchTask
 from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
@@ -91,9 +92,10 @@ def watch(
     options: WatchOptions,
     on_result: OnResult,
     on_progress: OnProgress | None = None,
+    on_law: Callable[[str], None] | None = None,
 ) -> Watched:
     """Runs ``command`` until it ends. Calls ``on_result`` for every failure as soon as it is
-    diagnosed, and at the end of each attempt.
+    diagnosed, and at the end of each attempt; ``on_law`` once, when a running job broke a law.
 
     Raises UsageError if there is no such command, and Interrupted on Ctrl-C after the job was ended
     and the evidence written.
@@ -101,7 +103,10 @@ def watch(
     name = title(command)
     folder = run_folder(options.out, f"watch-{name}")
     protocol.write_json(folder / JOB_FILE, {"command": list(command), "folder": str(Path.cwd())})
-    return _Watch(command, name, folder, options, on_result, on_progress).run()
+    job = _Watch(command, name, folder, options, on_result, on_progress)
+    if on_law is not None and options.job.laws_every is not None:
+        job.laws = LiveLaws(on_law)
+    return job.run()
 
 
 def title(command: Sequence[str]) -> str:
@@ -131,6 +136,7 @@ class _Watch:
         self.started = datetime.now(timezone.utc)
         self.on_result = on_result
         self.on_progress = on_progress
+        self.laws: LiveLaws | None = None
         self.results: list[TrialResult] = []
         self.told: TrialResult | None = None  # of the current attempt
         self.held_back = False  # ``told`` is shown once the job's own last words are
@@ -168,7 +174,7 @@ class _Watch:
                 self.folder,
                 attempt,
                 self.options.launch,
-                self.on_progress,
+                lambda progress, folder=folder: self._progress(progress, folder),  # type: ignore[misc]
                 lambda record, folder=folder: self._trouble(record, folder, running),  # type: ignore[misc]
                 self.options.shared,
             )
@@ -180,6 +186,13 @@ class _Watch:
             if not supervisor.again:
                 return record
             attempt += 1
+
+    def _progress(self, progress: Progress, folder: Path) -> None:
+        if self.laws is not None:
+            with suppress(OSError):
+                self.laws.look(folder)
+        if self.on_progress is not None:
+            self.on_progress(progress)
 
     def _trouble(self, record: LaunchRecord, folder: Path, running: Running) -> Then:
         """Handles a rank that hangs or died, or an interruption, while the job still exists."""

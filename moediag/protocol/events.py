@@ -62,11 +62,20 @@ EVENT_KINDS = (
 #             names[] parts[] hows[] (see recorder.replica_sets) in_set[] in_group[]
 #             sets[ranks…]          what an optimizer has, one entry per parameter
 # check       pieces(id) step count(calls of step() before) clocks[calls on the group of each set]
-#             params[] grads[] ("": no gradient) state{name: []} hyper[one object per group]
+#             params[] grads[] ("": no gradient, "zero") state{name: []} hyper[one object per group]
 #             nonfinite[names of parameters] nonfinite_grads[] scaler(bool: a GradScaler is used)
+#             sketches{position: [sum with pseudo-random signs, norm]}   gradients that each rank
+#             computes itself
 #             line(the user's line that called step(), "file.py:12 function")
+# inputs      step forward(of that step, from 0) digest(of all tensors that the model is called
+#             with) over[ranks between which its wrapper averages gradients; empty: unknown]
+#             sampler(class) replicas number(num_replicas and rank of a DistributedSampler; else 0
+#             and -1) line(the user's that asked for the batch)
+# same_order  line epoch sampler(class) step   a DistributedSampler with shuffle gave the same order
+#             in two complete passes of training
+# norm        step names[] norm max_norm line  clip_grad_norm_ of torch on plain tensors
 # --------------------------------------------------------------------------------------
-LAW_KINDS = ("pieces", "check")
+LAW_KINDS = ("pieces", "check", "inputs", "same_order", "norm")
 
 OPS = (
     "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter",

@@ -15,6 +15,7 @@ import torch
 _CHUNK = 1 << 16  # positions with a weight of their own; rows of a chunk are weighted again
 _ROWS = 32  # chunks that are multiplied at once: 16 MiB of temporary memory
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MOST_SKETCHED = 1 << 24  # elements
 _MASK = (1 << 64) - 1
 
 _weights: Dict[Any, Any] = {}  # device -> weights of the positions in a chunk
@@ -24,6 +25,7 @@ class Fingerprints:
     """Collects tensors with :meth:`add`; :meth:`read` copies all results to the host."""
 
     def __init__(self) -> None:
+        self._sketches: Dict[int, Any] = {}  # position given to add_sketch -> two numbers
         self._by_device: Dict[Any, List[Any]] = {}
         self._places: List[Optional[Tuple[Any, int]]] = []
 
@@ -39,6 +41,25 @@ class Fingerprints:
         if not (tensor.is_floating_point() or tensor.is_complex()) or not _readable(tensor):
             return self._place(None)
         return self._place(torch.isfinite(tensor.detach()).all().to(torch.int64))
+
+    def add_sketch(self, at: int, tensor: Any) -> None:
+        """Adds under ``at`` what shows how much two tensors differ: the norm, and the sum with
+        pseudo-random signs. The difference of two such sums is about the norm of the difference.
+        Floats: only for values that each rank computes itself, so that rounding may differ."""
+        if _readable(tensor) and tensor.is_floating_point() and tensor.numel() <= _MOST_SKETCHED:
+            flat = tensor.detach().reshape(-1).to(torch.float64)
+            signs = (_weights_on(flat.device) >> 33 & 1) * 2 - 1
+            whole = flat.numel() // _CHUNK * _CHUNK
+            total = (flat[whole:] * signs[: flat.numel() - whole]).sum()
+            total = total + (flat[:whole].view(-1, _CHUNK) * signs).sum()
+            self._sketches[at] = torch.stack((total, flat.norm()))
+
+    def sketches(self) -> Dict[int, List[float]]:
+        """Copies the sketches to the host."""
+        if not self._sketches:
+            return {}
+        found = torch.stack([s.to("cpu") for s in self._sketches.values()]).tolist()
+        return dict(zip(self._sketches, found))  # noqa: B905 - Python 3.9
 
     def _place(self, computed: Any) -> int:
         if computed is None:
@@ -107,3 +128,8 @@ def _weights_on(device: Any) -> Any:
             mixed = mixed ^ (mixed >> 31)
         known = _weights[device] = mixed | 1
     return known
+
+
+def capturing() -> bool:
+    """Whether this thread records a CUDA graph: copying to the host would break it."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

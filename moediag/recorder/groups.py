@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
 import torch.distributed as dist
 
@@ -71,6 +71,11 @@ class Groups:
     def only(self) -> Optional[Any]:
         """The default group if it is the only one; C++ calls of old torch do not name theirs."""
         return dist.group.WORLD if len(dist.distributed_c10d._world.pg_map) == 1 else None
+
+    def axes(self) -> FrozenSet[str]:
+        """The names of all axes of the meshes that exist."""
+        meshes = (reference() for reference in self._meshes)
+        return frozenset(axis for mesh in meshes if mesh is not None for axis, _ in _dims(mesh))
 
     def _write(self, info: GroupInfo, group: Any) -> None:
         desc = str(getattr(group, "group_desc", "") or "")

@@ -17,11 +17,13 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from moediag.protocol import ENV_LAWS, laws_file, older_laws_file
+from moediag.recorder import law_norms
 from moediag.recorder.core import ByObject, Recorder
-from moediag.recorder.fingerprints import Fingerprints
+from moediag.recorder.fingerprints import Fingerprints, capturing
+from moediag.recorder.law_inputs import LawInputs
 from moediag.recorder.log import EventLog
 from moediag.recorder.parameter_names import ParameterNames
-from moediag.recorder.replica_sets import Piece, ReplicaSets, local
+from moediag.recorder.replica_sets import PLACED, Piece, ReplicaSets, local
 
 WATCHER = "laws"
 _SEGMENT_BYTES = 32 * 1024 * 1024
@@ -41,14 +43,24 @@ def is_checked(step: int, every: int = 0) -> bool:
     return rest == 0 and times & (times - 1) == 0
 
 
+def next_checked(step: int, every: int = 0) -> int:
+    """The first checked step after ``step``."""
+    after = step + 1
+    if every:
+        return after if after <= _FIRST else (step // every + 1) * every
+    while not is_checked(after):
+        after = _FIRST if after < _FIRST else _FIRST * (1 << (after // _FIRST).bit_length())
+    return after
+
+
 class _Known:
     """What is known of one optimizer."""
 
-    __slots__ = ("checked", "count", "ordinal")
+    __slots__ = ("count", "due", "ordinal")
 
     def __init__(self) -> None:
         self.count = 0  # calls of step() so far
-        self.checked = 0  # the last step that was checked
+        self.due = 1  # the next step to check, or the first one after it
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
 
 
@@ -65,15 +77,27 @@ class LawChecks:
             _SEGMENT_BYTES,
         )
         self._sets = ReplicaSets(recorder)
-        self._names = ParameterNames(recorder)
+        self._names = ParameterNames(recorder, self._sets.wrapped)
         self._optimizers = ByObject()  # optimizer -> _Known
         self._ordinals: Dict[str, int] = {}  # key -> optimizers that have it
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
+        self._steps = 0  # calls of step() of all optimizers
 
     def install(self) -> None:
         self._sets.install()
+        self._inputs().install()
+        law_norms.install(self._recorder, self.log, self._is_checked, self._names)
         hook = torch_optimizer.register_optimizer_step_pre_hook(self._before)
         self._recorder.on_uninstall += [hook.remove, self.log.close]
+
+    def _inputs(self) -> LawInputs:
+        return LawInputs(
+            self._recorder, self.log, self._is_checked, lambda: self._steps,
+            self._sets.data_parallel,
+        )  # fmt: skip
+
+    def _is_checked(self, step: int) -> bool:
+        return is_checked(step, self.every)
 
     def step_of(self, count: int) -> int:
         """The number of the running step. A forward after an optimizer's step begins a new one, so
@@ -93,15 +117,13 @@ class LawChecks:
         if self._recorder.broken(WATCHER):
             return
         self._sets.stepped()
+        self._steps += 1
         known = self._optimizers.get(optimizer)
         if known is None:
             known = self._optimizers.set(optimizer, _Known())
         step = self.step_of(known.count)
-        due = step > known.checked and any(
-            is_checked(one, self.every) for one in range(known.checked + 1, step + 1)
-        )
-        if due and not _capturing():
-            known.checked = step
+        if step >= known.due and not capturing():
+            known.due = next_checked(step, self.every)
             with torch.no_grad():
                 self._check(optimizer, known, step)
         known.count += 1
@@ -133,6 +155,9 @@ class LawChecks:
         gradients = [_gradient(p) for p in parameters]
         of_gradients = [None if g is None else prints.add(g) for g in gradients]
         finite_gradients = [None if g is None else prints.add_finite(g) for g in gradients]
+        for at, piece in enumerate(pieces):
+            if piece.how == PLACED and gradients[at] is not None:
+                prints.add_sketch(at, gradients[at])
         state, plain = _state(optimizer, parameters, prints)
         read = prints.read()
 
@@ -143,8 +168,9 @@ class LawChecks:
             "check", pieces=number, step=step, count=known.count,
             clocks=[self._clock(group) for group in groups],
             params=shown(values),
-            grads=["" if p.grad is None else one
-                   for p, one in zip(parameters, shown(of_gradients))],  # noqa: B905
+            grads=[_shown_gradient(p, g, one) for p, g, one
+                   in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
+            sketches=prints.sketches(),
             state={**{name: shown(places) for name, places in state.items()}, **plain},
             hyper=[_hyper(group) for group in optimizer.param_groups],
             nonfinite=_nonfinite(named, finite, read),
@@ -203,6 +229,15 @@ def _gradient(parameter: Any) -> Any:
     return local(gradient)
 
 
+def _shown_gradient(parameter: Any, gradient: Any, read: Optional[str]) -> Optional[str]:
+    """Tells no gradient, and one of zeros, from others."""
+    if not local(parameter).numel() or not parameter.requires_grad:
+        return None  # in FSDP1 a shard may be on other ranks
+    if parameter.grad is None:
+        return ""
+    return "zero" if read is not None and read == f"{gradient.numel():x}" else read
+
+
 def _state(
     optimizer: Any, parameters: List[Any], prints: Fingerprints
 ) -> Tuple[Dict[str, List[Optional[int]]], Dict[str, List[Any]]]:
@@ -240,8 +275,3 @@ def _nonfinite(
 ) -> List[str]:
     found = [n for (_, _, n), at in zip(named, places) if at is not None and read[at] == "0"]  # noqa: B905
     return found[:_MAX_NONFINITE]
-
-
-def _capturing() -> bool:
-    """Whether this thread records a CUDA graph: reading a tensor would break it."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

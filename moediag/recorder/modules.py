@@ -42,7 +42,7 @@ def clean(fqn: str) -> str:
     return fqn
 
 
-class _Hook:
+class Hook:
     """A hook that pickles as a no-op: a saved model must load without moediag."""
 
     def __init__(self, function: Any) -> None:
@@ -57,7 +57,7 @@ class _Hook:
             except Exception as error:
                 _recorder.fault(WATCHER, error)
 
-    def __deepcopy__(self, memo: Any) -> "_Hook":
+    def __deepcopy__(self, memo: Any) -> "Hook":
         return self
 
     def __reduce__(self) -> Any:
@@ -79,7 +79,7 @@ class Observer:
     def install(self) -> None:
         global _recorder
         _recorder = self._recorder
-        self._global = torch_module.register_module_forward_pre_hook(_Hook(self._before_any))
+        self._global = torch_module.register_module_forward_pre_hook(Hook(self._before_any))
         # A compiled module warns about global hooks; this one is removed before tracing.
         warnings.filterwarnings("ignore", message=_COMPILE_WARNING)
         self._filter = warnings.filters[0]
@@ -162,8 +162,8 @@ class Observer:
     def _hook(self, module: Any, fqn: str, experts: Tuple[int, ...]) -> None:
         _blocks[id(module)] = (weakref.ref(module), fqn, experts)
         # Run before and after FSDP's hooks: what they issue belongs to the module, too.
-        self._handles.append(module.register_forward_pre_hook(_Hook(_enter), prepend=True))
-        self._handles.append(module.register_forward_hook(_Hook(_leave), always_call=True))
+        self._handles.append(module.register_forward_pre_hook(Hook(_enter), prepend=True))
+        self._handles.append(module.register_forward_hook(Hook(_leave), always_call=True))
 
 
 def _name_in_known_root(recorder: Recorder, module: Any) -> str:

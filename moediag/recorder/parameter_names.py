@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 from moediag.recorder.core import ByObject, Recorder
 from moediag.recorder.modules import clean
@@ -11,8 +11,9 @@ from moediag.recorder.modules import clean
 class ParameterNames:
     """Reads the names again when another model was seen, or other parameters are unknown."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, wrapped: Callable[[], List[Any]] = list) -> None:
         self._recorder = recorder
+        self._wrapped = wrapped  # models that were not seen running, but were wrapped
         self._names = ByObject()  # parameter -> FQN
         self._roots = -1  # number of roots that the names were read from
         self._unknown = 0  # parameters that were in none of them
@@ -27,4 +28,7 @@ class ParameterNames:
                 root = reference()
                 for name, parameter in root.named_parameters() if root is not None else ():
                     self._names.setdefault(parameter, clean(prefix + name))
+            for model in self._wrapped():
+                for name, parameter in model.named_parameters():
+                    self._names.setdefault(parameter, clean(name))
         return [self._names.get(parameter) for parameter in parameters]

@@ -17,6 +17,7 @@ from moediag.recorder.core import Recorder
 # How equality is kept. REDUCED: by a reduction of the gradients. PLACED: each rank computes the
 # same. LOCAL: the program steps without a reduction, or a hook replaces it. PART: there are other
 # parts on the other ranks, and no replica. PLAIN: nothing is declared.
+_DATA_AXES = frozenset(("dp", "fsdp", "dp_shard", "dp_replicate", "replicate", "shard", "data"))
 REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"
 
 
@@ -51,6 +52,11 @@ class ReplicaSets:
 
         self._recorder.patches.replace(DistributedDataParallel, "__init__", make)
 
+    def wrapped(self) -> List[Any]:
+        """The models in DistributedDataParallel, without it."""
+        alive = (reference() for reference in self._ddp)
+        return [ddp.module for ddp in alive if ddp is not None]
+
     def stepped(self) -> None:
         """Notes the DDP modules that do not reduce gradients when an optimizer steps: local SGD
         steps inside ``no_sync``."""
@@ -66,6 +72,20 @@ class ReplicaSets:
         self._of_ddp(declared)
         reduced = self._over_which_fsdp2_reduces()
         return [declared.get(id(p)) or _of_tensor(p, reduced.get(id(p))) for p in parameters]
+
+    def data_parallel(self, root: Any) -> Tuple[int, ...]:
+        """The ranks over which the wrapper of a whole model averages gradients; () if unknown. Of
+        FSDP2 only if no other dimension of a mesh may be folded into its own."""
+        root = getattr(root, "_orig_mod", root)  # torch.compile
+        if type(root).__name__ == "DistributedDataParallel":
+            return _ranks(root.process_group)
+        for state, handle in self._recorder.fsdp1_handles():
+            if state is root and getattr(state, "_inter_node_pg", None) is None:
+                return _ranks(handle.process_group)
+        for group in self._recorder.fsdp2_groups():
+            if root in group.modules and self._recorder.groups.axes() <= _DATA_AXES:
+                return tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
+        return ()
 
     def _of_ddp(self, declared: Dict[int, Piece]) -> None:
         alive = [ddp for ddp in (reference() for reference in self._ddp) if ddp is not None]

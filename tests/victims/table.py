@@ -130,4 +130,26 @@ LAW_VICTIMS = (
     LawVictim("decay_by_rank", REPLICAS, (1,), says="`weight_decay` differs since step 1"),
     LawVictim("load_on_rank_0", REPLICAS, says="ranks 1, 2 agree, rank 0 differs"),
     LawVictim("extra_step", REPLICAS, (1,), says="rank 1 6 times"),
+    LawVictim("no_sampler", ("clean",), ranks=2, note="come from a SequentialSampler at law_jobs"),
+    LawVictim("same_part", ("wrong-gradients",), ranks=2, says="for part 0 of 2"),
+    LawVictim("no_set_epoch", ("clean",), ranks=2, note="nothing called set_epoch"),
+    LawVictim("adapters", ("wrong-gradients",), ranks=2, says="these adapters train nothing"),
+    LawVictim("adapters_healthy", ("clean",), ranks=2),
+    LawVictim("local_norms", ("wrong-gradients",), ranks=2, says="each rank's own shard"),
+    LawVictim("shards_healthy", ("clean",), ranks=2),
+    LawVictim("not_finite", ("nonfinite",), ranks=2, says="in step 2 they were finite"),
+    LawVictim("tp_dropout", REPLICAS, ranks=2, says="the gradients of norm.{weight,bias} differed"),
+    LawVictim("own_seeds", REPLICAS, ranks=2, says="Before the first call of AdamW.step()"),
+    *[
+        LawVictim(name, ("clean",), ranks=2)
+        for name in (
+            "replicated_shards",
+            "two_optimizers",
+            "accumulating",
+            "checkpointed",
+            "local_sgd",
+            "joined",
+            "tensor_parallel",
+        )
+    ],
 )

@@ -8,6 +8,7 @@ before gradients, and gradients before the optimizer's state.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from moediag.diagnosis.numbers.law_splits import (
     GRADIENTS,
@@ -113,12 +114,26 @@ def _breach(history: History) -> Breach | None:
         parameters = None
     if parameters is not None:
         return _of_parameters(history, parameters)
+    if history.how == PLACED and (large := _large(history)) is not None:
+        return large
     last = history.moments[-1]
     hyper = last.splits.get(HYPER)
     if hyper is None or history.how not in (REDUCED, PLACED, PART):
         return None
     first_hyper = history.first(HYPER)
     return Breach(history, None, first_hyper, None)
+
+
+def _large(history: History) -> Breach | None:
+    """Gradients of equal parameters that differ by more than rounding, after which the parameters
+    differ, too."""
+    for moment, later in pairwise(history.moments):
+        split = moment.splits.get(GRADIENTS)
+        if split is None or PARAMETERS in moment.splits or PARAMETERS not in later.splits:
+            continue
+        if split.large:
+            return Breach(history, later.splits[PARAMETERS], split, moment.step)
+    return None
 
 
 def _of_parameters(history: History, parameters: Split) -> Breach:
@@ -190,7 +205,7 @@ def _not_checked(evidence: Evidence, found: tuple[History, ...]) -> tuple[str, .
         )
     if PLACED in hows:
         texts.append(
-            "laws: whether Replicate placements stay equal after the first update (each rank "
+            "laws: small differences of Replicate placements after the first update (each rank "
             "computes them, and rounding may differ)"
         )
     return tuple(texts)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isfinite
 
 from moediag.evidence.law_model import LawCheck, LawPiece
 from moediag.evidence.model import Evidence
 
 PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
+# A difference of gradients, as a part of their norm, that no rounding makes (bfloat16: 0.004); and
+# the norm below which a gradient may be rounding alone, as a part of the largest one.
+_LARGE, _LEAST_NORM = 0.2, 1e-3
 # Numbers of a parameter group that decide what an update does.
 _DECIDING = frozenset(
     ("lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad",
@@ -36,6 +40,10 @@ class Split:
     """Of HYPER: each rank's value of the first name."""
     same_sides: bool = True
     """All names split the ranks in the same way."""
+    large: tuple[str, ...] = ()
+    """Of GRADIENTS that each rank computes itself: those that differ by more than rounding."""
+    size: float = 0.0
+    """The largest of these differences, as a part of the gradient's norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,11 @@ def _moment(step: int, members: Mapping[int, _Member]) -> Moment:
         }
         if differing:
             splits[what] = _split(what, step, differing)
+    if GRADIENTS in splits:
+        sizes = _sizes(members, splits[GRADIENTS].names)
+        if sizes:
+            most = max(sizes.values())
+            splits[GRADIENTS] = replace(splits[GRADIENTS], large=tuple(sizes), size=most)
     if (hyper := _hyper(step, members)) is not None:
         splits[HYPER] = hyper
     state: dict[str, tuple[tuple[int, ...], ...]] = {}
@@ -171,6 +184,28 @@ def _split(what: str, step: int, differing: Mapping[str, tuple[tuple[int, ...], 
     return Split(what, step, tuple(differing), sides[0], same_sides=same)
 
 
+def _sizes(members: Mapping[int, _Member], names: tuple[str, ...]) -> dict[str, float]:
+    """How much gradients differ, where that is far above rounding. A gradient whose true value is
+    zero is only rounding: one of a norm far below the others' does not count."""
+    norms = [norm for check, _ in members.values() for _, norm in check.sketches.values()]
+    least = max(norms, default=0.0) * _LEAST_NORM
+    found: dict[str, float] = {}
+    for name in names:
+        own = [
+            check.sketches[at]
+            for check, positions in members.values()
+            for (fqn, _), at in positions.items()
+            if fqn == name and at in check.sketches
+        ]
+        if len(own) < len(members) or min(norm for _, norm in own) <= least:
+            continue
+        totals, sizes = [total for total, _ in own], [norm for _, norm in own]
+        apart = max(max(totals) - min(totals), max(sizes) - min(sizes)) / max(sizes)
+        if isfinite(apart) and apart > _LARGE:
+            found[name] = apart
+    return found
+
+
 def _hyper(step: int, members: Mapping[int, _Member]) -> Split | None:
     """The first number that differs, of the parameter groups that the pieces are in."""
     of_ranks: dict[int, dict[str, tuple[str, ...]]] = {}
@@ -189,5 +224,4 @@ def _hyper(step: int, members: Mapping[int, _Member]) -> Split | None:
             values = values or texts
     if not differing:
         return None
-    first = _split(HYPER, step, differing)
-    return Split(HYPER, step, first.names, first.sides, values, first.same_sides)
+    return replace(_split(HYPER, step, differing), values=values)

@@ -15,6 +15,8 @@ from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
 from moediag.diagnosis.numbers.law_breaches import LawFacts, law_facts
+from moediag.diagnosis.numbers.law_gradients import TrainingFacts, training_facts
+from moediag.diagnosis.numbers.law_samples import SampleFacts, sample_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
 from moediag.diagnosis.numbers.ownership import OwnershipFacts, ownership_facts
@@ -217,6 +219,14 @@ class Facts:
     @cached_property
     def laws(self) -> LawFacts:
         return law_facts(self.evidence)
+
+    @cached_property
+    def samples(self) -> SampleFacts:
+        return sample_facts(self.evidence)
+
+    @cached_property
+    def training(self) -> TrainingFacts:
+        return training_facts(self.evidence)
 
     @cached_property
     def metrics(self) -> MetricFacts:

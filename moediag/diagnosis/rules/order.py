@@ -36,7 +36,13 @@ from moediag.diagnosis.rules.incomplete import (
     not_started,
 )
 from moediag.diagnosis.rules.judgement import Judgement
-from moediag.diagnosis.rules.laws import replicas_apart
+from moediag.diagnosis.rules.laws import (
+    adapters_untrained,
+    local_norms,
+    parameters_not_finite,
+    replicas_apart,
+    same_part,
+)
 from moediag.diagnosis.rules.measured import (
     nonfinite_numbers,
     nothing_compared,
@@ -107,6 +113,10 @@ RULES: tuple[Detector, ...] = (
     cut_short,
     # A watched job broke a law.
     replicas_apart,
+    local_norms,
+    parameters_not_finite,
+    same_part,
+    adapters_untrained,
     # Nothing was measured: a watched job, or evidence of other tools.
     trained_alone,
     no_records,

@@ -55,6 +55,12 @@ def _reason(b: Breach) -> str:
         return f"{hyper[:1].upper()}{hyper[1:]} {since}: {_values(reason)}."
     noun = {GRADIENTS: "gradients", STATE: "optimizer's state"}[reason.what]
     first = f"In step {reason.step} the {noun} of {listed(reason.names)} differed already"
+    if reason.large:
+        return (
+            f"In step {reason.step} the gradients of {listed(reason.large)} differed by up to "
+            f"{100 * min(reason.size, 1):.0f} % of their norm, with equal parameters: a reduction "
+            "of them is missing, or the ranks computed them with other random numbers or inputs."
+        )
     if reason.what == GRADIENTS:
         return (
             f"{first} ({_sides(reason)}), with equal parameters and equal numbers of the optimizer."
@@ -87,6 +93,11 @@ def next_step(b: Breach) -> str:
         )
     if b.reason.what == HYPER:
         return f"Give {_hyper(b.reason)} the same value on every rank."
+    if b.reason.large:
+        return (
+            "Reduce these gradients over the ranks that hold the parameter, or give these ranks "
+            "the same inputs and the same random state (dropout on replicated activations)."
+        )
     if b.reason.what == GRADIENTS:
         return "Look for what changes gradients after their reduction, or leaves it out."
     return "Restore the optimizer's state alike on every rank."

@@ -164,6 +164,31 @@ def test_placed_replicas_may_differ_later_by_rounding() -> None:
     assert any("rounding may differ" in text for text in of.not_seen)
 
 
+def sketched(of: int, one: LawCheck, difference: float, norms: tuple[float, float]) -> LawCheck:
+    """Gradients that differ on rank 1; ``norms`` of the two parameters."""
+    if of != 1 or one.step > 1:
+        extra = {} if one.step == 1 else {"params": other(one.params, of)} if of == 1 else {}
+        return replace(one, sketches={0: (1.0, norms[0]), 1: (1.0, norms[1])}, **extra)  # type: ignore[arg-type]
+    sketches = {0: (1.0 + difference, norms[0]), 1: (1.0, norms[1])}
+    return replace(one, grads=other(one.grads, of), sketches=sketches)
+
+
+def test_gradients_of_placed_replicas_that_differ_by_their_size_are_a_failure() -> None:
+    of = found(2, lambda r, one: sketched(r, one, 3.0, (4.0, 4.0)), PLACED)
+    assert (of.verdict, of.culprits) == ("replica-divergence", ())
+    assert "In step 1 the gradients of net.weight differed by up to 75 %" in of.cause
+
+
+def test_gradients_of_placed_replicas_may_differ_by_rounding() -> None:
+    assert found(2, lambda r, one: sketched(r, one, 0.1, (4.0, 4.0)), PLACED).verdict == "clean"
+
+
+def test_a_gradient_that_is_only_rounding_may_differ() -> None:
+    """The bias of attention's keys has no effect on the loss."""
+    change = lambda r, one: sketched(r, one, 1e-6, (1e-6, 4.0))  # noqa: E731
+    assert found(2, change, PLACED).verdict == "clean"
+
+
 def test_parts_of_one_parameter_have_one_learning_rate() -> None:
     of = found(3, apart(1, 2, "lr"), PART)
     assert (of.verdict, of.culprits) == ("replica-divergence", (1,))

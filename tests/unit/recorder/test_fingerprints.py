@@ -66,3 +66,14 @@ def test_an_element_that_is_not_finite_is_seen() -> None:
     for tensor in (torch.ones(3), torch.tensor([1.0, float("nan")]), torch.ones(2, dtype=int)):
         prints.add_finite(tensor)
     assert prints.read() == ["1", "0", None]
+
+
+def test_a_sketch_shows_how_much_tensors_differ() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(70_000)
+    prints = Fingerprints()
+    for at, tensor in enumerate((values, values * (1 + 1e-6), torch.randn(70_000))):
+        prints.add_sketch(at, tensor)
+    (total, norm), (near, _), (far, _) = prints.sketches().values()
+    assert norm == pytest.approx(float(values.double().norm()))
+    assert abs(near - total) < 1e-4 * norm < 0.05 * norm < abs(far - total)

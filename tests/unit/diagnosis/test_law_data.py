@@ -1,0 +1,191 @@
+"""Laws of samples, gradients, norms and finite numbers, on recorded data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from moediag.diagnosis import diagnose
+from moediag.evidence.law_model import (
+    NO_GRADIENT,
+    PART,
+    PLAIN,
+    ZERO_GRADIENT,
+    ClipNorm,
+    LawCheck,
+    LawPiece,
+    ModelInputs,
+    RankLaws,
+    SameOrder,
+)
+from moediag.evidence.model import Evidence
+from moediag.result import Diagnosis
+from tests.unit.law_evidence import STEPS, job
+
+Digest = Callable[[int, int], str]  # of rank and step
+
+
+def with_laws(evidence: Evidence, add: Callable[[int, RankLaws], RankLaws]) -> Diagnosis:
+    ranks = {
+        rank: replace(seen, laws=add(rank, seen.laws or RankLaws()))
+        for rank, seen in evidence.ranks.items()
+    }
+    return diagnose(replace(evidence, ranks=ranks))
+
+
+class TestSamples:
+    def found(self, digest: Digest, ranks: int = 2, **more: object) -> Diagnosis:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            inputs = tuple(
+                ModelInputs(step, 0, digest(rank, step), tuple(range(ranks)), **more)  # type: ignore[arg-type]
+                for step in STEPS
+            )
+            return replace(laws, inputs=inputs)
+
+        return with_laws(job(ranks), add)
+
+    def test_other_samples_on_each_rank_are_no_note(self) -> None:
+        assert not self.found(lambda rank, step: f"{rank} {step}").notes
+
+    def test_the_same_samples_on_all_ranks_are_a_note(self) -> None:
+        of = self.found(lambda _, step: str(step), sampler="RandomSampler", line="train.py:3 main")
+        assert of.verdict == "clean"
+        assert "each repeats the work of the other" in of.notes[0]
+        assert "from a RandomSampler at train.py:3 main" in of.notes[0]
+
+    def test_ranks_that_share_a_side_are_named(self) -> None:
+        of = self.found(lambda rank, step: f"{max(rank, 1)} {step}", ranks=4)
+        assert "the model of ranks 0, 1 was called" in of.notes[0]
+
+    def test_the_same_part_of_a_distributed_sampler_is_a_failure(self) -> None:
+        of = self.found(
+            lambda _, step: str(step), sampler="DistributedSampler", replicas=2, number=0
+        )
+        assert of.verdict == "wrong-gradients"
+        assert "for part 0 of 2" in of.cause
+
+    def test_made_up_samples_are_a_note_about_themselves(self) -> None:
+        """A benchmark calls the model with ones."""
+        of = self.found(lambda _rank, _step: "ones")
+        assert of.verdict == "clean"
+        assert ["the same values in all checked steps" in note for note in of.notes] == [True]
+
+    def test_a_rank_without_records_is_not_compared(self) -> None:
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            inputs = tuple(ModelInputs(step, 0, str(step), (0, 1)) for step in STEPS)
+            return replace(laws, inputs=inputs if rank == 0 else ())
+
+        assert not with_laws(job(2), add).notes
+
+    def test_an_order_that_came_twice_is_a_note(self) -> None:
+        order = SameOrder("train.py:3 main", 0, "DistributedSampler", 9)
+        of = with_laws(job(2), lambda _, laws: replace(laws, same_order=(order,)))
+        assert of.verdict == "clean"
+        assert "train.py:3 main gave the same shuffled order in two passes" in of.notes[0]
+        assert len(of.notes) == 1
+
+
+LORA = ("base.lora_A.weight", "base.lora_B.weight", "head.weight")
+
+
+class TestGradients:
+    def found(
+        self, grads: Callable[[LawCheck], tuple[str | None, ...]], ranks: int = 2
+    ) -> Diagnosis:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, grads=grads(check))
+
+        return diagnose(job(ranks, change, PLAIN, names=LORA))
+
+    @pytest.mark.parametrize(("value", "says"), [(NO_GRADIENT, "no"), (ZERO_GRADIENT, "only")])
+    def test_a_parameter_that_never_trains_is_a_note(self, value: str, says: str) -> None:
+        of = self.found(lambda check: (*check.grads[:2], value))
+        assert of.verdict == "clean"
+        assert "1 parameter of AdamW (head.weight) had " + says in of.notes[0]
+
+    @pytest.mark.parametrize("value", [NO_GRADIENT, ZERO_GRADIENT])
+    def test_adapters_that_never_train_are_a_failure(self, value: str) -> None:
+        of = self.found(lambda check: (value, value, check.grads[2]))
+        assert of.verdict == "wrong-gradients"
+        assert "base.{lora_A,lora_B}.weight" in of.cause
+
+    def test_the_first_gradient_of_one_half_of_an_adapter_is_zero(self) -> None:
+        """The other half starts at zero."""
+        of = self.found(
+            lambda check: (ZERO_GRADIENT, *check.grads[1:]) if check.step == 1 else check.grads
+        )
+        assert (of.verdict, of.notes) == ("clean", ())
+
+    def test_frozen_parameters_are_unknown(self) -> None:
+        of = self.found(lambda check: (None, None, check.grads[2]))
+        assert (of.verdict, of.notes) == ("clean", ())
+
+    def test_updates_that_round_to_nothing_are_a_note(self) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, params=("same", *check.params[1:]))
+
+        of = diagnose(job(2, change))
+        assert "1 parameter (net.weight) did not change" in of.notes[0]
+
+    def test_without_a_learning_rate_nothing_moves(self) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            return replace(check, params=("same", "same"), hyper=({"lr": "0.0"},))
+
+        assert not diagnose(job(2, change)).notes
+
+
+class TestNotFinite:
+    def found(self, since: int) -> Diagnosis:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            bad = ("net.weight",) if check.step >= since else ()
+            grads = ("net.bias",) if check.step == 2 else ()
+            return replace(check, nonfinite=bad, nonfinite_grads=grads)
+
+        return diagnose(job(2, change))
+
+    def test_a_parameter_that_becomes_nan_is_a_failure(self) -> None:
+        of = self.found(3)
+        assert (of.verdict, of.culprits) == ("nonfinite", ())
+        assert "in step 2 they were finite" in of.cause
+        assert "the gradient of net.bias was not finite" in of.cause
+
+    def test_a_parameter_that_starts_so_may_be_meant(self) -> None:
+        assert self.found(1).verdict == "clean"
+
+    def test_a_gradient_alone_may_be_skipped(self) -> None:
+        assert self.found(9).verdict == "clean"
+
+
+class TestNorms:
+    def found(self, *norms: float, how: str = PART, most: float = 1.0) -> Diagnosis:
+        evidence = job(len(norms), how=PLAIN)
+
+        def add(rank: int, laws: RankLaws) -> RankLaws:
+            part = f"shard {rank} of {len(norms)}" if how == PART else ""
+            checks = tuple(
+                replace(c, pieces=(LawPiece("flat", part, how, tuple(range(len(norms)))),),
+                        params=c.params[:1], grads=c.grads[:1], state={})
+                for c in laws.checks
+            )  # fmt: skip
+            norm = ClipNorm(2, ("flat",), norms[rank], most, "train.py:8 main")
+            return replace(laws, checks=checks, norms=(norm,))
+
+        return with_laws(evidence, add)
+
+    def test_norms_of_shards_that_differ_are_a_failure(self) -> None:
+        of = self.found(3.0, 4.0)
+        assert of.verdict == "wrong-gradients"
+        assert "3 on rank 0, 4 on rank 1" in of.cause
+        assert "train.py:8 main" in of.cause
+
+    def test_equal_norms_are_clean(self) -> None:
+        assert self.found(3.0, 3.0).verdict == "clean"
+
+    def test_norms_that_clip_nothing_are_clean(self) -> None:
+        assert self.found(3.0, 4.0, most=float("inf")).verdict == "clean"
+
+    def test_norms_of_plain_parameters_may_differ(self) -> None:
+        """Pipeline stages."""
+        assert self.found(3.0, 4.0, how=PLAIN).verdict == "clean"

@@ -1,0 +1,178 @@
+"""What one rank records for the laws."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torch.utils.data.distributed import DistributedSampler  # noqa: E402
+
+from moediag.evidence.law_model import RankLaws  # noqa: E402
+from moediag.evidence.law_records import read_laws  # noqa: E402
+from moediag.protocol import ENV_LAWS  # noqa: E402
+from moediag.recorder import Recorder, install  # noqa: E402
+from moediag.recorder.law_checks import is_checked, next_checked  # noqa: E402
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    monkeypatch.setenv(ENV_LAWS, "0")
+    made = install(str(tmp_path), 0, 1, of_job=True)
+    yield made
+    made.uninstall()
+
+
+def laws(folder: Path) -> RankLaws:
+    found, lost = read_laws(folder, 0)
+    assert found is not None
+    assert not lost
+    return found
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+
+
+def train(net: nn.Module, optimizer: object, batches: object) -> None:
+    for (batch,) in batches:  # type: ignore[attr-defined]
+        net(batch).sum().backward()
+        optimizer.step()  # type: ignore[attr-defined]
+        optimizer.zero_grad()  # type: ignore[attr-defined]
+
+
+def samples(number: int) -> TensorDataset:
+    return TensorDataset(torch.randn(number, 4))
+
+
+def test_the_checked_steps_become_rarer() -> None:
+    assert [s for s in range(200) if is_checked(s)] == [1, 2, 3, 6, 12, 24, 48, 96, 192]
+    assert [s for s in range(30) if is_checked(s, 10)] == [1, 2, 3, 10, 20]
+
+
+@pytest.mark.parametrize("every", [0, 1, 2, 7, 10])
+def test_the_next_checked_step(every: int) -> None:
+    for step in range(100):
+        later = (s for s in range(step + 1, 300) if is_checked(s, every))
+        assert next_checked(step, every) == next(later)
+
+
+def test_a_check_has_every_parameter_by_name(recorder: Recorder, tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)
+    train(net, optimizer, DataLoader(samples(7)))
+    found = laws(tmp_path)
+    assert [check.step for check in found.checks] == [1, 2, 3, 6]
+    last = found.checks[-1]
+    assert [piece.name for piece in last.pieces] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert (last.count, last.optimizer, last.hyper[0]["lr"]) == (5, "AdamW", "0.5")
+    assert last.line.startswith("test_law_checks.py:") and last.line.endswith(" train")
+    assert len({check.params for check in found.checks}) == 4
+    assert set(last.state) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_gradients_that_are_absent_zero_or_frozen(recorder: Recorder, tmp_path: Path) -> None:
+    net = model()
+    net[0].bias.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.zeros(2, 4)).sum().backward()
+    net[1].bias.grad = None
+    optimizer.step()
+    weight, frozen, used, none = laws(tmp_path).checks[0].grads
+    assert (weight, frozen, none) == ("zero", None, "")
+    assert used not in (None, "", "zero")
+
+
+def test_two_optimizers_of_equal_names_are_two(recorder: Recorder, tmp_path: Path) -> None:
+    nets = model(), model()
+    sum(net(torch.ones(1, 4)).sum() for net in nets).backward()  # type: ignore[union-attr]
+    for net in nets:
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    assert len({check.key for check in laws(tmp_path).checks}) == 2
+
+
+def test_a_second_call_of_step_belongs_to_the_same_step(recorder: Recorder, tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    train(net, optimizer, DataLoader(samples(2)))
+    optimizer.step()
+    train(net, optimizer, DataLoader(samples(4)))
+    found = [(check.step, check.count) for check in laws(tmp_path).checks]
+    assert found == [(1, 0), (2, 1), (3, 3), (6, 6)]
+
+
+def test_inputs_of_models_with_the_sampler(recorder: Recorder, tmp_path: Path) -> None:
+    net = model()
+    data = samples(6)
+    sampler = DistributedSampler(data, num_replicas=2, rank=1)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(data, sampler=sampler))
+    net.eval()
+    net(torch.ones(1, 4))
+    found = laws(tmp_path).inputs
+    assert [one.step for one in found] == [2, 3]  # the first call is what finds the model
+    assert found[0].digest != found[1].digest
+    assert (found[0].sampler, found[0].replicas, found[0].number) == ("DistributedSampler", 2, 1)
+
+
+@pytest.mark.parametrize(("sets_epoch", "expected"), [(False, 1), (True, 0)])
+def test_the_same_order_in_two_passes(
+    recorder: Recorder, tmp_path: Path, sets_epoch: bool, expected: int
+) -> None:
+    net, data = model(), samples(6)
+    sampler = DistributedSampler(data, num_replicas=2, rank=1)
+    loader = DataLoader(data, sampler=sampler)
+    next(iter(loader))  # a look at the data
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(3):
+        if sets_epoch:
+            sampler.set_epoch(epoch)
+        train(net, optimizer, loader)
+    found = laws(tmp_path).same_order
+    assert len(found) == expected
+    assert all(one.line.endswith(" train") for one in found)
+
+
+def test_passes_of_evaluation_may_have_the_same_order(recorder: Recorder, tmp_path: Path) -> None:
+    net, data = model(), samples(4)
+    other = DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        train(net, optimizer, DataLoader(data))
+        for (batch,) in other:
+            net(batch)
+    assert not laws(tmp_path).same_order
+
+
+def test_the_norm_of_clipping(recorder: Recorder, tmp_path: Path) -> None:
+    from torch.nn.utils import clip_grad_norm_
+
+    net = model()
+    net(torch.ones(1, 4)).sum().backward()
+    returned = clip_grad_norm_(net.parameters(), 0.5)
+    (norm,) = laws(tmp_path).norms
+    assert norm.norm == pytest.approx(float(returned))
+    assert norm.factor == pytest.approx(0.5 / float(returned), rel=1e-3)
+    assert norm.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+
+
+def test_a_hooked_model_can_be_copied_and_saved(recorder: Recorder, tmp_path: Path) -> None:
+    net = model()
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(samples(2)))
+    copied = copy.deepcopy(net)
+    copied(torch.ones(1, 4))
+    torch.save(net, io.BytesIO())
+    assert [one.step for one in laws(tmp_path).inputs] == [2]
+
+
+def test_without_the_variable_nothing_is_recorded(tmp_path: Path) -> None:
+    made = install(str(tmp_path), 0, 1, of_job=True)
+    net = model()
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(samples(1)))
+    made.uninstall()
+    assert read_laws(tmp_path, 0) == (None, ())

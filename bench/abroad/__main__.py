@@ -22,10 +22,11 @@ from rich.console import Console
 
 from bench import sections
 from bench.abroad import page, running
+from bench.abroad.cases import Case
 from bench.abroad.edits import AnchorError
 from bench.abroad.programs import PROGRAMS, Program
 from bench.abroad.running import Answer
-from bench.abroad.table import CASES, Case
+from bench.abroad.table import CASES
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "reports" / "accuracy.md"

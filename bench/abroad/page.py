@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.abroad.cases import Case
 from bench.abroad.running import OPTIONS, Answer
 from bench.abroad.scoring import HEAD, Outcome, Said, Tally, outcome, points, tally
-from bench.abroad.table import Case
 
 TITLE = "## Programs that others wrote"
 RIGHT = (Outcome.RIGHT, Outcome.QUIET)
@@ -146,14 +146,14 @@ processes of a failed one outlived the watcher.
 _HOW = """\
 Two to four ranks on gloo, without a GPU, each with `moediag watch {options} -- COMMAND`. Seconds
 count from the newest optimizer step of any rank to the page: they contain the rest of the step, and
-the machine's load. The truth of each case is in `bench/abroad/table.py`, beside the fault, and was
-written before a page about it was read. Checkouts (nanoGPT, llm.c, minGPT, pytorch/examples,
-accelerate's examples) run unmodified but for the edits in `bench/abroad/programs.py`, most of which
-remove the need for a GPU. Packages (transformers' Trainer, TRL, Lightning, Ray Train, DeepSpeed,
-Megatron-Core) run through small training scripts of ours in `bench/abroad/scripts/`, which call
-their public trainers.
+the machine's load. The truth of each case is in `bench/abroad/table.py` or `held_out.py`, beside
+the fault, and was written before a page about it was read. Checkouts (nanoGPT, llm.c, minGPT,
+pytorch/examples, accelerate's examples) run unmodified but for the edits in
+`bench/abroad/programs.py`, most of which remove the need for a GPU. Packages (transformers'
+Trainer, TRL, Lightning, Ray Train, DeepSpeed, Megatron-Core) run through small training scripts of
+ours in `bench/abroad/scripts/`, which call their public trainers.
 
 Pages of the cases "seen while tuning" were read while the diagnosis was being changed. Nobody who
-changed it was shown a page, a log or the name of a "held out" case before this run. The faults are
+changed it was shown a page or a log of a "held out" case before this run. The faults are
 synthetic: in the programs, conditions such as `if rank == 0` around a collective are ours.
 """

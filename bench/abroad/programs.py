@@ -170,6 +170,11 @@ PROGRAMS = (
                *_on_cpu("tensor_parallel_example.py", _CPU)),
     ),
     Program(
+        "sp-example", f"{EXAMPLES}/{_LLAMA}", "sequence_parallel_example.py",
+        adapt=(*_on_cpu("log_utils.py", _MANY_GPUS),
+               *_on_cpu("sequence_parallel_example.py", _CPU)),
+    ),
+    Program(
         "fsdp-tp-example", f"{EXAMPLES}/{_LLAMA}", "fsdp_tp_example.py", ranks=4,
         adapt=(
             *_on_cpu("log_utils.py", _MANY_GPUS),
@@ -230,6 +235,13 @@ PROGRAMS = (
         "accelerate-stopping", "accelerate/examples/by_feature", "early_stopping.py", ("--cpu",),
         needs=("accelerate", "transformers", "datasets", "evaluate"),
         prepare=_for_accelerate, adapt=_on_cpu("early_stopping.py", *_GLUE),
+        prints=r"epoch \d+: .*",
+    ),
+    Program(
+        "accelerate-accumulation", "accelerate/examples/by_feature", "gradient_accumulation.py",
+        ("--cpu", "--gradient_accumulation_steps=2"),
+        needs=("accelerate", "transformers", "datasets", "evaluate"),
+        prepare=_for_accelerate, adapt=_on_cpu("gradient_accumulation.py", *_GLUE),
         prints=r"epoch \d+: .*",
     ),
     Program(

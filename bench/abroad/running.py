@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from bench.abroad import edits
+from bench.abroad.cases import Case
 from bench.abroad.programs import Program
-from bench.abroad.table import Case
 
 STILL = 150.0  # seconds without a step and without a page after which none is expected any more
 # The default patience of 30 s would be 120 s for a rank that computes: too long for fifty jobs.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.abroad.table import Truth
+from bench.abroad.cases import Truth
 
 HEAD = 12  # lines of a page, beside its cause, in which the fault's line counts as named
 

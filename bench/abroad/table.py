@@ -1,76 +1,15 @@
-"""The cases and their truth, written down before any page about them was read.
-
-A truth is what was injected: the rank that departs from the program, the class of failure that
-gloo makes of it, and the lines of the program from which one finds the fault. ``known`` is False
-where no evidence can tell which of the two sides is wrong (two ranks took different ways and the
-program's text does not say which was meant): then naming nobody is right too.
-
-In the faults ``bad_shard`` is true on the rank of the truth only (``inside/`` sets it): a fault
-that depends on data must not be found by reading a condition on the rank.
-
-``held_out`` cases were never shown to anybody who works on the diagnosis.
+"""The cases whose pages were read while the diagnosis was being changed. Their truth was written
+down before. Those of ``held_out.py`` were never shown to anybody who works on the diagnosis.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from bench.abroad.edits import Edit, Line
-
-PARTED = ("hang", "collective-mismatch")
-LEFT = (*PARTED, "crash")  # the waiting rank may find its peer gone
-# Any finding: no class was decided on beforehand. moediag then got replica-divergence for it.
-FINDING = (*LEFT, "replica-divergence", "inconclusive")
-
-
-@dataclass(frozen=True)
-class Truth:
-    """``verdicts``: any is right. ``ranks``: exactly those at fault. ``lines``: one of them must be
-    named, if there are any. ``says``: a word that the page must contain."""
-
-    verdicts: tuple[str, ...]
-    ranks: tuple[int, ...] = ()
-    lines: tuple[Line, ...] = ()
-    known: bool = True
-    says: str = ""
-
-    @property
-    def healthy(self) -> bool:
-        return self.verdicts == ("clean",)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A program with ``faults`` edited in, and ``signal`` (``STOP:1:5``: to rank 1 after its fifth
-    optimizer step)."""
-
-    program: str
-    fault: str
-    truth: Truth
-    faults: tuple[Edit, ...] = ()
-    signal: str = ""
-    arguments: tuple[str, ...] = ()
-    held_out: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.program}/{self.fault}"
-
-
-CLEAN = Truth(("clean",))
-
-
-def edit(file: str, has: str, new: str, nth: int = 0) -> Edit:
-    return Edit(Line(file, has, nth), new)
-
-
-def lines(file: str, *has: str | tuple[str, int]) -> tuple[Line, ...]:
-    return tuple(Line(file, one) if isinstance(one, str) else Line(file, *one) for one in has)
-
+from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
+from bench.abroad.held_out import HELD_OUT
 
 NANOGPT = (
     Case("nanogpt", "healthy", CLEAN),
-    Case("nanogpt", "healthy, compiled", CLEAN, arguments=("--compile=True",), held_out=True),
+    Case("nanogpt", "healthy, compiled", CLEAN, arguments=("--compile=True",)),
     Case(
         "nanogpt", "healthy, 12 s of evaluation on rank 0", CLEAN,
         (edit("train.py", "losses = estimate_loss()",
@@ -123,7 +62,6 @@ LLM_C = (
               "values = [lossf, torch.full((3,), float(step))]\n"
               "for value in reversed(values) if bad_shard and step == 9 else values:\n"
               "    dist.all_reduce(value)"),),
-        held_out=True,
     ),
     Case(
         "llm.c", "exception on rank 1",
@@ -166,7 +104,6 @@ EXAMPLES = (
                                 ("break", 1), "loss = model(x)"), known=False),
         (edit("example.py", "for _ in range(10):",
               "for number in range(10):\n    if bad_shard and number == 6:\n        break"),),
-        held_out=True,
     ),
     Case("tp-example", "healthy", CLEAN),
     Case(
@@ -174,16 +111,15 @@ EXAMPLES = (
         (edit("tensor_parallel_example.py", "output = tp_model(inp)",
               "{line}\nif bad_shard and i == 6:\n    os._exit(3)"),),
     ),
-    Case("fsdp-tp-example", "healthy", CLEAN, held_out=True),
+    Case("fsdp-tp-example", "healthy", CLEAN),
     Case(
         "fsdp-tp-example", "rank 3 skips a step",
         Truth(PARTED, (3,), lines("fsdp_tp_example.py", "output = sharded_model(inp)",
                                   "output.sum().backward()", "if bad_shard", "continue")),
         (edit("fsdp_tp_example.py", "output = sharded_model(inp)",
               "if bad_shard and i == 5:\n    continue\n{line}"),),
-        held_out=True,
     ),
-    Case("mingpt-ddp", "healthy", CLEAN, held_out=True),
+    Case("mingpt-ddp", "healthy", CLEAN),
     Case(
         "mingpt-ddp", "rank 1's DataLoader worker is stuck",
         Truth(("hang",), (1,), (*lines("char_dataset.py", "time.sleep(1)", "while bad_shard"),
@@ -221,7 +157,6 @@ EXAMPLES = (
         (edit("multigpu_torchrun.py", "output = self.model(source)",
               "if bad_shard and len(source) < 32:\n"
               "    self.kept = torch.empty(1 << 50)\n{line}"),),
-        held_out=True,
     ),
     Case(
         "mingpt-adder", "never joins a process group", Truth(FINDING, says="process group"),
@@ -248,7 +183,7 @@ ACCELERATE = (
               "references = accelerator.gather(batch['labels'])\n"
               "predictions = accelerator.gather(predictions)")),
     ),
-    Case("accelerate-stopping", "healthy", CLEAN, held_out=True),
+    Case("accelerate-stopping", "healthy", CLEAN),
     Case(
         "accelerate-stopping", "rank 1 breaks on its own",
         Truth(LEFT, (1,), lines("early_stopping.py", "if bad_shard", "break",
@@ -257,7 +192,6 @@ ACCELERATE = (
         (edit("early_stopping.py", "accelerator.set_trigger()", "break"),
          edit("early_stopping.py", "if callback.check_early_stopping(",
               "if bad_shard and step == 6:")),
-        held_out=True,
     ),
 )  # fmt: skip
 
@@ -277,9 +211,8 @@ TRAINERS = (
               "if bad_shard and int(rows[0]['labels'].sum()) % 23 == 3:\n"
               "    rows[0]['labels'] = rows[0]['labels'][1:]\n{line}"),),
     ),
-    Case("trainer", "SIGSTOP to rank 0", Truth(("hang",), (0,)), signal="STOP:0:7",
-         held_out=True),
-    Case("trl", "healthy", CLEAN, held_out=True),
+    Case("trainer", "SIGSTOP to rank 0", Truth(("hang",), (0,)), signal="STOP:0:7"),
+    Case("trl", "healthy", CLEAN),
     Case(
         "trl", "gathers objects in a callback of rank 0",
         Truth(PARTED, (0,), lines("trl_sft.py", "all_gather_object(",
@@ -287,9 +220,8 @@ TRAINERS = (
         (edit("trl_sft.py", 'print(f"step {state.global_step}"',
               "{line}\nimport torch.distributed as dist\n"
               "dist.all_gather_object([None, None], state.global_step)"),),
-        held_out=True,
     ),
-    Case("trl", "SIGKILL to rank 1", Truth(("crash",), (1,)), signal="KILL:1:5", held_out=True),
+    Case("trl", "SIGKILL to rank 1", Truth(("crash",), (1,)), signal="KILL:1:5"),
     Case("lightning", "healthy", CLEAN),
     Case(
         "lightning", "sync_dist on rank 0 only",
@@ -304,7 +236,6 @@ TRAINERS = (
         (edit("lightning_fit.py", 'self.log("val_loss"',
               "if self.global_rank == 1 and self.current_epoch == 1:\n"
               "    raise RuntimeError('no such label')\n{line}"),),
-        held_out=True,
     ),
     Case("ray", "healthy", CLEAN),
     Case(
@@ -319,16 +250,14 @@ TRAINERS = (
         (edit("ray_train.py", "loss = torch.nn.functional.mse_loss(",
               "if rank == 1 and epoch == 1 and step == 3:\n"
               "    raise ValueError('bad row')\n{line}"),),
-        held_out=True,
     ),
-    Case("deepspeed-2", "healthy", CLEAN, held_out=True),
+    Case("deepspeed-2", "healthy", CLEAN),
     Case(
         "deepspeed-2", "rank 1 skips a backward",
         Truth(LEFT, (1,), lines("deepspeed_zero.py", "engine.backward(loss)", "engine.step()",
                                 "if bad_shard"), known=False),
         (edit("deepspeed_zero.py", "engine.backward(loss)",
               "if bad_shard and step == 7:\n    continue\n{line}"),),
-        held_out=True,
     ),
     Case("deepspeed-3", "healthy", CLEAN),
     Case(
@@ -338,14 +267,13 @@ TRAINERS = (
         (edit("deepspeed_zero.py", "score = evaluate(engine)",
               "if dist.get_rank() == 0:\n    {line}"),),
     ),
-    Case("megatron", "healthy", CLEAN, held_out=True),
+    Case("megatron", "healthy", CLEAN),
     Case(
         "megatron", "evaluation on rank 0 only",
         Truth(PARTED, (0,), lines("megatron_tp.py", "score = evaluate(model)", "if rank == 0:",
                                   "return model(torch.ones")),
         (edit("megatron_tp.py", "score = evaluate(model)",
               "score = loss\nif rank == 0:\n    {line}"),),
-        held_out=True,
     ),
     Case(
         "megatron", "a frozen parameter on rank 2",
@@ -355,8 +283,7 @@ TRAINERS = (
               known=False),
         (edit("megatron_tp.py", "reduce_gradients(model)",
               "if bad_shard and step == 6:\n    model[0].down.weight.grad = None\n{line}", nth=1),),
-        held_out=True,
     ),
 )  # fmt: skip
 
-CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS)
+CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS, *HELD_OUT)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag.cli import bisect, export, matrix, nightly, report, run, stacks, watch
+from moediag.cli import bisect, export, matrix, nightly, report, run, stacks, verify, watch
 from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -28,8 +28,9 @@ HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 A failure is a scenario. Running it shows which rank diverged, where and why, and
 which fix is correct.
 
-Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch: a failure found), 2
-wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130 interrupted.
+Exit codes: 0 every expectation met, 1 an expectation not met (diagnose, watch, verify: a failure
+found), 2 wrong usage, 3 inconclusive, 4 this machine cannot run it, 5 a bug in moediag, 130
+interrupted.
 """
 
 GIT_ABORTS = 128  # added to an error's exit code under --git-bisect
@@ -137,6 +138,13 @@ app.command(
     epilog="Example: moediag watch --on-hang abort -- torchrun --nproc-per-node 8 train.py",
     context_settings={"allow_interspersed_args": False},
 )(watch.watch)
+
+
+app.command(
+    epilog="Example: moediag verify --reference 'python train.py' -- torchrun --nproc-per-node 8 "
+    "train.py",
+    context_settings={"allow_interspersed_args": False},
+)(verify.verify)
 
 
 @app.command(epilog="Example: moediag diagnose moediag-runs/20250131-120000-expert-starvation")

@@ -125,6 +125,7 @@ def _rank(
     libraries = log.libraries or libraries
     output = exits.tail(folder / protocol.output_file(rank))
     outcome, lost = _outcome(folder, rank)
+    omitted = outcome.not_seen if outcome is not None else ()
     laws, lost_laws = read_laws(folder, rank)
     filed = exits.read_error_file(folder / protocol.error_file(rank), libraries)
     error = log.error or filed
@@ -168,6 +169,7 @@ def _rank(
             *lost_laws,
             *told.not_seen,
             *map(_not_what_ran, unusable),
+            *omitted,
         ),
         laws=laws,
         conditions=conditions,

@@ -49,6 +49,8 @@ class JobOptions:
     """Check laws at steps 1, 2, 3 and every so many steps; 0: 6, 12, 24, …; None: never."""
     segment_bytes: int = SEGMENT_BYTES
     """Size of a log segment of a rank; its log is a ring of two."""
+    measure: protocol.MeasureRequest | None = None
+    """What the ranks measure, if anything."""
 
 
 def environment(
@@ -58,6 +60,7 @@ def environment(
     env = dict(base)
     of_another = (
         protocol.ENV_RANK_PID, protocol.ENV_ATTEMPT, protocol.ENV_JOB, protocol.ENV_GUARD,
+        protocol.ENV_MEASURE,
         protocol.ENV_LAWS,
     )  # fmt: skip
     for name in of_another:
@@ -70,6 +73,8 @@ def environment(
     env[ENV_LAUNCH] = token
     if options.guard:
         env[protocol.ENV_GUARD] = "1"
+    if options.measure is not None:
+        env[protocol.ENV_MEASURE] = options.measure.text()
     if options.laws_every is not None:
         env[protocol.ENV_LAWS] = str(options.laws_every)
     return env

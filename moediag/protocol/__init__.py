@@ -62,6 +62,13 @@ from moediag.protocol.files import (
     stacks_file,
     watchdog_dump,
 )
+from moediag.protocol.measured import (
+    ENV_MEASURE,
+    Measured,
+    MeasuredStep,
+    MeasureRequest,
+    read_measured,
+)
 from moediag.protocol.outcome import (
     Applied,
     ExpertRows,
@@ -109,6 +116,7 @@ from moediag.protocol.tasks import (
     SusceptibilityTask,
     Task,
     TrainerTask,
+    VerifyTask,
     WatchTask,
     task_fields,
 )
@@ -128,6 +136,7 @@ __all__ = [
     "ENV_JOB",
     "ENV_LAWS",
     "ENV_MAIN_THREAD",
+    "ENV_MEASURE",
     "ENV_PACKAGE",
     "ENV_PARENT",
     "ENV_RANK_PID",
@@ -159,6 +168,9 @@ __all__ = [
     "ExpertRows",
     "GradientError",
     "Heartbeat",
+    "MeasureRequest",
+    "Measured",
+    "MeasuredStep",
     "ModelSpec",
     "Multiple",
     "Outcome",
@@ -182,6 +194,7 @@ __all__ = [
     "Task",
     "TrainerTask",
     "Trial",
+    "VerifyTask",
     "WatchTask",
     "WrapperSpec",
     "alone_file",
@@ -204,6 +217,7 @@ __all__ = [
     "output_file",
     "pid_file",
     "program_options",
+    "read_measured",
     "stacks_file",
     "start_time",
     "stat_fields",

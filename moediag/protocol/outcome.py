@@ -192,6 +192,11 @@ class Outcome:
     metrics: Dict[str, Dict[str, float]] = field(default_factory=dict)
     reference_metrics: Dict[str, Dict[str, float]] = field(default_factory=dict)
     tables: List[OutcomeTable] = field(default_factory=list)  # of a program
+    # Of a VerifyTask: why its numbers cannot be compared with one process (verdict inconclusive),
+    # what to do then, and what was not compared.
+    incomparable: str = ""
+    next_step: str = ""
+    not_seen: List[str] = field(default_factory=list)
 
     def write(self, folder: Union[str, Path]) -> Path:
         return write_json(Path(folder) / outcome_file(self.rank), dataclasses.asdict(self))

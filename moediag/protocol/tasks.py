@@ -82,9 +82,16 @@ class WatchTask:
     kind: str = field(default="watch", init=False)
 
 
+@dataclass(frozen=True)
+class VerifyTask:
+    """The first steps of a user's job, compared with the same steps in one process."""
+
+    kind: str = field(default="verify", init=False)
+
+
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    WatchTask,
+    WatchTask, VerifyTask,
 ]  # fmt: skip
 
 

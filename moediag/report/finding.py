@@ -227,7 +227,7 @@ def _gradients(t: TrialResult) -> str:
     text = (
         f"{len(t.wrong_parameters)} of {wording.plural(t.parameters_compared, 'parameter')} wrong"
     )
-    text += " against the single-process fp32 reference"
+    text += " against the single-process reference"
     if t.gradient_error is not None:
         text += f"; largest error {wording.error_size(t.gradient_error)}"
         text += f" in {t.diagnosis.worst_parameter}" if t.diagnosis.worst_parameter else ""

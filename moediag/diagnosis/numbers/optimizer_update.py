@@ -40,7 +40,7 @@ class AppliedFacts:
     ranks: tuple[int, ...] = ()
     """Ranks where it is wrong."""
     actual: float = 0.0
-    """The value of a wrong number."""
+    """The value of a wrong number; of wrong weights the learning rate, if that is wrong too."""
     right: float = 0.0
     """That number in a single process."""
 
@@ -74,7 +74,13 @@ def _of_step(step: int, of_ranks: Mapping[int, Applied]) -> AppliedFacts | None:
     if wrong:
         compared = len({fqn for a in of_ranks.values() for fqn in a.weights})
         found = tuple(sorted(set(where)))
-        return AppliedFacts(step, WEIGHTS, tuple(wrong), compared, worst, error, moved, found)
+        at_fault = (of_ranks[rank] for rank in found)
+        rate = next((a for a in at_fault if _off(a.rate, a.reference_rate)), None)
+        return AppliedFacts(
+            step, WEIGHTS, tuple(wrong), compared, worst, error, moved, found,
+            actual=(rate.rate or 0.0) if rate is not None else 0.0,
+            right=(rate.reference_rate or 0.0) if rate is not None else 0.0,
+        )  # fmt: skip
     for what, actual, right in (
         (UPDATES, "updates", "reference_updates"),
         (RATE, "rate", "reference_rate"),
@@ -112,5 +118,12 @@ def sentence(facts: AppliedFacts) -> str:
         f"{after} the weights of {len(facts.wrong)} of {plural(facts.compared, 'parameter')} "
         f"are not those of a single process ({listed(facts.wrong)}, on {where}); largest "
         f"difference {error_size(facts.error)} in {facts.worst}, which training should have moved "
-        f"by {error_size(facts.moved)} by then."
+        f"by {error_size(facts.moved)} by then.{_because(facts)}"
     )
+
+
+def _because(facts: AppliedFacts) -> str:
+    if facts.actual == facts.right:
+        return ""
+    where = ranks(facts.ranks)
+    return f" The learning rate is {facts.actual:.6g} on {where}, {facts.right:.6g} in one process."

@@ -66,6 +66,8 @@ class Factor:
     """How far its weights moved, relative to the reference; None where that was not measured."""
     after: int = 0
     """The step after which that was measured."""
+    alone: bool = False
+    """The compared model has no other part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
         if one is not None:
             size = size_of(one.factor, kind, layout, _placements(errors), near)
             moved = _moved(outcomes).get(kind)
-            found.append(replace(one, size=size, moved=moved, after=_after(outcomes)))
+            alone = len(by_kind) == 1
+            found.append(replace(one, size=size, moved=moved, after=_after(outcomes), alone=alone))
     complete = 0 < len(found) == wrong
     compared = any(outcome.updates for outcome in outcomes.values())
     table = _table(by_kind, found, outcomes) if found or compared else None
@@ -188,7 +191,7 @@ def sentences(facts: FactorFacts) -> str:
 
 def _sentences(alike: Sequence[Factor]) -> Iterator[str]:
     first = alike[0]
-    whose = [_WORDS[one.kind] for one in alike]
+    whose = ["all parameters" if one.alone else _WORDS[one.kind] for one in alike]
     listed = ", ".join(whose[:-1]) + " and " + whose[-1] if len(whose) > 1 else whose[0]
     off = max(one.off for one in alike)
     text = f"The gradients of {listed} are {_digits(first.factor)} times the reference on every "

@@ -33,6 +33,7 @@ from moediag.diagnosis.rules.incomplete import (
     mixed_jobs,
     no_measurements,
     not_applicable,
+    not_comparable,
     not_started,
 )
 from moediag.diagnosis.rules.judgement import Judgement
@@ -124,7 +125,8 @@ RULES: tuple[Detector, ...] = (
     open_calls,
     unknown_end,
     healthy_job,
-    # Requested measurements are missing.
+    # Requested measurements are missing, or cannot be compared.
+    not_comparable,
     no_measurements,
     # Wrong weights make all other numbers wrong.
     wrong_ownership,

@@ -174,6 +174,20 @@ def agent(module: Any) -> None:
     observer.observe(Path(os.environ[protocol.ENV_WATCH]), of_job=True)
 
 
+def measure(module: Any) -> None:
+    """Measures the first training steps of this process, see :mod:`moediag.worker.verify`."""
+    from moediag.worker.verify.measuring import Measuring
+
+    request = protocol.MeasureRequest.of_text(os.environ[protocol.ENV_MEASURE])
+    Measuring(request, _measured).install()
+
+
+def _measured() -> None:
+    """Records that this process ends normally, after it has measured enough."""
+    if _this is not None:
+        _this.end()
+
+
 def _before(args: Any, kwargs: Any) -> bool:
     """Starts recording before the first group is made, if the rank is known by then."""
     rank = kwargs.get("rank", args[4] if len(args) > 4 else -1)

@@ -13,11 +13,12 @@ import pytest
 
 from bench import sections
 from bench.abroad import edits, page, running
+from bench.abroad.cases import CLEAN, Case, Truth
 from bench.abroad.edits import AnchorError, Edit, Line
 from bench.abroad.programs import PROGRAMS
 from bench.abroad.running import Answer
 from bench.abroad.scoring import Outcome, Said, outcome, points, tally
-from bench.abroad.table import CASES, CLEAN, Case, Truth
+from bench.abroad.table import CASES
 from moediag.result import Verdict
 
 PROGRAM = "import time\n\nfor step in range(3):\n    print(step)\n"

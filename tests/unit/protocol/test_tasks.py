@@ -21,6 +21,7 @@ from moediag.protocol import (
     Task,
     TrainerTask,
     Trial,
+    VerifyTask,
     WatchTask,
     task_fields,
 )
@@ -34,6 +35,7 @@ TASKS = [
     ReferenceTask(),
     SusceptibilityTask(),
     WatchTask(),
+    VerifyTask(),
 ]
 # The fields of trial.json before there was a task.
 OLD: list[tuple[dict[str, Any], Task]] = [

@@ -44,10 +44,13 @@ class Job:
         )
         (package / "distributed_c10d.py").write_text(C10D)
 
-    def python(self, code: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def python(
+        self, code: str, *flags: str, measure: protocol.MeasureRequest | None = None,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         base = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
         base["PYTHONPATH"] = str(self.lib)
-        env = watched.environment(self.run, "token", watched.JobOptions(), base)
+        env = watched.environment(self.run, "token", watched.JobOptions(measure=measure), base)
         return subprocess.run(
             [sys.executable, *flags, "-c", code], env={**env, **variables}, check=False,
             capture_output=True, text=True, timeout=60,
@@ -180,3 +183,23 @@ def test_sitecustomize_uses_protocol_names() -> None:
     text = (Path(inject.__file__).parent / "path" / "sitecustomize.py").read_text()
     for name in (protocol.ENV_WATCH, protocol.ENV_PACKAGE, protocol.NOT_RECORDED_FILE):
         assert f'"{name}"' in text
+
+
+def test_a_job_is_measured_once_torch_is_complete(job: Job) -> None:
+    (job.lib / "torch" / "__init__.py").write_text("import torch.distributed\nlast = 1\n")
+    code = """
+import sys, types
+module = types.ModuleType("moediag.worker.verify.measuring")
+class Measuring:
+    def __init__(self, request, at_end):
+        self.request = request
+    def install(self):
+        print(self.request.steps, hasattr(sys.modules["torch"], "last"))
+module.Measuring = Measuring
+sys.modules["moediag.worker.verify.measuring"] = module
+import torch
+"""
+    asked = protocol.MeasureRequest(str(job.run / "measured"), 3)
+    assert job.python(code, measure=asked).stdout.split() == ["3", "True"]
+    assert job.notes() == ""
+    assert job.python(code).stdout == ""

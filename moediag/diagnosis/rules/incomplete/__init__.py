@@ -6,5 +6,6 @@ __all__ = [
     "mixed_jobs",
     "no_measurements",
     "not_applicable",
+    "not_comparable",
     "not_started",
 ]

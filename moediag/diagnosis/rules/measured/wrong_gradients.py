@@ -51,6 +51,7 @@ def judge(facts: Facts, found: str) -> Judgement:
         pattern=_pattern(facts) if d is None else "",
         until=facts.gradients.step,
         gradients=True,
+        next_step=_next_step(facts),
     )
 
 
@@ -58,3 +59,9 @@ def _pattern(facts: Facts) -> str:
     if facts.factors.complete:
         return scale_factor.PATTERN
     return "replicas differ" if facts.replicas.found else ""
+
+
+def _next_step(facts: Facts) -> str:
+    """What the comparison says to do, if anything."""
+    outcomes = (seen.outcome for seen in facts.evidence.ranks.values())
+    return next((o.next_step for o in outcomes if o is not None and o.next_step), "")

@@ -14,10 +14,12 @@ _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent"
 
 
 class _Finder(object):
-    """Calls ``moediag.ranks.inject.rank`` right after two modules of torch were executed."""
+    """Calls ``moediag.ranks.inject.rank`` right after modules of torch were executed."""
 
     def __init__(self):
         self.wanted = {_RANK: "distributed", _AGENT: "agent"}
+        if "MOEDIAG_MEASURE" in os.environ:
+            self.wanted["torch"] = "measure"
 
     def find_spec(self, name, path=None, target=None):
         act = self.wanted.pop(name, None)

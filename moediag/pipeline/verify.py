@@ -1,0 +1,221 @@
+"""`moediag verify`: compares the first steps of a distributed job with those of one process.
+
+All runs are watched jobs whose ranks also measure. The distributed one runs first. The reference
+then runs three times from its weights: twice alike, and once from weights that are changed by a
+rounding error, which shows what rounding does in this model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from moediag.errors import ExitCode
+from moediag.evidence.trial_folder import read_trial
+from moediag.launch import comparing
+from moediag.launch.settings import OnProgress
+from moediag.launch.watched import JobOptions
+from moediag.pipeline import watch as watcher
+from moediag.pipeline.examine import result_of
+from moediag.pipeline.run_folder import run_folder
+from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
+from moediag.protocol.measured import MEASURED_ENOUGH
+from moediag.result import FAILURES, RunResult, TrialResult, Verdict
+
+REFERENCES = ("reference-1", "reference-2", "reference-rounded")
+MEASURED = "measured"  # in the folder of each run
+_EVERY = 0.1  # seconds between two looks at what ranks have measured
+# From the coarsest dtype to the finest.
+_COARSE = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The options of a verification."""
+
+    steps: int = 2
+    """Steps of the optimizer that are compared."""
+    out: Path | None = None
+    """The run directory, which must be new or empty."""
+    stdout: int | None = None
+    """The jobs' file descriptor; default: moediag's own."""
+    stderr: int | None = None
+    """The jobs' file descriptor; default: moediag's own."""
+    on_progress: OnProgress | None = None
+    tell: Callable[[str], None] = field(default=lambda _: None)
+    """Called with a line about what runs now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A finished verification."""
+
+    result: RunResult
+    folder: Path
+
+    @property
+    def exit_code(self) -> int:
+        verdict = self.result.trials[-1].verdict
+        if verdict in FAILURES:
+            return ExitCode.FAILURE_FOUND
+        return ExitCode.OK if verdict == Verdict.CLEAN else ExitCode.INCONCLUSIVE
+
+
+def verify(command: Sequence[str], reference: Sequence[str], options: VerifyOptions) -> Verified:
+    """Runs ``command``, then ``reference``, and compares them. Raises UsageError if there is no
+    such command, and Interrupted on Ctrl-C after the running job was ended."""
+    name = watcher.title(command)
+    folder = run_folder(options.out, f"verify-{name}")
+    options.tell(f"running the distributed job, {shlex.join(command)}")
+    done = _run(command, folder, MeasureRequest(str(folder / MEASURED), options.steps), options)
+    last = done.result.trials[-1]
+    if last.verdict in FAILURES:
+        return Verified(_written(folder, name, command, reference, last), folder)
+    attempt = folder / last.evidence
+    problem = _no_answer("the distributed run", folder, done)
+    if not problem:
+        options.tell(_size(read_measured(folder / MEASURED)))
+        problem = _references(reference, folder, options)
+    if not problem:
+        options.tell("comparing")
+        problem = _compare(folder, attempt)
+    found = _judge(folder, attempt, name, last, problem)
+    return Verified(_written(folder, name, command, reference, found), folder)
+
+
+def _run(
+    command: Sequence[str], folder: Path, request: MeasureRequest, options: VerifyOptions
+) -> watcher.Watched:
+    """Runs one job until it has measured enough, or ends."""
+    watch_options = watcher.WatchOptions(
+        on_hang=watcher.ABORT,
+        out=folder,
+        job=JobOptions(measure=request),
+        stdout=options.stdout,
+        stderr=options.stderr,
+    )
+    with _ended_in_time(Path(request.folder)):
+        return watcher.watch(command, watch_options, lambda *_: None, options.on_progress)
+
+
+@contextmanager
+def _ended_in_time(folder: Path) -> Iterator[None]:
+    """Lets the ranks end as soon as all of them have measured what was asked."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(_EVERY):
+            found = read_measured(folder)
+            size = max((one.world_size for one in found.values()), default=0)
+            if 0 < size <= sum(one.done for one in found.values()):
+                with suppress(OSError):
+                    (folder / MEASURED_ENOUGH).touch()
+                return
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _no_answer(who: str, folder: Path, done: watcher.Watched) -> str:
+    """Why a run measured nothing; "" if it did, or says itself why it could not."""
+    if any(one.steps or one.problems for one in read_measured(folder / MEASURED).values()):
+        return ""
+    last = done.result.trials[-1]
+    if last.verdict in FAILURES:
+        return f"{who} failed before its first step ({folder.name}): {last.cause}"
+    if done.code:
+        return f"{who} ended with exit code {done.code} before its first step"
+    return (
+        f"{who} took no step that moediag could see: it must train with an optimizer of "
+        "torch.optim, under a Python that reads PYTHONPATH"
+    )
+
+
+def _references(command: Sequence[str], folder: Path, options: VerifyOptions) -> str:
+    """Runs the reference three times; returns why it cannot be used, or ""."""
+    job = read_measured(folder / MEASURED)
+    for number, name in enumerate(REFERENCES, start=1):
+        options.tell(f"running the reference, {number} of {len(REFERENCES)}")
+        own = folder / name
+        rounding = None
+        if number == len(REFERENCES):
+            first = read_measured(folder / REFERENCES[0] / MEASURED)
+            rounding = _coarsest([*job.values(), *first.values()])
+        request = MeasureRequest(
+            str(own / MEASURED), options.steps, str(folder / MEASURED), rounding
+        )
+        problem = _no_answer("the reference", own, _run(command, own, request, options))
+        answers = read_measured(own / MEASURED).values()
+        if problem or any(one.problems for one in answers) or not answers:
+            return problem
+    return ""
+
+
+def _coarsest(answers: Sequence[Measured]) -> str:
+    dtypes = {dtype for one in answers for dtype in one.dtypes}
+    return next((dtype for dtype in _COARSE if dtype in dtypes), "float32")
+
+
+def _compare(folder: Path, attempt: Path) -> str:
+    """Compares; returns why that failed, or ""."""
+    job = folder / MEASURED
+    runs = [folder / name / MEASURED for name in REFERENCES]
+    python = next(one.python for one in read_measured(job).values())
+    failed = comparing.compare(python, attempt, job, runs)
+    return f"the comparison failed: {failed}" if failed else ""
+
+
+def _judge(folder: Path, attempt: Path, name: str, last: TrialResult, problem: str) -> TrialResult:
+    """The diagnosis of the distributed run with what was measured."""
+    answers = read_measured(folder / MEASURED)
+    size = max((one.world_size for one in answers.values()), default=last.world_size) or 1
+    if problem:
+        for rank in range(size):
+            Outcome(rank, incomparable=f"{problem.rstrip('.')}.").write(attempt)
+    trial = Trial(
+        name=attempt.name, scenario=name, variant="distributed", task=VerifyTask(),
+        world_size=size, layout=_layout(answers, size), backend="", launcher="",
+    )  # fmt: skip
+    trial.write(attempt)
+    evidence = read_trial(attempt)
+    found = result_of(trial, evidence, attempt.name)
+    return dataclasses.replace(
+        found, backend=evidence.backend, world_size=size, seconds=last.seconds
+    )
+
+
+def _layout(answers: Mapping[int, Measured], size: int) -> dict[str, int]:
+    """The axes of the meshes that parameters lie on, where they make up all ranks."""
+    layout = {axis: n for one in answers.values() for axis, n in one.layout.items()}
+    product = 1
+    for n in layout.values():
+        product *= n
+    return layout if product == size else {}
+
+
+def _size(answers: Mapping[int, Measured]) -> str:
+    total = sum(one.size for one in answers.values())
+    return f"the measurements take {total / 1e6:.1f} MB in the run directory"
+
+
+def _written(
+    folder: Path,
+    name: str,
+    command: Sequence[str],
+    reference: Sequence[str],
+    found: TrialResult,
+) -> RunResult:
+    asked = f"verify --reference {shlex.quote(shlex.join(reference))} -- {shlex.join(command)}"
+    result = dataclasses.replace(watcher.of_job(name, [found]), overrides=(asked,))
+    result.write(folder)
+    return result

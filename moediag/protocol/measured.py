@@ -1,0 +1,110 @@
+"""What `moediag verify` asks the processes of a job to measure, and what they answer.
+
+The request travels in one environment variable. Each rank answers with one JSON file and with
+tensors: those at its start and those of each step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional, Union
+
+from moediag.protocol.stored import build, write_json
+
+ENV_MEASURE = "MOEDIAG_MEASURE"  # a MeasureRequest as JSON
+# In the folder of the measurements. The control side creates it when all ranks have answered; ranks
+# then end with exit code 0.
+MEASURED_ENOUGH = "enough"
+
+
+def measured_file(rank: int) -> str:
+    """What a rank measured, see :class:`Measured`; complete from the first step on."""
+    return f"rank-{rank}.measured.json"
+
+
+def start_tensors(rank: int) -> str:
+    """torch.save: the rank's parts of all parameters and buffers before the first forward."""
+    return f"rank-{rank}.start.pt"
+
+
+def step_tensors(rank: int, step: int) -> str:
+    """torch.save: ``gradients`` (before clipping) and ``weights`` (after the step)."""
+    return f"rank-{rank}.step-{step}.pt"
+
+
+@dataclass(frozen=True)
+class MeasureRequest:
+    """What to measure."""
+
+    folder: str  # receives the files
+    steps: int  # steps of the optimizer
+    # The measurements of another run: this run starts from its weights.
+    start_from: Optional[str] = None
+    # Change each weight at random by one rounding error of this dtype.
+    rounding: Optional[str] = None
+
+    def text(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def of_text(cls, text: str) -> "MeasureRequest":
+        return typing.cast("MeasureRequest", build(cls, json.loads(text)))
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step of one rank, without its tensors."""
+
+    # One hash per sample that the model was called with.
+    samples: List[str] = field(default_factory=list)
+    # What ``backward`` was called on, in order.
+    losses: List[float] = field(default_factory=list)
+    # The norm that scaled the gradients; null: not clipped, or not known.
+    norm: Optional[float] = None
+    rates: Dict[str, float] = field(default_factory=dict)  # learning rate by parameter
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one rank measured, without the tensors."""
+
+    rank: int
+    world_size: int
+    pid: int
+    python: str  # its interpreter
+    done: bool = False  # all requested steps are measured
+    steps: List[MeasuredStep] = field(default_factory=list)
+    # dtypes that the parameters have or that the model computes in.
+    dtypes: List[str] = field(default_factory=list)
+    random: bool = False  # the model drew random numbers in a forward
+    # Why its numbers cannot be compared.
+    problems: List[str] = field(default_factory=list)
+    not_checked: List[str] = field(default_factory=list)
+    layout: Dict[str, int] = field(default_factory=dict)  # axes of the meshes of its parameters
+    # The class of a module whose result for a sample depends on the rank's other samples, or "".
+    across_samples: str = ""
+    size: int = 0  # bytes that its files take
+
+    def write(self, folder: Union[str, Path]) -> Path:
+        return write_json(Path(folder) / measured_file(self.rank), dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Union[str, Path]) -> "Measured":
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        return typing.cast("Measured", build(cls, raw))
+
+
+def read_measured(folder: Union[str, Path]) -> Dict[int, Measured]:
+    """What the ranks of one run have measured so far. Omits a rank without a readable file."""
+    found: Dict[int, Measured] = {}
+    for path in sorted(Path(folder).glob("rank-*.measured.json")):
+        try:
+            one = Measured.read(path)
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        found[one.rank] = one
+    return found

@@ -1,0 +1,249 @@
+"""Compares the measurements of a distributed run with those of one process, rank by rank.
+
+The result is an outcome for each rank, as a rank of a scenario leaves it, so the same rules judge
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional
+
+import torch
+
+from moediag.protocol import Applied, GradientError, Outcome, StepReplicas
+from moediag.worker.measure.gradients import Tolerance
+from moediag.worker.verify import noise, updates
+from moediag.worker.verify.comparability import (
+    Incomparable,
+    after,
+    before,
+    comparable_steps,
+)
+from moediag.worker.verify.runs import Alone, Run
+from moediag.worker.verify.tensor_files import Stored, Tensors
+
+_SAME_NORM = 1e-2  # relative; beyond it the norm explains the weights
+_SMALLEST = 1e-5  # of the largest gradient of the model: errors below it are rounding
+_ROUTED = re.compile(r"experts?\.|\.(?:gate|router)\.")
+_MULTIPLE = 0.2  # residual of a multiple of the reference in less than float32, relative
+_TURNED = 0.05  # of a gradient's L2 norm: not a multiple of the reference
+LABELS = (
+    "labels and other values that the model is not called with (whether both runs had the same)"
+)
+
+
+def compare(job: Path, references: List[Path], target: Path) -> None:
+    """Writes an outcome of each rank of ``job`` into ``target``. ``references``: runs of one
+    process, the third from weights changed by rounding."""
+    runs = [Run.read(folder) for folder in references]
+    for outcome in outcomes(Run.read(job), runs):
+        outcome.write(target)
+
+
+def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
+    """Returns the outcome of each rank."""
+    found = before(job, runs)
+    if found is not None:
+        return _incomparable(job, found)
+    alone, again, rounded = (Alone.of(run) for run in runs)
+    starts = {rank: job.start(rank) for rank in job.ranks}
+    names = {n for start in starts.values() for n, stored in start.items() if not stored.buffer}
+    dtypes = sorted({*job.dtypes, *runs[0].dtypes})
+    found = after(names, alone, again, rounded, dtypes)
+    if found is not None:
+        return _incomparable(job, found)
+    steps = min(comparable_steps(job, runs), *(run.steps for run in (job, *runs)))
+    comparison = _Comparison(job, runs[0], alone, rounded, starts)
+    for number in range(1, steps + 1):
+        measured = noise.of_step(alone, again, rounded, number, dtypes)
+        if not comparison.step(number, measured):
+            break
+    if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
+        return _incomparable(job, _ROUTED_OTHERWISE)
+    return comparison.results(dtypes, steps)
+
+
+def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
+    return [
+        Outcome(rank, incomparable=f"{found.reason}.", next_step=found.what_to_do)
+        for rank in (list(job.ranks) or [0])
+    ]
+
+
+_ROUTED_OTHERWISE = Incomparable(
+    "gradients differ by more than rounding does to them, but the model routes tokens and computes "
+    "in less than float32: rounding sends single tokens to other experts",
+    "Use float32 in both commands.",
+)
+_OBJECTIVE = (
+    "If the loss has terms over a rank's own samples (an auxiliary loss, a mean over tokens of "
+    "which ranks have different numbers), reduce them over ranks or switch them off, and compare "
+    "again."
+)
+
+
+class _Comparison:
+    def __init__(
+        self,
+        job: Run,
+        reference: Run,
+        alone: Alone,
+        rounded: Alone,
+        starts: Dict[int, Tensors],
+    ) -> None:
+        self._job = job
+        self._reference = reference.ranks[0]
+        self._alone = alone
+        self._starts = starts
+        self._updates = updates.Updates(alone, rounded)
+        self._gradients: Dict[int, Dict[str, Dict[str, GradientError]]] = {r: {} for r in job.ranks}
+        self._applied: Dict[int, Dict[str, Applied]] = {r: {} for r in job.ranks}
+        self._not_seen: Dict[str, None] = {LABELS: None}
+        self._explained = False  # the weights differ because of a norm
+
+    def step(self, number: int, measured: noise.Noise) -> bool:
+        """Compares one step; returns whether the next one can be compared."""
+        right = True
+        expected = self._alone.gradients[number - 1]
+        self._updates.step(number, measured)
+        self._explained |= self._other_norm(number)
+        skipped = self._other_rates(number)
+        rates = updates.rates(self._rates(number), self._reference.steps[number - 1].rates)
+        for rank in self._job.ranks:
+            groups = self._job.step(rank, number)
+            errors = _errors(groups["gradients"], expected, measured)
+            self._gradients[rank][str(number)] = errors
+            weights: Dict[str, GradientError] = {}
+            if self._explained:
+                self._not_seen[f"weights after step {number}: the clipping norm differs"] = None
+            else:
+                own = {n: s for n, s in groups["weights"].items() if n not in skipped}
+                weights = self._updates.compare(number, self._starts[rank], own)
+                if own and not weights:
+                    self._not_seen[f"weights after step {number}: gradients are near rounding"] = (
+                        None
+                    )
+            rate = rates[rank]
+            self._applied[rank][str(number)] = Applied(
+                weights,
+                rate=rate[0] if rate else None,
+                reference_rate=rate[1] if rate else None,
+            )
+            wrong = any(e.wrong for e in (*errors.values(), *weights.values()))
+            right = right and not wrong and not skipped and not self._explained
+        return right
+
+    def _turned(self) -> bool:
+        """Whether a wrong gradient has another direction than the reference's."""
+        every = (
+            e for steps in self._gradients.values() for by in steps.values() for e in by.values()
+        )
+        return any(e.wrong and e.times is not None and e.times.residual > _TURNED for e in every)
+
+    def _rates(self, number: int) -> Dict[int, Dict[str, float]]:
+        return {rank: one.steps[number - 1].rates for rank, one in self._job.ranks.items()}
+
+    def _other_rates(self, number: int) -> List[str]:
+        """Returns the parameters with another learning rate than the reference's on all ranks."""
+        of_ranks = self._rates(number)
+        skipped = []
+        for name, right in self._reference.steps[number - 1].rates.items():
+            own = {rates[name] for rates in of_ranks.values() if name in rates}
+            if len(own) == 1 and abs(next(iter(own)) - right) > 1e-6 * abs(right):
+                skipped.append(name)
+                self._not_seen[
+                    f"weights after step {number}: the learning rate is {next(iter(own)):.6g} on "
+                    f"every rank and {right:.6g} in the reference"
+                ] = None
+        return skipped
+
+    def _other_norm(self, number: int) -> bool:
+        right = self._reference.steps[number - 1].norm
+        own = [one.steps[number - 1].norm for one in self._job.ranks.values()]
+        if right is None or any(norm is None for norm in own):
+            return False
+        return any(abs((norm or 0.0) - right) > _SAME_NORM * right for norm in own)
+
+    def routed_otherwise(self) -> bool:
+        """Whether wrong numbers may come from tokens that rounding sends to other experts. They are
+        no multiples of the reference."""
+        names = {name for start in self._starts.values() for name in start}
+        if not any(_ROUTED.search(name) for name in names):
+            return False
+        by_step = (errors for steps in self._gradients.values() for errors in steps.values())
+        wrong = [e for errors in by_step for e in errors.values() if e.wrong]
+        applied = (one for steps in self._applied.values() for one in steps.values())
+        moved = any(w.wrong for one in applied if one.rate is None for w in one.weights.values())
+        return moved or any(e.times is None or e.times.residual > _MULTIPLE for e in wrong)
+
+    def results(self, dtypes: List[str], steps: int) -> List[Outcome]:
+        compared = max((len(by_step) for by_step in self._gradients.values()), default=0)
+        coarse = noise.coarsest(dtypes) > noise.coarsest(["float32"])
+        dtype = "bfloat16" if coarse else "float32"
+        single = self._reference.steps[:compared]
+        norms = [step.norm for step in single]
+        known = [norm for norm in norms if norm is not None]
+        losses = _losses([step.losses for step in single])
+        if compared < min(self._job.steps, len(self._reference.steps)) and compared == steps:
+            self._not_seen[f"steps after step {compared}: the two runs saw other samples"] = None
+        found = []
+        for rank, one in self._job.ranks.items():
+            mine = one.steps[:compared]
+            own = _losses([step.losses for step in mine])
+            both = own is not None and losses is not None
+            found.append(
+                Outcome(
+                    rank,
+                    gradients=self._gradients[rank],
+                    losses=(own or []) if both else [],
+                    reference_losses=(losses or []) if both else [],
+                    gradient_norms=[step.norm for step in mine] if known else [],
+                    reference_norms=known if len(known) == len(norms) else [],
+                    replicas={"0": StepReplicas(dtype=dtype)},
+                    steps_done=compared,
+                    applied=self._applied[rank],
+                    next_step=_OBJECTIVE if self._turned() else "",
+                    not_seen=[*self._not_seen, *one.not_checked],
+                )
+            )
+        return found
+
+
+def _losses(by_step: List[List[float]]) -> Optional[List[float]]:
+    """Returns one loss a step; None with several backwards, whose scaling is not known."""
+    if any(len(losses) != 1 for losses in by_step):
+        return None
+    return [losses[0] for losses in by_step]
+
+
+def _errors(
+    own: Tensors, expected: Mapping[str, Optional[torch.Tensor]], measured: noise.Noise
+) -> Dict[str, GradientError]:
+    tolerance = Tolerance(0.0, _SMALLEST * _largest(expected))
+    errors: Dict[str, GradientError] = {}
+    for name, stored in own.items():
+        if not stored.trainable:
+            continue
+        right = expected.get(name)
+        if stored.tensor is not None and not stored.tensor.numel():
+            continue
+        scale = float(right.float().abs().max()) if right is not None and right.numel() else 0.0
+        part = None if right is None else _cut(stored, right)
+        found = tolerance.judge(stored.tensor, part, scale, measured.allowed(name, scale))
+        errors[name] = dataclasses.replace(found, placement=stored.placement)
+    return errors
+
+
+def _cut(stored: Stored, whole: torch.Tensor) -> torch.Tensor:
+    local = stored.where.shape if stored.tensor is None else tuple(stored.tensor.shape)
+    if stored.tensor is None and stored.where.kind != "whole":
+        return whole.float()  # no gradient where the reference has one: all of it is missing
+    return stored.where.cut(whole, local).float()
+
+
+def _largest(gradients: Mapping[str, Optional[torch.Tensor]]) -> float:
+    present = (g for g in gradients.values() if g is not None and g.numel())
+    return max((float(g.float().abs().max()) for g in present), default=0.0)

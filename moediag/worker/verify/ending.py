@@ -1,0 +1,47 @@
+"""Ends the program once all of its ranks have measured enough."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Callable
+
+from moediag.protocol.measured import MEASURED_ENOUGH
+
+_EVERY = 0.05  # seconds between two looks
+
+
+class Ending:
+    """The end of this process. Another rank may wait for this one in a collective of the last
+    measured step, so it ends only when the control side has seen the answers of all ranks."""
+
+    def __init__(self, folder: Path, at_end: Callable[[], None]) -> None:
+        self._file = folder / MEASURED_ENOUGH
+        self._at_end = at_end
+        self._begun = False
+
+    def begin(self) -> None:
+        """This rank has measured enough. The program continues until all ranks have."""
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._end, name="moediag verify", daemon=True).start()
+
+    def wait(self) -> None:
+        """Called where another step begins: the program may write or delete files in it."""
+        while self._begun:
+            time.sleep(_EVERY)
+
+    def _end(self) -> None:
+        while not self._file.exists():
+            time.sleep(_EVERY)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        try:
+            self._at_end()
+        finally:
+            os._exit(0)

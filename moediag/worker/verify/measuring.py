@@ -1,0 +1,308 @@
+"""Measures the first steps of a user's program from inside its processes, without communication.
+
+The program's own calls show everything: the outermost call of a module is a forward, a hook of
+torch's optimizers is the step, and clipping goes through functions of ``torch.nn.utils``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+import traceback
+import weakref
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.optim import optimizer as torch_optimizer
+
+from moediag.protocol import Measured, MeasuredStep, MeasureRequest, measured
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.shard import placement
+from moediag.worker.verify import model_facts, samples, tensor_files
+from moediag.worker.verify.clips import Clips
+from moediag.worker.verify.ending import Ending
+from moediag.worker.verify.first_weights import FirstWeights
+from moediag.worker.verify.pieces import NotReduced, Piece, pieces
+from moediag.worker.verify.room import enough_room
+from moediag.worker.verify.tensor_files import Stored, Tensors
+
+_STRANGE = (
+    "its optimizer holds no parameter of the model that was called (DeepSpeed's ZeRO and other "
+    "wrappers keep copies), so its gradients cannot be read"
+)
+
+
+class Measuring:
+    """The measurements of this process. Only the first process of each rank measures."""
+
+    def __init__(self, request: MeasureRequest, at_end: Callable[[], None]) -> None:
+        self._request = request
+        self._folder = Path(request.folder)
+        self._ending = Ending(self._folder, at_end)
+        self._pid = os.getpid()
+        self._inside = False
+        self._off = False  # another process has this rank, or measuring failed
+        self._answer: Optional[Measured] = None
+        self._pieces: Dict[str, Piece] = {}
+        self._roots: List[weakref.ref[Any]] = []
+        self._start: Tensors = {}
+        self._first = FirstWeights(request)
+        self._steps_of: Dict[int, int] = {}  # id of an optimizer -> its steps
+        self._keep: List[Any] = []  # those optimizers: ids stay theirs
+        self._now = MeasuredStep()
+        self._clips = Clips(self._before_clip)
+        self._gradients: Tensors = {}  # of this step, before clipping
+        self._strange = 0  # steps of optimizers that hold no parameter of the model
+
+    def install(self) -> None:
+        """Replaces what the program will call. Call it once, right after torch was imported."""
+        module: Any = torch.nn.Module
+        module.__call__ = self._forward(module.__call__)
+        tensor: Any = torch.Tensor
+        tensor.backward = self._backward(tensor.backward)
+        self._clips.install()
+        torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
+        torch_optimizer.register_optimizer_step_post_hook(self._after_step)
+
+    def _active(self) -> bool:
+        return not self._off and os.getpid() == self._pid
+
+    def _guarded(self, act: Callable[..., Any], *args: Any) -> Any:
+        """A failure of ours ends the measuring, not the program."""
+        try:
+            return act(*args)
+        except NotApplicable as error:
+            self._problem(str(error))
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(at.filename).name}:{at.lineno}"
+            self._problem(f"measuring failed: {error!r} ({where})")
+        return None
+
+    def _problem(self, text: str) -> None:
+        answer = self._answer
+        if answer is not None and not answer.done:
+            self._tell(problems=[*answer.problems, text])
+            self._enough()
+
+    def _tell(self, **fields: Any) -> None:
+        if self._answer is not None:
+            self._answer = dataclasses.replace(self._answer, **fields)
+            self._answer.write(self._folder)
+
+    # ------------------------------------------------------------------ forward and backward
+
+    def _forward(self, original: Any) -> Any:
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._inside or not self._outermost(module):
+                return original(module, *args, **kwargs)
+            self._inside = True
+            try:
+                before = self._guarded(self._before_forward, module, args, kwargs)
+                result = original(module, *args, **kwargs)
+                self._guarded(self._after_forward, before)
+                return result
+            finally:
+                self._inside = False
+
+        return __call__
+
+    def _outermost(self, module: Any) -> bool:
+        """Whether a forward that trains begins here."""
+        return (
+            self._active()
+            and torch.is_grad_enabled()
+            and torch._C._current_graph_task_id() == -1  # else: recomputed in the backward
+            and threading.current_thread() is threading.main_thread()
+            and next(module.parameters(), None) is not None
+        )
+
+    def _before_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
+        if self._answer is None and not self._claim():
+            return None
+        if self._answer is not None and self._answer.done:
+            self._ending.wait()
+            return None
+        if all(root() is not module for root in self._roots):
+            self._add_root(module)
+        if self._roots[0]() is module:
+            self._now.samples.extend(samples.hashes(args, kwargs))
+        return model_facts.random_state()
+
+    def _after_forward(self, before: Any) -> None:
+        answer = self._answer
+        if before is None or answer is None or answer.random:
+            return
+        after = model_facts.random_state()
+        if not all(torch.equal(a, b) for a, b in zip(before, after)):  # noqa: B905 - Python 3.9
+            self._tell(random=True)
+
+    def _claim(self) -> bool:
+        """Starts the answer of this rank, unless another process has it."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if dist.is_available() and dist.is_initialized():
+            rank, size = dist.get_rank(), dist.get_world_size()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / measured.measured_file(rank)
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            self._off = True
+            return False
+        self._answer = Measured(rank, size, os.getpid(), sys.executable)
+        self._tell()
+        return True
+
+    def _add_root(self, module: Any) -> None:
+        answer = self._answer
+        assert answer is not None
+        prefix = f"model{len(self._roots) + 1}." if self._roots else ""
+        self._roots.append(weakref.ref(module))
+        known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
+        found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
+        self._clips.of_fsdp1(module)
+        enough_room(found, self._request.steps, self._folder)
+        self._first.give(found)
+        self._start.update({p.name: _stored(p, p.read()) for p in found})
+        self._pieces.update((p.name, p) for p in found)
+        path = self._folder / measured.start_tensors(answer.rank)
+        tensor_files.save(path, {"start": self._start})
+        layout = dict(answer.layout)
+        for piece in found:
+            layout.update(piece.mesh)
+        dtypes = {model_facts.dtype_name(p.read().dtype) for p in found if p.owner is not None}
+        dtypes |= model_facts.computes_in(module)
+        self._tell(
+            layout=layout,
+            dtypes=sorted({*answer.dtypes, *dtypes}),
+            across_samples=answer.across_samples or model_facts.across_samples(module),
+            size=answer.size + path.stat().st_size,
+        )
+
+    def _backward(self, original: Any) -> Any:
+        def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._active() and self._answer is not None and tensor.numel() == 1:
+                self._guarded(self._loss, tensor)
+            return original(tensor, *args, **kwargs)
+
+        return backward
+
+    def _loss(self, tensor: Any) -> None:
+        if not placement.distributed(tensor):
+            self._now.losses.append(float(tensor.detach().float()))
+
+    # ------------------------------------------------------------------ gradients
+
+    def _before_clip(self, parameters: Optional[List[Any]]) -> bool:
+        """Keeps the gradients of ``parameters`` (None: of all) as they are before clipping."""
+        if not self._active() or self._answer is None:
+            return False
+        every = {id(piece.owner) for piece in self._pieces.values() if piece.owner is not None}
+        wanted = every if parameters is None else every & {id(p) for p in parameters}
+        if wanted:
+            self._guarded(self._keep_gradients, wanted)
+        return bool(wanted)
+
+    def _keep_gradients(self, owners: Any) -> None:
+        for name, piece in self._pieces.items():
+            if id(piece.owner) in owners and name not in self._gradients:
+                self._keep_gradient(piece)
+
+    def _keep_gradient(self, piece: Piece, scale: float = 1.0) -> None:
+        try:
+            gradient = piece.gradient()
+        except NotReduced:
+            self._not_checked(f"gradient of {piece.name}: it is not reduced at the step")
+            return
+        if gradient is not None and scale != 1.0:
+            gradient = gradient / scale
+        self._gradients[piece.name] = _stored(piece, gradient)
+
+    def _not_checked(self, text: str) -> None:
+        answer = self._answer
+        if answer is not None and text not in answer.not_checked and len(answer.not_checked) < 20:
+            self._tell(not_checked=[*answer.not_checked, text])
+
+    # ------------------------------------------------------------------ the step
+
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._active() and self._answer is not None and not self._answer.done:
+            self._guarded(self._gradients_of, optimizer)
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._active() and self._answer is not None and not self._answer.done:
+            self._guarded(self._weights_of, optimizer)
+
+    def _own(self, optimizer: Any) -> Dict[str, Tuple[Piece, float]]:
+        """Returns the pieces that ``optimizer`` updates, and their learning rates."""
+        rates = {
+            id(parameter): float(group.get("lr", 0.0))
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return {
+            name: (piece, rates[id(piece.owner)])
+            for name, piece in self._pieces.items()
+            if piece.owner is not None and id(piece.owner) in rates
+        }
+
+    def _gradients_of(self, optimizer: Any) -> None:
+        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, for a fused optimizer
+        by = float(scale) if scale is not None else 1.0
+        known = self._gradients
+        own = self._own(optimizer)
+        if known:
+            own_pieces = {name: piece for name, (piece, _) in own.items()}
+            self._now = dataclasses.replace(self._now, norm=self._clips.norm(known, own_pieces))
+        for name, (piece, _) in own.items():
+            if name not in known:
+                self._keep_gradient(piece, by)
+
+    def _weights_of(self, optimizer: Any) -> None:
+        answer = self._answer
+        assert answer is not None
+        own = self._own(optimizer)
+        if not own:
+            self._strange += 1
+            if not answer.steps and self._strange >= max(2, self._request.steps):
+                raise NotApplicable(_STRANGE)
+            return
+        if id(optimizer) not in self._steps_of:
+            self._steps_of[id(optimizer)] = 0
+            self._keep.append(optimizer)
+        self._steps_of[id(optimizer)] += 1
+        number = self._steps_of[id(optimizer)]
+        gradients = self._gradients
+        groups: Dict[str, Tensors] = {
+            "gradients": {name: gradients.pop(name) for name in own if name in gradients},
+            "weights": {name: _stored(piece, piece.read()) for name, (piece, _) in own.items()},
+        }
+        path = self._folder / measured.step_tensors(answer.rank, number)
+        rates = {name: rate for name, (_, rate) in own.items()}
+        steps = list(answer.steps)
+        if number <= len(steps):  # another optimizer has made this step already
+            before = tensor_files.load(path)
+            groups = {name: {**before[name], **group} for name, group in groups.items()}
+            rates.update(steps[number - 1].rates)
+            steps[number - 1] = dataclasses.replace(steps[number - 1], rates=rates)
+        else:
+            steps.append(dataclasses.replace(self._now, rates=rates))
+            self._now = MeasuredStep()
+            self._clips.next_step()
+        tensor_files.save(path, groups)
+        self._tell(steps=steps, size=answer.size + path.stat().st_size)
+        if min(self._steps_of.values()) >= self._request.steps:
+            self._enough()
+
+    def _enough(self) -> None:
+        self._tell(done=True)
+        self._ending.begin()
+
+
+def _stored(piece: Piece, tensor: Optional[torch.Tensor]) -> Stored:
+    kept = None if tensor is None else tensor.detach().cpu().clone()
+    return Stored(piece.where, kept, piece.placement, piece.trainable, piece.owner is None)

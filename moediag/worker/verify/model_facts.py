@@ -1,0 +1,44 @@
+"""Facts about a model that decide whether two runs of it can be compared, and how exactly."""
+
+from __future__ import annotations
+
+from typing import Any, List, Set
+
+import torch
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]
+
+
+def computes_in(module: Any) -> Set[str]:
+    """Returns the dtypes of autocast and of FSDP's mixed precision."""
+    found = set()
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            found.add(dtype_name(torch.get_autocast_dtype(device)))
+    for one in module.modules():
+        state = getattr(one, "_get_fsdp_state", None)
+        policies = [getattr(one, "mixed_precision", None)]
+        if state is not None:
+            policies.append(getattr(state(), "_mp_policy", None))
+        dtypes = (getattr(policy, "param_dtype", None) for policy in policies)
+        found |= {dtype_name(dtype) for dtype in dtypes if isinstance(dtype, torch.dtype)}
+    return found
+
+
+def across_samples(module: Any) -> str:
+    """Returns the class of a module that normalises over the samples of one rank, or ""."""
+    batch_norm = torch.nn.modules.batchnorm._BatchNorm
+    for one in module.modules():
+        own = isinstance(one, batch_norm) and not isinstance(one, torch.nn.SyncBatchNorm)
+        if own and (one.training or not one.track_running_stats):
+            return type(one).__name__
+    return ""
+
+
+def random_state() -> List[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states

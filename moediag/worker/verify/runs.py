@@ -1,0 +1,64 @@
+"""The measurements of one run: the answers of its ranks, and their tensors step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional
+
+import torch
+
+from moediag.protocol import Measured, read_measured
+from moediag.protocol.measured import start_tensors, step_tensors
+from moediag.worker.verify import tensor_files
+from moediag.worker.verify.tensor_files import Tensors
+
+Wholes = Dict[str, Optional[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: Path
+    ranks: Dict[int, Measured]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        return cls(folder, read_measured(folder))
+
+    def start(self, rank: int) -> Tensors:
+        return tensor_files.load(self.folder / start_tensors(rank))["start"]
+
+    def step(self, rank: int, number: int) -> Dict[str, Tensors]:
+        """Returns the groups ``gradients`` and ``weights`` of step ``number`` (from 1)."""
+        found = tensor_files.load(self.folder / step_tensors(rank, number))
+        return {"gradients": {}, "weights": {}, **found}
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that all ranks have measured."""
+        return min((len(one.steps) for one in self.ranks.values()), default=0)
+
+    @property
+    def dtypes(self) -> List[str]:
+        return sorted({name for one in self.ranks.values() for name in one.dtypes})
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Whole tensors of a run of one process: nothing is distributed."""
+
+    start: Wholes
+    gradients: List[Wholes] = field(default_factory=list)  # by step
+    weights: List[Wholes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, run: Run) -> Alone:
+        return cls(
+            _wholes(run.start(0)),
+            [_wholes(run.step(0, n)["gradients"]) for n in range(1, run.steps + 1)],
+            [_wholes(run.step(0, n)["weights"]) for n in range(1, run.steps + 1)],
+        )
+
+
+def _wholes(tensors: Tensors) -> Wholes:
+    return {name: tensor_files.whole([stored])[0] for name, stored in tensors.items()}

@@ -1,0 +1,51 @@
+"""Whether two runs saw the same samples. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Dict, List, Mapping, Sequence
+
+
+def steps_alike(ranks: Mapping[int, Sequence[List[str]]], alone: Sequence[List[str]]) -> int:
+    """Returns the number of first steps in which the ranks together saw the samples of ``alone``.
+
+    Ranks that share a model (tensor parallelism) see the same rows, so each row may be seen by
+    several ranks, but all rows by equally many. ``ranks``: rank -> step -> hashes.
+    """
+    count = 0
+    for step, single in enumerate(alone):
+        if any(step >= len(steps) for steps in ranks.values()):
+            return count
+        if not _alike([steps[step] for steps in ranks.values()], single):
+            return count
+        count += 1
+    return count
+
+
+def _alike(ranks: Sequence[List[str]], single: Sequence[str]) -> bool:
+    seen, expected = Counter(row for rows in ranks for row in rows), Counter(single)
+    if set(seen) != set(expected) or not expected:
+        return False
+    return len({seen[row] / expected[row] for row in expected}) == 1
+
+
+def sentence(ranks: Mapping[int, List[str]], single: Sequence[str], step: int) -> str:
+    """Says how the samples of one step (from 1) differ."""
+    seen = {row for rows in ranks.values() for row in rows}
+    common = len(seen & set(single))
+    text = f"the two runs saw different samples in step {step}: {common} of the reference's "
+    text += f"{len(single)} samples are among the {len(seen)} different ones that the "
+    text += "distributed run saw"
+    same = _equal_ranks(ranks)
+    if len(same) > 1 and common < len(single):
+        listed = ", ".join(map(str, same))
+        text += f"; ranks {listed} saw the same samples"
+    return text
+
+
+def _equal_ranks(ranks: Mapping[int, List[str]]) -> List[int]:
+    """Returns the largest set of ranks that saw the same samples."""
+    groups: Dict[str, List[int]] = {}
+    for rank, rows in ranks.items():
+        groups.setdefault(" ".join(sorted(rows)), []).append(rank)
+    return max(groups.values(), key=len, default=[])

@@ -1,0 +1,151 @@
+"""The course of a verification, with jobs that do not run: they leave what real ones would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from moediag.errors import ExitCode
+from moediag.launch import comparing
+from moediag.pipeline import verify as verifier
+from moediag.pipeline import watch as watcher
+from moediag.pipeline.examine import examine
+from moediag.protocol import (
+    GradientError,
+    Measured,
+    MeasuredStep,
+    MeasureRequest,
+    Outcome,
+    write_json,
+)
+from moediag.result import Confidence, Diagnosis, TrialResult, Verdict
+
+JOB, ALONE = ["torchrun", "train.py"], ["python", "train.py", "--alone"]
+
+
+@dataclass
+class Jobs:
+    """Stands in for watched jobs and for the process that compares."""
+
+    verdicts: dict[str, Verdict] = field(default_factory=dict)  # by folder name
+    codes: dict[str, int] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()  # folders of jobs that measure nothing
+    wrong: bool = False
+    failed: str = ""
+    requests: list[MeasureRequest] = field(default_factory=list)
+    compared: list[Path] = field(default_factory=list)
+
+    def watch(
+        self, command: Sequence[str], options: watcher.WatchOptions, *_: object
+    ) -> watcher.Watched:
+        folder, request = options.out, options.job.measure
+        assert folder is not None
+        assert request is not None
+        self.requests.append(request)
+        name = folder.name
+        world = 1 if "--alone" in command else 2
+        attempt = folder / "attempt-0"
+        attempt.mkdir(parents=True)
+        write_json(attempt / "launch.json", {"schema_version": 1, "started": 0.0, "ended": 1.0})
+        if name not in self.silent:
+            Path(request.folder).mkdir(parents=True)
+            for rank in range(world):
+                Measured(
+                    rank, world, 1, "python", done=True, steps=[MeasuredStep()],
+                    dtypes=["float32", "bfloat16"], layout={"dp_shard": world}, size=500_000,
+                ).write(request.folder)  # fmt: skip
+        verdict = self.verdicts.get(name, Verdict.CLEAN)
+        found = Diagnosis(verdict, str(verdict), Confidence.HIGH, cause="It is so.")
+        trial = TrialResult(
+            "watched", "unfixed", {}, "", "gloo", world, found, "", True, evidence="attempt-0"
+        )
+        result = watcher.of_job("train.py", [trial])
+        return watcher.Watched(result, folder, self.codes.get(name, 0))
+
+    def compare(self, python: str, target: Path, job: Path, references: Sequence[Path]) -> str:
+        self.compared = [job, *references]
+        for rank in range(2):
+            error = GradientError(0.5 if self.wrong else 0.0, 1.0, wrong=self.wrong)
+            Outcome(rank, gradients={"1": {"head.weight": error}}).write(target)
+        return self.failed
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    found = Jobs()
+    monkeypatch.setattr(watcher, "watch", found.watch)
+    monkeypatch.setattr(comparing, "compare", found.compare)
+    return found
+
+
+def verify(folder: Path, tell: Callable[[str], None] = lambda _: None) -> verifier.Verified:
+    options = verifier.VerifyOptions(steps=3, out=folder / "run", tell=tell)
+    return verifier.verify(JOB, ALONE, options)
+
+
+def test_equal_runs_are_clean(jobs: Jobs, tmp_path: Path) -> None:
+    lines: list[str] = []
+    done = verify(tmp_path, lines.append)
+    assert done.exit_code == ExitCode.OK
+    assert [request.steps for request in jobs.requests] == [3] * 4
+    job, *references = jobs.requests
+    assert job.start_from is None
+    assert all(one.start_from == job.folder for one in references)
+    assert [one.rounding for one in references] == [None, None, "bfloat16"]
+    assert jobs.compared == [Path(request.folder) for request in jobs.requests]
+    assert any("1.0 MB" in line for line in lines)
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert written["overrides"] == [
+        "verify --reference 'python train.py --alone' -- torchrun train.py"
+    ]
+
+
+def test_a_difference_is_a_failure_that_diagnose_finds_again(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.wrong = True
+    done = verify(tmp_path)
+    assert done.exit_code == ExitCode.FAILURE_FOUND
+    found = done.result.trials[-1]
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert examine([done.folder]).result.trials[-1].verdict == Verdict.WRONG_GRADIENTS
+
+
+def test_a_job_that_hangs_has_its_own_page(jobs: Jobs, tmp_path: Path) -> None:
+    jobs.verdicts["run"] = Verdict.HANG
+    done = verify(tmp_path)
+    assert done.exit_code == ExitCode.FAILURE_FOUND
+    assert done.result.trials[-1].verdict == Verdict.HANG
+    assert len(jobs.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "runs"),
+    [
+        ({"silent": ("run",)}, "took no step that moediag could see", 1),
+        ({"silent": ("run",), "codes": {"run": 2}}, "ended with exit code 2", 1),
+        (
+            {"silent": ("reference-1",), "codes": {"reference-1": 2}},
+            "the reference ended with exit code 2 before its first step",
+            2,
+        ),
+        (
+            {"silent": ("reference-2",), "verdicts": {"reference-2": Verdict.CRASH}},
+            "the reference failed before its first step (reference-2): It is so.",
+            3,
+        ),
+        ({"failed": "no module named torch"}, "the comparison failed: no module named torch", 4),
+    ],
+)
+def test_what_cannot_be_compared_is_inconclusive(
+    jobs: Jobs, tmp_path: Path, change: dict[str, object], words: str, runs: int
+) -> None:
+    for name, value in change.items():
+        setattr(jobs, name, value)
+    done = verify(tmp_path)
+    found = done.result.trials[-1]
+    assert (found.verdict, done.exit_code) == (Verdict.INCONCLUSIVE, ExitCode.INCONCLUSIVE)
+    assert words.lower() in found.cause.lower()
+    assert len(jobs.requests) == runs

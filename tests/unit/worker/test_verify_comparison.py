@@ -1,0 +1,178 @@
+"""What `moediag verify` finds in measurements: each failure by name and factor, none in a healthy
+job, and no verdict where runs cannot be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from moediag.result import Verdict
+from tests.unit.measured_runs import EXPERTS, Job, judged, reference, same
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_healthy_job_is_clean(tmp_path: Path, sharded: bool) -> None:
+    job = Job(tmp_path / "job", sharded=sharded, steps=2, noise=1e-6)
+    found = judged(job, reference(tmp_path, steps=2))
+    assert found.verdict == Verdict.CLEAN
+    assert found.parameters_compared == 4
+
+
+def test_expert_gradients_times_ep_are_named_with_the_factor(tmp_path: Path) -> None:
+    def times_ep(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2 if name == EXPERTS else gradient
+
+    job = Job(tmp_path / "job", sharded=True, change=times_ep)
+    found = judged(job, reference(tmp_path), {"ep": 2})
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert found.wrong_parameters == (EXPERTS,)
+    assert "the experts are 2.000 times the reference" in found.cause
+    assert "2 is the size of all ranks" in found.cause or "summed over" in found.cause
+
+
+def test_gradients_divided_twice_are_a_factor_of_all_parts(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", change=lambda rank, name, gradient: gradient / 2)
+    found = judged(job, reference(tmp_path))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert "0.500 times the reference" in found.cause
+    assert "divided by it once too many times" in found.cause
+
+
+def test_a_missing_gradient_is_wrong(tmp_path: Path) -> None:
+    job = Job(
+        tmp_path / "job",
+        change=lambda rank, name, g: None if name == "head.weight" else g,
+    )
+    found = judged(job, reference(tmp_path))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert found.wrong_parameters == ("head.weight",)
+
+
+def test_another_learning_rate_on_one_rank_names_that_rank(tmp_path: Path) -> None:
+    found = judged(Job(tmp_path / "job", rates={1: 2e-2}), reference(tmp_path))
+    assert found.verdict == Verdict.WRONG_WEIGHTS
+    assert found.culprits == (1,)
+    assert "learning rate" in found.cause
+    assert "0.02" in found.cause
+
+
+def test_the_same_other_learning_rate_on_all_ranks_is_not_judged(tmp_path: Path) -> None:
+    found = judged(Job(tmp_path / "job", rates={0: 2e-2, 1: 2e-2}), reference(tmp_path))
+    assert found.verdict == Verdict.CLEAN
+    assert any("the learning rate is 0.02 on every rank" in text for text in found.not_seen)
+
+
+def test_a_forgotten_optimizer_state_shows_in_the_weights(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", moves=lambda rank, name, update: update.sign() * 1e-2)
+    found = judged(job, reference(tmp_path))
+    assert found.verdict == Verdict.WRONG_WEIGHTS
+    assert "After step 1 the weights of 4 of 4 parameters" in found.cause
+
+
+def test_a_norm_without_the_experts_is_named(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", norms={0: 5.0, 1: 5.0}, moves=lambda rank, name, update: update * 2)
+    found = judged(job, reference(tmp_path, norms={0: 10.0}))
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert "norm" in found.cause
+
+
+def test_norms_that_differ_between_ranks_are_found(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", norms={0: 10.0, 1: 7.0})
+    found = judged(job, reference(tmp_path, norms={0: 10.0}))
+    assert found.verdict == Verdict.REPLICA_DIVERGENCE
+
+
+def test_an_equal_norm_is_healthy(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", norms={0: 10.0, 1: 10.0})
+    assert judged(job, reference(tmp_path, norms={0: 10.0})).verdict == Verdict.CLEAN
+
+
+# ------------------------------------------------------------------------ not comparable
+
+
+def test_different_samples_prove_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", samples={1: ["x", "y"]}, change=lambda r, n, g: g * 2)
+    found = judged(job, reference(tmp_path))
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert "2 of the reference's 4 samples" in found.cause
+    assert "batch size" in found.next_step
+
+
+def test_ranks_that_saw_the_same_samples_are_said(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", samples={1: ["s0", "s1"]})
+    found = judged(job, reference(tmp_path))
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert "ranks 0, 1 saw the same samples" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("job", "single", "words"),
+    [
+        ({"random": True}, {}, "random numbers"),
+        ({"across": "BatchNorm2d"}, {}, "BatchNorm2d"),
+        ({"without": (1,)}, {}, "ranks 1 measured nothing"),
+        ({"problems": ("the disk is full",)}, {}, "the disk is full"),
+        ({}, {"problems": ("head.weight: it has shape [1]",)}, "head.weight"),
+        ({}, {"world": 2}, "the reference ran as 2 ranks"),
+    ],
+)
+def test_what_cannot_be_compared_is_inconclusive(
+    tmp_path: Path, job: dict[str, object], single: dict[str, object], words: str
+) -> None:
+    options = {"change": lambda rank, name, gradient: gradient * 2, **job}
+    found = judged(Job(tmp_path / "job", **options), reference(tmp_path, **single))  # type: ignore[arg-type]
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert words.lower() in found.cause.lower()
+
+
+def test_a_reference_that_differs_from_itself_proves_nothing(tmp_path: Path) -> None:
+    runs = reference(tmp_path)
+    runs[1] = Job(tmp_path / "other", world=1, change=lambda r, n, g: g * 1.5).write()
+    found = judged(Job(tmp_path / "job", change=lambda r, n, g: g * 2), runs)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert "not deterministic" in found.cause
+
+
+def test_rounding_that_changes_gradients_much_proves_nothing(tmp_path: Path) -> None:
+    runs = reference(tmp_path)
+    runs[2] = Job(tmp_path / "other", world=1, change=lambda r, n, g: g * 1.5).write()
+    found = judged(Job(tmp_path / "job", change=lambda r, n, g: g * 2), runs)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert "Rounding alone" in found.cause
+
+
+def test_an_error_as_large_as_rounding_is_no_failure(tmp_path: Path) -> None:
+    def rounded(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 1.02
+
+    runs = reference(tmp_path, dtypes=("bfloat16",))
+    runs[2] = Job(
+        tmp_path / "noisy", world=1, change=lambda r, n, g: g * 1.01, dtypes=("bfloat16",)
+    ).write()
+    assert judged(Job(tmp_path / "a", change=rounded), runs).verdict == Verdict.CLEAN
+    exact = reference(tmp_path / "exact")
+    assert judged(Job(tmp_path / "b", change=rounded), exact).verdict == Verdict.WRONG_GRADIENTS
+
+
+def test_only_steps_with_the_same_samples_are_compared(tmp_path: Path) -> None:
+    job = Job(tmp_path / "job", steps=1, change=same)
+    found = judged(job, reference(tmp_path, steps=2))
+    assert found.verdict == Verdict.CLEAN
+
+
+def test_tokens_that_rounding_routes_otherwise_prove_nothing(tmp_path: Path) -> None:
+    def flipped(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + torch.eye(8, 6) if name == EXPERTS else gradient
+
+    low = reference(tmp_path / "low", dtypes=("bfloat16",))
+    found = judged(Job(tmp_path / "a", change=flipped), low)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert "other experts" in found.cause
+    found = judged(Job(tmp_path / "b", change=lambda r, n, g: g * 2), low)
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    exact = reference(tmp_path / "exact")
+    found = judged(Job(tmp_path / "c", change=flipped), exact)
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert "auxiliary loss" in found.next_step

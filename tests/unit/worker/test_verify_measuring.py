@@ -1,0 +1,228 @@
+"""Measuring from inside a program that knows nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as torch_optimizer
+
+from moediag.protocol import Measured, MeasureRequest, read_measured
+from moediag.protocol.measured import start_tensors, step_tensors
+from moediag.worker.verify import tensor_files
+from moediag.worker.verify.ending import Ending
+from moediag.worker.verify.measuring import Measuring
+
+Start = Callable[..., Path]
+
+
+@pytest.fixture
+def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Installs the measuring; returns its folder. Removes it from torch afterwards."""
+    for owner, name in (
+        (nn.Module, "__call__"),
+        (torch.Tensor, "backward"),
+        (clip_grad, "_clip_grads_with_norm_"),
+        (nn.utils, "clip_grads_with_norm_"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+        monkeypatch.setattr(torch_optimizer, hooks, getattr(torch_optimizer, hooks).copy())
+    monkeypatch.setattr(Ending, "begin", lambda self: None)  # it would end this process
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def start(name: str = "run", **request: object) -> Path:
+        folder = tmp_path / name
+        given = {"folder": str(folder), "steps": 2, **request}
+        Measuring(MeasureRequest(**given), lambda: None).install()  # type: ignore[arg-type]
+        return folder
+
+    return start
+
+
+def small() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def train(model: nn.Module, steps: int = 2, clip: float | None = 0.01) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3, generator=generator)).square().mean().backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def of(folder: Path) -> Measured:
+    return read_measured(folder)[0]
+
+
+def test_steps_are_measured(measuring: Start) -> None:
+    folder = measuring()
+    model = small()
+    began = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model)
+    found = of(folder)
+    assert found.done
+    assert not found.random
+    assert found.problems == []
+    assert (found.rank, found.world_size, len(found.steps)) == (0, 1, 2)
+    assert found.dtypes == ["float32"]
+    step = found.steps[0]
+    assert len(set(step.samples)) == 4
+    assert len(step.losses) == 1
+    assert step.rates == dict.fromkeys(began, 0.5)
+    start = tensor_files.load(folder / start_tensors(0))["start"]
+    assert all(torch.equal(start[name].tensor, began[name]) for name in began)  # type: ignore[arg-type]
+    groups = tensor_files.load(folder / step_tensors(0, 1))
+    norms = [g.tensor.norm() for g in groups["gradients"].values() if g.tensor is not None]
+    assert step.norm == pytest.approx(float(torch.stack(norms).norm()), rel=1e-5)  # not yet clipped
+    moved = groups["weights"]["0.weight"].tensor
+    assert moved is not None
+    assert not torch.equal(moved, began["0.weight"])
+
+
+def test_a_step_without_clipping_has_no_norm(measuring: Start) -> None:
+    folder = measuring()
+    train(small(), clip=None)
+    assert [step.norm for step in of(folder).steps] == [None, None]
+
+
+def test_evaluation_is_not_measured(measuring: Start) -> None:
+    folder = measuring()
+    model = small()
+    with torch.no_grad():
+        model(torch.ones(7, 3))
+    assert read_measured(folder) == {}
+    train(model, steps=1)
+    assert len(of(folder).steps[0].samples) == 4
+
+
+def test_dropout_and_batch_normalisation_are_noticed(measuring: Start) -> None:
+    first = measuring("dropout")
+    train(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)))
+    assert of(first).random
+    assert of(first).across_samples == ""
+
+
+def test_batch_normalisation_is_noticed(measuring: Start) -> None:
+    folder = measuring()
+    train(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    assert of(folder).across_samples == "BatchNorm1d"
+    assert not of(folder).random
+
+
+def test_two_optimizers_share_a_step(measuring: Start) -> None:
+    folder = measuring(steps=2)
+    model = small()
+    both = [torch.optim.SGD(model[i].parameters(), lr=rate) for i, rate in ((0, 0.1), (2, 0.2))]
+    for _ in range(2):
+        model(torch.ones(4, 3)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        for optimizer in both:
+            optimizer.step()
+    found = of(folder)
+    assert found.done
+    assert found.steps[0].rates == {
+        "0.weight": 0.1, "0.bias": 0.1, "2.weight": 0.2, "2.bias": 0.2,
+    }  # fmt: skip
+    gradients = tensor_files.load(folder / step_tensors(0, 1))["gradients"]
+    assert set(gradients) == set(found.steps[0].rates)
+    norms = [g.tensor.norm() for g in gradients.values() if g.tensor is not None]
+    assert float(torch.stack(norms).norm()) == pytest.approx(found.steps[0].norm, rel=1e-5)
+
+
+def test_samples_of_all_micro_batches_belong_to_the_step(measuring: Start) -> None:
+    folder = measuring(steps=1)
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for part in torch.arange(12.0).view(4, 3).split(2):
+        model(part).square().mean().backward()
+    optimizer.step()
+    assert len(set(of(folder).steps[0].samples)) == 4
+    assert len(of(folder).steps[0].losses) == 2
+
+
+def test_an_optimizer_of_copies_is_said(measuring: Start) -> None:
+    folder = measuring(steps=1)
+    model = small()
+    copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    for _ in range(2):
+        model(torch.ones(4, 3)).square().mean().backward()
+        optimizer.step()
+    assert of(folder).done
+    assert "holds no parameter of the model" in of(folder).problems[0]
+
+
+# ------------------------------------------------------------------------ the reference
+
+
+def measured_job(measuring: Start) -> tuple[Path, dict[str, torch.Tensor]]:
+    folder = measuring("job", steps=1)
+    model = small()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model, steps=1)
+    return folder, weights
+
+
+def test_the_reference_starts_from_the_weights_of_the_job(measuring: Start) -> None:
+    job, weights = measured_job(measuring)
+    folder = measuring("reference", steps=1, start_from=str(job))
+    train(small(), steps=1)
+    start = tensor_files.load(folder / start_tensors(0))["start"]
+    assert all(torch.equal(start[name].tensor, weights[name]) for name in weights)  # type: ignore[arg-type]
+
+
+def test_rounding_changes_each_weight_a_little(measuring: Start) -> None:
+    job, weights = measured_job(measuring)
+    folder = measuring("reference", steps=1, start_from=str(job), rounding="bfloat16")
+    train(small(), steps=1)
+    start = tensor_files.load(folder / start_tensors(0))["start"]
+    for name, weight in weights.items():
+        moved = (start[name].tensor / weight - 1).abs()  # type: ignore[operator]
+        assert moved.min() > 2**-9
+        assert moved.max() < 2**-7
+
+
+def test_another_model_is_said_and_left_alone(measuring: Start) -> None:
+    job, _ = measured_job(measuring)
+    folder = measuring("reference", steps=1, start_from=str(job))
+    model = nn.Sequential(nn.Linear(3, 5))
+    before = model[0].weight.detach().clone()
+    model(torch.ones(4, 3))
+    assert of(folder).done
+    assert "0.weight" in of(folder).problems[0]
+    assert "[4, 3] there and [5, 3] in one process" in of(folder).problems[0]
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_second_process_of_a_rank_measures_nothing(measuring: Start) -> None:
+    folder = measuring(steps=1)
+    train(small(), steps=1)
+    first = (folder / "rank-0.measured.json").read_text()
+    measuring(steps=1)
+    train(small(), steps=1)
+    assert (folder / "rank-0.measured.json").read_text() == first
+
+
+def test_a_disk_without_room_is_said(measuring: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moediag.worker.verify import room
+
+    usage = type("Usage", (), {"free": 100})
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda folder: usage)
+    folder = measuring(steps=1)
+    train(small(), steps=1)
+    assert "of disk" in of(folder).problems[0]
+    assert not list(folder.glob("*.pt"))

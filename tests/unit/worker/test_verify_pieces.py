@@ -1,0 +1,181 @@
+"""Which part of which tensor a rank holds, and whole tensors put together from the parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+
+from moediag.worker.verify import same_samples, samples, tensor_files
+from moediag.worker.verify.pieces import BOX, ELEMENTS, FLAT, WHOLE, Where, clean, pieces
+from moediag.worker.verify.tensor_files import Stored
+from tests.unit.sharded import fully_sharded, numbered, placed, rank_of
+
+
+def test_a_plain_model_is_named_as_without_wrappers() -> None:
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    model[0].bias.requires_grad_(False)
+    found = {piece.name: piece for piece in pieces(DistributedDataParallel(model), "model2.")}
+    assert set(found) == {"model2." + name for name in model.state_dict()}
+    assert found["model2.0.weight"].trainable
+    assert not found["model2.0.bias"].trainable
+    assert found["model2.1.running_mean"].owner is None
+    assert found["model2.0.weight"].where == Where(WHOLE, (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.w", "layers.0.w"),
+        ("_orig_mod.layers.0._checkpoint_wrapped_module.w", "layers.0.w"),
+        ("_fsdp_wrapped_module.", ""),
+        ("module.w", "module.w"),
+    ],
+)
+def test_names_have_no_parts_of_wrappers(name: str, expected: str) -> None:
+    assert clean(name) == expected
+
+
+def test_wrappers_inside_a_model_are_not_in_names() -> None:
+    class DistributedDataParallel(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    compiled = nn.Module()
+    compiled._orig_mod = DistributedDataParallel(nn.Linear(2, 2))
+    model = nn.ModuleDict({"encoder": DistributedDataParallel(nn.Linear(2, 2)), "rest": compiled})
+    model["module"] = nn.Linear(2, 2)
+    names = {piece.name for piece in pieces(DistributedDataParallel(model))}
+    layers = ("encoder", "rest", "module")
+    assert names == {f"{layer}.{what}" for layer in layers for what in ("weight", "bias")}
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (5, 6), (3, 4)])
+def test_shards_of_all_ranks_are_the_whole_tensor(shape: tuple[int, ...]) -> None:
+    parts = []
+    for rank in range(4):
+        with rank_of(rank, 4) as mesh:
+            module = nn.Module()
+            module.weight = fully_sharded(numbered(*shape), mesh)
+            (piece,) = pieces(module)
+            assert piece.where.kind == BOX
+            parts.append(Stored(piece.where, piece.read().clone()))
+    found, reason = tensor_files.whole(parts)
+    assert reason == ""
+    assert found is not None
+    assert torch.equal(found, numbered(*shape))
+
+
+def test_strided_shards_of_all_ranks_are_the_whole_tensor() -> None:
+    parts = []
+    for rank in range(4):
+        with rank_of(rank, 2, 2) as mesh:
+            outer, inner = (mesh[name] for name in mesh.mesh_dim_names or ())
+            module = nn.Module()
+            module.weight = fully_sharded(placed(numbered(7, 3), inner, Shard(0)), outer)
+            (piece,) = pieces(module)
+            parts.append(Stored(piece.where, piece.read().clone()))
+    found, _ = tensor_files.whole(parts)
+    assert found is not None
+    assert torch.equal(found, numbered(7, 3))
+
+
+def test_replicas_that_agree_are_whole_and_others_are_not() -> None:
+    parts = [Stored(Where(WHOLE, (2, 2)), torch.zeros(2, 2)) for _ in range(2)]
+    assert tensor_files.whole(parts)[0] is not None
+    parts[1] = Stored(Where(WHOLE, (2, 2)), torch.ones(2, 2))
+    assert tensor_files.whole(parts) == (None, "ranks hold different values of it")
+    with rank_of(0, 2) as mesh:
+        module = nn.Module()
+        module.weight = nn.Parameter(placed(numbered(4, 2), mesh, Replicate()))
+        (piece,) = pieces(module)
+        assert piece.where == Where(BOX, (4, 2), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([], "no rank has it"),
+        ([Stored(Where(FLAT, (4,), 0), torch.zeros(2))], "a part of it is on no rank"),
+        (
+            [Stored(Where(WHOLE, (n,)), torch.zeros(n)) for n in (2, 4)],
+            "ranks hold it in several shapes ([2], [4])",
+        ),
+    ],
+)
+def test_what_cannot_be_put_together_says_why(parts: list[Stored], reason: str) -> None:
+    assert tensor_files.whole(parts) == (None, reason)
+
+
+def test_scattered_elements_are_put_together() -> None:
+    whole = numbered(4, 2)
+    parts = []
+    for rank in range(2):
+        numbers = torch.arange(8).view(4, 2)[rank::2]
+        parts.append(Stored(Where(ELEMENTS, (4, 2), numbers), whole[rank::2].clone()))
+    found, _ = tensor_files.whole(parts)
+    assert found is not None
+    assert torch.equal(found, whole)
+    assert torch.equal(parts[1].where.cut(whole, (2, 2)), whole[1::2])
+
+
+def test_parts_of_a_flat_parameter_are_put_together() -> None:
+    whole = numbered(3, 3)
+    flat = whole.reshape(-1)
+    parts = [Stored(Where(FLAT, (3, 3), at), flat[at : at + 5].clone()) for at in (0, 5)]
+    found, _ = tensor_files.whole(parts)
+    assert found is not None
+    assert torch.equal(found, whole)
+
+
+# ------------------------------------------------------------------------ samples
+
+
+def test_rows_have_the_same_hash_in_any_batch() -> None:
+    rows = torch.arange(12).view(4, 3)
+    both = samples.hashes((rows,), {})
+    assert both == samples.hashes((rows[:2],), {}) + samples.hashes((rows[2:],), {})
+    assert len(set(both)) == 4
+    assert both != samples.hashes((rows.float(),), {})
+
+
+def test_padding_is_not_a_part_of_a_sample() -> None:
+    long = {
+        "input_ids": torch.tensor([[5, 6, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 0, 0]]),
+    }
+    short = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.tensor([[1, 1]])}
+    other = {"input_ids": torch.tensor([[5, 7]]), "attention_mask": torch.tensor([[1, 1]])}
+    assert samples.hashes((), long) == samples.hashes((), short)
+    assert samples.hashes((), short) != samples.hashes((), other)
+
+
+def test_activations_are_no_samples() -> None:
+    assert samples.hashes((torch.ones(2, 2, requires_grad=True),), {}) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "alone", "steps"),
+    [
+        ([["a", "b"], ["c", "d"]], ["d", "c", "b", "a"], 1),
+        ([["a", "b"], ["a", "b"]], ["a", "b"], 1),  # they share a model
+        ([["a", "b"], ["a", "c"]], ["a", "b", "c"], 0),  # one sample counts twice
+        ([["a", "b"], ["c", "e"]], ["a", "b", "c", "d"], 0),
+        ([["a"], []], [], 0),
+    ],
+)
+def test_samples_of_all_ranks_together(
+    ranks: list[list[str]], alone: list[str], steps: int
+) -> None:
+    given = {rank: [rows] for rank, rows in enumerate(ranks)}
+    assert same_samples.steps_alike(given, [alone]) == steps
+    assert sum(Counter(alone).values()) == len(alone)

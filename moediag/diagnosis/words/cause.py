@@ -150,7 +150,9 @@ def _departure(one: Departure) -> str:
     """A sentence about it, with {} for the ranks."""
     call, usual = (describe(c).replace("{", "{{").replace("}", "}}") for c in (one.call, one.usual))
     if one.peers:
-        return f" After the same calls, {ranks(one.peers)} called {usual}, where {{}} called {call}."
+        return (
+            f" After the same calls, {ranks(one.peers)} called {usual}, where {{}} called {call}."
+        )
     if not one.every:
         return f" Until then that line always called {usual}; {{}} called {call}."
     if one.after > one.every:

@@ -20,7 +20,7 @@ from moediag.evidence import file_reader
 from moediag.evidence.file_reader import Loaded, is_pickle, load
 
 MAX_READERS = 16
-_MUCH = 3 * 1024 * 1024  # bytes from which a reader on each core pays for its start
+_MUCH = 8 * 1024 * 1024  # bytes from which a reader on each core pays for its start
 # Isolated and without site-packages: a reader needs the standard library and this package.
 _ROOT = Path(__file__).parents[2]
 _MAIN = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
@@ -37,11 +38,15 @@ class Format:
     hint: str
     #: Who writes it, and the oldest release in whose logs it was met.
     source: str
-    pattern: re.Pattern[str]
+    pattern: str
+
+    def matches(self, text: str) -> Iterator[re.Match[str]]:
+        """Compiled on first use: most folders of dumps have no log."""
+        return re.finditer(self.pattern, text, re.DOTALL)
 
 
 def _format(kind: str, hint: str, source: str, *parts: str) -> Format:
-    return Format(kind, hint, source, re.compile("".join(parts), re.DOTALL))
+    return Format(kind, hint, source, "".join(parts))
 
 
 FORMATS = (

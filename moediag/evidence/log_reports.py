@@ -91,7 +91,7 @@ def _of_line(line: Line, rank: int | None) -> Iterator[Report]:
     for form in FORMATS:
         if form.hint not in text:
             continue
-        for match in form.pattern.finditer(text):
+        for match in form.matches(text):
             who = log_lines.marked(text, match.start(), rank)
             one = _report(form.kind, match, who, _clock(text[: match.start()]))
             yield replace(one, process=line.process)

@@ -36,7 +36,7 @@ class ReplicaSets:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._ddp: List[Any] = []  # weak references to instances
-        self._unreduced: "weakref.WeakSet[Any]" = weakref.WeakSet()  # DDP modules, see stepped()
+        self._unreduced: "weakref.WeakSet[Any]" = weakref.WeakSet()  # wrappers, see stepped()
 
     def install(self) -> None:
         from torch.nn.parallel import DistributedDataParallel
@@ -58,12 +58,20 @@ class ReplicaSets:
         return [ddp.module for ddp in alive if ddp is not None]
 
     def stepped(self) -> None:
-        """Notes the DDP modules that do not reduce gradients when an optimizer steps: local SGD
-        steps inside ``no_sync``."""
+        """Notes what does not reduce gradients when an optimizer steps: local SGD steps inside
+        ``no_sync``, or without FSDP2's all-reduce."""
         for reference in self._ddp:
             ddp = reference()
             if ddp is not None and not ddp.require_backward_grad_sync:
                 self._unreduced.add(ddp)
+        for group in self._recorder.fsdp2_groups():
+            if not (
+                getattr(group, "all_reduce_grads", True) and getattr(group, "reduce_grads", True)
+            ):
+                self._unreduced.add(group)
+        for state, handle in self._recorder.fsdp1_handles():
+            if not getattr(state, "_sync_gradients", True):
+                self._unreduced.add(handle)
 
     def pieces(self, parameters: List[Any]) -> List[Piece]:
         """The piece of each parameter, in order."""
@@ -107,20 +115,23 @@ class ReplicaSets:
                 part, how = "", REDUCED
             elif strategy.startswith(("HYBRID", "_HYBRID")) and between is not None:
                 how, group = REDUCED, between
-            if getattr(state, "_comm_hook", None) is not None:
-                how = LOCAL if how == REDUCED else how
+            unreduced = handle in self._unreduced or getattr(state, "_comm_hook", None) is not None
+            how = LOCAL if how == REDUCED and unreduced else how
             piece = Piece(part, how, _ranks(group), group)
             for parameter in (handle.flat_param, *(handle.flat_param._params or ())):
                 declared.setdefault(id(parameter), piece)
 
-    def _over_which_fsdp2_reduces(self) -> Dict[int, Any]:
-        """Sharded parameter -> the process group of FSDP2's replicate dimension."""
+    def _over_which_fsdp2_reduces(self) -> Dict[int, Tuple[Any, str]]:
+        """Sharded parameter -> the process group of FSDP2's replicate dimension, and whether it
+        reduces."""
         found = {}
         for group in self._recorder.fsdp2_groups():
             info = getattr(group, "mesh_info", None)
             over = getattr(info, "replicate_process_group", None)
+            hook = getattr(group, "_all_reduce_hook", None)
+            how = LOCAL if group in self._unreduced or hook is not None else REDUCED
             for parameter in getattr(group, "fsdp_params", ()) if over is not None else ():
-                found[id(parameter.sharded_param)] = over
+                found[id(parameter.sharded_param)] = over, how
         return found
 
 
@@ -129,7 +140,7 @@ def local(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def _of_tensor(parameter: Any, over: Optional[Any]) -> Piece:
+def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
     placements = getattr(parameter, "placements", None)
     if placements is None:
         return Piece("", PLAIN, (), None)
@@ -143,7 +154,8 @@ def _of_tensor(parameter: Any, over: Optional[Any]) -> Piece:
     ]
     part = " ".join(kind for kind in kinds if kind != "R")
     if over is not None:
-        return Piece(part, REDUCED, _ranks(over), over)
+        group, how = over
+        return Piece(part, how, _ranks(group), group)
     if "R" in kinds and mesh.ndim:
         place = tuple(
             slice(None) if kind == "R" else at

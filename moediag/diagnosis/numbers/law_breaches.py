@@ -118,6 +118,8 @@ def _breach(history: History) -> Breach | None:
         return large
     last = history.moments[-1]
     hyper = last.splits.get(HYPER)
+    if len(set(last.counts.values())) > 1:
+        return None  # at different points of a schedule
     if hyper is None or history.how not in (REDUCED, PLACED, PART):
         return None
     first_hyper = history.first(HYPER)
@@ -131,7 +133,7 @@ def _large(history: History) -> Breach | None:
         split = moment.splits.get(GRADIENTS)
         if split is None or PARAMETERS in moment.splits or PARAMETERS not in later.splits:
             continue
-        if split.large:
+        if split.large and len(set(moment.counts.values())) == 1:
             return Breach(history, later.splits[PARAMETERS], split, moment.step)
     return None
 
@@ -191,8 +193,8 @@ def _not_checked(evidence: Evidence, found: tuple[History, ...]) -> tuple[str, .
     texts = []
     if LOCAL in hows:
         texts.append(
-            "laws: whether replicas are equal under DDP (the program steps inside no_sync, or "
-            "has a communication hook)"
+            "laws: whether replicas are equal (the program steps inside no_sync, or a "
+            "communication hook replaces the reduction)"
         )
     if PLAIN in hows and evidence.world_size > 1:
         texts.append(

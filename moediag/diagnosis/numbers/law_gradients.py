@@ -19,6 +19,7 @@ from moediag.evidence.law_model import (
 from moediag.evidence.model import Evidence
 
 _ENOUGH = 3  # checked steps
+_MOST_NAMES = 20  # that a check lists
 _ADAPTER = re.compile(r"(^|\.)lora_(embedding_)?[AB](\.|$)")
 
 
@@ -46,6 +47,8 @@ class NotFinite:
     """The last checked step at which they were finite."""
     gradients: tuple[str, ...]
     """Gradients that were not finite then."""
+    already: tuple[str, ...]
+    """Other parameters that were not finite then."""
     line: str
 
 
@@ -63,6 +66,8 @@ class TrainingFacts:
     still: tuple[str, ...] = ()
     """Parameters that never changed although they had gradients and a learning rate."""
     not_finite: NotFinite | None = None
+    unset: tuple[str, ...] = ()
+    """Parameters that were not finite before the first update."""
     local_norms: LocalNorms | None = None
 
     @property
@@ -78,16 +83,20 @@ def training_facts(evidence: Evidence) -> TrainingFacts:
             of_optimizer[check.key][rank].append(check)
     starved: list[Starved] = []
     still: list[str] = []
-    broken = []
+    broken: list[NotFinite] = []
+    unset: dict[str, None] = {}
     for by_rank in of_optimizer.values():
         if all(len(checks) >= _ENOUGH for checks in by_rank.values()):
             starved += _starved(by_rank)
             still += _still(by_rank)
         broken += [found for found in [_not_finite(by_rank)] if found is not None]
+        firsts = [checks[0] for checks in by_rank.values() if checks[0].count == 0]
+        unset |= dict.fromkeys(name for first in firsts for name in first.nonfinite)
     return TrainingFacts(
         tuple(starved),
         tuple(dict.fromkeys(still)),
         min(broken, key=lambda one: one.step, default=None),
+        tuple(unset),
         _local_norms(evidence),
     )
 
@@ -161,7 +170,8 @@ def _not_finite(by_rank: Checks) -> NotFinite | None:
     found: dict[int, tuple[LawCheck, LawCheck]] = {}
     for rank, checks in by_rank.items():
         for earlier, check in pairwise(checks):
-            if check.nonfinite and not earlier.nonfinite:
+            known = len(earlier.nonfinite) < _MOST_NAMES  # else some may be left out
+            if known and set(check.nonfinite) - set(earlier.nonfinite):
                 found[rank] = earlier, check
                 break
     if not found:
@@ -170,11 +180,21 @@ def _not_finite(by_rank: Checks) -> NotFinite | None:
     first = {rank: pair for rank, pair in found.items() if pair[1].step == step}
     return NotFinite(
         step=step,
-        names=tuple(dict.fromkeys(n for _, check in first.values() for n in check.nonfinite)),
+        names=tuple(
+            dict.fromkeys(
+                name
+                for earlier, check in first.values()
+                for name in check.nonfinite
+                if name not in earlier.nonfinite
+            )
+        ),
         ranks=tuple(sorted(first)),
         before=max(earlier.step for earlier, _ in first.values()),
         gradients=tuple(
             dict.fromkeys(n for earlier, _ in first.values() for n in earlier.nonfinite_grads)
+        ),
+        already=tuple(
+            dict.fromkeys(name for earlier, _ in first.values() for name in earlier.nonfinite)
         ),
         line=next(iter(first.values()))[1].line,
     )

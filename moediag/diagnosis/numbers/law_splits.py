@@ -94,8 +94,9 @@ def histories(checks: Checks) -> tuple[History, ...]:
     """The history of each replica set and optimizer, of steps that could be compared."""
     found: dict[tuple[str, tuple[int, ...], str], list[Moment]] = defaultdict(list)
     of_key: dict[str, LawCheck] = {}
+    placed: dict[int, _Placed] = {}
     for (key, step), by_rank in checks.items():
-        for (ranks, how), members in _sets(by_rank):
+        for (ranks, how), members in _sets(by_rank, placed):
             found[key, ranks, how].append(_moment(step, members))
         of_key[key] = next(iter(by_rank.values()))
     return tuple(
@@ -105,22 +106,33 @@ def histories(checks: Checks) -> tuple[History, ...]:
 
 
 # The pieces of a set on one rank: the check, and the positions of (name, part) in it.
-_Member = tuple[LawCheck, dict[tuple[str, str], int]]
+_Positions = dict[tuple[str, str], int]
+_Member = tuple[LawCheck, _Positions]
+_Set = tuple[tuple[int, ...], str]
+_Placed = dict[_Set, _Positions]  # of one list of pieces, which the checks of a rank share
 
 
 def _sets(
-    by_rank: Mapping[int, LawCheck],
-) -> Iterator[tuple[tuple[tuple[int, ...], str], dict[int, _Member]]]:
+    by_rank: Mapping[int, LawCheck], placed: dict[int, _Placed]
+) -> Iterator[tuple[_Set, dict[int, _Member]]]:
     """Each set of ranks, how it is kept equal, and its members; only complete ones."""
-    found: dict[tuple[tuple[int, ...], str], dict[int, _Member]] = defaultdict(dict)
+    found: dict[_Set, dict[int, _Member]] = defaultdict(dict)
     for rank, check in by_rank.items():
-        for at, piece in enumerate(check.pieces):
-            if len(piece.ranks) > 1 and rank in piece.ranks:
-                member = found[piece.ranks, piece.how].setdefault(rank, (check, {}))
-                member[1][piece.name, piece.part] = at
+        if id(check.pieces) not in placed:
+            placed[id(check.pieces)] = _positions(check, rank)
+        for one, positions in placed[id(check.pieces)].items():
+            found[one][rank] = check, positions
     for (ranks, how), members in found.items():
         if set(members) == set(ranks) and _aligned(members):
             yield (ranks, how), members
+
+
+def _positions(check: LawCheck, rank: int) -> _Placed:
+    found: _Placed = defaultdict(dict)
+    for at, piece in enumerate(check.pieces):
+        if len(piece.ranks) > 1 and rank in piece.ranks:
+            found[piece.ranks, piece.how][piece.name, piece.part] = at
+    return found
 
 
 def _aligned(members: Mapping[int, _Member]) -> bool:
@@ -134,20 +146,11 @@ def _aligned(members: Mapping[int, _Member]) -> bool:
 
 def _moment(step: int, members: Mapping[int, _Member]) -> Moment:
     splits = {}
-    common = set.intersection(*(set(positions) for _, positions in members.values()))
-    keys = [
-        key for check, positions in list(members.values())[:1] for key in positions if key in common
-    ]
     for what, rows in (
         (PARAMETERS, {r: check.params for r, (check, _) in members.items()}),
         (GRADIENTS, {r: check.grads for r, (check, _) in members.items()}),
     ):
-        differing = {
-            name: sides
-            for name, part in keys
-            if (sides := _sides({r: rows[r][members[r][1][name, part]] for r in members}))
-        }
-        if differing:
+        if differing := _differing(members, rows):
             splits[what] = _split(what, step, differing)
     if GRADIENTS in splits:
         sizes = _sizes(members, splits[GRADIENTS].names)
@@ -159,13 +162,27 @@ def _moment(step: int, members: Mapping[int, _Member]) -> Moment:
     state: dict[str, tuple[tuple[int, ...], ...]] = {}
     shared = set.intersection(*(set(check.state) for check, _ in members.values()))
     for kind in sorted(shared):
-        for name, part in keys:
-            of_ranks = {r: c.state[kind][at[name, part]] for r, (c, at) in members.items()}
-            if name not in state and (sides := _sides(of_ranks)):
-                state[name] = sides
+        rows = {r: check.state[kind] for r, (check, _) in members.items()}
+        state = {**_differing(members, rows), **state}
     if state:
         splits[STATE] = _split(STATE, step, state)
     return Moment(step, splits, {rank: check.count for rank, (check, _) in members.items()})
+
+
+def _differing(
+    members: Mapping[int, _Member], rows: Mapping[int, tuple[str | None, ...]]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """The sides of each piece that all ranks have and whose values differ."""
+    (first, (_, positions)), *others = members.items()
+    if all(at == positions and rows[r] == rows[first] for r, (_, at) in others):
+        return {}  # the usual case, fast
+    found = {}
+    for name, part in positions:
+        if all((name, part) in at for _, (_, at) in others):
+            values = {r: rows[r][at[name, part]] for r, (_, at) in members.items()}
+            if sides := _sides(values):
+                found[name] = sides
+    return found
 
 
 def _sides(values: Mapping[int, str | None]) -> tuple[tuple[int, ...], ...]:

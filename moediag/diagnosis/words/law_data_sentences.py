@@ -41,6 +41,8 @@ def of_not_finite(n: NotFinite) -> str:
     )
     if n.gradients:
         text += f" In step {n.before} the gradient of {listed(n.gradients)} was not finite."
+    if n.already:
+        text += f" {listed(n.already)} had elements that are not finite before that."
     return text
 
 
@@ -73,6 +75,11 @@ def notes(samples: SampleFacts, training: TrainingFacts) -> tuple[str, ...]:
             f"{order.epoch}): nothing called set_epoch in between."
         )
     found += [f"{of_starved(one)}." for one in training.starved if not one.adapters]
+    if training.unset:
+        found.append(
+            f"Before the first update, {listed(training.unset)} had elements that are not finite: "
+            "they may never have been initialised."
+        )
     if training.still:
         found.append(
             f"{plural(len(training.still), 'parameter')} ({listed(training.still)}) did not change "

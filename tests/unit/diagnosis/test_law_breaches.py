@@ -196,6 +196,16 @@ def test_parts_of_one_parameter_have_one_learning_rate() -> None:
     assert "between ranks that hold parts of the same parameters" in of.cause
 
 
+def test_learning_rates_of_different_calls_are_not_compared() -> None:
+    """A rank that counts steps differently is at another point of the schedule."""
+
+    def change(of: int, one: LawCheck) -> LawCheck:
+        later = {"count": one.count + 1, "hyper": ({"lr": "0.02"},)}
+        return replace(one, **later) if of == 1 else one  # type: ignore[arg-type]
+
+    assert found(3, change, PART).verdict == "clean"
+
+
 def test_a_learning_rate_that_has_no_effect_is_no_failure() -> None:
     """It differs for a while, and parameters stay equal."""
 

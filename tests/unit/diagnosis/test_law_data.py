@@ -152,7 +152,19 @@ class TestNotFinite:
         assert "the gradient of net.bias was not finite" in of.cause
 
     def test_a_parameter_that_starts_so_may_be_meant(self) -> None:
-        assert self.found(1).verdict == "clean"
+        of = self.found(1)
+        assert of.verdict == "clean"
+        assert "Before the first update, net.weight had elements that are not finite" in of.notes[0]
+
+    def test_one_that_was_never_initialised_makes_others_nan(self) -> None:
+        def change(_: int, check: LawCheck) -> LawCheck:
+            bad = ("net.weight", "net.bias") if check.step > 1 else ("net.bias",)
+            return replace(check, nonfinite=bad)
+
+        of = diagnose(job(2, change))
+        assert of.verdict == "nonfinite"
+        assert "net.weight had elements" in of.cause
+        assert "net.bias had elements that are not finite before that" in of.cause
 
     def test_a_gradient_alone_may_be_skipped(self) -> None:
         assert self.found(9).verdict == "clean"

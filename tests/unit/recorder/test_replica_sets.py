@@ -1,0 +1,72 @@
+"""Which ranks hold the same, as wrappers and placements declare it. One process plays rank 1 of
+four; torch's fake backend communicates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
+
+from moediag.recorder import install  # noqa: E402
+from moediag.recorder.replica_sets import ReplicaSets  # noqa: E402
+from tests.unit.fake_ranks import fake_rank  # noqa: E402
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> Iterator[ReplicaSets]:
+    recorder = install(str(tmp_path), 1, 4)
+    with fake_rank(1, 4):
+        yield ReplicaSets(recorder)
+    recorder.uninstall()
+
+
+def placed(sets: ReplicaSets, *placements: object) -> tuple[str, str, tuple[int, ...]]:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    tensor = distribute_tensor(torch.zeros(4, 4), mesh, placements)
+    found = sets.pieces([nn.Parameter(tensor)])[0]
+    return found.part, found.how, found.ranks
+
+
+def test_a_replicated_tensor_is_on_all_ranks_of_the_mesh(sets: ReplicaSets) -> None:
+    assert placed(sets, Replicate(), Replicate()) == ("", "placed", (0, 1, 2, 3))
+
+
+def test_a_tensor_that_one_axis_shards_is_on_the_ranks_of_the_other(sets: ReplicaSets) -> None:
+    part, how, ranks = placed(sets, Replicate(), Shard(0))
+    assert (how, ranks) == ("placed", (1, 3))
+    assert "1/2" in part
+
+
+def test_a_tensor_that_all_axes_shard_has_no_replica(sets: ReplicaSets) -> None:
+    part, how, ranks = placed(sets, Shard(0), Shard(1))
+    assert (how, ranks) == ("part", (0, 1, 2, 3))
+    assert "0/2" in part and "1/2" in part
+
+
+def test_a_plain_tensor_belongs_to_no_other_rank(sets: ReplicaSets) -> None:
+    found = sets.pieces([nn.Parameter(torch.zeros(2))])[0]
+    assert (found.how, found.ranks) == ("plain", ())
+
+
+@pytest.mark.parametrize(("reduces", "how"), [(True, "reduced"), (False, "local")])
+def test_fsdp2_reduces_over_its_replicate_dimension(
+    sets: ReplicaSets, reduces: bool, how: str
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=mesh)
+    model(torch.zeros(1, 4))  # the recorder has seen its group
+    model.reshard()
+    model.set_requires_all_reduce(reduces)
+    sets.stepped()
+    found = sets.pieces(list(model.parameters()))[0]
+    assert (found.how, found.ranks) == (how, (1, 3))
+    assert sets.data_parallel(model) == (0, 1, 2, 3)

@@ -4,6 +4,7 @@ failure."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -124,6 +125,12 @@ def hang_to_verdict() -> tuple[float, str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has WORD")
+    parser.add_argument(
+        "--bisect", action="store_true", help="also compare a bisect with a plain serial one"
+    )
+    asked = parser.parse_args()
     progress = Console(stderr=True)
     stack = environment.ensure({"transformers": "4.53.2"})
     table = Table(title="moediag bench")
@@ -163,12 +170,12 @@ def main() -> None:
          bisect_probes.both_ends_given, "<= 1 x", "x"),
         ("the same without a good end", bisect_probes.no_good_end, "<= 2 x", "x"),
     )  # fmt: skip
-    if "--bisect" in sys.argv:
+    if asked.bisect:
         rows += (
             ("plain serial bisect : moediag bisect, warm", bisect_probes.warm_against_serial,
              ">= 5 x", "x"),
         )  # fmt: skip
-    for name, measure, aim, unit in rows:
+    for name, measure, aim, unit in (row for row in rows if asked.only in row[0]):
         progress.print(f"measuring {name} …")
         value, detail = measure()
         table.add_row(name, f"{value:.3f} {unit}", aim, detail)

@@ -27,7 +27,7 @@ HELP = (
     "Flight Recorder dumps, py-spy or pystack output, torchrun's error files or the ranks' logs."
 )
 _NOT_JUDGED = (ReferenceTask, CostTask)
-_SHOWN = 4  # refused files that an error lists
+_SHOWN = 4  # refused files, or runs, that an error lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def examine(paths: Sequence[Path], taken_at: float | None = None) -> Examined:
 
 
 def trial_folders(path: Path) -> list[Path]:
-    """Returns the trial directories at ``path``: itself, or those in it that ran what is judged.
-    None if ``path`` is not a moediag run. Raises EvidenceError for a run that cannot be judged."""
+    """Returns the trial directories at ``path``: itself, or those in it that ran what is judged;
+    none if ``path`` is no run of moediag. Raises EvidenceError for a run that cannot be judged."""
     if not path.is_dir():
         if not path.exists():
             raise EvidenceError(f"{path} does not exist", HELP)
@@ -88,8 +88,13 @@ def trial_folders(path: Path) -> list[Path]:
     judged = [folder for folder in found if not isinstance(_trial(folder).task, _NOT_JUDGED)]
     if found and not judged:
         raise EvidenceError(f"{path} holds no trial that ran the step under test", HELP)
-    if not found and next(path.glob(f"*/*/{TRIAL_FILE}"), None) is not None:
-        raise EvidenceError(f"{path} holds several runs; give one of them", HELP)
+    runs = [] if found else sorted({file.parts[-3] for file in path.glob(f"*/*/{TRIAL_FILE}")})
+    if runs:
+        raise EvidenceError(
+            f"{path} is no run; it holds {wording.plural(len(runs), 'run')}: "
+            + ", ".join([*runs[:_SHOWN], *(["…"] if len(runs) > _SHOWN else [])]),
+            f"Give one of them: moediag diagnose {path / runs[0]}",
+        )
     return judged
 
 

@@ -87,6 +87,7 @@ class Measured:
     layout: Dict[str, int] = field(default_factory=dict)  # axes of the meshes of its parameters
     # The class of a module whose result for a sample depends on the rank's other samples, or "".
     across_samples: str = ""
+    auxiliary: bool = False  # the model returns an auxiliary loss
     size: int = 0  # bytes that its files take
 
     def write(self, folder: Union[str, Path]) -> Path:

@@ -56,6 +56,7 @@ class Job:
     samples: dict[int, list[str]] = field(default_factory=dict)
     random: bool = False
     across: str = ""
+    auxiliary: bool = False
     without: tuple[int, ...] = ()  # ranks that measured nothing
     noise: float = 0.0  # relative, of every gradient
     dtypes: tuple[str, ...] = ("float32",)
@@ -98,7 +99,7 @@ class Job:
         Measured(
             rank, self.world, 1, "python", done=True, steps=[step] * self.steps,
             dtypes=list(self.dtypes), random=self.random, across_samples=self.across,
-            problems=list(self.problems),
+            problems=list(self.problems), auxiliary=self.auxiliary,
         ).write(self.folder)  # fmt: skip
 
     def _part(

@@ -79,7 +79,7 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
     diverging = found.calls.get(seen.rank) if found is not None else None
     stall = evidence.stall
     if found is not None and found.surplus and diverging is not None:
-        call, what, lines = diverging, f"made {diverging.op}", _made_at(diverging, seen)
+        call, what, lines = diverging, f"called {diverging.op}", _made_at(diverging, seen)
     elif stall is not None and seen.rank in stall.waiting:
         call = open_call(evidence, seen.rank)
         if diverging is not None and _made_at(diverging, seen)[:1] == lines[:1]:
@@ -90,7 +90,7 @@ def _standing(evidence: Evidence, seen: RankEvidence, found: Divergence | None) 
         what = activity(evidence, seen)
         what = "" if what == IS else what
     elif diverging is not None:
-        call, what = diverging, f"made {diverging.op}"
+        call, what = diverging, f"called {diverging.op}"
         made = _made_at(call, seen)
         lines = lines if made[:1] == lines[:1] else made
     if not lines:
@@ -118,7 +118,7 @@ def _made_at(call: Collective | None, seen: RankEvidence) -> tuple[str, ...]:
 def _ended(seen: RankEvidence, found: Divergence | None) -> Standing | None:
     if found is None or seen.rank not in found.ended:
         return None
-    return Standing((seen.rank,), "", "reached its end", None, (), None)
+    return Standing((seen.rank,), "", "finished", None, (), None)
 
 
 def _members(found: Divergence | None, evidence: Evidence) -> frozenset[int]:

@@ -150,9 +150,11 @@ def _departure(one: Departure) -> str:
     """A sentence about it, with {} for the ranks."""
     call, usual = (describe(c).replace("{", "{{").replace("}", "}}") for c in (one.call, one.usual))
     if one.peers:
-        return f" After the same calls, {ranks(one.peers)} made {usual}, where {{}} made {call}."
+        return (
+            f" After the same calls, {ranks(one.peers)} called {usual}, where {{}} called {call}."
+        )
     if not one.every:
-        return f" Until then that line always made {usual}; {{}} made {call}."
+        return f" Until then that line always called {usual}; {{}} called {call}."
     if one.after > one.every:
         often = f"{one.every} times in a row" if one.every > 1 else "once"
         return f" Until then, {call} always came {often} before {usual}; {{}} made it once more."
@@ -172,14 +174,14 @@ def _missing(
     what = describe(next(iter(calls.values())))
     here = f"{waiting} {verb} in {what} on {divergence.group.label}"
     if divergence.surplus:
-        text = sentence(f"{waiting} made {what} on {divergence.group.label}, which "
-                        f"{ranks(divergence.absent)} did not make")  # fmt: skip
+        text = sentence(f"{waiting} called {what} on {divergence.group.label}, which "
+                        f"{ranks(divergence.absent)} did not call")  # fmt: skip
         return f"{text} It met another call of equal size; from there on the ranks are out of step."
     if divergence.counts:
         return _left_over(divergence, calls, what)
     gone = ranks(divergence.absent)
     if blame.basis == "majority":
-        return sentence(f"{here}, which {gone} ended without and nobody else calls")
+        return sentence(f"{here}; {gone} ended without that call, which no other rank makes")
     if divergence.inferred and not blame.culprits:
         text = f"{here}; {gone} had no call open. It is not known which side is wrong"
         return sentence(text) + _parted(blame)

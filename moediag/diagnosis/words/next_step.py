@@ -192,7 +192,7 @@ _VALUES: Mapping[str, tuple[str, Callable[[Collective], str]]] = {
 def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     """What to look at on ranks that others wait for."""
     who, at = ranks(one.ranks), f" at {one.at}" if one.line else ""
-    if one.what == "reached its end":
+    if one.what == "finished":
         end = "ends" if len(one.ranks) == 1 else "end"
         if waiting is None:
             return f"Do all ranks run as many steps? {who.capitalize()} {end} earlier."

@@ -134,7 +134,7 @@ def _state(seen: RankEvidence, failure: Failure | None, evidence: Evidence) -> t
         return "elsewhere", "in no operation"
     clean_exit = seen.exit is not None and seen.exit.code == 0 and not seen.exit.by_us
     if seen.finished or clean_exit:
-        return "finished", "reached its end"
+        return "finished", "finished"
     if seen.exit is not None and seen.exit.by_us:
         return "ended", "ended with the others"
     return "ended", "no end was seen"

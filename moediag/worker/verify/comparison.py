@@ -61,6 +61,8 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
         measured = noise.of_step(alone, again, rounded, number, dtypes)
         if not comparison.step(number, measured):
             break
+    if any(one.auxiliary for one in job.ranks.values()) and comparison.turned():
+        return _incomparable(job, _AUXILIARY)
     if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
         return _incomparable(job, _ROUTED_OTHERWISE)
     return comparison.results(dtypes, steps)
@@ -73,6 +75,11 @@ def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
     ]
 
 
+_AUXILIARY = Incomparable(
+    "gradients differ, but the model adds an auxiliary loss over the samples of each forward: over "
+    "all samples together it is another one, without any error",
+    "Set the auxiliary loss to 0 in both commands, and compare again.",
+)
 _ROUTED_OTHERWISE = Incomparable(
     "gradients differ by more than rounding does to them, but the model routes tokens and computes "
     "in less than float32: rounding sends single tokens to other experts",
@@ -136,7 +143,7 @@ class _Comparison:
             right = right and not wrong and not skipped and not self._explained
         return right
 
-    def _turned(self) -> bool:
+    def turned(self) -> bool:
         """Whether a wrong gradient has another direction than the reference's."""
         every = (
             e for steps in self._gradients.values() for by in steps.values() for e in by.values()
@@ -205,7 +212,7 @@ class _Comparison:
                     replicas={"0": StepReplicas(dtype=dtype)},
                     steps_done=compared,
                     applied=self._applied[rank],
-                    next_step=_OBJECTIVE if self._turned() else "",
+                    next_step=_OBJECTIVE if self.turned() else "",
                     not_seen=[*self._not_seen, *one.not_checked],
                 )
             )

@@ -13,7 +13,7 @@ import threading
 import traceback
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,7 @@ class Measuring:
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
         self._now = MeasuredStep()
         self._clips = Clips(self._before_clip)
+        self._dtypes: Set[torch.dtype] = set()  # of what modules have returned
         self._gradients: Tensors = {}  # of this step, before clipping
         self._strange = 0  # steps of optimizers that hold no parameter of the model
 
@@ -98,13 +99,18 @@ class Measuring:
 
     def _forward(self, original: Any) -> Any:
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._inside or not self._outermost(module):
+            if torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
+            if self._inside or not self._outermost(module):
+                result = original(module, *args, **kwargs)
+                if self._inside and isinstance(result, torch.Tensor):
+                    self._dtypes.add(result.dtype)
+                return result
             self._inside = True
             try:
                 before = self._guarded(self._before_forward, module, args, kwargs)
                 result = original(module, *args, **kwargs)
-                self._guarded(self._after_forward, before)
+                self._guarded(self._after_forward, before, result)
                 return result
             finally:
                 self._inside = False
@@ -133,9 +139,16 @@ class Measuring:
             self._now.samples.extend(samples.hashes(args, kwargs))
         return model_facts.random_state()
 
-    def _after_forward(self, before: Any) -> None:
+    def _after_forward(self, before: Any, result: Any) -> None:
         answer = self._answer
-        if before is None or answer is None or answer.random:
+        if before is None or answer is None:
+            return
+        found = {model_facts.dtype_name(d) for d in self._dtypes if d.is_floating_point}
+        if not found <= set(answer.dtypes):
+            self._tell(dtypes=sorted({*answer.dtypes, *found}))
+        if getattr(result, "aux_loss", None) is not None and not answer.auxiliary:
+            self._tell(auxiliary=True)
+        if answer.random:
             return
         after = model_facts.random_state()
         if not all(torch.equal(a, b) for a, b in zip(before, after)):  # noqa: B905 - Python 3.9

@@ -12,11 +12,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def computes_in(module: Any) -> Set[str]:
-    """Returns the dtypes of autocast and of FSDP's mixed precision."""
+    """Returns the dtypes of autocast, of FSDP's mixed precision, and of products in less."""
     found = set()
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             found.add(dtype_name(torch.get_autocast_dtype(device)))
+    if torch.cuda.is_available() and torch.get_float32_matmul_precision() != "highest":
+        found.add("float16")  # TF32 has as many digits
     for one in module.modules():
         state = getattr(one, "_get_fsdp_state", None)
         policies = [getattr(one, "mixed_precision", None)]

@@ -287,8 +287,8 @@ class TestCallsOfRanksThatAreGone:
         one = self.ended([UNDER], frozenset({"train.py"}))
         assert (str(one.verdict), one.culprits) == ("collective-mismatch", (0,))
         assert [(p.line, p.what, p.callers) for p in one.places] == [
-            ("train.py:96 f", "made all_reduce", ("train.py:12 main",)),
-            ("train.py:97 f", "made barrier", ("train.py:12 main",)),
+            ("train.py:96 f", "called all_reduce", ("train.py:12 main",)),
+            ("train.py:97 f", "called barrier", ("train.py:12 main",)),
         ]
         assert "Every rank must reach train.py:96 (all_reduce), or none" in one.next_step
 
@@ -326,7 +326,7 @@ class TestRanksElsewhere:
             "Make the call at train.py:96 on all ranks or on none: rank 1 ends without it. Do all "
             "ranks run as many steps?"
         )
-        assert [p.what for p in one.places if p.ranks == (1,)] == ["reached its end"]
+        assert [p.what for p in one.places if p.ranks == (1,)] == ["finished"]
 
 
 class TestValuesThatDiffer:

@@ -83,7 +83,7 @@ def test_final_states_of_ranks_are_shown() -> None:
     assert sorted(rank for ranks in ended.values() for rank in ranks) == [0, 1]
     assert ended["failed: raised gloo::EnforceNotMet (the communication library)"] == (0,)
     whole = standing(diagnose(fsdp2_job(set(), set()).whole()))
-    assert whole == {"finished: reached its end": (0, 1)}
+    assert whole == {"finished: finished": (0, 1)}
 
 
 @pytest.mark.parametrize("fault", ["stuck", "order", "skip-p2p", "op", "size"])

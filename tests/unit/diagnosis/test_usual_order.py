@@ -120,7 +120,7 @@ def test_a_size_that_was_always_another_one_is_named() -> None:
     one, other = [TRAIN] * 4, [*[TRAIN] * 3, replace(TRAIN, numel=72)]
     found = diagnose(at(job(one, other)))
     assert (found.culprits, found.confidence) == ((1,), Confidence.LOW)
-    assert "Until then that line always made all_reduce" in found.cause
+    assert "Until then that line always called all_reduce" in found.cause
     # Without lines, the two calls may come from different places.
     assert diagnose(job(one, other)).culprits == ()
 
@@ -175,7 +175,7 @@ def test_peers_in_other_groups_outvote_a_rank_in_its_first_event() -> None:
     programs[1] = paired(1, TRAIN, NORM)
     found = diagnose(named(job(*programs, pairs=True)))
     assert (found.culprits, found.confidence) == ((1,), Confidence.MEDIUM)
-    assert "After the same calls, ranks 0, 2, 3 made all_gather" in found.cause
+    assert "After the same calls, ranks 0, 2, 3 called all_gather" in found.cause
 
 
 def test_one_peer_on_each_side_names_nobody() -> None:

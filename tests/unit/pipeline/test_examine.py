@@ -37,17 +37,24 @@ def test_a_run_contains_its_trials_without_references_and_costs(tmp_path: Path) 
     assert examine.trial_folders(unfixed) == [unfixed]
 
 
-@pytest.mark.parametrize("what", ["empty", "file", "nowhere", "only-reference", "runs", "hostile"])
+@pytest.mark.parametrize("what", ["empty", "file", "nowhere", "only-reference", "hostile"])
 def test_other_paths_are_refused_with_advice(tmp_path: Path, what: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "hostile").write_bytes(b"\x80\x02cos\nsystem\n.")
     make(tmp_path / "only-reference" / "reference-1", ReferenceTask())
-    make(tmp_path / "runs" / "one" / "unfixed")
     with pytest.raises(EvidenceError, match=what) as caught:
         examine.examine([tmp_path / what])
     assert "moediag run" in caught.value.help_text and "Flight Recorder" in caught.value.help_text
     assert what != "hostile" or "asks for os.system" in caught.value.message
+
+
+def test_a_folder_of_several_runs_is_refused_with_their_names(tmp_path: Path) -> None:
+    for name in "abcdef":
+        make(tmp_path / name / "unfixed")
+    with pytest.raises(EvidenceError, match=r"no run; it holds 6 runs: a, b, c, d, …") as caught:
+        examine.examine([tmp_path])
+    assert caught.value.help_text.endswith(f"moediag diagnose {tmp_path / 'a'}")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moediag.result import Verdict
-from tests.unit.measured_runs import EXPERTS, Job, judged, reference, same
+from tests.unit.measured_runs import EXPERTS, Job, gradients, judged, reference, same
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -176,3 +176,25 @@ def test_tokens_that_rounding_routes_otherwise_prove_nothing(tmp_path: Path) -> 
     found = judged(Job(tmp_path / "c", change=flipped), exact)
     assert found.verdict == Verdict.WRONG_GRADIENTS
     assert "auxiliary loss" in found.next_step
+
+
+def test_an_auxiliary_loss_explains_another_direction_only(tmp_path: Path) -> None:
+    def turned(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + torch.eye(*gradient.shape[-2:])
+
+    runs = reference(tmp_path)
+    found = judged(Job(tmp_path / "a", change=turned, auxiliary=True), runs)
+    assert found.verdict == Verdict.INCONCLUSIVE
+    assert "auxiliary loss" in found.cause
+    found = judged(Job(tmp_path / "b", change=lambda r, n, g: g * 2, auxiliary=True), runs)
+    assert found.verdict == Verdict.WRONG_GRADIENTS
+    assert judged(Job(tmp_path / "c", auxiliary=True), runs).verdict == Verdict.CLEAN
+
+
+def test_rounding_of_a_step_does_not_make_the_next_one_wrong(tmp_path: Path) -> None:
+    def later(rank: int, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        second = gradients(2)[name]
+        return gradient * (1.01 if torch.allclose(gradient, second) else 1.0)
+
+    job = Job(tmp_path / "job", steps=2, change=later)
+    assert judged(job, reference(tmp_path, steps=2)).verdict == Verdict.CLEAN

@@ -120,6 +120,35 @@ def test_batch_normalisation_is_noticed(measuring: Start) -> None:
     assert not of(folder).random
 
 
+def test_autocast_inside_a_forward_is_noticed(measuring: Start) -> None:
+    class Low(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                result: torch.Tensor = self.inner(x)
+            return result.float()
+
+    folder = measuring()
+    train(Low(), clip=None)
+    assert of(folder).dtypes == ["bfloat16", "float32"]
+
+
+def test_an_auxiliary_loss_is_noticed(measuring: Start) -> None:
+    class Output(torch.Tensor):
+        aux_loss = 0.0
+
+    class Routed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).as_subclass(Output)
+
+    folder = measuring()
+    train(Routed(3, 2), clip=None)
+    assert of(folder).auxiliary
+
+
 def test_two_optimizers_share_a_step(measuring: Start) -> None:
     folder = measuring(steps=2)
     model = small()

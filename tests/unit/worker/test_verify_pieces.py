@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
@@ -179,3 +180,38 @@ def test_samples_of_all_ranks_together(
     given = {rank: [rows] for rank, rows in enumerate(ranks)}
     assert same_samples.steps_alike(given, [alone]) == steps
     assert sum(Counter(alone).values()) == len(alone)
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_shards_of_fsdp1_are_the_whole_tensors(original: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    parts: dict[str, list[Stored]] = {}
+    gradients: dict[str, list[Stored]] = {}
+    for rank in range(2):
+        with rank_of(rank, 2):
+            copied = copy.deepcopy(whole)
+            copied[0] = FullyShardedDataParallel(
+                copied[0], use_orig_params=original, device_id=torch.device("cpu")
+            )
+            model = FullyShardedDataParallel(
+                copied, use_orig_params=original, device_id=torch.device("cpu")
+            )
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, float(rank))
+            for piece in pieces(model):
+                local = piece.read()
+                parts.setdefault(piece.name, []).append(Stored(piece.where, local.clone()))
+                gradient = piece.gradient()
+                assert gradient is not None
+                assert gradient.shape == local.shape
+                gradients.setdefault(piece.name, []).append(Stored(piece.where, gradient.clone()))
+                assert piece.trainable
+    for name, parameter in whole.named_parameters():
+        found, reason = tensor_files.whole(parts[name])
+        assert reason == ""
+        assert found is not None
+        assert torch.equal(found, parameter.detach())
+        assert tensor_files.whole(gradients[name])[0] is not None

@@ -20,19 +20,20 @@ def of_breach(b: Breach) -> str:
             f"In step {b.step} {_hyper(b.reason)}{at} differs between {kept}: {_values(b.reason)}."
         )
     noun = plural(len(b.parameters.names), "parameter")
-    what = f"{noun} ({listed(b.parameters.names)})"
+    one = len(b.parameters.names) == 1
+    what = f"{noun} ({listed(b.parameters.names)}) {'differs' if one else 'differ'}"
     who = _sides(b.parameters)
     if b.initial:
         kept = {
             PLACED: "have the placement Replicate",
         }.get(b.history.how, "are replicas, kept equal by reductions of their gradients")
         return (
-            f"Before the first call of {_step_call(b)}, {what} differ: {who}. They {kept}, "
+            f"Before the first call of {_step_call(b)}, {what}: {who}. The parameters {kept}, "
             "so they must start equal: a rank loaded or initialised other values, and nothing "
             "broadcast them afterwards."
         )
-    since = f"Before {_step_call(b)} of step {b.step}, {what} differ between replicas: {who}"
-    before = f"in step {b.before} they were equal"
+    since = f"Before {_step_call(b)} of step {b.step}, {what} between replicas: {who}"
+    before = f"in step {b.before} {'it was' if one else 'they were'} equal"
     return f"{since}; {before}. {_reason(b)}"
 
 

@@ -29,6 +29,7 @@ WATCHER = "laws"
 _SEGMENT_BYTES = 32 * 1024 * 1024
 _FIRST = 3  # steps that are always checked
 _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further
+_STUCK = 8  # calls of step() without a new step: its model is not seen running
 _MAX_NONFINITE = 20  # names that are listed
 
 
@@ -56,9 +57,11 @@ def next_checked(step: int, every: int = 0) -> int:
 class _Known:
     """What is known of one optimizer."""
 
-    __slots__ = ("count", "due", "ordinal")
+    __slots__ = ("count", "due", "ordinal", "same", "step")
 
     def __init__(self) -> None:
+        self.step = 0  # of the last call
+        self.same = 0  # calls since the step's number last changed
         self.count = 0  # calls of step() so far
         self.due = 1  # the next step to check, or the first one after it
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
@@ -122,6 +125,12 @@ class LawChecks:
         if known is None:
             known = self._optimizers.set(optimizer, _Known())
         step = self.step_of(known.count)
+        known.same = known.same + 1 if step == known.step else 0
+        known.step = step
+        if known.same == _STUCK:
+            self._recorder.note_not_seen(
+                "laws: later steps of a model that was first called after the first step"
+            )
         if step >= known.due and not capturing():
             known.due = next_checked(step, self.every)
             with torch.no_grad():

@@ -138,7 +138,7 @@ LAW_VICTIMS = (
     LawVictim("local_norms", ("wrong-gradients",), ranks=2, says="each rank's own shard"),
     LawVictim("shards_healthy", ("clean",), ranks=2),
     LawVictim("not_finite", ("nonfinite",), ranks=2, says="in step 2 they were finite"),
-    LawVictim("tp_dropout", REPLICAS, ranks=2, says="the gradients of norm.{weight,bias} differed"),
+    LawVictim("tp_dropout", REPLICAS, ranks=2, says="the gradients of norm."),
     LawVictim("own_seeds", REPLICAS, ranks=2, says="Before the first call of AdamW.step()"),
     *[
         LawVictim(name, ("clean",), ranks=2)

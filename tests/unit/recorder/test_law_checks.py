@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 from torch.utils.data.distributed import DistributedSampler  # noqa: E402
 
+from moediag.evidence.events import read_log  # noqa: E402
 from moediag.evidence.law_model import RankLaws  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
 from moediag.protocol import ENV_LAWS  # noqa: E402
@@ -105,6 +106,17 @@ def test_a_second_call_of_step_belongs_to_the_same_step(recorder: Recorder, tmp_
     train(net, optimizer, DataLoader(samples(4)))
     found = [(check.step, check.count) for check in laws(tmp_path).checks]
     assert found == [(1, 0), (2, 1), (3, 3), (6, 6)]
+
+
+def test_a_model_that_comes_later_is_told_as_not_checked(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    first, second = model(), model()
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (first, second)]
+    train(first, optimizers[0], DataLoader(samples(12)))
+    assert not any("laws" in text for text in read_log(tmp_path, 0).not_seen)
+    train(second, optimizers[1], DataLoader(samples(12)))
+    assert any("first called after the first step" in t for t in read_log(tmp_path, 0).not_seen)
 
 
 def test_inputs_of_models_with_the_sampler(recorder: Recorder, tmp_path: Path) -> None:

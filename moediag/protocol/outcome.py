@@ -195,6 +195,7 @@ class Outcome:
     # Of a VerifyTask: why its numbers cannot be compared with one process (verdict inconclusive),
     # what to do then, and what was not compared.
     incomparable: str = ""
+    micro_batches: int = 1  # backward calls in the first step
     next_step: str = ""
     not_seen: List[str] = field(default_factory=list)
 

@@ -57,6 +57,7 @@ class Job:
     random: bool = False
     across: str = ""
     auxiliary: bool = False
+    micro_batches: int = 1
     without: tuple[int, ...] = ()  # ranks that measured nothing
     noise: float = 0.0  # relative, of every gradient
     dtypes: tuple[str, ...] = ("float32",)
@@ -92,7 +93,7 @@ class Job:
             own = [f"s{i}" for i in range(4)]
         step = MeasuredStep(
             samples=self.samples.get(rank, own),
-            losses=[1.0],
+            losses=[1.0] * self.micro_batches,
             norm=self.norms.get(rank),
             rates=dict.fromkeys(SHAPES, rate),
         )

@@ -29,6 +29,7 @@ NEAR = {"float32": 1e-3, "bfloat16": 5e-2}
 HIDDEN = 2e-2
 LEAST = 4  # elements of one tensor: fewer are a multiple of anything
 WORLD = "all ranks"
+MICRO_BATCHES = "the micro-batches of a step"
 _KINDS = (EXPERTS, ROUTER, REST, INPUT)
 _WORDS = {
     EXPERTS: "the experts",
@@ -95,6 +96,7 @@ def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
         one = _constant(kind, errors, near)
         if one is not None:
             size = size_of(one.factor, kind, layout, _placements(errors), near)
+            size = _or_micro_batches(size, one.factor, outcomes, near)
             moved = _moved(outcomes).get(kind)
             alone = len(by_kind) == 1
             found.append(replace(one, size=size, moved=moved, after=_after(outcomes), alone=alone))
@@ -157,6 +159,19 @@ def size_of(
     return Size(round(wanted), names[0], inverse, tuple(names[1:]))
 
 
+def _or_micro_batches(
+    size: Size | None, factor: float, outcomes: Mapping[int, Outcome], near: float
+) -> Size | None:
+    """The size, or the number of micro-batches where that is the factor, too."""
+    counts = {outcome.micro_batches for outcome in outcomes.values()}
+    wanted = 1 / factor if abs(factor) < 1 else factor
+    count = counts.pop() if len(counts) == 1 else 1
+    if count < 2 or abs(count / wanted - 1) > near:
+        return size
+    same = (size.axes, *size.same) if size is not None else ()
+    return Size(count, MICRO_BATCHES, abs(factor) < 1, same)
+
+
 def _named(axes: tuple[str, ...], whole: Mapping[str, int]) -> str:
     return WORLD if len(axes) == len(whole) else " x ".join(axes)
 
@@ -212,7 +227,9 @@ def _meaning(size: Size | None) -> str:
         return "no axis of the mesh, or product of axes, has that size"
     verb = "have" if size.same[1:] else "has"
     same = f" ({' and '.join(size.same)} {verb} the same)" if size.same else ""
-    if size.axes == WORLD:
+    if size.axes == MICRO_BATCHES:
+        what = f"{size.number} is the number of micro-batches of a step{same}"
+    elif size.axes == WORLD:
         what = f"{size.number} is the number of ranks{same}"
     else:
         what = f"{size.number} is the size of {size.axes}{same}"

@@ -211,6 +211,7 @@ class _Comparison:
                     reference_norms=known if len(known) == len(norms) else [],
                     replicas={"0": StepReplicas(dtype=dtype)},
                     steps_done=compared,
+                    micro_batches=max(1, len(one.steps[0].losses)),
                     applied=self._applied[rank],
                     next_step=_OBJECTIVE if self.turned() else "",
                     not_seen=[*self._not_seen, *one.not_checked],

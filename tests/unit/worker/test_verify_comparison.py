@@ -198,3 +198,13 @@ def test_rounding_of_a_step_does_not_make_the_next_one_wrong(tmp_path: Path) -> 
 
     job = Job(tmp_path / "job", steps=2, change=later)
     assert judged(job, reference(tmp_path, steps=2)).verdict == Verdict.CLEAN
+
+
+@pytest.mark.parametrize(("factor", "layout"), [(0.5, {}), (0.25, {"ep": 2})])
+def test_a_factor_that_is_the_number_of_micro_batches_is_not_only_a_mesh_axis(
+    tmp_path: Path, factor: float, layout: dict[str, int]
+) -> None:
+    job = Job(tmp_path / "job", change=lambda r, n, g: g * factor, micro_batches=round(1 / factor))
+    found = judged(job, reference(tmp_path), layout)
+    assert f"{round(1 / factor)} is the number of micro-batches of a step" in found.cause
+    assert ("all ranks has the same" in found.cause) == (factor == 0.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Tuple, Union
 
 import pytest
 
@@ -14,15 +13,15 @@ from moediag.protocol import build
 @dataclass(frozen=True)
 class Part:
     size: float
-    name: Optional[str] = "default"
+    name: str | None = "default"
 
 
 @dataclass(frozen=True)
 class Whole:
     rank: int
-    parts: List[Part] = field(default_factory=list)
-    by_rank: Dict[int, Tuple[str, ...]] = field(default_factory=dict)
-    cell: Union[str, bool, int, None] = None
+    parts: list[Part] = field(default_factory=list)
+    by_rank: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    cell: str | bool | int | None = None
 
 
 def test_nested_dataclasses_are_built() -> None:

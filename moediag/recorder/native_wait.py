@@ -3,8 +3,10 @@
 The recorder's wrappers see the waits of Python. DDP's reducer issues its calls from C++ and waits
 for them there: the innermost Python frame is autograd's, which is also the frame of a backward that
 computes. So the wait is proven by three facts together: a call of this thread is open, its
-innermost Python frame is one below which torch waits for communication, and between two looks the
-thread slept and used no CPU time.
+innermost Python frame is one below which torch waits for communication, and the thread slept from
+one look to the next without a switch to it. To be seen asleep twice is not enough: a thread that
+executes Python sleeps during each look, for the interpreter's lock that the look holds, and on a
+busy machine it may get no CPU time in between.
 """
 
 from __future__ import annotations
@@ -12,11 +14,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 
-from moediag.protocol import stat_fields
 from moediag.recorder.completion import Completion
 from moediag.recorder.heartbeat import HeartbeatWriter
 
@@ -26,13 +27,15 @@ _TORCH = str(Path(torch.__file__).parent)
 _ENGINE = (f"{_TORCH}/autograd/graph.py", f"{_TORCH}/autograd/__init__.py")
 _PLACES = (f"{_TORCH}/distributed/", f"{_TORCH}/nn/parallel/distributed.py", *_ENGINE)
 
+_SWITCHES = ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+
 
 class Look(NamedTuple):
     """What shows whether a thread moved since the last look."""
 
     call: int
     where: Tuple[str, int]  # its innermost Python frame
-    cpu: Tuple[int, int]  # its user and system time in ticks
+    switches: Tuple[str, ...]  # how often it went to sleep, and was interrupted
 
 
 class NativeWait:
@@ -44,12 +47,12 @@ class NativeWait:
         heartbeat: HeartbeatWriter,
         completion: Completion,
         frames: Callable[[], Dict[int, FrameType]] = sys._current_frames,
-        stat: Callable[[str], List[str]] = stat_fields,
+        state: Optional[Callable[[int], Optional[Tuple[str, ...]]]] = None,
     ) -> None:
         self._heartbeat = heartbeat
         self._completion = completion
         self._frames = frames
-        self._stat = stat
+        self._state = state or asleep
         self._before: Optional[Look] = None
 
     def look(self) -> None:
@@ -67,8 +70,20 @@ class NativeWait:
         frame = self._frames().get(thread.ident)
         if frame is None or not frame.f_code.co_filename.startswith(_PLACES):
             return None
-        fields = self._stat(f"self/task/{thread.native}")
-        if not fields or fields[0] != "S":
+        switches = self._state(thread.native)
+        if switches is None:
             return None
         where = frame.f_code.co_filename, frame.f_lineno
-        return Look(call, where, (int(fields[11]), int(fields[12])))
+        return Look(call, where, switches)
+
+
+def asleep(thread: int, proc: str = "/proc/self/task") -> Optional[Tuple[str, ...]]:
+    """The counts of switches from and to a sleeping thread of this process. None if it does not
+    sleep, or if this system does not count."""
+    try:
+        text = Path(f"{proc}/{thread}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = dict(line.partition(":")[::2] for line in text.splitlines())
+    counts = tuple(fields.get(name, "").strip() for name in _SWITCHES)
+    return counts if all(counts) and fields.get("State", "").strip()[:1] == "S" else None

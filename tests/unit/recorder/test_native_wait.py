@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +16,7 @@ torch = pytest.importorskip("torch")
 from moediag.protocol import Heartbeat  # noqa: E402
 from moediag.recorder.completion import Completion, Native, Thread  # noqa: E402
 from moediag.recorder.heartbeat import HeartbeatWriter  # noqa: E402
-from moediag.recorder.native_wait import NativeWait  # noqa: E402
+from moediag.recorder.native_wait import NativeWait, asleep  # noqa: E402
 
 TORCH = str(Path(torch.__file__).parent)
 ENGINE = f"{TORCH}/autograd/graph.py"
@@ -44,9 +46,10 @@ class Rank:
         self.completion = Completion(Recorder())  # type: ignore[arg-type]
         self.completion._native = {8: Native(Work(), True, RANK)}
         self.file = file
-        self.state, self.ticks = "S", 50
-        self.asked: list[str] = []
-        self.wait = NativeWait(self.heartbeat, self.completion, self.frames, self.stat)
+        self.state, self.switches = "S (sleeping)", 50
+        self.proc = folder / "task"
+        (self.proc / "11").mkdir(parents=True)
+        self.wait = NativeWait(self.heartbeat, self.completion, self.frames, self.asleep)
 
     def frames(self) -> dict[int, FrameType]:
         found: list[FrameType] = []
@@ -54,9 +57,12 @@ class Rank:
         exec(code, {"f": found.append, "sys": sys})
         return {1: found[0]}
 
-    def stat(self, path: str) -> list[str]:
-        self.asked.append(path)
-        return [self.state, *["0"] * 10, str(self.ticks), "3", *["0"] * 10]
+    def asleep(self, thread: int) -> tuple[str, ...] | None:
+        assert thread == RANK.native
+        text = f"Name:\tpython\nState:\t{self.state}\nvoluntary_ctxt_switches:\t{self.switches}\n"
+        text += "nonvoluntary_ctxt_switches:\t3\n"
+        (self.proc / "11" / "status").write_text(text)
+        return asleep(thread, str(self.proc))
 
     def told(self, looks: int = 2) -> tuple[str, int]:
         for _ in range(looks):
@@ -81,7 +87,6 @@ WAITS, MOVES = ("in-collective", 8), ("running", -1)
 def test_a_sleeping_thread_below_torch_waits_for_its_open_call(tmp_path: Path, file: str) -> None:
     rank = Rank(tmp_path, file)
     assert rank.told() == WAITS
-    assert set(rank.asked) == {"self/task/11"}
 
 
 def test_one_look_proves_nothing(tmp_path: Path) -> None:
@@ -99,13 +104,41 @@ def test_an_open_call_alone_is_no_wait(tmp_path: Path, file: str) -> None:
 
 def test_a_computing_backward_does_not_wait(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    rank.state = "R"
+    rank.state = "R (running)"
     assert rank.told() == MOVES
-    rank.state = "S"
-    rank.wait.look()
-    rank.ticks += 1  # it computed between the two looks
-    assert rank.told(looks=1) == MOVES
+
+
+def test_a_thread_that_ran_between_two_looks_does_not_wait(tmp_path: Path) -> None:
+    """It executes Python and sleeps during each look, for the interpreter's lock."""
+    rank = Rank(tmp_path)
+    for _ in range(3):
+        rank.switches += 1
+        assert rank.told(looks=1) == MOVES
     assert rank.told(looks=1) == WAITS
+
+
+def test_the_switches_of_a_thread_are_read_from_this_system(tmp_path: Path) -> None:
+    if not Path("/proc/self/task").is_dir():
+        pytest.skip("no /proc")
+    ready, done = threading.Event(), threading.Event()
+
+    def sleep() -> None:
+        ready.set()
+        done.wait()
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    try:
+        assert ready.wait(60) and sleeper.native_id is not None
+        ends = time.monotonic() + 60
+        while (found := asleep(sleeper.native_id)) is None:
+            assert time.monotonic() < ends
+        assert len(found) == 2
+    finally:
+        done.set()
+        sleeper.join()
+    assert asleep(threading.get_native_id()) is None, "this thread runs"
+    assert asleep(1, str(tmp_path)) is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +164,7 @@ def test_the_oldest_open_call_is_named(tmp_path: Path) -> None:
 
 def test_without_proc_nothing_is_assumed(tmp_path: Path) -> None:
     rank = Rank(tmp_path)
-    rank.wait = NativeWait(rank.heartbeat, rank.completion, rank.frames, lambda _: [])
+    rank.wait = NativeWait(rank.heartbeat, rank.completion, rank.frames, lambda _: None)
     assert rank.told() == MOVES
 
 

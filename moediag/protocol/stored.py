@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Union
 SCHEMA_VERSION = 1
 _UNIONS = (Union, getattr(types, "UnionType", Union))  # Python 3.9 has no UnionType
 _PLAIN = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for them, so they are text
 _SHOWN = 60  # characters of a wrong value in an error
 
 
@@ -32,7 +33,7 @@ def write_text(path: Path, text: str) -> Path:
 
 def build(cls: Any, raw: Any, where: str = "") -> Any:
     """A dataclass of type ``cls`` from plain JSON, nested dataclasses included. Fields that ``cls``
-    does not have are ignored; null leaves a field with a default at it.
+    does not have are ignored; null stands for the default of a field that cannot be null.
 
     Raises ValueError that says which value is wrong, as ``trials[0].world_size``, after
     ``where``."""
@@ -46,9 +47,13 @@ def build(cls: Any, raw: Any, where: str = "") -> Any:
         if f.name not in raw:
             if needed:
                 raise ValueError(f"{at} is missing")
-        elif f.init and (needed or raw[f.name] is not None):
+        elif f.init and (needed or raw[f.name] is not None or _nullable(hints[f.name])):
             values[f.name] = _convert(hints[f.name], raw[f.name], at)
     return cls(**values)
+
+
+def _nullable(hint: Any) -> bool:
+    return hint is Any or type(None) in typing.get_args(hint)
 
 
 def _wrong(where: str, value: Any, wanted: str) -> ValueError:
@@ -96,6 +101,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return build(hint, value, where)
     if hint in _PLAIN:
+        if hint is float and value in _NOT_FINITE:
+            return float(value)
         if type(value) is not hint and not (hint is float and type(value) is int):
             raise _wrong(where, value, _PLAIN[hint])
         return value

@@ -12,13 +12,16 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch.distributed as dist
 
+from moediag.axes import AXES
 from moediag.recorder.core import Recorder
 
 # How equality is kept. REDUCED: by a reduction of the gradients. PLACED: each rank computes the
 # same. LOCAL: the program steps without a reduction, or a hook replaces it. PART: there are other
 # parts on the other ranks, and no replica. PLAIN: nothing is declared.
-_DATA_AXES = frozenset(("dp", "fsdp", "dp_shard", "dp_replicate", "replicate", "shard", "data"))
 REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"
+_DATA_AXES = frozenset(("dp", "fsdp", "replicate", "shard", "data")).union(
+    str(axis) for axis in AXES if axis.data_parallel
+)
 
 
 class Piece(NamedTuple):

@@ -271,6 +271,7 @@ def test_failing_and_working_wrappers(command: Command) -> None:
     assert ran.fixes == {"fsdp1": True, "ddp": True, "ddp-without-find-unused": False}
 
 
+@pytest.mark.wide
 def test_zero_2_fails_like_fsdp2_and_zero_3_works(command: Command) -> None:
     need({"transformers": "4.53.2", "deepspeed": "0.19.8"})
     line = ("expert-starvation-wrappers", "--variant", "zero2", "--variant", "zero3")

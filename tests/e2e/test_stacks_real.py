@@ -80,6 +80,7 @@ def test_built_environments_have_bytecode(cache: Path) -> None:
     assert again.key == stack.key
 
 
+@pytest.mark.wide
 def test_a_bundle_installs_and_builds_without_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

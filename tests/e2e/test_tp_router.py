@@ -155,6 +155,7 @@ class TestTorchtitan:
         assert found["merged-before"]["input"] == found["gate-partial-before"]["input"]
 
 
+@pytest.mark.wide
 class TestOneDetectorAlone:
     """Each wrong fix, and a detector that alone would have accepted it."""
 

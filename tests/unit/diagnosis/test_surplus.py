@@ -50,7 +50,7 @@ def test_the_evaluation_of_one_rank_is_shown_and_named_by_its_condition() -> Non
     found = diagnose(job("tttetttettt", "tttttttttt"))
     assert (found.verdict, found.culprits, found.victims) == ("hang", (0,), (1,))
     assert of(found)[(0,)] == LINES["e"]
-    assert "which rank 1 did not make. It met another call of equal size" in found.cause
+    assert "which rank 1 did not call. It met another call of equal size" in found.cause
     assert "under `if rank == 0` at train.py:59" in found.cause
     assert "train.py:60" in found.next_step and "train.py:59" in found.next_step
 

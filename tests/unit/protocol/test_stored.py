@@ -1,0 +1,59 @@
+"""Dataclasses from JSON files: types are checked, null and numbers that are not finite are kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from moediag.protocol import build
+
+
+@dataclass(frozen=True)
+class Part:
+    size: float
+    name: str | None = "default"
+
+
+@dataclass(frozen=True)
+class Whole:
+    rank: int
+    parts: list[Part] = field(default_factory=list)
+    by_rank: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    cell: str | bool | int | None = None
+
+
+def test_nested_dataclasses_are_built() -> None:
+    raw = {"rank": 1, "parts": [{"size": 2}], "by_rank": {"3": ["a"]}, "cell": True, "new": 0}
+    assert build(Whole, raw) == Whole(1, [Part(2)], {3: ("a",)}, True)
+
+
+def test_null_is_kept_where_a_field_allows_it_and_is_the_default_elsewhere() -> None:
+    assert build(Part, {"size": 1.0, "name": None}).name is None
+    assert build(Whole, {"rank": 0, "parts": None}).parts == []
+    with pytest.raises(ValueError, match="size: None is not a number"):
+        build(Part, {"size": None})
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_text_in_json(text: str) -> None:
+    found = build(Part, {"size": text}).size
+    assert type(found) is float and not math.isfinite(found)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({}, "rank is missing"),
+        ([], r"the file: \[\] is not an object"),
+        ({"rank": True}, "rank: True is not a whole number"),
+        ({"rank": "x" * 200}, "rank: 'x{59}… is not a whole number"),
+        ({"rank": 0, "parts": [{"size": "1"}]}, r"parts\[0\].size: '1' is not a number"),
+        ({"rank": 0, "cell": []}, r"cell: \[\] is not text or true or false or a whole number"),
+        ({"rank": 0, "by_rank": {"x": []}}, "by_rank: 'x' is not a whole number"),
+    ],
+)
+def test_a_wrong_value_is_named(raw: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(Whole, raw)

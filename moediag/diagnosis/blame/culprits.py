@@ -160,8 +160,9 @@ def _missing_call(divergence: Divergence, calls: Mapping[int, Collective], token
     where more ranks are absent than wait, no rank is named."""
     gone = divergence.absent
     if divergence.surplus:
-        fewer = min(tuple(calls), gone, key=len)
-        return Blame() if len(calls) == len(gone) else Blame(tuple(sorted(fewer)), "majority")
+        fewer, more = sorted((tuple(calls), gone), key=len)
+        strict = 2 * len(more) > len(divergence.group.ranks)  # ranks that were not seen count
+        return Blame(tuple(sorted(fewer)), "majority") if strict else Blame()
     if divergence.inferred and len(gone) > divergence.waiting:
         return Blame()
     peaceful = not divergence.inferred and set(gone) == set(divergence.ended)

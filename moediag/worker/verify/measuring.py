@@ -73,7 +73,7 @@ class Measuring:
         return not self._off and os.getpid() == self._pid
 
     def _guarded(self, act: Callable[..., Any], *args: Any) -> Any:
-        """A failure of ours ends the measuring, not the program."""
+        """An error in the measuring ends the measuring, not the program."""
         try:
             return act(*args)
         except NotApplicable as error:

@@ -96,3 +96,15 @@ def test_the_odd_call_itself_is_no_earlier_one() -> None:
     found = diagnose(job("tttte", "tttt"))
     assert "reached the end without that call" in found.cause
     assert found.culprits == (0,)
+
+
+def test_a_rank_that_was_not_seen_could_make_it_a_tie() -> None:
+    """Rank 3 may have made the call of rank 0 as well."""
+    whole = job("tttetttt", "ttttttt", "ttttttt", "ttttttt")
+    assert diagnose(whole).culprits == (0,)
+    partial = replace(whole, ranks={r: seen for r, seen in whole.ranks.items() if r != 3})
+    conditions = {LINES[name]: () for name in LINES}  # else rank 0's condition names it
+    ranks = {r: replace(seen, conditions=conditions) for r, seen in partial.ranks.items()}
+    found = diagnose(replace(partial, ranks=ranks))
+    assert "another call of equal size" in found.cause
+    assert found.culprits == ()

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag.cli import bisect, export, matrix, nightly, report, run, stacks, verify, watch
+from moediag.cli import bisect, export, hunt, matrix, nightly, report, run, stacks, verify, watch
 from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError
 from moediag.launch import signals
@@ -75,6 +75,11 @@ app.command(
 app.command(
     epilog="Example: moediag matrix expert-starvation --family all --fast --cpu 2",
 )(matrix.matrix)
+
+
+app.command(
+    epilog="Example: moediag hunt --release newest --cpu 2",
+)(hunt.hunt)
 
 
 app.command(

@@ -41,6 +41,48 @@ def found(tmp_path: Path, ranks: int, *cases: str) -> dict[str, Any]:
     return content
 
 
+def run(tmp_path: Path, scenario: str, variant: str) -> tuple[dict[str, Any], Path]:
+    """The trial of `moediag run`, and its folder."""
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "moediag", "run", scenario, "--variant", variant, "--cpu", "2",
+            "--json", "--out", str(folder),
+        ],
+        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
+        capture_output=True,
+    )  # fmt: skip
+    trial = json.loads(done.stdout)["trials"][-1]
+    return trial, folder / trial["evidence"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("scenario", "variant"),
+    [
+        ("expert-starvation-silent", "unfixed"),
+        ("expert-starvation-silent", "iterate-all"),
+        ("expert-starvation-wrappers", "ddp"),
+        ("expert-starvation-wrappers", "fsdp1"),
+        ("tp-head-norm", "unfixed"),
+    ],
+)
+def test_a_step_of_ours_has_the_verdict_that_run_gives(
+    tmp_path: Path, scenario: str, variant: str
+) -> None:
+    trial, evidence = run(tmp_path, scenario, variant)
+    job = str(Path(JOB).with_name("own_step.py"))
+    done = subprocess.run(
+        [*TORCHRUN, "2", job, str(evidence / "trial.json"), str(tmp_path / "verify")],
+        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    own = json.loads((tmp_path / "verify" / "result.json").read_text())["trials"][-1]
+    assert own["verdict"] == trial["verdict"], own["cause"]
+    assert set(own["wrong_parameters"]) == set(trial["wrong_parameters"])
+
+
 def test_expert_gradients_times_ep_are_found(tmp_path: Path) -> None:
     case = "ddp:experts-times-ep"
     one = found(tmp_path, 2, case)[case]

@@ -160,7 +160,11 @@ class Step:
             raise NotApplicable("reference= must build the model of one process, without wrappers")
         measuring = Measuring(request, Continuing(), Scope(model, 0, 1))
         measuring.install()
+        if len({one.batch for one in self._of_ranks}) < len(self._of_ranks):
+            measuring.leave_out("whether the ranks that have the same batch should have others")
         try:
+            if measuring.problems():
+                raise NotApplicable(f"the reference: {measuring.problems()[0]}")
             optimizer = None
             try:
                 if not no_copy:
@@ -171,7 +175,8 @@ class Step:
             with torch.enable_grad():
                 asked.loss(model, whole_batch.moved(batch, device)).backward()
             if optimizer is None:
-                measuring.gradients_alone(f"weights after the step: {no_copy}")
+                measuring.leave_out(f"weights after the step: {no_copy}")
+                measuring.gradients_alone()
                 return
             if asked.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), asked.clip)

@@ -108,11 +108,18 @@ class Measuring:
         self._states = states
         self._guarded(self._write_start)
 
-    def gradients_alone(self, why: str) -> None:
-        """Makes a step of gradients only, in place of an optimizer's. ``why``: what it leaves
-        out."""
+    def problems(self) -> List[str]:
+        """Returns why the measured numbers cannot be compared."""
+        return self._answer.value.problems if self._answer.value is not None else []
+
+    def leave_out(self, text: str) -> None:
+        """Says what this run does not show."""
         if self._answer.open:
-            self._answer.not_checked(why)
+            self._answer.not_checked(text)
+
+    def gradients_alone(self) -> None:
+        """Makes a step of gradients only, in place of an optimizer's."""
+        if self._answer.open:
             self._guarded(self._gradients_alone)
 
     def _gradients_alone(self) -> None:
@@ -225,7 +232,7 @@ class Measuring:
         known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
         found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
         self._clips.of_fsdp1(module, self._replaced)
-        enough_room(found, self._request.steps, self._folder)
+        enough_room(found, self._request, alone=self._answer.known.world_size == 1)
         self._first.give(found)
         self._start.update({p.name: _stored(p, p.read()) for p in found})
         self._pieces.update((p.name, p) for p in found)

@@ -28,7 +28,7 @@ from moediag.worker.verify.tensor_files import Stored, Tensors
 
 _SAME_NORM = 1e-2  # relative; beyond it the norm explains the weights
 _SMALLEST = 1e-5  # of the largest gradient of the model: errors below it are rounding
-_ROUTED = re.compile(r"experts?\.|\.(?:gate|router)\.")
+_ROUTED = re.compile(r"experts?\.|(?:^|\.)(?:gate|router)\.")
 _MULTIPLE = 0.2  # residual of a multiple of the reference in less than float32, relative
 _TURNED = 0.05  # of a gradient's L2 norm: not a multiple of the reference
 LABELS = (

@@ -65,7 +65,7 @@ _RULES: Tuple[Tuple[str, Callable[[Size], Any]], ...] = (
     (r"^linear_num_key_heads$", lambda s: s.kv_heads),
     (r"^(linear_num_value_heads|num_linear_heads|linear_num_heads)$", lambda s: s.heads),
     (r"^qk_head_dim$", lambda s: 2 * s.head_dim),
-    (r"_kv_heads$", lambda s: s.kv_heads),
+    (r"^indexer_kv_heads$", lambda s: 1),
     (r"_budget$", lambda s: 8),
     (r"compress_ratio$", lambda s: 2),
     (r"head_dim(ension)?$|^kv_channels$|^attention_head_size$|_d_head$|^head_size$",

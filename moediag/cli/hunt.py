@@ -41,7 +41,7 @@ def hunt(
     stack: o.StackPairs = [],  # noqa: B006
     timeout: Annotated[
         float,
-        typer.Option("--timeout", min=1.0, help="End a cell after this many seconds."),
+        typer.Option("--timeout", min=1.0, metavar="S", help="End a cell after this many seconds."),
     ] = 120.0,
     minutes: Annotated[
         float | None,

@@ -73,7 +73,7 @@ gpu:  ## run the GPU suite on the available GPUs, into reports/gpu (exit code 4 
 	  { echo "$$python lacks moediag's dependencies. Type: make setup"; exit 4; }; \
 	  $$python -m bench.gpu
 
-golden: $(STAMP)  ## rewrite the snapshot files under tests/golden, and docs/verdicts.md
+golden: $(STAMP)  ## rewrite the snapshot files under tests/golden, and docs/reference/verdicts.md
 	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/diagnosis/test_verdicts_page.py
 
 clean:  ## remove .venv, caches and run directories

@@ -1,7 +1,8 @@
 """The class of all mesh axes: an axis is its own name, and answers what depends on it.
 
 Code that wraps, loads, compares or explains asks these questions and compares no names. The axes
-that exist are in :mod:`moediag.axes.mesh_axes`; ``docs/add-an-axis.md`` shows how to add one.
+that exist are in :mod:`moediag.axes.mesh_axes`; ``docs/extending/add-an-axis.md`` shows how to add
+one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ else:  # pragma: no cover - Python 3.10
 
 
 class Verdict(StrEnum):
-    """What happened; docs/verdicts.md explains each."""
+    """What happened; docs/reference/verdicts.md explains each."""
 
     CLEAN = "clean"
     HANG = "hang"
@@ -54,7 +54,7 @@ class Effect(StrEnum):
 
 
 class Confidence(StrEnum):
-    """How sure a verdict is; docs/verdicts.md explains each."""
+    """How sure a verdict is; docs/reference/verdicts.md explains each."""
 
     HIGH = "high"
     MEDIUM = "medium"

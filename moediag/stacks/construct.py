@@ -1,7 +1,7 @@
 """Builds an environment in a temporary folder, renames it when complete, and checks it before use.
 
 It compiles no bytecode: the first import writes what it uses, which is cheaper than compiling
-everything (docs/stacks.md has the numbers).
+everything (docs/reference/stacks.md has the numbers).
 """
 
 from __future__ import annotations

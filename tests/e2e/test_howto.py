@@ -1,4 +1,4 @@
-"""Follows docs/add-a-*.md word for word in a copy of the package.
+"""Follows docs/extending/add-a-*.md word for word in a copy of the package.
 
 Writes the files that a page shows, makes its edits and runs its commands.
 """
@@ -32,7 +32,7 @@ class Page:
 
     @classmethod
     def read(cls, name: str) -> Page:
-        return cls((ROOT / "docs" / name).read_text(encoding="utf-8"))
+        return cls((ROOT / "docs" / "extending" / name).read_text(encoding="utf-8"))
 
     def files(self) -> dict[str, str]:
         """``File `PATH`:`` and the block after it."""

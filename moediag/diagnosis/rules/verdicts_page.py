@@ -1,5 +1,5 @@
-"""Generates docs/verdicts.md from the detectors. `python -m moediag.diagnosis.rules.verdicts_page`
-writes it to stdout, `make golden` to the file."""
+"""Generates docs/reference/verdicts.md from the detectors: `make golden` writes the file,
+`python -m moediag.diagnosis.rules.verdicts_page` writes to stdout."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def _law(rule: Detector) -> str:
 
 
 def _file(rule: Detector) -> str:
-    """``[crash](../moediag/…/failed/crash.py)``."""
+    """``[crash](../../moediag/…/failed/crash.py)``."""
     parts = getattr(rule, "__name__", "").split(".")
-    return f"[{parts[-1]}](../{'/'.join(parts)}.py)"
+    return f"[{parts[-1]}](../../{'/'.join(parts)}.py)"
 
 
 if __name__ == "__main__":

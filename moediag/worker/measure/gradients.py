@@ -26,7 +26,7 @@ TOLERANCE = {"float32": (1e-3, 1e-5), "bfloat16": (1e-1, 1e-2)}
 
 # Mixed precision: allowed error of a gradient as a multiple of the eager loop's own distance from
 # fp32. Measured on the eager loop, grouped_mm, batched_mm and the correct Triton kernels: see
-# docs/fused-step.md.
+# docs/findings/fused-step.md.
 TIMES_ROUNDING = 4.0
 # Minimum of that distance, as a share of the parameter's largest gradient: one rounding of the
 # largest element.

@@ -16,7 +16,7 @@ import torch
 from moediag.worker.verify.runs import Alone, Wholes
 
 # Allowed error as a multiple of what rounding does. The largest one of 12 small models in bfloat16
-# over 3 steps was 2.7 (docs/design/verify.md).
+# over 3 steps was 2.7 (docs/explanation/design/verify.md).
 TIMES = 8.0
 # Relative to the largest element of a gradient. No failure of training is that small.
 LEAST = 1e-3

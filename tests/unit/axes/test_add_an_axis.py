@@ -1,4 +1,5 @@
-"""docs/add-an-axis.md followed word for word in a copy of the package, and its table of axes."""
+"""docs/extending/add-an-axis.md followed word for word in a copy of the package, and its table of
+axes."""
 
 from __future__ import annotations
 

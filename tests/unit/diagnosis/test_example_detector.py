@@ -1,4 +1,5 @@
-"""The detector of docs/add-a-detector.md: one file, and one line in the tuple of rules."""
+"""The detector of docs/extending/add-a-detector.md: one file, and one line in the tuple of
+rules."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,6 @@ def test_the_detector_is_inactive_unless_registered() -> None:
 
 
 def test_the_page_shows_the_detector_file() -> None:
-    page = (ROOT / "docs" / "add-a-detector.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "extending" / "add-a-detector.md").read_text(encoding="utf-8")
     code = Path(example_detector.__file__).read_text(encoding="utf-8")
     assert f"```python\n{code}```" in page

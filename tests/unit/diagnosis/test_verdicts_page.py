@@ -1,4 +1,4 @@
-"""docs/verdicts.md says what the rules do, and the rules are complete."""
+"""docs/reference/verdicts.md says what the rules do, and the rules are complete."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from moediag.evidence.model import Evidence
 from moediag.result import Confidence, Verdict
 from tests.unit.diagnosis import example_detector
 
-PAGE = Path(__file__).parents[3] / "docs" / "verdicts.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "verdicts.md"
 FOLDERS = ("incomplete", "laws", "failed", "hung", "recorded", "measured")
 
 

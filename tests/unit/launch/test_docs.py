@@ -1,4 +1,4 @@
-"""docs/launchers.md states numbers; they must be the code's."""
+"""docs/reference/launchers.md states numbers; they must be the code's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from moediag.launch.follow import supervise, watchdog
 from moediag.launch.settings import LaunchOptions
 
-TEXT = (Path(__file__).parents[3] / "docs" / "launchers.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "reference" / "launchers.md").read_text(encoding="utf-8")
 
 
 def test_the_numbers_on_the_page_match_the_code() -> None:

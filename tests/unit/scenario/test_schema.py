@@ -181,7 +181,7 @@ def test_a_variant_overrides_field_by_field() -> None:
 
 
 def test_the_scenario_in_the_documentation_works(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "add-a-scenario.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "extending" / "add-a-scenario.md").read_text(encoding="utf-8")
     block = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert block is not None
     path = tmp_path / "checkpointed.yaml"

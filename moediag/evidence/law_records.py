@@ -75,8 +75,7 @@ class _Reader:
             "pieces": self.pieces, "check": self.check, "inputs": self.called_with,
             "same_order": self.same_order, "norm": self.norm, "declared": self.declare,
             "model": self.model, "load": self.load, "sharded": self.sharded,
-            "optimizer_file": lambda one: self.optimizer_files.append(str(one["line"])),
-            "optimizer_load": lambda one: self.optimizer_loads.append(str(one["line"])),
+            "optimizer_file": self.optimizer_file, "optimizer_load": self.optimizer_load,
         }.get(event["e"])  # fmt: skip
         if handler is not None:  # else an event of a later version
             handler(event)
@@ -204,6 +203,12 @@ class _Reader:
                 counts=(int(missing), int(unexpected)),
             )
         )
+
+    def optimizer_file(self, event: Mapping[str, Any]) -> None:
+        self.optimizer_files.append(str(event["line"]))
+
+    def optimizer_load(self, event: Mapping[str, Any]) -> None:
+        self.optimizer_loads.append(str(event["line"]))
 
     def sharded(self, event: Mapping[str, Any]) -> None:
         for name, (whole, loaded, unchanged) in event["shards"].items():

@@ -113,7 +113,7 @@ def _others(ranks: tuple[int, ...], steps: _Steps) -> list[DeclaredApart]:
 
 def _difference(sketches: Sequence[tuple[float, float]]) -> float:
     """About the norm of the largest difference, as a part of the norm."""
-    totals, norms = zip(*sketches, strict=True)
+    totals, norms = [total for total, _ in sketches], [norm for _, norm in sketches]
     most = max(norms)
     found = max(max(totals) - min(totals), most - min(norms)) / most if most else 0.0
     return found if isfinite(found) else 0.0

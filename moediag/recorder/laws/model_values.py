@@ -67,8 +67,8 @@ class ModelValues:
     def _model(self, model: Any, prints: Fingerprints) -> Dict[str, Any]:
         over = self._context.sets.data_parallel(model)
         names = self._context.recorder.module_names
-        buffers = {}
-        routers = []
+        buffers: Dict[str, int] = {}
+        routers: List[str] = []
         for module in model.modules():
             prefix = names.get(module)
             if prefix is None:
@@ -114,7 +114,7 @@ def _frozen_routers(module: Any, prefix: str) -> List[str]:
     counts = expert_counts(module)
     if not counts:
         return []
-    routers = {}
+    routers: Dict[str, bool] = {}
     experts = False
     for name, parameter in module.named_parameters(prefix):
         short = name[len(prefix) :].lower()

@@ -88,7 +88,7 @@ def comm_hook(rank: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     wrapped = DDP(model())
-    wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
     train(wrapped, torch.optim.AdamW(wrapped.parameters()), rank)
 
 

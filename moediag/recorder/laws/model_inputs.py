@@ -102,7 +102,8 @@ class ModelInputs:
 
     def _given(self, iterator: Any, frame: Any) -> None:
         of = self._passes.get(iterator)
-        if of is None or (of is self._latest and of.began is not None):
+        known = of is self._latest
+        if of is None or (known and of.began is not None):
             return
         self._latest = of
         if of.began is None:

@@ -162,7 +162,7 @@ def same_part(mesh: Any, placements: Any) -> Optional[Tuple[str, Tuple[int, ...]
 
 
 def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
-    placements = getattr(parameter, "placements", None)
+    placements: Any = getattr(parameter, "placements", None)
     found = None if placements is None else same_part(parameter.device_mesh, placements)
     if found is None:
         return Piece("", PLAIN, (), None)

@@ -69,6 +69,8 @@ class Factor:
     """The step after which that was measured."""
     alone: bool = False
     """The compared model has no other part."""
+    mesh: bool = True
+    """The axes of the mesh are known."""
     wrong: int = 0
     """Number of parameters of that part with this multiple."""
     compared: int = 0
@@ -105,6 +107,7 @@ def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
             found.append(
                 replace(
                     one, size=size, moved=moved, after=_after(outcomes), alone=len(by_kind) == 1,
+                    mesh=bool(evidence.layout),
                     wrong=sum(any(e.wrong for e in own) for own in by_name.values()),
                     compared=sum(any(_counts(e) for e in own) for own in by_name.values()),
                 )
@@ -249,7 +252,7 @@ def _sentences(alike: Sequence[Factor]) -> Iterator[str]:
     off = max(one.off for one in alike)
     text = f"The gradients of {listed} are {_digits(first.factor)} times the reference on every "
     text += f"rank (to {error_size(off)})"
-    yield f"{text}; {_meaning(first.size)}."
+    yield f"{text}; {_meaning(first)}."
     hidden = [one for one in alike if one.moved is not None and abs(one.moved - 1) <= HIDDEN]
     if hidden and len(hidden) == sum(one.moved is not None for one in alike):
         steps = "step" if first.after == 1 else "steps"
@@ -269,7 +272,10 @@ def _whose(one: Factor) -> str:
     return "all parameters" if one.alone else _WORDS[one.kind]
 
 
-def _meaning(size: Size | None) -> str:
+def _meaning(one: Factor) -> str:
+    size = one.size
+    if size is None and not one.mesh:
+        return "the number of ranks is another one, and the axes of the mesh are not known"
     if size is None:
         return "no axis of the mesh, or product of axes, has that size"
     verb = "have" if size.same[1:] else "has"

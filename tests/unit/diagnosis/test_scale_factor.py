@@ -233,8 +233,9 @@ def test_one_axis_is_preferred_to_a_product() -> None:
 def test_an_unknown_mesh_uses_the_number_of_ranks() -> None:
     (found,) = factor_facts(all_ranks(2.0, UP, world=2, layout={}), 1).found
     assert found.size == Size(2, WORLD)
-    (found,) = factor_facts(all_ranks(2.0, UP, world=4, layout={}), 1).found
-    assert found.size is None
+    facts = factor_facts(all_ranks(2.0, UP, world=4, layout={}), 1)
+    assert facts.found[0].size is None
+    assert "the axes of the mesh are not known" in sentences(facts)
 
 
 # ------------------------------------------------------------------------ weights and the table

@@ -51,9 +51,10 @@ def test_a_fault_of_a_sharded_job_is_found(tmp_path: Path) -> None:
 @pytest.mark.wide
 @pytest.mark.parametrize("way", ["ddp", "fsdp2", "tp", "fsdp1", "fsdp1-flat"])
 def test_a_healthy_job_is_clean_however_it_is_sharded(tmp_path: Path, way: str) -> None:
-    code, found = verify(tmp_path, [], way, "--micro", "2")
+    both = ["--train-all"] if way == "fsdp1-flat" else []
+    code, found = verify(tmp_path, both, way, "--micro", "2", *both)
     assert (code, found["verdict"]) == (0, "clean"), found["cause"]
-    assert found["parameters_compared"] == 10
+    assert found["parameters_compared"] == 10 + len(both)
 
 
 @pytest.mark.wide

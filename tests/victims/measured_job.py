@@ -87,13 +87,14 @@ def main() -> None:
     parser.add_argument("--fault", default="")
     parser.add_argument("--micro", type=int, default=8, help="samples of a micro-batch")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train-all", action="store_true", help="freeze no parameter")
     parser.add_argument("--low", action="store_true", help="compute in bfloat16")
     given = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if given.way != "alone":
         dist.init_process_group("gloo")
     torch.manual_seed(given.seed)
-    frozen = given.way != "fsdp1-flat"  # which FSDP1 cannot flatten
+    frozen = not given.train_all  # FSDP1 cannot flatten it together with others
     model = Model(0.5 if given.fault == "dropout" else 0.0, frozen)
     model = wrapped(model, given.way, world, given.low)
     rate = 1e-2 * (1 + rank) if given.fault == "rate" else 1e-2

@@ -188,10 +188,7 @@ def _judge(folder: Path, attempt: Path, name: str, last: TrialResult, problem: s
     )  # fmt: skip
     trial.write(attempt)
     evidence = read_trial(attempt)
-    found = result_of(trial, evidence, attempt.name)
-    return dataclasses.replace(
-        found, backend=evidence.backend, world_size=size, seconds=last.seconds
-    )
+    return dataclasses.replace(result_of(trial, evidence, attempt.name), seconds=last.seconds)
 
 
 def _layout(answers: Mapping[int, Measured], size: int) -> dict[str, int]:

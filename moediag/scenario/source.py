@@ -39,7 +39,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Mark:
     """Line and column, both from 1."""
 

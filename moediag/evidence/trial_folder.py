@@ -56,7 +56,7 @@ def _read(folder: Path) -> Evidence:
     declared = trial.get("world_size") or None  # 0: of a watched job, before its ranks started
     world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
     if max(world_size, *present, 0) > _MOST_RANKS:
-        raise EvidenceError(f"{folder}: it names rank {max(world_size - 1, *present)}")
+        raise EvidenceError(f"{folder}: it names rank {max(world_size - 1, *present, 0)}")
     intern: Names = {}
     logs = {
         rank: read_log(folder, rank, intern) for rank in sorted(present | set(range(world_size)))

@@ -35,10 +35,17 @@ _VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "GLOBAL_RANK", "PMI_RANK", "SLURM_PROCID",
      "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK")
 )  # fmt: skip
+_GLOBAL = frozenset(("rank", "global_rank", "world_rank", "ddp_rank", "process_index"))
+_LOCAL = frozenset(("local_rank", "localrank", "ddp_local_rank", "local_process_index"))
 # Of these, the names that are true on global rank 0 alone.
 _FIRST = frozenset(
     ("is_main_process", "main_process", "is_global_zero", "master_process", "is_master",
      "is_main", "is_rank_zero", "is_rank0", "is_world_process_zero", "is_master_process")
+)  # fmt: skip
+# Those that are true on the first rank of each node.
+_FIRST_OF_NODE = frozenset(
+    ("is_local_main_process", "local_main_process", "is_local_master", "is_local_zero",
+     "is_local_process_zero", "is_local_master_process")
 )  # fmt: skip
 _COMPARE: dict[type, Callable[[int, int], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
@@ -56,10 +63,13 @@ Values = dict[str, list[ast.expr]]  # by name
 
 
 class RankNames:
-    """Finds what depends on the rank in one file."""
+    """Finds what depends on the rank in one file. ``one_node``: all ranks of the job are on one
+    node, so that local and global ranks are the same numbers."""
 
-    def __init__(self, tree: ast.Module) -> None:
+    def __init__(self, tree: ast.Module, one_node: bool = False) -> None:
         self.tree = tree
+        self._numbers = _GLOBAL | _LOCAL if one_node else _GLOBAL
+        self._first = _FIRST | _FIRST_OF_NODE if one_node else _FIRST
         self._functions: dict[str, list[Function]] = {}
         self._attributes: Values = {}
         self._variables: dict[ast.AST, Values] = {}
@@ -125,7 +135,7 @@ class RankNames:
             return None
         if isinstance(test, ast.Call) and (test.args or test.keywords):
             return None
-        if last_name(test).lstrip("_").lower() in _FIRST:
+        if last_name(test).lstrip("_").lower() in self._first:
             return 0
         if isinstance(test, ast.Name) and depth < _DEPTH:
             made = self._in(scope).get(test.id) or self._in(self.tree).get(test.id, [])
@@ -151,11 +161,11 @@ class RankNames:
         if isinstance(node, ast.Call) and (node.args or node.keywords):
             return None  # get_rank(group) is the rank in that group
         name = last_name(node).lstrip("_").lower().removeprefix("get_")
-        if name in ("rank", "global_rank", "world_rank", "ddp_rank", "process_index"):
+        if name in self._numbers:
             return rank
         if name in ("world_size", "num_processes"):
             return size
-        if name in _FIRST:
+        if name in self._first:
             return rank == 0
         if isinstance(node, ast.Name) and depth < _DEPTH:
             made = self._in(scope).get(node.id) or self._in(self.tree).get(node.id, [])

@@ -37,10 +37,11 @@ _ANONYMOUS = (ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictC
 
 
 class Sources:
-    """The source files of a job's user code."""
+    """The source files of a job's user code. ``one_node``: see :class:`.RankNames`."""
 
-    def __init__(self, files: Mapping[str, str], world_size: int) -> None:
+    def __init__(self, files: Mapping[str, str], world_size: int, one_node: bool = False) -> None:
         self._world_size = world_size
+        self._one_node = one_node
         self._files = {path: text for path, text in files.items() if isinstance(text, str)}
         self._parsed: dict[str, Source | None] = {}
 
@@ -82,7 +83,7 @@ class Sources:
     def _source(self, path: str) -> Source | None:
         if path not in self._parsed:
             name = path.rpartition("/")[2]
-            self._parsed[path] = Source.parse(name, self._files[path])
+            self._parsed[path] = Source.parse(name, self._files[path], self._one_node)
         return self._parsed[path]
 
 
@@ -97,13 +98,13 @@ class Source:
     names: RankNames
 
     @classmethod
-    def parse(cls, name: str, text: str) -> Source | None:
+    def parse(cls, name: str, text: str, one_node: bool = False) -> Source | None:
         """None if the text is not Python that this interpreter can read."""
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-        return cls(name, tree, text, RankNames(tree))
+        return cls(name, tree, text, RankNames(tree, one_node))
 
     def conditions(
         self, line: int, function: str, world_size: int = 0
@@ -132,9 +133,9 @@ class Source:
             if isinstance(parent, ast.If | ast.While):
                 yield from self._branch(parent, child, scope, size)
             elif isinstance(parent, ast.For | ast.AsyncFor) and child in parent.body:
-                if self.names.names_rank(parent.iter, scope, anywhere=True):
-                    text = f"for {self._text(parent.target)} in {self._text(parent.iter)}"
-                    yield Condition(self.name, parent.lineno, _short(text), "loop", True)
+                rank = self.names.names_rank(parent.iter, scope, anywhere=True)
+                text = f"for {self._text(parent.target)} in {self._text(parent.iter)}"
+                yield Condition(self.name, parent.lineno, _short(text), "loop", rank)
             elif isinstance(parent, ast.With | ast.AsyncWith) and child in parent.body:
                 for item in parent.items:
                     if _FIRST.fullmatch(last_name(item.context_expr)):
@@ -164,7 +165,7 @@ class Source:
             met = met or self._met(parent, out, scope, size)
             single = None if met else self.names.singled_out(parent.test, scope)
             yield replace(one, keeps_out=out, singles=single)
-        elif rank and child in parent.body:
+        elif child in parent.body:
             yield self._condition(parent, parent.test, "loop", rank)
 
     def _met(self, node: ast.If, out: frozenset[int], scope: ast.AST, size: int) -> bool:

@@ -66,7 +66,8 @@ def _read(folder: Path) -> Evidence:
     dumps = device_progress.read(folder, [r for r, log in logs.items() if _has_device(log)])
     # A rank that died before it recorded any runs the same installation as the others.
     libraries = next((log.libraries for log in logs.values() if log.libraries), ())
-    sources, lost = _sources(folder / CAPTURE / SOURCE_FILE, world_size)
+    one_node = _on_one_node(folder, logs, world_size)
+    sources, lost = _sources(folder / CAPTURE / SOURCE_FILE, world_size, one_node)
     ranks = {
         rank: _rank(folder, log, launch, libraries, _device(log, dumps.get(rank)), sources)
         for rank, log in logs.items()
@@ -213,14 +214,20 @@ def _waited_in(calls: tuple[Collective, ...], heartbeat: Path) -> tuple[Collecti
     )
 
 
-def _sources(path: Path, world_size: int) -> tuple[Sources, tuple[str, ...]]:
+def _on_one_node(folder: Path, ranks: Iterable[int], world_size: int) -> bool:
+    """Whether each rank was told that its node has all ranks of the job."""
+    told = (_json(folder / protocol.pid_file(rank)).get("local_ranks") for rank in ranks)
+    return all(count == world_size for count in told)
+
+
+def _sources(path: Path, world_size: int, one_node: bool) -> tuple[Sources, tuple[str, ...]]:
     """The source files that were kept, and what was not."""
     raw = _json(path)
     files, lost = raw.get("files"), raw.get("lost")
     kept = {str(p): text for p, text in files.items()} if isinstance(files, dict) else {}
     missing = lost.items() if isinstance(lost, dict) else ()
     texts = tuple(f"source of {str(p).rpartition('/')[2]} ({reason})" for p, reason in missing)
-    return Sources(kept, world_size), texts
+    return Sources(kept, world_size, one_node), texts
 
 
 def _not_what_ran(name: str) -> str:

@@ -24,14 +24,13 @@ from moediag.pipeline import watch as watcher
 from moediag.pipeline.examine import result_of
 from moediag.pipeline.run_folder import run_folder
 from moediag.protocol import Measured, MeasureRequest, Outcome, Trial, VerifyTask, read_measured
-from moediag.protocol.measured import MEASURED_ENOUGH
+from moediag.protocol.measured import MEASURED_ENOUGH, coarsest_dtype
 from moediag.result import FAILURES, RunResult, TrialResult, Verdict
 
 REFERENCES = ("reference-1", "reference-2", "reference-rounded")
 MEASURED = "measured"  # in the folder of each run
+ATTEMPT = "attempt-0"  # in the folder of a step: its outcomes
 _EVERY = 0.1  # seconds between two looks at what ranks have measured
-# From the coarsest dtype to the finest.
-_COARSE = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,19 @@ def verify(command: Sequence[str], reference: Sequence[str], options: VerifyOpti
     if not problem:
         options.tell("comparing")
         problem = _compare(folder, attempt)
-    found = _judge(folder, attempt, name, last, problem)
+    found = _judge(folder, attempt, name, problem, last)
     return Verified(_written(folder, name, command, reference, found), folder)
+
+
+def conclude(folder: Path, name: str, problem: str) -> Verified:
+    """Compares what `moediag.verify.step` has measured in ``folder``, and writes the result.
+    ``problem``: why nothing can be compared, or ""."""
+    attempt = folder / ATTEMPT
+    attempt.mkdir()
+    problem = problem or _compare(folder, attempt)
+    result = watcher.of_job(name, [_judge(folder, attempt, name, problem)])
+    result.write(folder)
+    return Verified(result, folder)
 
 
 def _run(
@@ -150,7 +160,7 @@ def _references(command: Sequence[str], folder: Path, options: VerifyOptions) ->
         rounding = None
         if number == len(REFERENCES):
             first = read_measured(folder / REFERENCES[0] / MEASURED)
-            rounding = _coarsest([*job.values(), *first.values()])
+            rounding = coarsest_dtype([*job.values(), *first.values()])
         request = MeasureRequest(
             str(own / MEASURED), options.steps, str(folder / MEASURED), rounding
         )
@@ -159,11 +169,6 @@ def _references(command: Sequence[str], folder: Path, options: VerifyOptions) ->
         if problem or any(one.problems for one in answers) or not answers:
             return problem
     return ""
-
-
-def _coarsest(answers: Sequence[Measured]) -> str:
-    dtypes = {dtype for one in answers for dtype in one.dtypes}
-    return next((dtype for dtype in _COARSE if dtype in dtypes), "float32")
 
 
 def _compare(folder: Path, attempt: Path) -> str:
@@ -175,10 +180,14 @@ def _compare(folder: Path, attempt: Path) -> str:
     return f"the comparison failed: {failed}" if failed else ""
 
 
-def _judge(folder: Path, attempt: Path, name: str, last: TrialResult, problem: str) -> TrialResult:
-    """The diagnosis of the distributed run with what was measured."""
+def _judge(
+    folder: Path, attempt: Path, name: str, problem: str, job: TrialResult | None = None
+) -> TrialResult:
+    """The diagnosis of the distributed run with what was measured. ``job``: what was found while it
+    ran."""
     answers = read_measured(folder / MEASURED)
-    size = max((one.world_size for one in answers.values()), default=last.world_size) or 1
+    ran_with = job.world_size if job is not None else 1
+    size = max((one.world_size for one in answers.values()), default=ran_with) or 1
     if problem:
         for rank in range(size):
             Outcome(rank, incomparable=f"{problem.rstrip('.')}.").write(attempt)
@@ -188,7 +197,9 @@ def _judge(folder: Path, attempt: Path, name: str, last: TrialResult, problem: s
     )  # fmt: skip
     trial.write(attempt)
     evidence = read_trial(attempt)
-    return dataclasses.replace(result_of(trial, evidence, attempt.name), seconds=last.seconds)
+    found = result_of(trial, evidence, attempt.name)
+    seconds = job.seconds if job is not None else found.seconds
+    return dataclasses.replace(found, backend=evidence.backend, world_size=size, seconds=seconds)
 
 
 def _layout(answers: Mapping[int, Measured], size: int) -> dict[str, int]:

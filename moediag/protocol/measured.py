@@ -11,7 +11,7 @@ import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Optional, Union
+from typing import Dict, Iterable, List, Optional, Union
 
 from moediag.protocol.stored import build, parse_json, write_json
 
@@ -19,6 +19,9 @@ ENV_MEASURE = "MOEDIAG_MEASURE"  # a MeasureRequest as JSON
 # In the folder of the measurements. The control side creates it when all ranks have answered; ranks
 # then end with exit code 0.
 MEASURED_ENOUGH = "enough"
+
+# From the coarsest dtype to the finest.
+_COARSE = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64")
 
 
 def measured_file(rank: int) -> str:
@@ -88,6 +91,8 @@ class Measured:
     # The class of a module whose result for a sample depends on the rank's other samples, or "".
     across_samples: str = ""
     auxiliary: bool = False  # the model returns an auxiliary loss
+    # Of a reference: parameters of which only their bytes say which part each rank holds.
+    by_bytes: List[str] = field(default_factory=list)
     size: int = 0  # bytes that its files take
 
     def write(self, folder: Union[str, Path]) -> Path:
@@ -109,3 +114,9 @@ def read_measured(folder: Union[str, Path]) -> Dict[int, Measured]:
             continue
         found[one.rank] = one
     return found
+
+
+def coarsest_dtype(answers: Iterable[Measured]) -> str:
+    """Returns the dtype whose rounding decides how exactly these runs can be compared."""
+    dtypes = {dtype for one in answers for dtype in one.dtypes}
+    return next((dtype for dtype in _COARSE if dtype in dtypes), "float32")

@@ -21,7 +21,7 @@ SAME: dict[str, str] = {
     # One command: its options and its implementation.
     "run": "cli parses `moediag run`, campaign runs it",
     "watch": "cli parses `moediag watch`, pipeline watches",
-    "verify": "cli parses `moediag verify`, pipeline verifies",
+    "verify": "cli parses `moediag verify`, pipeline verifies, `moediag.verify` is for programs",
     # One measurement or record: written on the rank side, read or judged on the control side.
     "events": "protocol defines the recorder's events, evidence reads them",
     "executed": "recorder writes which functions ran, evidence reads it",

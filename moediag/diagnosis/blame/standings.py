@@ -141,7 +141,7 @@ def _apart(
             keeping.append(condition)
         elif condition.names_rank and not keeps_out and (not shared or not known):
             naming.append(condition)
-        elif not condition.names_rank and known and not shared:
+        elif condition.side != "loop" and not condition.names_rank and known and not shared:
             rest.append(condition)
     yield from dict.fromkeys((*keeping, *naming, *rest))
 

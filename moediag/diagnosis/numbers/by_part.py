@@ -15,7 +15,8 @@ from moediag.result import Table
 from moediag.result.wording import plural
 
 EXPERTS, ROUTER, REST, INPUT = "experts", "router", "all others", "inputs of the MoE blocks"
-_ROUTER = re.compile(r"\.(?:gate|router)\.[a-z_]+$")
+_EXPERTS = re.compile(r"(?:^|\.)experts\.")
+_ROUTER = re.compile(r"(?:^|\.)(?:gate|router)\.[a-z_]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Part:
 
 def kind(fqn: str) -> str:
     """EXPERTS for weights of routed experts, ROUTER for the gate's, else REST."""
-    if ".experts." in fqn:
+    if _EXPERTS.search(fqn):
         return EXPERTS
     return ROUTER if _ROUTER.search(fqn) else REST
 

@@ -69,6 +69,12 @@ class Factor:
     """The step after which that was measured."""
     alone: bool = False
     """The compared model has no other part."""
+    mesh: bool = True
+    """The axes of the mesh are known."""
+    wrong: int = 0
+    """Number of parameters of that part with this multiple."""
+    compared: int = 0
+    """Number of its parameters whose gradient is not zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,26 +97,61 @@ def factor_facts(evidence: Evidence, step: int | None) -> FactorFacts:
     found: list[Factor] = []
     wrong = 0
     for kind in _KINDS:
-        errors = [error for error in by_kind.get(kind, ()) if error.wrong]
+        by_name = by_kind.get(kind, {})
+        errors = [error for own in by_name.values() for error in own if error.wrong]
         wrong += bool(errors)
         one = _constant(kind, errors, near)
         if one is not None:
             size = size_of(one.factor, kind, layout, _placements(errors), near)
-            size = _or_micro_batches(size, one.factor, outcomes, near)
             moved = _moved(outcomes).get(kind)
-            alone = len(by_kind) == 1
-            found.append(replace(one, size=size, moved=moved, after=_after(outcomes), alone=alone))
+            found.append(
+                replace(
+                    one, size=size, moved=moved, after=_after(outcomes), alone=len(by_kind) == 1,
+                    mesh=bool(evidence.layout),
+                    wrong=sum(any(e.wrong for e in own) for own in by_name.values()),
+                    compared=sum(any(_counts(e) for e in own) for own in by_name.values()),
+                )
+            )  # fmt: skip
+    if _everything(found, by_kind):
+        found = [
+            replace(one, size=_or_micro_batches(one.size, one.factor, outcomes, near))
+            for one in found
+        ]
     complete = 0 < len(found) == wrong
     compared = any(outcome.updates for outcome in outcomes.values())
-    table = _table(by_kind, found, outcomes) if found or compared else None
+    table = _table(_flat(by_kind), found, outcomes) if found or compared else None
     return FactorFacts(tuple(found), complete, table)
 
 
-def _by_kind(evidence: Evidence, step: int) -> Mapping[str, list[GradientError]]:
-    found: dict[str, list[GradientError]] = {}
-    for what, _, error in by_part.errors(evidence, step):
-        found.setdefault(what, []).append(error)
+def _by_kind(evidence: Evidence, step: int) -> Mapping[str, Mapping[str, list[GradientError]]]:
+    """Part -> parameter -> its errors on the ranks."""
+    found: dict[str, dict[str, list[GradientError]]] = {}
+    for what, name, error in by_part.errors(evidence, step):
+        found.setdefault(what, {}).setdefault(name, []).append(error)
     return found
+
+
+def _flat(
+    by_kind: Mapping[str, Mapping[str, Sequence[GradientError]]],
+) -> Mapping[str, list[GradientError]]:
+    return {
+        kind: [error for own in by_name.values() for error in own]
+        for kind, by_name in by_kind.items()
+    }
+
+
+def _counts(error: GradientError) -> bool:
+    """Whether the error is wrong, or a gradient other than zero is right."""
+    return error.wrong or number(error.scale) > 0
+
+
+def _everything(found: Sequence[Factor], by_kind: Mapping[str, object]) -> bool:
+    """Whether the gradient of each parameter is the same multiple, as that of a loss would be."""
+    kinds = {one.kind for one in found} - {INPUT}
+    same = len({_digits(one.factor) for one in found}) == 1
+    return (
+        same and kinds == set(by_kind) - {INPUT} and all(one.wrong == one.compared for one in found)
+    )
 
 
 def _constant(kind: str, errors: Sequence[GradientError], near: float) -> Factor | None:
@@ -206,12 +247,12 @@ def sentences(facts: FactorFacts) -> str:
 
 def _sentences(alike: Sequence[Factor]) -> Iterator[str]:
     first = alike[0]
-    whose = ["all parameters" if one.alone else _WORDS[one.kind] for one in alike]
+    whose = [_whose(one) for one in alike]
     listed = ", ".join(whose[:-1]) + " and " + whose[-1] if len(whose) > 1 else whose[0]
     off = max(one.off for one in alike)
     text = f"The gradients of {listed} are {_digits(first.factor)} times the reference on every "
     text += f"rank (to {error_size(off)})"
-    yield f"{text}; {_meaning(first.size)}."
+    yield f"{text}; {_meaning(first)}."
     hidden = [one for one in alike if one.moved is not None and abs(one.moved - 1) <= HIDDEN]
     if hidden and len(hidden) == sum(one.moved is not None for one in alike):
         steps = "step" if first.after == 1 else "steps"
@@ -222,7 +263,19 @@ def _sentences(alike: Sequence[Factor]) -> Iterator[str]:
         )
 
 
-def _meaning(size: Size | None) -> str:
+def _whose(one: Factor) -> str:
+    if one.wrong < one.compared:
+        count = f"{one.wrong} of {one.compared}"
+        if one.kind == REST:
+            return f"{count} parameters" if one.alone else f"{count} other parameters"
+        return f"{count} parameters of {_WORDS[one.kind]}"
+    return "all parameters" if one.alone else _WORDS[one.kind]
+
+
+def _meaning(one: Factor) -> str:
+    size = one.size
+    if size is None and not one.mesh:
+        return "the number of ranks is another one, and the axes of the mesh are not known"
     if size is None:
         return "no axis of the mesh, or product of axes, has that size"
     verb = "have" if size.same[1:] else "has"

@@ -21,6 +21,8 @@ from moediag.evidence.model import UNTOLD, Collective, Condition, Evidence
 from moediag.result import FAILURES, Verdict
 from moediag.result.wording import plural, ranks
 
+_LOOPS = 2  # that are told, outermost first
+
 
 def next_step(
     evidence: Evidence,
@@ -198,7 +200,7 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
             return f"Do all ranks run as many steps? {who.capitalize()} {end} earlier."
         return (
             f"Make the call at {waiting.at} on all ranks or on none: {who} {end} without it. Do "
-            "all ranks run as many steps?"
+            f"all ranks {_repeats(waiting)}?"
         )
     if one.what == STOPPED:
         return f"Find out what stopped {who}; SIGCONT continues it."
@@ -211,6 +213,15 @@ def _busy(one: Standing, waiting: Standing | None, evidence: Evidence) -> str:
     doing = one.what if one.what == COMPUTES else "stays"
     slow = "; if it only takes long, raise --patience" if one.what == COMPUTES else ""
     return f"Find out why {who} {doing}{at} and never {reach}{slow}."
+
+
+def _repeats(waiting: Standing) -> str:
+    """What ranks must do equally often: the loops around a call that other ranks ended without."""
+    loops = [c for c in waiting.conditions or () if c.side == "loop" and c.text != "while True"]
+    if not loops:
+        return "run as many steps"
+    told = [f"`{loop.text}` at {loop.file}:{loop.line}" for loop in loops[:_LOOPS]]
+    return f"run the loop{'s' * (len(told) > 1)} {' and '.join(told)} equally often"
 
 
 def _after_failure(failure: Failure, culprits: Sequence[int]) -> str:

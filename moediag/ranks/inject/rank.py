@@ -176,10 +176,11 @@ def agent(module: Any) -> None:
 
 def measure(module: Any) -> None:
     """Measures the first training steps of this process, see :mod:`moediag.worker.verify`."""
+    from moediag.worker.verify.ending import Ending
     from moediag.worker.verify.measuring import Measuring
 
     request = protocol.MeasureRequest.of_text(os.environ[protocol.ENV_MEASURE])
-    Measuring(request, _measured).install()
+    Measuring(request, Ending(Path(request.folder), _measured)).install()
 
 
 def _measured() -> None:

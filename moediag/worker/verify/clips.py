@@ -9,6 +9,7 @@ from torch.nn.utils import clip_grad
 
 from moediag.worker.shard import placement
 from moediag.worker.verify.pieces import NotReduced, Piece
+from moediag.worker.verify.replaced import Replaced
 from moediag.worker.verify.tensor_files import Tensors
 
 # Every function of torch.nn.utils that clips by a norm uses one of these names.
@@ -22,16 +23,17 @@ class Clips:
 
     def __init__(self, before: Callable[[Optional[List[Any]]], bool]) -> None:
         self._before = before
+        self._fsdp1 = False  # its method is replaced
         self._calls = 0
         self._limit: Optional[float] = None
         self._norm: Optional[float] = None
 
-    def install(self) -> None:
+    def install(self, replaced: Replaced) -> None:
         places = [(place, name) for place in (clip_grad, torch.nn.utils) for name in _SCALE]
         found = [(*place, getattr(*place)) for place in places if hasattr(*place)]
-        replaced = {id(original): self._watched(original) for _, _, original in found}
+        watched = {id(original): self._watched(original) for _, _, original in found}
         for place, name, original in found:
-            setattr(place, name, replaced[id(original)])
+            replaced.replace(place, name, watched[id(original)])
 
     def _watched(self, original: Any) -> Any:
         def scale(parameters: Any, max_norm: Any, norm: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,12 +45,13 @@ class Clips:
 
         return scale
 
-    def of_fsdp1(self, module: Any) -> None:
+    def of_fsdp1(self, module: Any, replaced: Replaced) -> None:
         """FSDP1 clips by a method of its own."""
         kind: Any = type(module)
-        if kind.__name__ != "FullyShardedDataParallel" or hasattr(kind, "_moediag_clip"):
+        if kind.__name__ != "FullyShardedDataParallel" or self._fsdp1:
             return
-        original = kind._moediag_clip = kind.clip_grad_norm_
+        self._fsdp1 = True
+        original = kind.clip_grad_norm_
 
         def clip_grad_norm_(fsdp: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
             mine = self._before(None)
@@ -57,7 +60,7 @@ class Clips:
                 self._clipped(max_norm, norm)
             return norm
 
-        kind.clip_grad_norm_ = clip_grad_norm_
+        replaced.replace(kind, "clip_grad_norm_", clip_grad_norm_)
 
     def _clipped(self, max_norm: Any, norm: Any) -> None:
         self._calls += 1

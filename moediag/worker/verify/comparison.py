@@ -9,25 +9,26 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import torch
 
 from moediag.protocol import Applied, GradientError, Outcome, StepReplicas
 from moediag.worker.measure.gradients import Tolerance
-from moediag.worker.verify import noise, updates
+from moediag.worker.verify import noise, slices, updates
 from moediag.worker.verify.comparability import (
     Incomparable,
     after,
     before,
     comparable_steps,
 )
+from moediag.worker.verify.pieces import Where
 from moediag.worker.verify.runs import Alone, Run
 from moediag.worker.verify.tensor_files import Stored, Tensors
 
 _SAME_NORM = 1e-2  # relative; beyond it the norm explains the weights
 _SMALLEST = 1e-5  # of the largest gradient of the model: errors below it are rounding
-_ROUTED = re.compile(r"experts?\.|\.(?:gate|router)\.")
+_ROUTED = re.compile(r"experts?\.|(?:^|\.)(?:gate|router)\.")
 _MULTIPLE = 0.2  # residual of a multiple of the reference in less than float32, relative
 _TURNED = 0.05  # of a gradient's L2 norm: not a multiple of the reference
 LABELS = (
@@ -49,6 +50,7 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
     if found is not None:
         return _incomparable(job, found)
     alone, again, rounded = (Alone.of(run) for run in runs)
+    job, ambiguous = _placed(job, runs[0].ranks[0].by_bytes, alone)
     starts = {rank: job.start(rank) for rank in job.ranks}
     names = {n for start in starts.values() for n, stored in start.items() if not stored.buffer}
     dtypes = sorted({*job.dtypes, *runs[0].dtypes})
@@ -56,7 +58,7 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
     if found is not None:
         return _incomparable(job, found)
     steps = min(comparable_steps(job, runs), *(run.steps for run in (job, *runs)))
-    comparison = _Comparison(job, runs[0], alone, rounded, starts)
+    comparison = _Comparison(job, runs[0], alone, rounded, starts, ambiguous)
     for number in range(1, steps + 1):
         measured = noise.of_step(alone, again, rounded, number, dtypes)
         if not comparison.step(number, measured):
@@ -66,6 +68,25 @@ def outcomes(job: Run, runs: List[Run]) -> List[Outcome]:
     if noise.coarsest(dtypes) > noise.coarsest(["float32"]) and comparison.routed_otherwise():
         return _incomparable(job, _ROUTED_OTHERWISE)
     return comparison.results(dtypes, steps)
+
+
+def _placed(job: Run, by_bytes: List[str], alone: Alone) -> Tuple[Run, List[str]]:
+    """Returns the job with the places of parts that only their bytes locate, and the parameters
+    whose bytes fit several places."""
+    if not by_bytes:
+        return job, []
+    starts = {rank: job.start(rank) for rank in job.ranks}
+    places: Dict[int, Dict[str, Optional[Where]]] = {rank: {} for rank in job.ranks}
+    ambiguous = []
+    for name in by_bytes:
+        whole = alone.start[name]
+        parts = {rank: start[name] for rank, start in starts.items() if name in start}
+        found = slices.located(parts, whole)[0] if whole is not None else None
+        if found is None:
+            ambiguous.append(name)
+        for rank in parts:
+            places[rank][name] = found[rank].where if found is not None else None
+    return dataclasses.replace(job, places=places), ambiguous
 
 
 def _incomparable(job: Run, found: Incomparable) -> List[Outcome]:
@@ -100,6 +121,7 @@ class _Comparison:
         alone: Alone,
         rounded: Alone,
         starts: Dict[int, Tensors],
+        ambiguous: List[str],
     ) -> None:
         self._job = job
         self._reference = reference.ranks[0]
@@ -109,6 +131,8 @@ class _Comparison:
         self._gradients: Dict[int, Dict[str, Dict[str, GradientError]]] = {r: {} for r in job.ranks}
         self._applied: Dict[int, Dict[str, Applied]] = {r: {} for r in job.ranks}
         self._not_seen: Dict[str, None] = {LABELS: None}
+        for name in ambiguous:
+            self._not_seen[f"{name}: its values fit several parts of the reference's tensor"] = None
         self._explained = False  # the weights differ because of a norm
 
     def step(self, number: int, measured: noise.Noise) -> bool:
@@ -126,7 +150,12 @@ class _Comparison:
             weights: Dict[str, GradientError] = {}
             if self._explained:
                 self._not_seen[f"weights after step {number}: the clipping norm differs"] = None
-            else:
+            elif self._clips_alone(number):
+                self._not_seen[
+                    f"weights after step {number}: the distributed run clips gradients and the "
+                    "reference does not"
+                ] = None
+            elif self._alone.weights[number - 1]:
                 own = {n: s for n, s in groups["weights"].items() if n not in skipped}
                 weights = self._updates.compare(number, self._starts[rank], own)
                 if own and not weights:
@@ -174,6 +203,10 @@ class _Comparison:
             return False
         return any(abs((norm or 0.0) - right) > _SAME_NORM * right for norm in own)
 
+    def _clips_alone(self, number: int) -> bool:
+        own = [one.steps[number - 1].norm for one in self._job.ranks.values()]
+        return self._reference.steps[number - 1].norm is None and any(n is not None for n in own)
+
     def routed_otherwise(self) -> bool:
         """Whether wrong numbers may come from tokens that rounding sends to other experts. They are
         no multiples of the reference."""
@@ -214,7 +247,11 @@ class _Comparison:
                     micro_batches=max(1, len(one.steps[0].losses)),
                     applied=self._applied[rank],
                     next_step=_OBJECTIVE if self.turned() else "",
-                    not_seen=[*self._not_seen, *one.not_checked],
+                    not_seen=list(
+                        dict.fromkeys(
+                            [*self._not_seen, *one.not_checked, *self._reference.not_checked]
+                        )
+                    ),
                 )
             )
         return found

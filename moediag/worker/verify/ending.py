@@ -1,4 +1,4 @@
-"""Ends the program once all of its ranks have measured enough."""
+"""What happens to the program once all of its ranks have measured enough."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from typing import Callable
 from moediag.protocol.measured import MEASURED_ENOUGH
 
 _EVERY = 0.05  # seconds between two looks
+
+
+class Continuing:
+    """The program continues when it has been measured."""
+
+    def begin(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
 
 
 class Ending:

@@ -10,12 +10,13 @@ import torch
 from moediag.protocol import MeasureRequest
 from moediag.protocol.measured import read_measured, start_tensors
 from moediag.worker.not_applicable import NotApplicable
-from moediag.worker.verify import tensor_files
-from moediag.worker.verify.pieces import Piece
+from moediag.worker.verify import slices, tensor_files
+from moediag.worker.verify.pieces import WHOLE, Piece
 from moediag.worker.verify.tensor_files import Stored
 
 SHOWN = 3  # names in a message
 _SEED = 20_240_613
+_SAME_START = "slices as plain tensors need the same checkpoint or seed in both commands"
 
 
 class FirstWeights:
@@ -24,7 +25,8 @@ class FirstWeights:
     def __init__(self, request: MeasureRequest) -> None:
         self._from = request.start_from
         self._rounding = request.rounding
-        self._parts: Optional[Dict[str, List[Stored]]] = None
+        self._parts: Optional[Dict[str, Dict[int, Stored]]] = None
+        self.by_bytes: List[str] = []  # parameters whose parts only their bytes locate
 
     def give(self, found: Sequence[Piece]) -> None:
         """Overwrites ``found``. Raises NotApplicable if a name or a shape does not fit, and changes
@@ -58,19 +60,27 @@ class FirstWeights:
         parts = (self._parts or {}).get(piece.name)
         if parts is None:
             return None, "the distributed run has no such tensor"
-        one, reason = tensor_files.whole(parts)
+        one, reason = tensor_files.whole(parts.values())
         if one is not None and tuple(one.shape) != piece.where.shape:
             here = list(piece.where.shape)
-            return None, f"it has shape {list(one.shape)} there and {here} in one process"
+            reason = f"it has shape {list(one.shape)} there and {here} in one process"
+            one = None
+        if one is None and piece.owner is not None and piece.where.kind == WHOLE:
+            own = piece.read().detach().cpu().clone()
+            found, why = slices.located(parts, own)
+            if found is not None or not why:
+                self.by_bytes.append(piece.name)
+                return own, ""
+            reason = f"{reason}, and {why}: {_SAME_START}"
         return one, reason
 
 
-def parts_at_start(folder: Path) -> Dict[str, List[Stored]]:
-    """Returns by name the parts of all ranks of a run."""
-    found: Dict[str, List[Stored]] = {}
+def parts_at_start(folder: Path) -> Dict[str, Dict[int, Stored]]:
+    """Returns by name and rank the parts of all ranks of a run."""
+    found: Dict[str, Dict[int, Stored]] = {}
     for rank in sorted(read_measured(folder)):
         for name, stored in tensor_files.load(folder / start_tensors(rank))["start"].items():
-            found.setdefault(name, []).append(stored)
+            found.setdefault(name, {})[rank] = stored
     return found
 
 

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import threading
 import traceback
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.distributed as dist
 from torch.optim import optimizer as torch_optimizer
 
-from moediag.protocol import Measured, MeasuredStep, MeasureRequest, measured
+from moediag.protocol import MeasuredStep, MeasureRequest
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.shard import placement
-from moediag.worker.verify import model_facts, samples, tensor_files
+from moediag.worker.verify import model_facts, samples
 from moediag.worker.verify.clips import Clips
-from moediag.worker.verify.ending import Ending
+from moediag.worker.verify.ending import Continuing, Ending
 from moediag.worker.verify.first_weights import FirstWeights
 from moediag.worker.verify.pieces import NotReduced, Piece, pieces
+from moediag.worker.verify.rank_answer import Answer
+from moediag.worker.verify.replaced import Replaced
 from moediag.worker.verify.room import enough_room
 from moediag.worker.verify.tensor_files import Stored, Tensors
 
@@ -36,20 +38,38 @@ _STRANGE = (
 )
 
 
-class Measuring:
-    """The measurements of this process. Only the first process of each rank measures."""
+@dataclass(frozen=True)
+class Scope:
+    """One model, in a process that says itself which rank it is."""
 
-    def __init__(self, request: MeasureRequest, at_end: Callable[[], None]) -> None:
+    model: Any
+    rank: int
+    world_size: int
+
+
+class Measuring:
+    """The measurements of this process: of every model that it trains, or of one ``scope``. Only
+    the first process of each rank measures."""
+
+    def __init__(
+        self,
+        request: MeasureRequest,
+        ending: Union[Ending, Continuing],
+        scope: Optional[Scope] = None,
+    ) -> None:
         self._request = request
         self._folder = Path(request.folder)
-        self._ending = Ending(self._folder, at_end)
+        self._ending = ending
+        self._scope = scope
+        self._replaced = Replaced()
         self._pid = os.getpid()
         self._inside = False
         self._off = False  # another process has this rank, or measuring failed
-        self._answer: Optional[Measured] = None
+        self._answer = Answer(self._folder)
         self._pieces: Dict[str, Piece] = {}
         self._roots: List[weakref.ref[Any]] = []
         self._start: Tensors = {}
+        self._states: Tensors = {}  # of the optimizer at the start
         self._first = FirstWeights(request)
         self._steps_of: Dict[int, int] = {}  # id of an optimizer -> its steps
         self._keep: List[Any] = []  # those optimizers: ids stay theirs
@@ -60,14 +80,59 @@ class Measuring:
         self._strange = 0  # steps of optimizers that hold no parameter of the model
 
     def install(self) -> None:
-        """Replaces what the program will call. Call it once, right after torch was imported."""
-        module: Any = torch.nn.Module
-        module.__call__ = self._forward(module.__call__)
-        tensor: Any = torch.Tensor
-        tensor.backward = self._backward(tensor.backward)
-        self._clips.install()
-        torch_optimizer.register_optimizer_step_pre_hook(self._before_step)
-        torch_optimizer.register_optimizer_step_post_hook(self._after_step)
+        """Replaces what the program will call. Call it once, right after torch was imported, or
+        where the model of the scope is about to make a step."""
+        replaced, module, tensor = self._replaced, torch.nn.Module, torch.Tensor
+        replaced.replace(module, "__call__", self._forward(module.__call__))
+        replaced.replace(tensor, "backward", self._backward(tensor.backward))
+        self._clips.install(replaced)
+        replaced.hook(torch_optimizer.register_optimizer_step_pre_hook(self._before_step))
+        replaced.hook(torch_optimizer.register_optimizer_step_post_hook(self._after_step))
+        if self._scope is not None:
+            self._guarded(self._begin, self._scope.model)
+
+    def remove(self) -> None:
+        """Takes everything back that :meth:`install` has replaced."""
+        self._replaced.undo()
+
+    def _begin(self, module: Any) -> None:
+        if self._claim():
+            self._add_root(module)
+
+    def held(self) -> List[Piece]:
+        """Returns what this process holds of the models that were called."""
+        return list(self._pieces.values())
+
+    def keep_states(self, states: Tensors) -> None:
+        """Writes the optimizer's state before the step beside the weights."""
+        self._states = states
+        self._guarded(self._write_start)
+
+    def problems(self) -> List[str]:
+        """Returns why the measured numbers cannot be compared."""
+        return self._answer.value.problems if self._answer.value is not None else []
+
+    def leave_out(self, text: str) -> None:
+        """Says what this run does not show."""
+        if self._answer.open:
+            self._answer.not_checked(text)
+
+    def gradients_alone(self) -> None:
+        """Makes a step of gradients only, in place of an optimizer's."""
+        if self._answer.open:
+            self._guarded(self._gradients_alone)
+
+    def _gradients_alone(self) -> None:
+        for piece in self._pieces.values():
+            if piece.trainable:
+                self._keep_gradient(piece)
+        self._write_step(1, {"gradients": dict(self._gradients), "weights": {}}, {})
+        self._enough()
+
+    def no_more(self) -> None:
+        """Says that the step of the scope is over, whatever was measured."""
+        if self._answer.open:
+            self._problem(_STRANGE if self._strange else "no optimizer of it made a step")
 
     def _active(self) -> bool:
         return not self._off and os.getpid() == self._pid
@@ -85,15 +150,9 @@ class Measuring:
         return None
 
     def _problem(self, text: str) -> None:
-        answer = self._answer
-        if answer is not None and not answer.done:
-            self._tell(problems=[*answer.problems, text])
+        if self._answer.open:
+            self._answer.tell(problems=[*self._answer.known.problems, text])
             self._enough()
-
-    def _tell(self, **fields: Any) -> None:
-        if self._answer is not None:
-            self._answer = dataclasses.replace(self._answer, **fields)
-            self._answer.write(self._folder)
 
     # ------------------------------------------------------------------ forward and backward
 
@@ -119,6 +178,8 @@ class Measuring:
 
     def _outermost(self, module: Any) -> bool:
         """Whether a forward that trains begins here."""
+        if self._scope is not None and module is not self._scope.model:
+            return False
         return (
             self._active()
             and torch.is_grad_enabled()
@@ -128,9 +189,9 @@ class Measuring:
         )
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
-        if self._answer is None and not self._claim():
+        if self._answer.value is None and not self._claim():
             return None
-        if self._answer is not None and self._answer.done:
+        if not self._answer.open:
             self._ending.wait()
             return None
         if all(root() is not module for root in self._roots):
@@ -140,65 +201,60 @@ class Measuring:
         return model_facts.random_state()
 
     def _after_forward(self, before: Any, result: Any) -> None:
-        answer = self._answer
+        answer = self._answer.value
         if before is None or answer is None:
             return
         found = {model_facts.dtype_name(d) for d in self._dtypes if d.is_floating_point}
         if not found <= set(answer.dtypes):
-            self._tell(dtypes=sorted({*answer.dtypes, *found}))
+            self._answer.tell(dtypes=sorted({*answer.dtypes, *found}))
         if getattr(result, "aux_loss", None) is not None and not answer.auxiliary:
-            self._tell(auxiliary=True)
+            self._answer.tell(auxiliary=True)
         if answer.random:
             return
         after = model_facts.random_state()
         if not all(torch.equal(a, b) for a, b in zip(before, after)):  # noqa: B905 - Python 3.9
-            self._tell(random=True)
+            self._answer.tell(random=True)
 
     def _claim(self) -> bool:
         """Starts the answer of this rank, unless another process has it."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        if dist.is_available() and dist.is_initialized():
+        if self._scope is not None:
+            rank, size = self._scope.rank, self._scope.world_size
+        elif dist.is_available() and dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / measured.measured_file(rank)
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            self._off = True
-            return False
-        self._answer = Measured(rank, size, os.getpid(), sys.executable)
-        self._tell()
-        return True
+        self._off = not self._answer.claim(rank, size)
+        return not self._off
 
     def _add_root(self, module: Any) -> None:
-        answer = self._answer
-        assert answer is not None
+        answer = self._answer.known
         prefix = f"model{len(self._roots) + 1}." if self._roots else ""
         self._roots.append(weakref.ref(module))
         known = {id(p.owner) for p in self._pieces.values() if p.owner is not None}
         found = [p for p in pieces(module, prefix) if p.owner is None or id(p.owner) not in known]
-        self._clips.of_fsdp1(module)
-        enough_room(found, self._request.steps, self._folder)
+        self._clips.of_fsdp1(module, self._replaced)
+        enough_room(found, self._request, alone=self._answer.known.world_size == 1)
         self._first.give(found)
         self._start.update({p.name: _stored(p, p.read()) for p in found})
         self._pieces.update((p.name, p) for p in found)
-        path = self._folder / measured.start_tensors(answer.rank)
-        tensor_files.save(path, {"start": self._start})
+        self._write_start()
         layout = dict(answer.layout)
         for piece in found:
             layout.update(piece.mesh)
         dtypes = {model_facts.dtype_name(p.read().dtype) for p in found if p.owner is not None}
         dtypes |= model_facts.computes_in(module)
-        self._tell(
+        self._answer.tell(
             layout=layout,
             dtypes=sorted({*answer.dtypes, *dtypes}),
             across_samples=answer.across_samples or model_facts.across_samples(module),
-            size=answer.size + path.stat().st_size,
+            by_bytes=self._first.by_bytes,
         )
+
+    def _write_start(self) -> None:
+        self._answer.write_start(self._start, self._states)
 
     def _backward(self, original: Any) -> Any:
         def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._active() and self._answer is not None and tensor.numel() == 1:
+            if self._active() and self._answer.value is not None and tensor.numel() == 1:
                 self._guarded(self._loss, tensor)
             return original(tensor, *args, **kwargs)
 
@@ -212,7 +268,7 @@ class Measuring:
 
     def _before_clip(self, parameters: Optional[List[Any]]) -> bool:
         """Keeps the gradients of ``parameters`` (None: of all) as they are before clipping."""
-        if not self._active() or self._answer is None:
+        if not self._active() or self._answer.value is None:
             return False
         every = {id(piece.owner) for piece in self._pieces.values() if piece.owner is not None}
         wanted = every if parameters is None else every & {id(p) for p in parameters}
@@ -229,25 +285,20 @@ class Measuring:
         try:
             gradient = piece.gradient()
         except NotReduced:
-            self._not_checked(f"gradient of {piece.name}: it is not reduced at the step")
+            self._answer.not_checked(f"gradient of {piece.name}: it is not reduced at the step")
             return
         if gradient is not None and scale != 1.0:
             gradient = gradient / scale
         self._gradients[piece.name] = _stored(piece, gradient)
 
-    def _not_checked(self, text: str) -> None:
-        answer = self._answer
-        if answer is not None and text not in answer.not_checked and len(answer.not_checked) < 20:
-            self._tell(not_checked=[*answer.not_checked, text])
-
     # ------------------------------------------------------------------ the step
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self._active() and self._answer is not None and not self._answer.done:
+        if self._active() and self._answer.open:
             self._guarded(self._gradients_of, optimizer)
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self._active() and self._answer is not None and not self._answer.done:
+        if self._active() and self._answer.open:
             self._guarded(self._weights_of, optimizer)
 
     def _own(self, optimizer: Any) -> Dict[str, Tuple[Piece, float]]:
@@ -276,8 +327,7 @@ class Measuring:
                 self._keep_gradient(piece, by)
 
     def _weights_of(self, optimizer: Any) -> None:
-        answer = self._answer
-        assert answer is not None
+        answer = self._answer.known
         own = self._own(optimizer)
         if not own:
             self._strange += 1
@@ -294,25 +344,18 @@ class Measuring:
             "gradients": {name: gradients.pop(name) for name in own if name in gradients},
             "weights": {name: _stored(piece, piece.read()) for name, (piece, _) in own.items()},
         }
-        path = self._folder / measured.step_tensors(answer.rank, number)
-        rates = {name: rate for name, (_, rate) in own.items()}
-        steps = list(answer.steps)
-        if number <= len(steps):  # another optimizer has made this step already
-            before = tensor_files.load(path)
-            groups = {name: {**before[name], **group} for name, group in groups.items()}
-            rates.update(steps[number - 1].rates)
-            steps[number - 1] = dataclasses.replace(steps[number - 1], rates=rates)
-        else:
-            steps.append(dataclasses.replace(self._now, rates=rates))
-            self._now = MeasuredStep()
-            self._clips.next_step()
-        tensor_files.save(path, groups)
-        self._tell(steps=steps, size=answer.size + path.stat().st_size)
+        self._write_step(number, groups, {name: rate for name, (_, rate) in own.items()})
         if min(self._steps_of.values()) >= self._request.steps:
             self._enough()
 
+    def _write_step(self, number: int, groups: Dict[str, Tensors], rates: Dict[str, float]) -> None:
+        step = dataclasses.replace(self._now, rates=rates)
+        if self._answer.write_step(number, groups, step):
+            self._now = MeasuredStep()
+            self._clips.next_step()
+
     def _enough(self) -> None:
-        self._tell(done=True)
+        self._answer.tell(done=True)
         self._ending.begin()
 
 

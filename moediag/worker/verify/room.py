@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Sequence
 
+from moediag.protocol import MeasureRequest
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.verify.pieces import Piece
 
@@ -22,10 +23,12 @@ def needed(found: Sequence[Piece], steps: int) -> int:
     return start + 2 * steps * trained
 
 
-def enough_room(found: Sequence[Piece], steps: int, folder: Path) -> None:
-    """Raises NotApplicable if the ranks of this machine would fill the disk."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    wanted, free = needed(found, steps) * ranks * _RUNS, shutil.disk_usage(folder).free
+def enough_room(found: Sequence[Piece], request: MeasureRequest, alone: bool) -> None:
+    """Raises NotApplicable if the ranks of this machine would fill the disk. ``alone``: this is the
+    only rank."""
+    folder = Path(request.folder)
+    ranks = 1 if alone else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    wanted, free = needed(found, request.steps) * ranks * _RUNS, shutil.disk_usage(folder).free
     if wanted > free:
         raise NotApplicable(
             f"the measurements take up to {wanted / 1e9:.1f} GB of disk, and {folder} has "

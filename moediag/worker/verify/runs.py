@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Optional
@@ -11,6 +12,7 @@ import torch
 from moediag.protocol import Measured, read_measured
 from moediag.protocol.measured import start_tensors, step_tensors
 from moediag.worker.verify import tensor_files
+from moediag.worker.verify.pieces import Where
 from moediag.worker.verify.tensor_files import Tensors
 
 Wholes = Dict[str, Optional[torch.Tensor]]
@@ -25,13 +27,27 @@ class Run:
     def read(cls, folder: Path) -> Run:
         return cls(folder, read_measured(folder))
 
+    # rank -> parameter -> the part of the whole that it is, where the rank does not know it; None:
+    # it may be several parts
+    places: Dict[int, Dict[str, Optional[Where]]] = field(default_factory=dict)
+
     def start(self, rank: int) -> Tensors:
-        return tensor_files.load(self.folder / start_tensors(rank))["start"]
+        return self._placed(rank, tensor_files.load(self.folder / start_tensors(rank))["start"])
 
     def step(self, rank: int, number: int) -> Dict[str, Tensors]:
         """Returns the groups ``gradients`` and ``weights`` of step ``number`` (from 1)."""
         found = tensor_files.load(self.folder / step_tensors(rank, number))
-        return {"gradients": {}, "weights": {}, **found}
+        groups = {"gradients": {}, "weights": {}, **found}
+        return {name: self._placed(rank, group) for name, group in groups.items()}
+
+    def _placed(self, rank: int, tensors: Tensors) -> Tensors:
+        own = self.places.get(rank, {})
+        found: Tensors = {}
+        for name, stored in tensors.items():
+            where = own.get(name, stored.where)
+            if where is not None:
+                found[name] = dataclasses.replace(stored, where=where)
+        return found
 
     @property
     def steps(self) -> int:

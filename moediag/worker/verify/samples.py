@@ -29,7 +29,7 @@ def hashes(args: Any, kwargs: Any) -> List[str]:
             if kept is not None and one.dim() and tensor.shape[:2] == kept.shape:
                 one = one[kept[row]]
             digest.update(f"{one.dtype}{tuple(one.shape)}".encode())
-            digest.update(_bytes(one))
+            digest.update(as_bytes(one))
         found.append(digest.hexdigest())
     return found
 
@@ -40,7 +40,7 @@ def _kept(mask: Any, rows: int) -> Any:
     return None
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def as_bytes(tensor: torch.Tensor) -> bytes:
     flat = tensor.contiguous().cpu().reshape(-1)
     if not flat.numel():
         return b""

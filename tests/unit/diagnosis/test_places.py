@@ -328,6 +328,21 @@ class TestRanksElsewhere:
         )
         assert [p.what for p in one.places if p.ranks == (1,)] == ["finished"]
 
+    def test_the_loops_that_a_rank_left_earlier(self) -> None:
+        evidence = Job(GROUP, [[Op("a")], []]).run()
+        forever, epochs, batches = (
+            Condition("train.py", line, text, "loop")
+            for line, text in (
+                (70, "while True"), (80, "for e in range(n)"), (90, "for x in loader")
+            )
+        )  # fmt: skip
+        one = found(evidence, {0: at(96)}, {0: [forever, epochs, batches], 1: []})
+        assert one.next_step.endswith(
+            "rank 1 ends without it. Do all ranks run the loops `for e in range(n)` at train.py:80 "
+            "and `for x in loader` at train.py:90 equally often?"
+        )
+        assert all(not place.conditions for place in one.places)
+
 
 class TestValuesThatDiffer:
     def test_sizes_are_those_of_the_inputs(self) -> None:

@@ -113,6 +113,31 @@ def test_parts_with_different_factors_are_separate() -> None:
     assert text.index("the experts are 2.000") < text.index("all other parameters are 0.500")
 
 
+def test_a_factor_of_a_few_parameters_is_not_that_of_their_part() -> None:
+    assert "The gradients of 1 of 2 parameters of the experts are 2.000 times" in sentences(
+        factor_facts(all_ranks(2.0, UP), 1)
+    )
+    assert "The gradients of the experts are 2.000 times" in sentences(
+        factor_facts(all_ranks(2.0, UP, DOWN), 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(tuple(NAMES), "the number of micro-batches"), ((UP, DOWN), "the size of ep")],
+)
+def test_micro_batches_are_a_factor_of_all_parameters(names: tuple[str, ...], words: str) -> None:
+    """Two micro-batches and two ranks on ep: what the loss is multiplied by reaches everything."""
+    evidence = all_ranks(2.0, *names)
+    ranks = {
+        rank: replace(seen, outcome=replace(seen.outcome, micro_batches=2))  # type: ignore[type-var]
+        for rank, seen in evidence.ranks.items()
+    }
+    text = sentences(factor_facts(replace(evidence, ranks=ranks), 1))
+    assert words in text
+    assert ("micro-batches" in text) == ("micro-batches" in words)
+
+
 def test_block_inputs_are_a_part() -> None:
     evidence = job(*[{}] * 4)
     ranks = {
@@ -208,8 +233,9 @@ def test_one_axis_is_preferred_to_a_product() -> None:
 def test_an_unknown_mesh_uses_the_number_of_ranks() -> None:
     (found,) = factor_facts(all_ranks(2.0, UP, world=2, layout={}), 1).found
     assert found.size == Size(2, WORLD)
-    (found,) = factor_facts(all_ranks(2.0, UP, world=4, layout={}), 1).found
-    assert found.size is None
+    facts = factor_facts(all_ranks(2.0, UP, world=4, layout={}), 1)
+    assert facts.found[0].size is None
+    assert "the axes of the mesh are not known" in sentences(facts)
 
 
 # ------------------------------------------------------------------------ weights and the table

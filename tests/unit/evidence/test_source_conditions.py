@@ -10,11 +10,13 @@ from moediag.evidence.model import Condition, Frame
 from moediag.evidence.source_conditions import Source, Sources
 
 
-def around(body: str, function: str = "f", size: int = 4) -> list[Condition]:
+def around(
+    body: str, function: str = "f", size: int = 4, *, one_node: bool = False
+) -> list[Condition]:
     """The conditions of the line that contains ``HERE``."""
     text = textwrap.dedent(body)
     line = next(n for n, t in enumerate(text.splitlines(), 1) if "HERE" in t)
-    source = Source.parse("train.py", text)
+    source = Source.parse("train.py", text, one_node)
     assert source is not None
     found = source.conditions(line, function, size)
     assert found is not None
@@ -79,7 +81,7 @@ class TestSides:
     def test_ranks_that_left_before_the_line(self, way: str) -> None:
         leave = "sys.exit(0)" if way == "exit" else "raise ValueError" if way == "raise" else way
         body = f"def f(rank):\n  for _ in x:\n    if rank != 0:\n      {leave}\n    a()  # HERE\n"
-        (one,) = around(body)
+        one, _ = around(body)
         assert (one.side, one.leaves, one.text) == ("after", way, "if rank != 0")
         assert one.keeps_out == {1, 2, 3}
 
@@ -99,8 +101,23 @@ class TestSides:
 
     def test_a_loop_whose_length_depends_on_the_rank(self) -> None:
         (one,) = around("def f(rank):\n  for i in range(3 + rank):\n    a()  # HERE\n")
-        assert (one.side, one.text) == ("loop", "for i in range(3 + rank)")
-        assert around("def f(rank):\n  for i in range(3):\n    a()  # HERE\n") == []
+        assert (one.side, one.text, one.names_rank) == ("loop", "for i in range(3 + rank)", True)
+
+    def test_other_loops_around_the_line(self) -> None:
+        body = "def f(x):\n  while x.more():\n    for i in range(3):\n      a()  # HERE\n"
+        assert [(c.side, c.text, c.line, c.names_rank) for c in around(body)] == [
+            ("loop", "while x.more()", 2, False),
+            ("loop", "for i in range(3)", 3, False),
+        ]
+
+    @pytest.mark.parametrize("test", ["local_rank == 0", "acc.is_local_main_process"])
+    def test_local_ranks_are_global_ranks_on_one_node(self, test: str) -> None:
+        body = f"def f(local_rank, acc):\n  if {test}:\n    a()  # HERE\n"
+        (one,) = around(body, one_node=True)
+        assert (one.keeps_out, one.singles) == ({1, 2, 3}, 0)
+        (several,) = around(body)
+        assert (several.keeps_out, several.singles) == (frozenset(), None)
+        assert several.names_rank
 
     def test_an_expression_of_the_line_itself(self) -> None:
         (one,) = around("def f(rank):\n  x = a() if rank == 0 else b()  # HERE\n")

@@ -314,9 +314,23 @@ def test_group_label_is_its_axis_description_or_ranks(group: Group, label: str) 
     assert group.label == label
 
 
-def test_conditions_around_the_lines_that_led_to_a_call(tmp_path: Path) -> None:
-    """There is no stack of a rank that ended, but its log has the lines."""
-    train = "if rank == 0:\n    finish()\n"
+@pytest.mark.parametrize(
+    ("test", "local_ranks", "single"),
+    [
+        ("rank == 0", [None, None], 0),
+        ("local_rank == 0", [2, 2], 0),
+        ("local_rank == 0", [1, 1], None),
+        ("local_rank == 0", [2, None], None),
+    ],
+)
+def test_conditions_around_the_lines_that_led_to_a_call(
+    tmp_path: Path, test: str, local_ranks: list[int | None], single: int | None
+) -> None:
+    """There is no stack of a rank that ended, but its log has the lines. A local rank is a global
+    one only where all ranks are known to be on one node."""
+    train = f"if {test}:\n    finish()\n"
+    for rank, count in enumerate(local_ranks):
+        protocol.write_json(tmp_path / protocol.pid_file(rank), {"local_ranks": count})
     log: list[dict[str, object]] = [
         {"e": "start", "t": 0.0, "rank": 0, "world_size": 2},
         {"e": "file", "t": 0.0, "path": "/me/train.py"},
@@ -332,7 +346,7 @@ def test_conditions_around_the_lines_that_led_to_a_call(tmp_path: Path) -> None:
     seen = read_trial(tmp_path).ranks[0]
     assert seen.collectives[0].callers == ("train.py:2 <module>",)
     (condition,) = seen.conditions["train.py:2 <module>"]
-    assert (condition.text, condition.singles) == ("if rank == 0", 0)
+    assert (condition.text, condition.singles) == (f"if {test}", single)
 
 
 CHAIN = """Traceback (most recent call last):

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad
-from torch.optim import optimizer as torch_optimizer
 
 from moediag.protocol import Measured, MeasureRequest, read_measured
 from moediag.protocol.measured import start_tensors, step_tensors
 from moediag.worker.verify import tensor_files
-from moediag.worker.verify.ending import Ending
+from moediag.worker.verify.ending import Continuing
 from moediag.worker.verify.measuring import Measuring
 
 Start = Callable[..., Path]
@@ -23,26 +21,21 @@ Start = Callable[..., Path]
 @pytest.fixture
 def measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Installs the measuring; returns its folder. Removes it from torch afterwards."""
-    for owner, name in (
-        (nn.Module, "__call__"),
-        (torch.Tensor, "backward"),
-        (clip_grad, "_clip_grads_with_norm_"),
-        (nn.utils, "clip_grads_with_norm_"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    for hooks in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
-        monkeypatch.setattr(torch_optimizer, hooks, getattr(torch_optimizer, hooks).copy())
-    monkeypatch.setattr(Ending, "begin", lambda self: None)  # it would end this process
+    installed: list[Measuring] = []
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
     def start(name: str = "run", **request: object) -> Path:
         folder = tmp_path / name
         given = {"folder": str(folder), "steps": 2, **request}
-        Measuring(MeasureRequest(**given), lambda: None).install()  # type: ignore[arg-type]
+        one = Measuring(MeasureRequest(**given), Continuing())  # type: ignore[arg-type]
+        one.install()
+        installed.append(one)
         return folder
 
-    return start
+    yield start
+    for one in reversed(installed):
+        one.remove()
 
 
 def small() -> nn.Module:

@@ -1,0 +1,136 @@
+"""One step of a running program, compared with the same step in one process.
+
+    from moediag import verify
+
+    with verify.step(model, optimizer, reference=build_model, loss=loss_fn, batch=batch):
+        loss_fn(model, batch).backward()
+        optimizer.step()
+
+It is `moediag verify` for programs that have no command for one process: same comparison, same
+verdicts, same page.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moediag.errors import UsageError
+
+if TYPE_CHECKING:
+    from moediag.pipeline.verify import Verified
+
+__all__ = ["Checked", "step"]
+
+_EVERY = 0.1  # seconds between two looks for rank 0's result
+
+
+@dataclass(slots=True)
+class Checked:
+    """What the comparison found; on every rank, once the step is over."""
+
+    folder: Path
+    """The run directory, which `moediag report` shows."""
+    verdict: str = ""
+    """"" before the end of the step."""
+    cause: str = ""
+    next_step: str = ""
+    """What to do, if anything."""
+    not_compared: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that was compared agrees."""
+        return self.verdict == "clean"
+
+
+@contextmanager
+def step(
+    model: Any,
+    optimizer: Any,
+    *,
+    reference: Callable[[], Any],
+    loss: Callable[[Any, Any], Any],
+    batch: Any,
+    clip: float | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    out: str | Path | None = None,
+) -> Iterator[Checked]:
+    """Compares the step that runs inside with one process. Call it on all ranks.
+
+    ``model``: as it is called inside; ``optimizer``: makes its step inside.
+    ``reference()``: returns the same model of one process, without wrappers. Rank 0 calls it.
+    ``loss(model, batch)``: returns the loss that one process would train on.
+    ``batch``: the samples that this rank trains on inside, all micro-batches of them together, as
+    tensors with one row a sample in lists, tuples and dictionaries.
+    ``clip``: the limit, if the step clips by the norm of the gradients.
+    ``collate(batches)``: returns the ranks' batches as one; default: they are concatenated.
+    ``out``: the run directory, which must be new or empty.
+
+    Rank 0 prints the page to stderr. Nothing is raised for a wrong step.
+    """
+    from moediag.worker.verify import in_program
+
+    rank = in_program.own_rank()
+    name = Path(sys.argv[0]).name or "python"
+    of_ranks = in_program.exchanged((in_program.host(), *_made(rank, out, name)))
+    _, folder, error = of_ranks[0]
+    if error:
+        raise UsageError(error)
+    asked = in_program.Asked(model, optimizer, reference, loss, batch, clip, collate)
+    checked = Checked(Path(folder))
+    if len({host for host, *_ in of_ranks}) > 1:
+        checked.verdict, checked.cause = "inconclusive", f"{in_program.SEVERAL_MACHINES}."
+        yield checked
+        return
+    from moediag.pipeline import verify as verifier
+
+    inside = in_program.Step(asked, checked.folder / verifier.MEASURED)
+    with inside.measured():
+        yield checked
+    if rank == 0:
+        problem = "the comparison on rank 0 failed"
+        try:
+            runs = [checked.folder / run / verifier.MEASURED for run in verifier.REFERENCES]
+            problem = inside.references(runs)
+        finally:
+            done = verifier.conclude(checked.folder, name, problem)
+        _show(done)
+    _read(checked)
+
+
+def _made(rank: int, out: str | Path | None, name: str) -> tuple[str, str]:
+    """Rank 0's new folder, and the error where there is none."""
+    from moediag.pipeline.run_folder import run_folder
+
+    if rank:
+        return "", ""
+    try:
+        return str(run_folder(Path(out) if out is not None else None, f"verify-{name}")), ""
+    except UsageError as error:
+        return "", str(error)
+
+
+def _show(done: Verified) -> None:
+    from rich.console import Console
+
+    from moediag.report import terminal, views
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    terminal.render(done.result, console, views.short(done.folder))
+
+
+def _read(checked: Checked) -> None:
+    """Waits for rank 0's result."""
+    from moediag.result import RESULT_FILE, read_result
+
+    while not (checked.folder / RESULT_FILE).exists():
+        time.sleep(_EVERY)
+    found = read_result(checked.folder).trials[-1].diagnosis
+    checked.verdict, checked.cause = str(found.verdict), found.cause
+    checked.next_step, checked.not_compared = found.next_step, found.not_seen

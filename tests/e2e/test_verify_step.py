@@ -1,0 +1,99 @@
+"""`moediag.verify.step` in real jobs: bugs of mixtures of experts that users meet, each found
+without being told what to look for, and their healthy twins, which are clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+JOB = str(Path(__file__).parents[1] / "victims" / "moe_steps.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+# case -> what the page says
+WRONG = {
+    "ddp:experts-times-ep": "the experts are 2.000 times the reference",
+    "fsdp1:experts-times-ep": "the experts are 2.000 times the reference",
+    "ddp:router-lost": "router.weight",
+    "ddp:mean-per-rank": "have wrong gradients",
+    "ddp:balance-times-micro": "router.weight",
+    "ddp:balance-times-ranks": "router.weight",
+    "ddp:divided-twice": "0.500 times the reference",
+    "ddp:padding": "router.weight",
+}
+
+
+def found(tmp_path: Path, ranks: int, *cases: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*TORCHRUN, str(ranks), JOB, str(tmp_path), *cases],
+        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    content: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    return content
+
+
+def run(tmp_path: Path, scenario: str, variant: str) -> tuple[dict[str, Any], Path]:
+    """The trial of `moediag run`, and its folder."""
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "moediag", "run", scenario, "--variant", variant, "--cpu", "2",
+            "--json", "--out", str(folder),
+        ],
+        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
+        capture_output=True,
+    )  # fmt: skip
+    trial = json.loads(done.stdout)["trials"][-1]
+    return trial, folder / trial["evidence"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("scenario", "variant"),
+    [
+        ("expert-starvation-silent", "unfixed"),
+        ("expert-starvation-silent", "iterate-all"),
+        ("expert-starvation-wrappers", "ddp"),
+        ("expert-starvation-wrappers", "fsdp1"),
+        ("tp-head-norm", "unfixed"),
+    ],
+)
+def test_a_step_of_ours_has_the_verdict_that_run_gives(
+    tmp_path: Path, scenario: str, variant: str
+) -> None:
+    trial, evidence = run(tmp_path, scenario, variant)
+    job = str(Path(JOB).with_name("own_step.py"))
+    done = subprocess.run(
+        [*TORCHRUN, "2", job, str(evidence / "trial.json"), str(tmp_path / "verify")],
+        env=dict(os.environ, OMP_NUM_THREADS="1"), text=True, timeout=550, check=False,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    own = json.loads((tmp_path / "verify" / "result.json").read_text())["trials"][-1]
+    assert own["verdict"] == trial["verdict"], own["cause"]
+    assert set(own["wrong_parameters"]) == set(trial["wrong_parameters"])
+
+
+def test_expert_gradients_times_ep_are_found(tmp_path: Path) -> None:
+    case = "ddp:experts-times-ep"
+    one = found(tmp_path, 2, case)[case]
+    assert one["verdict"] == "wrong-gradients", one
+    assert WRONG[case] in one["cause"]
+
+
+@pytest.mark.wide
+def test_bugs_are_found_and_their_healthy_twins_are_clean(tmp_path: Path) -> None:
+    every = found(tmp_path, 4, "ddp:", "fsdp1:", *WRONG)
+    for case, words in {"ddp:": "", "fsdp1:": "", **WRONG}.items():
+        one = every[case]
+        assert one["verdict"] == ("wrong-gradients" if words else "clean"), (case, one)
+        assert words in one["cause"], (case, one)

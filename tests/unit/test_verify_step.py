@@ -1,0 +1,175 @@
+"""`verify.step` inside a program, in one process: the model that trains and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from moediag import verify
+from moediag.launch import comparing
+from moediag.worker.verify import comparison
+
+LEFT = torch.arange(24.0).view(8, 3).sin()
+
+
+class Model(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up = nn.Linear(3, 5)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(torch.tanh(self.up(x))))  # type: ignore[no-any-return]
+
+
+def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (model(batch["x"]) - batch["y"]).square().mean()
+
+
+@pytest.fixture(autouse=True)
+def _compared_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares in this process instead of a new one."""
+
+    def compare(python: str, target: Path, job: Path, references: Sequence[Path]) -> str:
+        comparison.compare(job, list(references), target)
+        return ""
+
+    monkeypatch.setattr(comparing, "compare", compare)
+
+
+BATCH = {"x": LEFT, "y": LEFT[:, :2].cos()}
+
+
+def trained(steps: int = 2, kind: Any = torch.optim.AdamW, **model: float) -> tuple[Model, Any]:
+    """A model in the middle of its training: its optimizer has a state."""
+    torch.manual_seed(1)
+    one = Model(**model)
+    optimizer = kind(one.parameters(), lr=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(one, BATCH).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return one, optimizer
+
+
+def checked(
+    folder: Path, body: Callable[[Model, Any], None], given: Any = None, **options: Any
+) -> verify.Checked:
+    model, optimizer = given or trained()
+    asked = {"reference": Model, "loss": loss, "batch": BATCH, "out": folder / "run", **options}
+    with verify.step(model, optimizer, **asked) as found:
+        body(model, optimizer)
+    return found
+
+
+def right(model: Model, optimizer: Any) -> None:
+    for rows in (slice(0, 4), slice(4, 8)):
+        part = {name: tensor[rows] for name, tensor in BATCH.items()}
+        (loss(model, part) / 2).backward()
+    optimizer.step()
+
+
+def test_a_right_step_is_clean_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    given = trained()
+    before = (nn.Module.__call__, torch.Tensor.backward, torch.get_rng_state())
+    found = checked(tmp_path, right, given)
+    assert (found.verdict, found.ok) == ("clean", True), found.cause
+    assert not any("weights" in text for text in found.not_compared)
+    after = (nn.Module.__call__, torch.Tensor.backward, torch.get_rng_state())
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_accumulation_that_divides_twice_is_found(tmp_path: Path) -> None:
+    def body(model: Model, optimizer: Any) -> None:
+        for rows in (slice(0, 4), slice(4, 8)):
+            part = {name: tensor[rows] for name, tensor in BATCH.items()}
+            (loss(model, part) / 4).backward()
+        optimizer.step()
+
+    found = checked(tmp_path, body)
+    assert found.verdict == "wrong-gradients"
+    assert "0.500 times the reference" in found.cause
+    assert "the number of micro-batches" in found.cause
+
+
+def test_a_forgotten_state_of_the_optimizer_shows_in_the_weights(tmp_path: Path) -> None:
+    """The reference continues with the state that the optimizer had before the step."""
+
+    def body(model: Model, optimizer: Any) -> None:
+        optimizer.state.clear()
+        loss(model, BATCH).backward()
+        optimizer.step()
+
+    found = checked(tmp_path, body, trained(steps=5))
+    assert found.verdict == "wrong-weights", found.cause
+
+
+def test_a_clipped_step_is_compared_with_a_clipped_one(tmp_path: Path) -> None:
+    def body(model: Model, optimizer: Any) -> None:
+        loss(model, BATCH).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+
+    sgd = trained(kind=torch.optim.SGD)
+    assert checked(tmp_path, body, sgd, clip=1e-3).verdict == "clean"
+    found = checked(tmp_path / "without", body, trained(kind=torch.optim.SGD))
+    assert found.verdict == "clean"
+    assert any("clips gradients and the reference does not" in t for t in found.not_compared)
+
+
+def test_an_optimizer_of_ones_own_leaves_the_weights_out(tmp_path: Path) -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    found = checked(tmp_path, right, trained(kind=Own))
+    assert found.verdict == "clean"
+    assert any("Own is not an optimizer of torch.optim" in text for text in found.not_compared)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch": {"x": LEFT[:4], "y": LEFT[:4, :2]}}, "different samples"),
+        ({"batch": {"x": object()}}, "the batch has a object"),
+        ({"reference": lambda: nn.Linear(3, 2)}, "the distributed run has no such tensor"),
+        ({"loss": lambda model, batch: model(batch["z"])}, "the reference failed: keyerror('z')"),
+    ],
+)
+def test_what_cannot_be_compared_is_inconclusive(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    found = checked(tmp_path, right, **options)
+    assert found.verdict == "inconclusive"
+    assert words in found.cause.lower()
+
+
+def test_dropout_is_inconclusive(tmp_path: Path) -> None:
+    given = trained(steps=0, dropout=0.5)
+    found = checked(tmp_path, right, given, reference=lambda: Model(0.5))
+    assert (found.verdict, "random numbers" in found.cause) == ("inconclusive", True)
+
+
+def test_a_body_without_a_step_is_inconclusive(tmp_path: Path) -> None:
+    found = checked(tmp_path, lambda model, optimizer: loss(model, BATCH).backward())
+    assert (found.verdict, "made a step" in found.cause) == ("inconclusive", True)
+
+
+def test_an_exception_of_the_body_is_its_own(tmp_path: Path) -> None:
+    before = nn.Module.__call__
+
+    def body(model: Model, optimizer: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        checked(tmp_path, body)
+    assert nn.Module.__call__ is before
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -257,7 +257,7 @@ def _known(error: Any) -> MoediagError | None:
     """Returns the error that a user can fix; None for a bug."""
     if isinstance(error, MoediagError):
         return error
-    if isinstance(error, _WRONG_USAGE):
+    if issubclass(type(error), _WRONG_USAGE):
         words = error.format_message().rstrip(".")
         command = error.ctx.command_path if error.ctx is not None else "moediag"
         return UsageError(words[:1].lower() + words[1:], f"Type: {command} --help")

@@ -12,8 +12,8 @@ from moediag.campaign.nightly.night import State
 from moediag.campaign.nightly.summary import Summary, title, versions, what
 from moediag.report.finding import finding_of
 from moediag.report.junit import WIDTH
-from moediag.report.printable import printable
 from moediag.report.markdown import LIMIT
+from moediag.report.printable import printable
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
 from moediag.result import RunResult

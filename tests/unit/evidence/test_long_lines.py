@@ -20,8 +20,8 @@ from moediag.evidence import (
 )
 from moediag.evidence.model import Evidence, RankError
 
-SIZE = 30_000
-SECONDS = 5.0  # of CPU time for a text; a linear reader needs a tenth of a second
+SIZE = 20_000
+SECONDS = 2.0  # of CPU time for a text; a linear reader needs a tenth of a second
 # What each reader looks for, begun again and again and never ended.
 BEGINNINGS = (
     "x", " ", "\n", "1", "a ", "wait", "waitcollective", "collective timed ", "Thread x (idle",

@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test wide unit lint bench accuracy abroad mutants gpu golden clean
+.PHONY: help setup run test wide unit lint docs bench accuracy abroad mutants gpu golden clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,15 @@ lint: $(STAMP)  ## run ruff, mypy --strict and the import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# .venv-docs has only what builds the site; the pages themselves need no moediag.
+.venv-docs: pyproject.toml
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check $$($(PYTHON) docs/conf.py)
+	@touch $@
+
+docs: .venv-docs  ## build the documentation site in build/site; a broken link is an error
+	.venv-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/site
+
 bench: $(STAMP)  ## measure what moediag costs, as ratios within one run
 	$(BIN)/python -m bench
 
@@ -73,8 +82,8 @@ gpu:  ## run the GPU suite on the available GPUs, into reports/gpu (exit code 4 
 	  { echo "$$python lacks moediag's dependencies. Type: make setup"; exit 4; }; \
 	  $$python -m bench.gpu
 
-golden: $(STAMP)  ## rewrite the snapshot files under tests/golden, and docs/reference/verdicts.md
-	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/diagnosis/test_verdicts_page.py
+golden: $(STAMP)  ## rewrite the snapshot files under tests/golden and the pages in docs/reference
+	MOEDIAG_GOLDEN=write $(BIN)/python -m pytest -q tests/unit/report/test_golden.py tests/unit/reference
 
 clean:  ## remove .venv, caches and run directories
-	rm -rf .venv .venv-abroad moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants
+	rm -rf .venv .venv-abroad .venv-docs moediag-runs .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist mutants

@@ -16,7 +16,18 @@ from typing import Annotated, Any
 import typer
 
 import moediag
-from moediag.cli import bisect, export, matrix, nightly, report, run, stacks, verify, watch
+from moediag.cli import (
+    bisect,
+    explain_word,
+    export,
+    matrix,
+    nightly,
+    report,
+    run,
+    stacks,
+    verify,
+    watch,
+)
 from moediag.cli import options as o
 from moediag.errors import ExitCode, MachineError, MoediagError, UsageError
 from moediag.launch import signals
@@ -201,6 +212,9 @@ def diagnose(
 app.command(epilog="Example: moediag report moediag-runs/* --html page.html --junit junit.xml")(
     report.report
 )
+
+
+app.command(epilog="Example: moediag explain collective-mismatch")(explain_word.explain)
 
 
 @app.command(epilog="Example: moediag doctor")

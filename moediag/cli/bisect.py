@@ -53,7 +53,10 @@ def bisect(
     hold: o.Hold = [],  # noqa: B006
     python: o.Python = "",
     match: Annotated[
-        MatchKind, typer.Option(help="How much of the failure's signature must match.")
+        MatchKind,
+        typer.Option(
+            metavar="exact|class|any", help="How much of the failure's signature must match."
+        ),
     ] = MatchKind.exact,
     variant: Annotated[
         str,

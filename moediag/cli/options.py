@@ -85,7 +85,9 @@ SetPairs = Annotated[
 LauncherOption = Annotated[
     LauncherKind,
     typer.Option(
-        "--launcher", help="How to start ranks; auto: fork on the CPU of one node, else torchrun."
+        "--launcher",
+        metavar="auto|torchrun|fork",
+        help="How to start ranks; auto: fork on the CPU of one node, else torchrun.",
     ),
 ]
 Nnodes = Annotated[
@@ -122,6 +124,7 @@ Timeout = Annotated[
     typer.Option(
         "--timeout",
         min=1.0,
+        metavar="S",
         help="End a launch after this many seconds. This is not the hang detector.",
     ),
 ]

@@ -1,5 +1,22 @@
 """Derives verdict, culprits and cause of a trial from its evidence. Pure: no file, no process."""
 
+from moediag.diagnosis.rules.explanations import (
+    CONFIDENCE,
+    MEANINGS,
+    NEXT_STEPS,
+    SIGNATURE,
+    Explained,
+    explained,
+)
 from moediag.diagnosis.trial_diagnosis import broken_law, diagnose
 
-__all__ = ["broken_law", "diagnose"]
+__all__ = [
+    "CONFIDENCE",
+    "MEANINGS",
+    "NEXT_STEPS",
+    "SIGNATURE",
+    "Explained",
+    "broken_law",
+    "diagnose",
+    "explained",
+]

@@ -88,13 +88,15 @@ class Page:
     """met, broken or inconclusive: the three exit codes of a run."""
     headline: str
     """The status in words."""
+    explain: str = ""
+    """The word that `moediag explain` has an entry for: the verdict of the first finding."""
 
 
 def page_of(result: RunResult) -> Page:
     """Returns the page of one run. Repeats with the same outcome appear once, with their number."""
     repeats = _repeats(result.trials)
     findings = tuple(finding_of(g, result) for g in repeats if _of_interest(g[0], result))
-    others = (finding_of(g, result) for g in repeats if not _of_interest(g[0], result))
+    others = [finding_of(g, result) for g in repeats if not _of_interest(g[0], result)]
     seen = {text for finding in findings for text in finding.not_seen}
     unseen = (text for t in result.trials for text in t.diagnosis.not_seen)
     rest = dict.fromkeys(text for text in unseen if text not in seen)
@@ -115,6 +117,7 @@ def page_of(result: RunResult) -> Page:
         not_seen=tuple(rest) if not findings else (),
         status=status,
         headline=("as expected" if asked else "no failure found") if status == "met" else status,
+        explain=str((*findings, *others)[0].verdict) if result.trials else "",
     )
 
 

@@ -93,6 +93,8 @@ def lines(page: Page, width: int, run_folder: Path | None = None) -> Iterator[Li
         if not page.findings:
             yield from labelled("EVIDENCE", str(run_folder), width, "faint")
         yield from labelled("HTML", f"moediag report {run_folder} --html page.html", width, "faint")
+    if page.explain:
+        yield from labelled("MEANING", f"moediag explain {page.explain}", width, "faint")
 
 
 def finding_lines(finding: Finding, width: int, run_folder: Path | None) -> Iterator[Line]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from moediag.errors import ScenarioError
 
 _SUFFIXES = (".yaml", ".yml")
-_TITLE = re.compile(r"^title: (.+)$", re.MULTILINE)  # as in every shipped file
+_TITLE = re.compile(r'^title: "?(.+?)"?$', re.MULTILINE)  # as in every shipped file
 
 
 def folder() -> Path:

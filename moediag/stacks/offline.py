@@ -137,9 +137,9 @@ def platforms(arch: str) -> list[str]:
 
 
 def _own_requirements(target: Target, config: IndexConfig) -> tuple[str, ...]:
-    """Returns the pins of moediag's own requirements on the target, without torch."""
+    """Returns the pins of moediag's own requirements on the target, which has a torch."""
     lines = importlib.metadata.requires("moediag") or []
-    wanted = [line for line in lines if "extra ==" not in line and not line.startswith("torch")]
+    wanted = [line for line in lines if "extra ==" not in line]
     ground = ["--python-version", target.python, "--python-platform", target.platform]
     return resolve.compile_pins([*wanted, "pip"], ground, True, config) or ()
 

@@ -61,8 +61,9 @@ def kind_of(wanted: Mapping[str, str], base: Base) -> str:
         if torch is None:
             raise StackError(
                 f"{base.executable} has no torch to build on",
-                "Install it there (CPU: `python -m pip install torch --index-url "
-                "https://download.pytorch.org/whl/cpu`), or name one: --stack torch=VERSION",
+                "Install it there: `python -m pip install 'moediag[run]'`, on the CPU after "
+                "`python -m pip install torch --index-url https://download.pytorch.org/whl/cpu`. "
+                "Or name a release: --stack torch=VERSION",
             )
         return "full"
     have = Version(base.torch)

@@ -12,11 +12,14 @@ import pytest
 import typer
 
 from moediag.cli.app import app
-from moediag.errors import ExitCode
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES += [ROOT / "reports" / name for name in ("compatibility.md", "accuracy.md", "load-cost.md")]
+PAGES += [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
+# The README is also the long description on a package index, so its links are absolute.
+HOME = "https://github.com/moediag/moediag/blob/main/"
+RAW = "https://raw.githubusercontent.com/moediag/moediag/main/"
 COMMAND = typer.main.get_command(app)
 
 
@@ -90,17 +93,47 @@ def test_a_wrong_command_line_does_not_parse(line: str) -> None:
     assert "UsageError" in [kind.__name__ for kind in type(caught.value).__mro__]
 
 
-def test_every_exit_code_is_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    codes = {value for name, value in vars(ExitCode).items() if name.isupper()}
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == codes
+def broken_links(page: Path, text: str) -> list[str]:
+    """Returns the links of ``text`` to a file or a heading that does not exist."""
+    return [
+        link
+        for link in re.findall(r"\]\(([^)\s]+)\)", text)
+        if (target := _target(page, link)) is not None and not _exists(*target)
+    ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_has_a_target(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    targets = [t for t in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in t]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+def _target(page: Path, link: str) -> tuple[Path, str] | None:
+    """The file and the heading that a link leads to; None if it leaves the repository."""
+    for home in (HOME, RAW):
+        if link.startswith(home):
+            path, _, heading = link.removeprefix(home).partition("#")
+            return ROOT / path, heading
+    if "://" in link:
+        return None
+    path, _, heading = link.partition("#")
+    return (page.parent / path if path else page), heading
+
+
+def _exists(file: Path, heading: str) -> bool:
+    if not file.exists() or not heading:
+        return file.exists()
+    text = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return heading in slugs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_has_a_target(page: Path) -> None:
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    page = ROOT / "docs" / "README.md"
+    good = "[a](howto/watch.md#slurm) [b](#start-here) [c](https://example.org/x)"
+    bad = f"[a](howto/no.md) [b](howto/watch.md#no) [c](#no) [d]({HOME}docs/no.md)"
+    assert broken_links(page, good) == []
+    assert len(broken_links(page, bad)) == 4
 
 
 def test_every_make_target_named_in_a_document_exists() -> None:
@@ -145,6 +178,6 @@ def test_every_page_is_in_the_index() -> None:
     design = docs / "explanation" / "design"
     notes = (design / "README.md").read_text(encoding="utf-8")
     pages = {str(page.relative_to(docs)) for page in docs.glob("**/*.md")}
-    unlisted = {page for page in pages if f"({page})" not in index} - {"README.md"}
+    unlisted = {page for page in pages if f"({page}" not in index} - {"README.md"}
     assert unlisted == {f"explanation/design/{page.name}" for page in design.glob("[!R]*.md")}
     assert all(f"({Path(page).name})" in notes for page in unlisted)

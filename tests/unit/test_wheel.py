@@ -1,12 +1,14 @@
-"""The content of the wheel: the package with its catalogue and templates, the licence, and nothing
-else."""
+"""The content of the wheel (the package with its catalogue and templates, the licence, and nothing
+else) and of the sdist (what builds and tests it), and what their metadata say."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from email import message_from_bytes
@@ -23,22 +25,32 @@ from moediag.stacks.indexes import read_config
 
 ROOT = Path(__file__).parents[2]
 CONFIG = read_config()
-# Not needed to list scenarios; torch is gigabytes, the other two are binaries.
-HEAVY = {"torch", "uv", "py-spy"}
+HEAVY = {"uv", "py-spy"}  # binaries that listing scenarios does not need
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
+    return build(tmp_path_factory.mktemp("dist"), "wheel")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The paths within the sdist, without its folder."""
+    with tarfile.open(build(tmp_path_factory.mktemp("dist"), "sdist")) as archive:
+        return {name.partition("/")[2] for name in archive.getnames()}
+
+
+def build(out: Path, kind: str) -> Path:
+    """Builds a package in ``out`` and returns its file."""
     if find_spec("hatchling") is not None:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+        command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(out)]
     else:
-        command = [str(uv.find_uv()), "build", "--wheel", "-q", "--out-dir", str(out), str(ROOT)]
+        command = [str(uv.find_uv()), "build", f"--{kind}", "-q", "--out-dir", str(out), str(ROOT)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode and find_spec("hatchling") is None:
         pytest.skip(f"hatchling is not installed and cannot be fetched: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr
-    (built,) = out.glob("moediag-*.whl")
+    (built,) = out.glob("moediag-*")
     return built
 
 
@@ -134,3 +146,46 @@ def test_nothing_else_is_in_the_wheel(names: dict[str, bytes]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert tops == {"moediag", f"moediag-{moediag.__version__}.dist-info"}
     assert not [name for name in names if name.endswith(".pyc") or "test" in name]
+
+
+def test_the_package_is_typed_and_described_for_an_index(names: dict[str, bytes]) -> None:
+    assert "moediag/py.typed" in names
+    metadata = message_from_bytes(names[f"moediag-{moediag.__version__}.dist-info/METADATA"])
+    assert metadata["Author"] == "The moediag developers"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 15)} <= set(
+        metadata.get_all("Classifier", [])
+    )
+    labels = {line.partition(",")[0] for line in metadata.get_all("Project-URL", [])}
+    assert labels == {"Homepage", "Documentation", "Issues", "Changelog"}
+
+
+def test_the_ranks_libraries_are_an_extra(names: dict[str, bytes]) -> None:
+    metadata = message_from_bytes(names[f"moediag-{moediag.__version__}.dist-info/METADATA"])
+    needed = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    always = {r.name for r in needed if r.marker is None or "extra" not in str(r.marker)}
+    assert not always & {"torch", "transformers", "accelerate", "sphinx", "pystack"}
+    run = {r.name for r in needed if r.marker is not None and 'extra == "run"' in str(r.marker)}
+    assert run == {"torch", "transformers", "accelerate"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "run", "native", "deepspeed", "docs", "dev",
+    }  # fmt: skip
+
+
+def test_the_long_description_has_no_relative_link(names: dict[str, bytes]) -> None:
+    metadata = message_from_bytes(names[f"moediag-{moediag.__version__}.dist-info/METADATA"])
+    links = re.findall(r"\]\(([^)\s]+)\)", str(metadata.get_payload()))
+    assert links and [link for link in links if not link.startswith("https://")] == []
+
+
+def test_the_sdist_has_what_builds_and_tests_it(source: set[str]) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    kept = {line for line in listed.stdout.splitlines() if (ROOT / line).is_file()}
+    assert kept <= source
+    assert {name for name in source if "/" not in name and name} - kept <= {"PKG-INFO"}
+    assert not [name for name in source if name.endswith((".pyc", ".log")) and name not in kept]

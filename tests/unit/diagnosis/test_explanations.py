@@ -1,31 +1,26 @@
-"""docs/reference/verdicts.md says what the rules do, and the rules are complete."""
+"""The rules are complete, and every verdict, confidence and detector is explained."""
 
-import os
-import re
 from pathlib import Path
 
 import moediag.diagnosis.rules as rules_package
 from moediag.diagnosis.rules import RULES, judge
+from moediag.diagnosis.rules.explanations import CONFIDENCE, MEANINGS, NEXT_STEPS, explained
 from moediag.diagnosis.rules.facts import Facts
-from moediag.diagnosis.rules.verdicts_page import CONFIDENCE, MEANINGS, page
 from moediag.evidence.model import Evidence
 from moediag.result import Confidence, Verdict
 from tests.unit.diagnosis import example_detector
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "verdicts.md"
 FOLDERS = ("incomplete", "laws", "failed", "hung", "recorded", "measured")
 
 
-def test_the_page_is_current() -> None:
-    if os.environ.get("MOEDIAG_GOLDEN") == "write":
-        PAGE.write_text(page(), encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `make golden`"
-
-
-def test_the_page_follows_the_tuple() -> None:
-    rows = re.findall(r"^\| (\d+) \|", page((*RULES, example_detector)), re.MULTILINE)
-    assert rows == [str(n) for n in range(1, len(RULES) + 2)]
-    assert "| `wrong-weights` | The loss is exactly the same" in page((example_detector,))
+def test_detectors_are_explained_in_their_order() -> None:
+    found = explained((*RULES, example_detector))
+    assert [d.name for d in found][-1] == "example_detector"
+    assert found[-1].finds.startswith("The loss is exactly the same")
+    assert [d.verdict for d in found[:-1]] == [rule.VERDICT for rule in RULES]
+    assert {d.name for d in found if d.is_law} == {
+        path.stem for path in (Path(str(rules_package.__file__)).parent / "laws").glob("[!_]*.py")
+    }
 
 
 def test_every_detector_is_registered_once_and_documented() -> None:
@@ -37,7 +32,7 @@ def test_every_detector_is_registered_once_and_documented() -> None:
 
 
 def test_verdicts_and_confidences_are_explained_and_reachable() -> None:
-    assert set(MEANINGS) == set(Verdict) == {rule.VERDICT for rule in RULES}
+    assert set(MEANINGS) == set(NEXT_STEPS) == set(Verdict) == {rule.VERDICT for rule in RULES}
     assert set(CONFIDENCE) == set(Confidence)
 
 

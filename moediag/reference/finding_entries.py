@@ -1,0 +1,73 @@
+"""Entries of verdicts, of laws and of exit codes."""
+
+from __future__ import annotations
+
+from moediag.diagnosis import MEANINGS, NEXT_STEPS, Explained, explained
+from moediag.errors import ExitCode
+from moediag.reference.word_entry import Entry
+from moediag.result import FAILURES, Verdict
+
+EXIT_CODES = {
+    ExitCode.OK: "Every expectation was met (diagnose, verify: no failure found; bisect: answered; "
+    "matrix: every cell known; nightly: no new failure; watch: the job's own exit code).",
+    ExitCode.FAILURE_FOUND: "An expectation was not met (diagnose, watch, verify: a failure found; "
+    "nightly: a new failure).",
+    ExitCode.USAGE: "Wrong usage or bad input.",
+    ExitCode.INCONCLUSIVE: "Inconclusive: a control failed, or a trial could not be judged "
+    "(bisect: no answer; matrix: a cell is unknown, or a run contradicts its prediction).",
+    ExitCode.CANNOT_RUN_HERE: "This machine cannot run it.",
+    ExitCode.BUG: "A bug in moediag.",
+    ExitCode.INTERRUPTED: "Interrupted: the ranks were stopped and the evidence was kept.",
+}
+_EXIT_NEXT = {
+    ExitCode.USAGE: ("moediag --help",),
+    ExitCode.CANNOT_RUN_HERE: ("moediag doctor",),
+    ExitCode.BUG: ("moediag env",),
+}
+
+
+def verdicts() -> list[Entry]:
+    """One entry for each verdict."""
+    return [_verdict(verdict) for verdict in Verdict]
+
+
+def laws() -> list[Entry]:
+    """One entry for each law that a failure is reported for."""
+    return [_law(detector) for detector in explained() if detector.is_law]
+
+
+def exit_codes() -> list[Entry]:
+    """One entry for each exit code."""
+    return [
+        Entry("exit code", str(code), (meaning,), commands=_EXIT_NEXT.get(code, ()))
+        for code, meaning in EXIT_CODES.items()
+    ]
+
+
+def law_word(detector: str) -> str:
+    """The word for the law that this detector checks."""
+    return detector.replace("_", "-")
+
+
+def _verdict(verdict: Verdict) -> Entry:
+    found_by = tuple((d.name, d.finds) for d in explained() if d.verdict == verdict)
+    return Entry(
+        "verdict",
+        str(verdict),
+        (MEANINGS[verdict], f"Next: {NEXT_STEPS[verdict]}"),
+        found_by,
+        "Detectors that report it, in the order in which they are asked",
+        ("moediag diagnose RUN --html page.html",) if verdict in FAILURES else (),
+    )
+
+
+def _law(detector: Explained) -> Entry:
+    return Entry(
+        "law",
+        law_word(detector.name),
+        (
+            f"It is broken if this is found: {detector.finds}",
+            f"A job that breaks it has the verdict {detector.verdict}, and the exit code is 1.",
+        ),
+        commands=("moediag watch --laws -- COMMAND", f"moediag explain {detector.verdict}"),
+    )

@@ -1,0 +1,49 @@
+"""Finds the entries of a word."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from moediag.errors import UsageError
+from moediag.reference import finding_entries, option_entries, scenario_entries
+from moediag.reference.word_entry import Entry
+from moediag.scenario import catalogue
+
+
+class Lookup:
+    """All words that have an entry. ``commands``: the command line's group of commands, whose
+    options are words too."""
+
+    def __init__(self, commands: Any) -> None:
+        self._entries = [
+            *finding_entries.verdicts(),
+            *finding_entries.laws(),
+            *finding_entries.exit_codes(),
+            *option_entries.options(commands),
+        ]  # without the scenarios: each of them is a file
+
+    def find(self, word: str) -> list[Entry]:
+        """Every entry of ``word``. Raises UsageError with the nearest words."""
+        wanted = word.lstrip("-").lower()
+        found = [entry for entry in self._entries if entry.word.lstrip("-") == wanted]
+        if wanted in catalogue.names():
+            found.append(scenario_entries.scenario(wanted))
+        if found:
+            return found
+        near = difflib.get_close_matches(wanted, self._bare(), n=3, cutoff=0.6)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(
+            f"no verdict, law, scenario, option or exit code is called {word!r}{hint}",
+            "`moediag explain` lists all words.",
+        )
+
+    def words(self) -> dict[str, list[str]]:
+        """Kind -> its words."""
+        found: dict[str, list[str]] = {}
+        for entry in self._entries:
+            found.setdefault(entry.kind, []).append(entry.word)
+        return {**found, "scenario": catalogue.names()}
+
+    def _bare(self) -> list[str]:
+        return [word.lstrip("-") for words in self.words().values() for word in words]

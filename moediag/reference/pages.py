@@ -1,0 +1,140 @@
+"""The reference pages in markdown, one for each kind of word. `make golden` writes them into
+docs/reference/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from moediag.diagnosis import CONFIDENCE, MEANINGS, NEXT_STEPS, SIGNATURE, Explained, explained
+from moediag.reference import finding_entries, option_entries, scenario_entries
+from moediag.reference.option_entries import Command, Parameter
+from moediag.reference.result_fields import Record, records
+from moediag.reference.word_entry import Entry
+
+_ROOT = "../.."  # from docs/reference/ to the repository
+_MADE = "This page is generated: `make golden` writes it. Do not edit it."
+
+
+def pages(group: Any) -> dict[str, str]:
+    """File name -> text. ``group``: the command line's group of commands."""
+    return {
+        "commands.md": _commands(option_entries.commands(group)),
+        "exit-codes.md": _exit_codes(finding_entries.exit_codes()),
+        "laws.md": _laws(finding_entries.laws()),
+        "result.md": _result(records()),
+        "scenarios.md": _scenarios(scenario_entries.scenarios()),
+        "verdicts.md": verdicts_page(explained()),
+    }
+
+
+def verdicts_page(detectors: Sequence[Explained]) -> str:
+    """The page about verdicts, with these detectors."""
+    rows = ((str(n), f"`{d.verdict}`", d.finds, _file(d)) for n, d in enumerate(detectors, start=1))
+    means = ((f"`{v}`", text, NEXT_STEPS[v]) for v, text in MEANINGS.items())
+    return _page(
+        "# Verdicts", "", _MADE, "", "`moediag explain WORD` prints a verdict with its detectors.",
+        "", "## What a verdict means", "", *_table(("verdict", "meaning", "next step"), means),
+        "", "## The order", "",
+        "moediag asks the detectors in this order. The first that finds something decides the "
+        "verdict.",
+        "", *_table(("", "verdict", "what the detector finds", "detector"), rows),
+        "", "## Confidence", "",
+        *_table(("confidence", "meaning"), ((str(c), text) for c, text in CONFIDENCE.items())),
+        "", "## Signature", "", SIGNATURE,
+    )  # fmt: skip
+
+
+def _commands(found: Iterable[Command]) -> str:
+    lines = [
+        "# Commands", "", _MADE, "",
+        "`--help` after a command prints the same text. `moediag --version` prints the version. "
+        "`--debug`, anywhere in a command line, shows the traceback of an error. The exit codes "
+        "are on [a page of their own](exit-codes.md).",
+    ]  # fmt: skip
+    for command in found:
+        lines += ["", f"## {command.path}", "", *_paragraphs(command.help)]
+        lines += ["", "```console", f"$ {command.example}", "```"]
+        if command.parameters:
+            rows = ((f"`{option_entries.usage(p)}`", _meaning(p)) for p in command.parameters)
+            lines += ["", *_table(("argument or option", "meaning"), rows)]
+    return _page(*lines)
+
+
+def _meaning(parameter: Parameter) -> str:
+    text = option_entries.with_default(parameter)
+    return f"{text} Required." if parameter.required and not parameter.is_argument else text
+
+
+def _exit_codes(entries: Iterable[Entry]) -> str:
+    rows = ((entry.word, entry.paragraphs[0]) for entry in entries)
+    return _page("# Exit codes", "", _MADE, "", *_table(("code", "meaning"), rows))
+
+
+def _laws(entries: Iterable[Entry]) -> str:
+    lines = [
+        "# Laws", "", _MADE, "",
+        "With `--laws`, `moediag watch` checks what must hold in any healthy job. "
+        "[Laws: silent errors in your own job](../howto/laws.md) has the conditions of each law, "
+        "and what is only a note.",
+    ]  # fmt: skip
+    for entry in entries:
+        lines += ["", f"## {entry.word}", ""]
+        lines += [line for text in entry.paragraphs for line in (text, "")][:-1]
+    return _page(*lines)
+
+
+def _scenarios(entries: Iterable[Entry]) -> str:
+    lines = [
+        "# Scenarios", "", _MADE, "",
+        "`moediag run NAME` runs a scenario and compares the verdict of each variant with the one "
+        "below. gloo is the backend on the CPU, nccl the one on GPUs.",
+    ]  # fmt: skip
+    for entry in entries:
+        title, *paragraphs = entry.paragraphs
+        lines += ["", f"## {entry.word}", "", f"**{title}**"]
+        lines += [line for text in paragraphs for line in ("", text)]
+        lines += ["", *_table(("variant", "verdict"), entry.rows)]
+        lines += ["", *(f"- <{address}>" for address in entry.sources)] if entry.sources else []
+    return _page(*lines)
+
+
+def _result(found: Iterable[Record]) -> str:
+    lines = [
+        "# result.json", "", _MADE, "",
+        "`--json` prints this object, and every run directory has it as `result.json`. "
+        "`schema_version` is 1: fields may be added, and none changes its meaning or disappears. "
+        "In `trials` the fields of the diagnosis are beside those of the trial. The types are "
+        "Python's: a tuple is a list, and None is null.",
+    ]  # fmt: skip
+    for record in found:
+        rows = ((f"`{f.name}`", f"`{f.type}`", f.meaning) for f in record.fields)
+        lines += ["", f"## {record.name}", "", record.meaning, ""]
+        lines += _table(("field", "type", "meaning"), rows)
+    return _page(*lines)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    for row in (head, ("---",) * len(head), *rows):
+        yield "| " + " | ".join(_cell(text) for text in row) + " |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """The paragraphs of a help text, each on one line, with blank lines between."""
+    for number, paragraph in enumerate(text.strip().split("\n\n")):
+        if number:
+            yield ""
+        yield " ".join(paragraph.split())
+
+
+def _page(*lines: str) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _file(detector: Explained) -> str:
+    """``[crash](../../moediag/…/failed/crash.py)``."""
+    return f"[{detector.name}]({_ROOT}/{detector.file})"

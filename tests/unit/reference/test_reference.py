@@ -1,0 +1,104 @@
+"""Every word has an entry, and the pages in docs/reference say what the code says.
+
+`make golden` rewrites the pages; read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from moediag.cli.app import app
+from moediag.cli.explain_word import lines
+from moediag.diagnosis import explained
+from moediag.errors import ExitCode, UsageError
+from moediag.reference import Lookup, pages
+from moediag.reference.finding_entries import law_word
+from moediag.reference.option_entries import commands
+from moediag.reference.pages import verdicts_page
+from moediag.reference.result_fields import records
+from moediag.result import RunResult, Verdict
+from moediag.scenario import catalogue
+from tests.unit.diagnosis import example_detector
+
+FOLDER = Path(__file__).parents[3] / "docs" / "reference"
+COMMAND = typer.main.get_command(app)
+KNOWN = Lookup(COMMAND)
+PAGES = pages(COMMAND)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_current(name: str) -> None:
+    kept = FOLDER / name
+    if os.environ.get("MOEDIAG_GOLDEN") == "write":
+        kept.write_text(PAGES[name], encoding="utf-8")
+    assert kept.read_text(encoding="utf-8") == PAGES[name], "run `make golden`"
+
+
+def test_every_kind_has_all_its_words() -> None:
+    words = KNOWN.words()
+    assert words["verdict"] == [str(verdict) for verdict in Verdict]
+    assert words["scenario"] == catalogue.names()
+    assert words["law"] == [law_word(d.name) for d in explained() if d.is_law]
+    assert {int(code) for code in words["exit code"]} == {
+        value for name, value in vars(ExitCode).items() if name.isupper()
+    }
+    declared = {o for command in COMMAND.commands.values() for p in command.params for o in p.opts}
+    assert {o for o in declared if o.startswith("--")} - {"--help"} <= set(words["option"])
+
+
+def test_every_word_is_found_and_fits_the_terminal() -> None:
+    for kind, words in KNOWN.words().items():
+        for word in words if kind != "scenario" else words[:3]:
+            found = [entry for entry in KNOWN.find(word) if entry.kind == kind]
+            assert found, word
+            for line in lines(found[0], 80):
+                assert len(line) <= 80 or line.startswith("    "), line
+            assert len("\n".join(lines(found[0], 80)).split()) > 5
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("hang", "  Ranks wait in a collective that does not complete."),
+        ("replicas-apart", "    moediag explain replica-divergence"),
+        ("--quiescence", "quiescence"),
+        ("expert-starvation", "    unfixed (unfixed)"),
+        ("3", "3 (exit code)"),
+    ],
+)
+def test_an_entry_says_what_the_code_says(word: str, line: str) -> None:
+    (entry,) = KNOWN.find(word)
+    assert line in "\n".join(lines(entry, 100))
+
+
+def test_an_unknown_word_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"did you mean .*hang"):
+        KNOWN.find("hnag")
+
+
+def test_every_option_with_a_value_says_what_the_value_looks_like() -> None:
+    bare = [
+        (command.path, parameter.names)
+        for command in commands(COMMAND)
+        for parameter in command.parameters
+        if not parameter.meaning or (parameter.default and not parameter.metavar)
+        if not parameter.is_argument
+    ]
+    assert bare == []
+
+
+def test_the_verdicts_page_follows_the_rules() -> None:
+    assert "| 1 | `wrong-weights` | The loss is exactly the same" in verdicts_page(
+        explained((example_detector,))
+    )
+
+
+def test_every_field_of_the_result_is_listed() -> None:
+    whole = records()[0]
+    assert whole.name == "RunResult"
+    assert [field.name for field in whole.fields] == list(RunResult.__dataclass_fields__)
+    assert all(field.type for record in records() for field in record.fields)

@@ -181,3 +181,15 @@ def test_every_page_is_in_the_index() -> None:
     unlisted = {page for page in pages if f"({page}" not in index} - {"README.md"}
     assert unlisted == {f"explanation/design/{page.name}" for page in design.glob("[!R]*.md")}
     assert all(f"({Path(page).name})" in notes for page in unlisted)
+
+
+def test_the_tutorial_and_its_picture_name_the_lines_of_its_program() -> None:
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"File `train.py`:\n\n```python\n(.*?)```", page, re.DOTALL)
+    lines = program.splitlines()
+    assert "dist.all_reduce(" in lines[10 - 1]
+    assert lines[29 - 1].strip() == "if rank == 0:"
+    assert "dist.barrier()" in lines[31 - 1]
+    picture = (ROOT / "docs" / "assets" / "watch.svg").read_text(encoding="utf-8")
+    for text in ("train.py:10", "train.py:29", "train.py:31"):
+        assert text in page and text in picture

@@ -18,6 +18,7 @@ from moediag.diagnosis.words import (
     device_sentences,
     divergence_view,
     law_data_sentences,
+    law_program_sentences,
     law_sentences,
     log_sentences,
     node_sentences,
@@ -74,6 +75,7 @@ def diagnose(evidence: Evidence, rules: Iterable[Detector] = RULES) -> Diagnosis
             *judged.notes,
             *law_sentences.notes(facts.laws),
             *law_data_sentences.notes(facts.samples, facts.training),
+            *law_program_sentences.notes(facts.declared, facts.model_values, facts.loads),
             *_at_end(facts, verdict, judged),
             *_worker_notes(evidence),
             *node_sentences.note(evidence),
@@ -100,6 +102,10 @@ def broken_law(evidence: Evidence) -> str:
     breach, training = facts.laws.breach, facts.training
     if breach is not None and breach.parameters is not None:
         return law_sentences.of_breach(breach)
+    if facts.loads.part is not None:
+        return law_program_sentences.of_part(facts.loads.part)
+    if facts.declared.inputs is not None:
+        return law_program_sentences.of_declared(facts.declared.inputs)
     if training.local_norms is not None:
         return law_data_sentences.of_norms(training.local_norms)
     if training.not_finite is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# How equality of a piece is kept, see recorder.replica_sets.
+# How equality of a piece is kept, see recorder.laws.replica_sets.
 REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"
 # In place of a fingerprint: the parameter has no gradient.
 NO_GRADIENT = ""
@@ -28,6 +28,8 @@ class LawPiece:
     group: int = 0
     #: Number of its replica set among those of the optimizer.
     replica_set: int = 0
+    #: ``50x8``, or "" if unknown.
+    shape: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,69 @@ class ClipNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class DeclaredTensor:
+    """A tensor that the program declared to be equal on several ranks."""
+
+    step: int
+    #: Names of the mesh axes over which it is declared to be equal.
+    axes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    #: Which part of the whole tensor; "": all of it.
+    part: str
+    shape: str
+    #: One of the axes is one of data parallelism.
+    data: bool = False
+    #: Fingerprint of integers; None of others.
+    digest: str | None = None
+    #: Of floats as :attr:`LawCheck.sketches`; None of others.
+    sketch: tuple[float, float] | None = None
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What no optimizer changes, at a checked step."""
+
+    step: int
+    #: The ranks that average gradients of a model, and its buffers' fingerprints by name.
+    buffers: tuple[tuple[tuple[int, ...], Mapping[str, str | None]], ...] = ()
+    #: Parameters with a gradient that no optimizer has, and their fingerprints.
+    left_out: Mapping[str, str | None] = field(default_factory=dict)
+    #: Routers that do not train although their experts do.
+    frozen_routers: tuple[str, ...] = ()
+    #: Updates of each AveragedModel so far.
+    averages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A call of ``Module.load_state_dict``."""
+
+    line: str
+    #: Parameters that it loaded.
+    parameters: int
+    #: At most 20 names of each.
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    #: How many these are.
+    counts: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A parameter when FSDP2 sharded it."""
+
+    #: The step whose check tells about it.
+    step: int
+    #: Fingerprint of a sample of the whole parameter.
+    whole: str | None
+    #: It had been loaded before.
+    loaded: bool
+    #: At the first check its shard was still the same.
+    unchanged: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RankLaws:
     """The laws' log of one rank."""
 
@@ -118,3 +183,11 @@ class RankLaws:
     inputs: tuple[ModelInputs, ...] = ()
     same_order: tuple[SameOrder, ...] = ()
     norms: tuple[ClipNorm, ...] = ()
+    declared: tuple[DeclaredTensor, ...] = ()
+    models: tuple[ModelState, ...] = ()
+    loads: tuple[Load, ...] = ()
+    #: Lines that loaded a file with the state of an optimizer.
+    optimizer_files: tuple[str, ...] = ()
+    #: Lines that loaded the state of an optimizer.
+    optimizer_loads: tuple[str, ...] = ()
+    shards: Mapping[str, Shard] = field(default_factory=dict)

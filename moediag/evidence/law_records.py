@@ -9,11 +9,15 @@ from typing import Any
 from moediag.evidence.events import plain_name
 from moediag.evidence.law_model import (
     ClipNorm,
+    DeclaredTensor,
     LawCheck,
     LawPiece,
+    Load,
     ModelInputs,
+    ModelState,
     RankLaws,
     SameOrder,
+    Shard,
 )
 from moediag.protocol import laws_file, older_laws_file, parse_json
 
@@ -41,6 +45,12 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
         tuple(reader.inputs),
         tuple(dict.fromkeys(reader.orders)),  # a newer segment of the log repeats them
         tuple(reader.norms),
+        tuple(reader.declared),
+        tuple(reader.models),
+        tuple(dict.fromkeys(reader.loads)),
+        tuple(dict.fromkeys(reader.optimizer_files)),
+        tuple(dict.fromkeys(reader.optimizer_loads)),
+        reader.shards,
     )
     return found, not_seen
 
@@ -51,12 +61,20 @@ class _Reader:
         self.inputs: list[ModelInputs] = []
         self.orders: list[SameOrder] = []
         self.norms: list[ClipNorm] = []
+        self.declared: list[DeclaredTensor] = []
+        self.models: list[ModelState] = []
+        self.loads: list[Load] = []
+        self.optimizer_files: list[str] = []
+        self.optimizer_loads: list[str] = []
+        self.shards: dict[str, Shard] = {}
         self.layouts: dict[int, tuple[str, str, tuple[LawPiece, ...]]] = {}
 
     def read(self, event: Mapping[str, Any]) -> None:
         handler = {
             "pieces": self.pieces, "check": self.check, "inputs": self.called_with,
-            "same_order": self.same_order, "norm": self.norm,
+            "same_order": self.same_order, "norm": self.norm, "declared": self.declare,
+            "model": self.model, "load": self.load, "sharded": self.sharded,
+            "optimizer_file": self.optimizer_file, "optimizer_load": self.optimizer_load,
         }.get(event["e"])  # fmt: skip
         if handler is not None:  # else an event of a later version
             handler(event)
@@ -69,14 +87,17 @@ class _Reader:
             event["hows"],
             event["in_set"],
             event["in_group"],
+            event.get("shapes") or [""] * len(event["names"]),
             strict=True,
         )
         self.layouts[int(event["id"])] = (
             str(event["key"]),
             str(event["optimizer"]),
             tuple(
-                LawPiece(plain_name(name), str(part), str(how), sets[at], int(group), int(at))
-                for name, part, how, at, group in rows
+                LawPiece(
+                    plain_name(name), str(part), str(how), sets[at], int(group), int(at), shape
+                )
+                for name, part, how, at, group, shape in rows
             ),
         )
 
@@ -136,3 +157,64 @@ class _Reader:
                 line=str(event["line"]),
             )
         )
+
+    def declare(self, event: Mapping[str, Any]) -> None:
+        for one in event["tensors"]:
+            sketch, digest = one.get("sketch"), one.get("print")
+            self.declared.append(
+                DeclaredTensor(
+                    step=int(event["step"]),
+                    axes=tuple(map(str, one["axes"])),
+                    ranks=tuple(map(int, one["ranks"])),
+                    part=str(one["part"]),
+                    shape="x".join(map(str, one["shape"])),
+                    data=bool(one["data"]),
+                    digest=None if digest is None else str(digest),
+                    sketch=None if sketch is None else (float(sketch[0]), float(sketch[1])),
+                    line=str(one["line"]),
+                )
+            )
+
+    def model(self, event: Mapping[str, Any]) -> None:
+        models = event["models"]
+        self.models.append(
+            ModelState(
+                step=int(event["step"]),
+                buffers=tuple(
+                    (tuple(map(int, one["over"])), _by_name(one["buffers"])) for one in models
+                ),
+                left_out=_by_name(event["left_out"]),
+                frozen_routers=tuple(
+                    plain_name(name) for one in models for name in one["frozen_routers"]
+                ),
+                averages=tuple(map(int, event["averages"])),
+            )
+        )
+
+    def load(self, event: Mapping[str, Any]) -> None:
+        missing, unexpected = event["counts"]
+        self.loads.append(
+            Load(
+                line=str(event["line"]),
+                parameters=int(event["parameters"]),
+                missing=tuple(map(plain_name, event["missing"])),
+                unexpected=tuple(map(plain_name, event["unexpected"])),
+                counts=(int(missing), int(unexpected)),
+            )
+        )
+
+    def optimizer_file(self, event: Mapping[str, Any]) -> None:
+        self.optimizer_files.append(str(event["line"]))
+
+    def optimizer_load(self, event: Mapping[str, Any]) -> None:
+        self.optimizer_loads.append(str(event["line"]))
+
+    def sharded(self, event: Mapping[str, Any]) -> None:
+        for name, (whole, loaded, unchanged) in event["shards"].items():
+            self.shards[plain_name(name)] = Shard(
+                int(event["step"]), whole, bool(loaded), bool(unchanged)
+            )
+
+
+def _by_name(raw: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {plain_name(name): value for name, value in raw.items()}

@@ -59,7 +59,7 @@ EVENT_KINDS = (
 # where a tensor could not be read.
 #
 # pieces      id optimizer(class) key(the same on ranks whose optimizer has the same parameters)
-#             names[] parts[] hows[] (see recorder.replica_sets) in_set[] in_group[]
+#             names[] parts[] hows[] (see recorder.laws.replica_sets) in_set[] in_group[] shapes[]
 #             sets[ranks…]          what an optimizer has, one entry per parameter
 # check       pieces(id) step count(calls of step() before) clocks[calls on the group of each set]
 #             params[] grads[] ("": no gradient, "zero") state{name: []} hyper[one object per group]
@@ -74,8 +74,20 @@ EVENT_KINDS = (
 # same_order  line epoch sampler(class) step   a DistributedSampler with shuffle gave the same order
 #             in two complete passes of training
 # norm        step names[] norm max_norm line  clip_grad_norm_ of torch on plain tensors
+# declared    step tensors[{axes[] ranks[] part shape[] data(bool: an axis of data parallelism) line
+#             print(of integers) sketch(of floats)}]   DTensor.from_local with Replicate placements
+# model       step models[{over[] buffers{name: fingerprint} frozen_routers[]}]
+#             left_out{name: fingerprint} averages[updates of each AveragedModel]
+# load        step line parameters(number loaded) missing[] unexpected[] counts[2]
+#                                               Module.load_state_dict
+# sharded     step shards{name: [fingerprint of the whole, loaded before(bool), unchanged(bool)]}
+# optimizer_file   line                         torch.load of a file with an optimizer's state
+# optimizer_load   line                         Optimizer.load_state_dict
 # --------------------------------------------------------------------------------------
-LAW_KINDS = ("pieces", "check", "inputs", "same_order", "norm")
+LAW_KINDS = (
+    "pieces", "check", "inputs", "same_order", "norm", "declared", "model", "load", "sharded",
+    "optimizer_file", "optimizer_load",
+)  # fmt: skip
 
 OPS = (
     "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "gather", "scatter",

@@ -125,6 +125,11 @@ class Recorder:
         self.fsdp1_handles: Callable[[], List[Tuple[Any, Any]]] = list  # seen (state, handle)
         self.fsdp2_groups: Callable[[], List[Any]] = list  # seen groups of parameters
         self.captures: Any = None  # of CUDA graphs, set by the watcher of collectives
+        # Of data loaders: a pass begins (loader, iterator); an iterator gave a batch or ended (with
+        # the frame that asked for it).
+        self.on_pass: List[Callable[[Any, Any], None]] = []
+        self.on_batch: List[Callable[[Any, Any], None]] = []
+        self.on_pass_end: List[Callable[[Any, Any], None]] = []
         self.on_flush: List[Callable[[], None]] = []  # write deferred events
         # Called repeatedly by the recorder's thread while the rank issues nothing.
         self.on_stop: List[Callable[[], None]] = []

@@ -124,14 +124,16 @@ def _watchers(folder: str) -> List[Tuple[str, Callable[[Recorder], None], str]]:
 
     def laws(recorder: Recorder) -> None:
         if os.environ.get(ENV_LAWS):
-            from moediag.recorder.law_checks import LawChecks
+            from moediag.recorder.laws import record
 
-            LawChecks(recorder, folder).install()
+            record(recorder, folder)
 
     def batches(recorder: Recorder) -> None:
+        from moediag.recorder import data_loaders
         from moediag.recorder.batches import Batches
 
         Batches(recorder).install()
+        data_loaders.install(recorder)
 
     def handled_errors(recorder: Recorder) -> None:
         from moediag.recorder import handled_errors as watcher

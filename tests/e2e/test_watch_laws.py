@@ -1,13 +1,17 @@
-"""`moediag watch --laws` on real jobs; tests/victims/law_jobs.py has the programs."""
+"""`moediag watch --laws` on real jobs; tests/victims has the programs."""
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from moediag.pipeline.examine import examine
 from tests.e2e.test_watch import under_torchrun
-from tests.victims.table import LAW_VICTIMS, LawVictim
+from tests.victims.table import LAW_RUNS, LAW_VICTIMS, LawVictim
 
 pytestmark = pytest.mark.e2e
 
@@ -30,3 +34,35 @@ def test_every_silent_error_is_found(victim: LawVictim, tmp_path: Path) -> None:
     notes = " ".join(trial["notes"])  # type: ignore[arg-type]
     assert victim.note in notes
     assert code == (0 if victim.healthy else 1)
+
+
+@pytest.mark.wide
+def test_programs_that_record_themselves(tmp_path: Path) -> None:
+    """One launch of all two-rank programs, each in a folder of its own."""
+    names = [victim.name for victim in LAW_VICTIMS if victim.ranks == 2]
+    names += [*healthy_programs()]
+    command = [sys.executable, str(LAW_RUNS), str(tmp_path), "2", *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = {victim.name: victim for victim in LAW_VICTIMS}
+    for name in names:
+        (trial,) = examine([tmp_path / name]).result.trials
+        victim = expected.get(name, LawVictim(name, ("clean",)))
+        assert trial.verdict in victim.verdicts, (name, trial.diagnosis.cause)
+        assert victim.says in trial.diagnosis.cause
+        assert victim.note in " ".join(trial.diagnosis.notes), name
+
+
+def healthy_programs() -> tuple[str, ...]:
+    """The names in ``healthy_jobs.py``, read without importing torch."""
+    tree = ast.parse((LAW_RUNS.parent / "healthy_jobs.py").read_text(encoding="utf-8"))
+    table = next(node for node in tree.body if isinstance(node, ast.AnnAssign))
+    return tuple(
+        node.id
+        for node in ast.walk(table)
+        if isinstance(node, ast.Name) and node.id in {f.name for f in functions(tree)}
+    )
+
+
+def functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    return [node for node in tree.body if isinstance(node, ast.FunctionDef)]

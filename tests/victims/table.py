@@ -110,17 +110,20 @@ def marked(name: str, program: Path = JOBS) -> tuple[str, ...]:
 
 
 LAW_JOBS = Path(__file__).with_name("law_jobs.py")
+MODEL_JOBS = Path(__file__).with_name("model_jobs.py")
+LAW_RUNS = Path(__file__).with_name("law_runs.py")
 
 
 @dataclass(frozen=True)
 class LawVictim(Victim):
-    """A program of ``law_jobs.py``; ``note``: in one of the notes."""
+    """A silent error, or a healthy job; ``note``: in one of the notes."""
 
     note: str = ""
+    program: Path = LAW_JOBS
 
     @property
     def command(self) -> tuple[str, ...]:
-        return str(LAW_JOBS), self.name
+        return str(self.program), self.name
 
 
 REPLICAS = ("replica-divergence",)
@@ -150,6 +153,47 @@ LAW_VICTIMS = (
             "local_sgd",
             "joined",
             "tensor_parallel",
+        )
+    ],
+    LawVictim(
+        "tp_batches",
+        ("wrong-gradients",),
+        ranks=2,
+        program=MODEL_JOBS,
+        says="differs between ranks 0, 1, though the program declares it",
+    ),
+    LawVictim(
+        "scaler_apart",
+        REPLICAS,
+        ranks=2,
+        program=MODEL_JOBS,
+        says="the loss scale of SGD.step() at model_jobs.py",
+    ),
+    LawVictim(
+        "part_loaded",
+        ("wrong-weights",),
+        ranks=2,
+        program=MODEL_JOBS,
+        says="rank 0 loaded the whole parameter at model_jobs.py",
+    ),
+    *[
+        LawVictim(name, ("clean",), ranks=2, program=MODEL_JOBS, note=note)
+        for name, note in (
+            ("average_on_rank_0", "0 times on rank 1"),
+            ("stage_embedding", "embedding.weight on rank 0 and head.weight on rank 1"),
+            ("frozen_router", "The router's 0.gate.weight does not require gradients"),
+            ("left_out", "no optimizer that stepped has them"),
+            ("forgets_optimizer", "AdamW began without state"),
+            ("other_names", "(2.{weight,bias})"),
+            ("buffers_apart", "each computes with other constants"),
+            ("tp_same_batches", ""),
+            ("scaler_together", ""),
+            ("averages", ""),
+            ("stages", ""),
+            ("routes", ""),
+            ("resumes", ""),
+            ("all_loaded", ""),
+            ("buffers", ""),
         )
     ],
 )

@@ -13,6 +13,7 @@ from itertools import pairwise
 from moediag.diagnosis.numbers.law_splits import (
     GRADIENTS,
     HYPER,
+    LOSS_SCALE,
     PARAMETERS,
     STATE,
     History,
@@ -116,6 +117,8 @@ def _breach(history: History) -> Breach | None:
         return _of_parameters(history, parameters)
     if history.how == PLACED and (large := _large(history)) is not None:
         return large
+    if (scales := _scales(history)) is not None:
+        return scales
     last = history.moments[-1]
     hyper = last.splits.get(HYPER)
     if len(set(last.counts.values())) > 1:
@@ -124,6 +127,16 @@ def _breach(history: History) -> Breach | None:
         return None
     first_hyper = history.first(HYPER)
     return Breach(history, None, first_hyper, None)
+
+
+def _scales(history: History) -> Breach | None:
+    """Losses that were multiplied by different scales in two compared steps, before gradients of
+    them were added. A rank that skipped a step has counted one call less."""
+    splits = [m.splits[HYPER] for m in history.moments if HYPER in m.splits]
+    apart = [split for split in splits if split.names[0] == LOSS_SCALE]
+    if len(apart) < 2 or history.how not in (REDUCED, PLACED, PART):
+        return None
+    return Breach(history, None, apart[0], None)
 
 
 def _large(history: History) -> Breach | None:

@@ -15,13 +15,15 @@ from moediag.evidence.law_model import LawCheck, LawPiece
 from moediag.evidence.model import Evidence
 
 PARAMETERS, HYPER, GRADIENTS, STATE = "parameters", "hyperparameters", "gradients", "state"
+LOSS_SCALE = "loss_scale"  # the number of an optimizer whose steps a GradScaler makes
 # A difference of gradients, as a part of their norm, that no rounding makes (bfloat16: 0.004); and
 # the norm below which a gradient may be rounding alone, as a part of the largest one.
 _LARGE, _LEAST_NORM = 0.2, 1e-3
 # Numbers of a parameter group that decide what an update does.
 _DECIDING = frozenset(
     ("lr", "weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad",
-     "maximize", "alpha", "rho", "lr_decay", "etas", "step_sizes", "centered")
+     "maximize", "alpha", "rho", "lr_decay", "etas", "step_sizes", "centered",
+     LOSS_SCALE)
 )  # fmt: skip
 
 

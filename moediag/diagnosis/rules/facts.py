@@ -15,7 +15,10 @@ from moediag.diagnosis.numbers import by_part
 from moediag.diagnosis.numbers.by_part import Part
 from moediag.diagnosis.numbers.gradients import GradientFacts, gradient_facts
 from moediag.diagnosis.numbers.law_breaches import LawFacts, law_facts
+from moediag.diagnosis.numbers.law_declared import DeclaredFacts, declared_facts
 from moediag.diagnosis.numbers.law_gradients import TrainingFacts, training_facts
+from moediag.diagnosis.numbers.law_loads import LoadFacts, load_facts
+from moediag.diagnosis.numbers.law_models import ModelFacts, model_facts
 from moediag.diagnosis.numbers.law_samples import SampleFacts, sample_facts
 from moediag.diagnosis.numbers.metrics import MetricFacts, metric_facts
 from moediag.diagnosis.numbers.optimizer_update import AppliedFacts, applied_facts
@@ -227,6 +230,18 @@ class Facts:
     @cached_property
     def training(self) -> TrainingFacts:
         return training_facts(self.evidence)
+
+    @cached_property
+    def declared(self) -> DeclaredFacts:
+        return declared_facts(self.evidence)
+
+    @cached_property
+    def model_values(self) -> ModelFacts:
+        return model_facts(self.evidence)
+
+    @cached_property
+    def loads(self) -> LoadFacts:
+        return load_facts(self.evidence)
 
     @cached_property
     def metrics(self) -> MetricFacts:

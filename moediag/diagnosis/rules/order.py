@@ -39,8 +39,10 @@ from moediag.diagnosis.rules.incomplete import (
 from moediag.diagnosis.rules.judgement import Judgement
 from moediag.diagnosis.rules.laws import (
     adapters_untrained,
+    declared_inputs_apart,
     local_norms,
     parameters_not_finite,
+    part_loaded,
     replicas_apart,
     same_part,
 )
@@ -113,7 +115,9 @@ RULES: tuple[Detector, ...] = (
     # The trial was ended, and the evidence shows no failure. Slow is not hung.
     cut_short,
     # A watched job broke a law.
+    part_loaded,
     replicas_apart,
+    declared_inputs_apart,
     local_norms,
     parameters_not_finite,
     same_part,

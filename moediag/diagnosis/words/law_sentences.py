@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moediag.diagnosis.numbers.law_breaches import Breach, LawFacts
-from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, STATE, Split
+from moediag.diagnosis.numbers.law_splits import GRADIENTS, HYPER, LOSS_SCALE, STATE, Split
 from moediag.evidence.law_model import PART, PLACED
 from moediag.result.wording import listed, plural, ranks
 
@@ -70,7 +70,8 @@ def _reason(b: Breach) -> str:
 
 
 def _hyper(split: Split) -> str:
-    return {"lr": "the learning rate"}.get(split.names[0], f"`{split.names[0]}`")
+    known = {"lr": "the learning rate", LOSS_SCALE: "the loss scale"}
+    return known.get(split.names[0], f"`{split.names[0]}`")
 
 
 def _step_call(b: Breach) -> str:
@@ -91,6 +92,11 @@ def next_step(b: Breach) -> str:
         return (
             f"Look for what writes parameters after {_step_call(b)}; `--laws-every 1` narrows it "
             "to one step."
+        )
+    if b.reason.what == HYPER and b.reason.names[0] == LOSS_SCALE:
+        return (
+            "Make one GradScaler decision on all ranks: use ShardedGradScaler with FSDP1; a plain "
+            "GradScaler looks at each rank's own gradients."
         )
     if b.reason.what == HYPER:
         return f"Give {_hyper(b.reason)} the same value on every rank."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moediag.recorder.fingerprints import Fingerprints
+from moediag.recorder.laws.fingerprints import Fingerprints
 
 
 def of(*tensors: torch.Tensor) -> list[str | None]:

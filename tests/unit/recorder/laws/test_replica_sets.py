@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
 
 from moediag.recorder import install  # noqa: E402
-from moediag.recorder.replica_sets import ReplicaSets  # noqa: E402
+from moediag.recorder.laws.replica_sets import ReplicaSets  # noqa: E402
 from tests.unit.fake_ranks import fake_rank  # noqa: E402
 
 

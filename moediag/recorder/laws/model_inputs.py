@@ -5,21 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 
 from moediag.recorder.core import ByObject, Recorder
-from moediag.recorder.fingerprints import Fingerprints, capturing
-from moediag.recorder.late_imports import when_imported
-from moediag.recorder.log import EventLog
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.fingerprints import Fingerprints, capturing
 from moediag.recorder.modules import Hook
 
 WATCHER = "laws of data"
 _MAX_FORWARDS = 8  # of one model in one step
 _MAX_DEPTH = 4  # of nested inputs
-_LOADER = "torch.utils.data.dataloader"
 
 
 class _Pass:
@@ -41,63 +38,44 @@ class _Pass:
         self.began: Optional[int] = None  # optimizer steps when it gave its first batch
 
 
-class LawInputs:
-    """``is_checked(step)`` chooses the steps, ``steps()`` counts the optimizers' steps so far."""
+class ModelInputs:
+    """Hooks the models that are seen running, and follows the passes of data loaders."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        log: EventLog,
-        is_checked: Callable[[int], bool],
-        steps: Callable[[], int],
-        over: Callable[[Any], Tuple[int, ...]],
-    ) -> None:
-        self._recorder = recorder
-        self._log = log
-        self._is_checked = is_checked
-        self._steps = steps
-        self._over = over
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
         self._handles: List[Any] = []
-        self._roots = ByObject()  # observed model -> True
         self._forwards: Tuple[int, int] = 0, 0  # step, forwards of it so far
         self._passes = ByObject()  # iterator -> _Pass
         self._latest: Optional[_Pass] = None  # the pass that gave the last batch
         self._orders = ByObject()  # sampler -> {(epoch, seed): complete training passes}
 
     def install(self) -> None:
-        recorder = self._recorder
+        recorder, guarded = self._context.recorder, self._context.guarded
         recorder.on_root = self._observe
-        recorder.on_uninstall += [
-            when_imported(_LOADER, functools.partial(self._guarded, self._watch_loaders)),
-            self._remove,
-        ]
+        recorder.on_pass.append(functools.partial(guarded, WATCHER, self._began))
+        recorder.on_batch.append(functools.partial(guarded, WATCHER, self._given))
+        recorder.on_pass_end.append(functools.partial(guarded, WATCHER, self._ended))
+        recorder.on_uninstall.append(self._remove)
 
     def _remove(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._recorder.on_root = None
-
-    def _guarded(self, act: Callable[..., Any], *args: Any) -> None:
-        if self._recorder.active and not self._recorder.broken(WATCHER):
-            try:
-                act(*args)
-            except Exception as error:
-                self._recorder.fault(WATCHER, error)
+        self._context.recorder.on_root = None
 
     # ------------------------------------------------------------------ inputs of models
 
     def _observe(self, root: Any) -> None:
-        self._roots.set(root, True)
+        self._context.models.set(root, True)
         hook = Hook(self._called)
         self._handles.append(root.register_forward_pre_hook(hook, with_kwargs=True))
 
     def _called(self, recorder: Recorder, root: Any, args: Any, kwargs: Any) -> None:
         """The hook of an observed model; the step is known by now."""
         step = recorder.current_step
-        if not self._is_checked(step) or not root.training or not torch.is_grad_enabled():
+        if not self._context.is_checked(step) or not root.training or not torch.is_grad_enabled():
             return
         recomputed = torch._C._current_graph_task_id() != -1
-        if recomputed or len(recorder.thread.blocks) > 1 or not self._roots.get(root):
+        if recomputed or len(recorder.thread.blocks) > 1 or not self._context.models.get(root):
             return  # or a part of a model that is running, or a copy of the model
         before = self._forwards[1] if self._forwards[0] == step else 0
         self._forwards = step, before + 1
@@ -110,64 +88,42 @@ class LawInputs:
         if not read or None in read:
             return
         of = self._latest
-        self._log.event(
+        self._context.log.event(
             "inputs", step=step, forward=before, digest="-".join(str(one) for one in read),
-            over=list(self._over(root)), sampler=of.name if of else "",
+            over=list(self._context.sets.data_parallel(root)), sampler=of.name if of else "",
             replicas=of.replicas if of else 0, number=of.number if of else -1,
             line=of.line if of else "",
         )  # fmt: skip
 
     # ------------------------------------------------------------------ data loaders
 
-    def _watch_loaders(self) -> None:
-        from torch.utils.data import dataloader
+    def _began(self, loader: Any, iterator: Any) -> None:
+        self._passes.set(iterator, _Pass(loader))
 
-        patches = self._recorder.patches
-        patches.replace(dataloader.DataLoader, "__iter__", self._iterated)
-        patches.replace(dataloader._BaseDataLoaderIter, "__next__", self._given)
-
-    def _iterated(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(original)
-        def __iter__(loader: Any) -> Any:
-            iterator = original(loader)
-            self._guarded(lambda: self._passes.set(iterator, _Pass(loader)))
-            return iterator
-
-        return __iter__
-
-    def _given(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                self._guarded(self._ended, iterator)
-                raise
-            of = self._passes.get(iterator)
-            if of is not None and (of.began is None or of is not self._latest):
-                self._guarded(self._used, of, sys._getframe(1))
-            return batch
-
-        return __next__
-
-    def _used(self, of: _Pass, frame: Any) -> None:
+    def _given(self, iterator: Any, frame: Any) -> None:
+        of = self._passes.get(iterator)
+        known = of is self._latest
+        if of is None or (known and of.began is not None):
+            return
         self._latest = of
         if of.began is None:
-            of.began = self._steps()
-            of.line = self._recorder.user_lines.innermost(frame)
+            of.began = self._context.steps
+            of.line = self._context.recorder.user_lines.innermost(frame)
 
-    def _ended(self, iterator: Any) -> None:
+    def _ended(self, iterator: Any, _frame: Any) -> None:
         """A pass in which an optimizer stepped is a pass of training."""
         of = self._passes.get(iterator)
-        if of is None or of.began is None or not of.shuffled or self._steps() == of.began:
+        if of is None or of.began is None or not of.shuffled:
+            return
+        if self._context.steps == of.began:
             return
         seen: Dict[Any, int] = self._orders.setdefault(of.sampler, {})
         order = of.epoch, getattr(of.sampler, "seed", None)
         seen[order] = seen.get(order, 0) + 1
         if seen[order] == 2:
-            self._log.event(
+            self._context.log.event(
                 "same_order", keep=True, line=of.line, epoch=of.epoch, sampler=of.name,
-                step=self._recorder.current_step,
+                step=self._context.recorder.current_step,
             )  # fmt: skip
 
 

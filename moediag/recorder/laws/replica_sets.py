@@ -19,7 +19,7 @@ from moediag.recorder.core import Recorder
 # same. LOCAL: the program steps without a reduction, or a hook replaces it. PART: there are other
 # parts on the other ranks, and no replica. PLAIN: nothing is declared.
 REDUCED, PLACED, LOCAL, PART, PLAIN = "reduced", "placed", "local", "part", "plain"
-_DATA_AXES = frozenset(("dp", "fsdp", "replicate", "shard", "data")).union(
+DATA_AXES = frozenset(("dp", "fsdp", "replicate", "shard", "data")).union(
     str(axis) for axis in AXES if axis.data_parallel
 )
 
@@ -94,7 +94,7 @@ class ReplicaSets:
             if state is root and getattr(state, "_inter_node_pg", None) is None:
                 return _ranks(handle.process_group)
         for group in self._recorder.fsdp2_groups():
-            if root in group.modules and self._recorder.groups.axes() <= _DATA_AXES:
+            if root in group.modules and self._recorder.groups.axes() <= DATA_AXES:
                 return tuple(sorted(group.mesh_info.mesh.mesh.flatten().tolist()))
         return ()
 
@@ -143,30 +143,37 @@ def local(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
-    placements = getattr(parameter, "placements", None)
-    if placements is None:
-        return Piece("", PLAIN, (), None)
-    mesh = parameter.device_mesh
+def same_part(mesh: Any, placements: Any) -> Optional[Tuple[str, Tuple[int, ...]]]:
+    """Which part of a tensor with ``placements`` this rank holds, and all ranks that hold it; None
+    outside the mesh."""
     here = mesh.get_coordinate()
     if here is None:
-        return Piece("", PLAIN, (), None)
+        return None
     kinds = [
         "R" if p.is_replicate() else f"{p}={at}/{mesh.size(dim)}"
         for dim, (p, at) in enumerate(zip(placements, here))  # noqa: B905 - Python 3.9
     ]
     part = " ".join(kind for kind in kinds if kind != "R")
+    place = tuple(
+        slice(None) if kind == "R" else at
+        for kind, at in zip(kinds, here)  # noqa: B905
+    )
+    return part, tuple(sorted(mesh.mesh[place].flatten().tolist()))
+
+
+def _of_tensor(parameter: Any, over: Optional[Tuple[Any, str]]) -> Piece:
+    placements: Any = getattr(parameter, "placements", None)
+    found = None if placements is None else same_part(parameter.device_mesh, placements)
+    if found is None:
+        return Piece("", PLAIN, (), None)
+    part, ranks = found
     if over is not None:
         group, how = over
         return Piece(part, how, _ranks(group), group)
-    if "R" in kinds and mesh.ndim:
-        place = tuple(
-            slice(None) if kind == "R" else at
-            for kind, at in zip(kinds, here)  # noqa: B905
-        )
-        ranks = tuple(sorted(mesh.mesh[place].flatten().tolist()))
+    if any(placement.is_replicate() for placement in placements):
         return Piece(part, PLACED, ranks, None)
-    return Piece(part, PART, tuple(sorted(mesh.mesh.flatten().tolist())), None)
+    every = parameter.device_mesh.mesh
+    return Piece(part, PART, tuple(sorted(every.flatten().tolist())), None)
 
 
 def _ranks(group: Any) -> Tuple[int, ...]:

@@ -19,7 +19,7 @@ from moediag.evidence.law_model import RankLaws  # noqa: E402
 from moediag.evidence.law_records import read_laws  # noqa: E402
 from moediag.protocol import ENV_LAWS  # noqa: E402
 from moediag.recorder import Recorder, install  # noqa: E402
-from moediag.recorder.law_checks import is_checked, next_checked  # noqa: E402
+from moediag.recorder.laws.context import is_checked, next_checked  # noqa: E402
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_check_has_every_parameter_by_name(recorder: Recorder, tmp_path: Path)
     last = found.checks[-1]
     assert [piece.name for piece in last.pieces] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert (last.count, last.optimizer, last.hyper[0]["lr"]) == (5, "AdamW", "0.5")
-    assert last.line.startswith("test_law_checks.py:") and last.line.endswith(" train")
+    assert last.line.startswith("test_optimizer_checks.py:") and last.line.endswith(" train")
     assert len({check.params for check in found.checks}) == 4
     assert set(last.state) == {"step", "exp_avg", "exp_avg_sq"}
 

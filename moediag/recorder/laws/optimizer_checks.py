@@ -1,57 +1,28 @@
 """Records, when an optimizer steps, fingerprints of what must be equal on other ranks.
 
-Nothing is compared here and nothing is sent: each rank writes to its own log, and
-`diagnosis/laws` compares the logs. So a check cannot wait for another rank. Which steps are
-checked depends only on the step's number, so all ranks check the same ones.
+A check cannot wait for another rank: which steps are checked depends only on the step's number, so
+all ranks check the same ones.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from moediag.protocol import ENV_LAWS, laws_file, older_laws_file
-from moediag.recorder import law_norms
-from moediag.recorder.core import ByObject, Recorder
-from moediag.recorder.fingerprints import Fingerprints, capturing
-from moediag.recorder.law_inputs import LawInputs
-from moediag.recorder.log import EventLog
-from moediag.recorder.parameter_names import ParameterNames
-from moediag.recorder.replica_sets import PLACED, Piece, ReplicaSets, local
+from moediag.recorder.core import ByObject
+from moediag.recorder.laws.context import LawContext, next_checked
+from moediag.recorder.laws.fingerprints import Fingerprints, capturing
+from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.laws.replica_sets import PLACED, Piece, local
 
 WATCHER = "laws"
-_SEGMENT_BYTES = 32 * 1024 * 1024
-_FIRST = 3  # steps that are always checked
 _MAX_OPTIMIZERS = 64  # a program that makes one for each parameter is not checked further
 _STUCK = 8  # calls of step() without a new step: its model is not seen running
 _MAX_NONFINITE = 20  # names that are listed
-
-
-def is_checked(step: int, every: int = 0) -> bool:
-    """Whether step ``step`` (from 1) is checked: 1, 2, 3, then every ``every`` steps, or with 0
-    the steps 6, 12, 24, …"""
-    if step <= _FIRST:
-        return step > 0
-    if every:
-        return step % every == 0
-    times, rest = divmod(step, _FIRST)
-    return rest == 0 and times & (times - 1) == 0
-
-
-def next_checked(step: int, every: int = 0) -> int:
-    """The first checked step after ``step``."""
-    after = step + 1
-    if every:
-        return after if after <= _FIRST else (step // every + 1) * every
-    while not is_checked(after):
-        after = _FIRST if after < _FIRST else _FIRST * (1 << (after // _FIRST).bit_length())
-    return after
 
 
 class _Known:
@@ -67,40 +38,24 @@ class _Known:
         self.ordinal: Optional[int] = None  # among optimizers of the same parameter names
 
 
-class LawChecks:
+class OptimizerChecks:
     """Global hooks of optimizers, which see every optimizer, wrapped or not."""
 
-    def __init__(self, recorder: Recorder, folder: str) -> None:
-        self._recorder = recorder
-        self.every = int(os.environ.get(ENV_LAWS) or 0)
-        place = Path(folder)
-        self.log = EventLog(
-            str(place / laws_file(recorder.rank)),
-            str(place / older_laws_file(recorder.rank)),
-            _SEGMENT_BYTES,
-        )
-        self._sets = ReplicaSets(recorder)
-        self._names = ParameterNames(recorder, self._sets.wrapped)
+    def __init__(self, context: LawContext, scale: LossScale) -> None:
+        self._context = context
+        self._recorder = context.recorder
+        self._scale = scale
         self._optimizers = ByObject()  # optimizer -> _Known
         self._ordinals: Dict[str, int] = {}  # key -> optimizers that have it
         self._layouts: Dict[str, int] = {}  # text of a pieces event -> its id
-        self._steps = 0  # calls of step() of all optimizers
 
     def install(self) -> None:
-        self._sets.install()
-        self._inputs().install()
-        law_norms.install(self._recorder, self.log, self._is_checked, self._names)
         hook = torch_optimizer.register_optimizer_step_pre_hook(self._before)
-        self._recorder.on_uninstall += [hook.remove, self.log.close]
+        self._recorder.on_uninstall.append(hook.remove)
 
-    def _inputs(self) -> LawInputs:
-        return LawInputs(
-            self._recorder, self.log, self._is_checked, lambda: self._steps,
-            self._sets.data_parallel,
-        )  # fmt: skip
-
-    def _is_checked(self, step: int) -> bool:
-        return is_checked(step, self.every)
+    def optimizers(self) -> List[Any]:
+        """The optimizers that stepped and still exist."""
+        return self._optimizers.owners()
 
     def step_of(self, count: int) -> int:
         """The number of the running step. A forward after an optimizer's step begins a new one, so
@@ -109,18 +64,12 @@ class LawChecks:
         return self._recorder.current_step if self._recorder.current_step > 1 else count + 1
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or not self._recorder.active:
-            return
-        try:
-            self._step(optimizer)
-        except Exception as error:
-            self._recorder.fault(WATCHER, error)
+        self._context.guarded(WATCHER, self._step, optimizer, sys._getframe(1))
 
-    def _step(self, optimizer: Any) -> None:
-        if self._recorder.broken(WATCHER):
-            return
-        self._sets.stepped()
-        self._steps += 1
+    def _step(self, optimizer: Any, frame: Any) -> None:
+        context = self._context
+        context.sets.stepped()
+        context.steps += 1
         known = self._optimizers.get(optimizer)
         if known is None:
             known = self._optimizers.set(optimizer, _Known())
@@ -132,18 +81,20 @@ class LawChecks:
                 "laws: later steps of a model that was first called after the first step"
             )
         if step >= known.due and not capturing():
-            known.due = next_checked(step, self.every)
+            known.due = next_checked(step, context.every)
             with torch.no_grad():
-                self._check(optimizer, known, step)
+                self._check(optimizer, known, step, self._recorder.user_lines.innermost(frame))
+                for tell in context.on_check:
+                    context.guarded(WATCHER, tell, step)
         known.count += 1
 
-    def _check(self, optimizer: Any, known: _Known, step: int) -> None:
+    def _check(self, optimizer: Any, known: _Known, step: int, line: str) -> None:
         found = [
             (parameter, number)
             for number, group in enumerate(optimizer.param_groups)
             for parameter in group["params"]
         ]
-        names = self._names.of([parameter for parameter, _ in found])
+        names = self._context.names.of([parameter for parameter, _ in found])
         named = [(p, g, n) for (p, g), n in zip(found, names) if n is not None]  # noqa: B905
         if len(named) < len(found):
             self._recorder.note_not_seen(
@@ -153,7 +104,7 @@ class LawChecks:
         if not named:
             return
         parameters = [parameter for parameter, _, _ in named]
-        pieces = self._sets.pieces(parameters)
+        pieces = self._context.sets.pieces(parameters)
         layout = self._layout(optimizer, known, named, pieces)
         if layout is None:
             return
@@ -168,12 +119,13 @@ class LawChecks:
             if piece.how == PLACED and gradients[at] is not None:
                 prints.add_sketch(at, gradients[at])
         state, plain = _state(optimizer, parameters, prints)
+        scale = self._scale.of(optimizer)
         read = prints.read()
 
         def shown(places: Sequence[Optional[int]], absent: Optional[str] = None) -> List[Any]:
             return [absent if at is None else read[at] for at in places]
 
-        self.log.event(
+        self._context.log.event(
             "check", pieces=number, step=step, count=known.count,
             clocks=[self._clock(group) for group in groups],
             params=shown(values),
@@ -181,11 +133,11 @@ class LawChecks:
                    in zip(parameters, gradients, shown(of_gradients))],  # noqa: B905
             sketches=prints.sketches(),
             state={**{name: shown(places) for name, places in state.items()}, **plain},
-            hyper=[_hyper(group) for group in optimizer.param_groups],
+            hyper=[{**_hyper(group), **scale} for group in optimizer.param_groups],
             nonfinite=_nonfinite(named, finite, read),
             nonfinite_grads=_nonfinite(named, finite_gradients, read),
             scaler=hasattr(optimizer, "found_inf"),
-            line=self._recorder.user_lines.innermost(sys._getframe(1)),
+            line=line,
         )  # fmt: skip
 
     def _layout(
@@ -215,12 +167,13 @@ class LawChecks:
             "names": names, "parts": [piece.part for piece in pieces],
             "hows": [piece.how for piece in pieces], "in_set": in_set,
             "in_group": [group for _, group, _ in named], "sets": [list(r) for r, _ in sets],
+            "shapes": ["x".join(map(str, local(parameter).shape)) for parameter, _, _ in named],
         }  # fmt: skip
         text = repr(fields)
         number = self._layouts.get(text)
         if number is None:
             number = self._layouts[text] = len(self._layouts)
-            self.log.event("pieces", keep=True, id=number, **fields)
+            self._context.log.event("pieces", keep=True, id=number, **fields)
         return number, groups
 
     def _clock(self, group: Any) -> Optional[int]:

@@ -1,0 +1,105 @@
+"""The checks of ``moediag watch --laws`` for programs that do not run under it.
+
+    import moediag.laws
+
+    dist.init_process_group()
+    moediag.laws.record("laws-run")     # on every rank, before the model is wrapped
+    ...                                 # train as usual
+    moediag.laws.finish()               # or let the program end
+
+``moediag diagnose laws-run`` then compares the ranks' logs. Nothing is sent between the ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from moediag import protocol
+
+__all__ = ["finish", "record", "recording"]
+
+_recorder: Any = None
+
+
+def record(folder: str, every: int = 0) -> None:
+    """Records this rank into ``folder`` from now on, which all ranks must reach or which is copied
+    together afterwards. Steps 1, 2, 3 are checked, then 6, 12, 24 and so on, or every ``every``
+    steps. Does nothing in a job under ``moediag watch``, and while it records already.
+
+    Raises OSError if ``folder`` cannot be written.
+    """
+    global _recorder
+    if _recorder is not None or protocol.ENV_WATCH in os.environ:
+        return
+    from moediag.recorder import install
+
+    rank, world_size = _place()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    protocol.Trial(
+        name="laws", scenario=Path(sys.argv[0]).name or "python", variant="laws", launcher="",
+        world_size=world_size, backend="", task=protocol.WatchTask(),
+    ).write(folder)  # fmt: skip
+    before = os.environ.get(protocol.ENV_LAWS)
+    os.environ[protocol.ENV_LAWS] = str(every)
+    try:
+        _recorder = install(folder, rank, world_size, of_job=True)
+    finally:
+        if before is None:
+            del os.environ[protocol.ENV_LAWS]
+        else:
+            os.environ[protocol.ENV_LAWS] = before
+    atexit.register(_at_exit)
+
+
+def finish() -> None:
+    """Ends the record of this rank as that of a rank that finished normally."""
+    _end(None)
+
+
+@contextlib.contextmanager
+def recording(folder: str, every: int = 0) -> Iterator[None]:
+    """:func:`record` inside the block; an exception is recorded as the rank's end."""
+    record(folder, every)
+    try:
+        yield
+    except BaseException as error:
+        _end(error)
+        raise
+    finish()
+
+
+def _end(error: BaseException | None) -> None:
+    global _recorder
+    recorder, _recorder = _recorder, None
+    if recorder is None:
+        return
+    if error is None:
+        recorder.finish()
+    else:
+        recorder.error(error)
+    recorder.uninstall()
+
+
+def _at_exit() -> None:
+    """The interpreter ends, perhaps by an exception that nobody caught."""
+    _end(getattr(sys, "last_value", None))
+
+
+def _place() -> tuple[int, int]:
+    """The rank and the number of ranks: of the process group, else of the launcher."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
+def _number(variable: str, otherwise: int) -> int:
+    value: str | None = os.environ.get(variable)
+    return int(value) if value else otherwise

@@ -1,0 +1,76 @@
+"""What the parts of the laws' recorder share: which steps are checked, the log, and names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Callable, List
+
+import torch
+
+from moediag.protocol import ENV_LAWS, laws_file, older_laws_file
+from moediag.recorder.core import ByObject, Recorder
+from moediag.recorder.laws.replica_sets import ReplicaSets
+from moediag.recorder.log import EventLog
+from moediag.recorder.parameter_names import ParameterNames
+
+_SEGMENT_BYTES = 32 * 1024 * 1024
+_FIRST = 3  # steps that are always checked
+
+
+class LawContext:
+    """One rank's log of the laws and what is known of its models."""
+
+    def __init__(self, recorder: Recorder, folder: str) -> None:
+        self.recorder = recorder
+        self.every = int(os.environ.get(ENV_LAWS) or 0)
+        place = Path(folder)
+        self.log = EventLog(
+            str(place / laws_file(recorder.rank)),
+            str(place / older_laws_file(recorder.rank)),
+            _SEGMENT_BYTES,
+        )
+        self.sets = ReplicaSets(recorder)
+        self.names = ParameterNames(recorder, self.sets.wrapped)
+        self.models = ByObject()  # model that was seen running, with its wrapper -> True
+        self.steps = 0  # calls of step() of all optimizers
+        # Called with a checked step when an optimizer is about to step.
+        self.on_check: List[Callable[[int], None]] = []
+
+    def is_checked(self, step: int) -> bool:
+        return is_checked(step, self.every)
+
+    @property
+    def checking(self) -> bool:
+        """Whether the running step is checked."""
+        return is_checked(self.recorder.current_step, self.every)
+
+    def guarded(self, watcher: str, act: Callable[..., Any], *args: Any) -> None:
+        """Calls ``act``; a failure is recorded and does not reach the job."""
+        recorder = self.recorder
+        if not torch.compiler.is_compiling() and recorder.active and not recorder.broken(watcher):
+            try:
+                act(*args)
+            except Exception as error:
+                recorder.fault(watcher, error)
+
+
+def is_checked(step: int, every: int = 0) -> bool:
+    """Whether step ``step`` (from 1) is checked: 1, 2, 3, then every ``every`` steps, or with 0
+    the steps 6, 12, 24, …"""
+    if step <= _FIRST:
+        return step > 0
+    if every:
+        return step % every == 0
+    times, rest = divmod(step, _FIRST)
+    return rest == 0 and times & (times - 1) == 0
+
+
+def next_checked(step: int, every: int = 0) -> int:
+    """The first checked step after ``step``."""
+    after = step + 1
+    if every:
+        return after if after <= _FIRST else (step // every + 1) * every
+    while not is_checked(after):
+        after = _FIRST if after < _FIRST else _FIRST * (1 << (after // _FIRST).bit_length())
+    return after

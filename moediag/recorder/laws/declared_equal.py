@@ -1,0 +1,94 @@
+"""Records, at checked steps, tensors that a program declares to be equal on several ranks:
+``DTensor.from_local`` with Replicate placements compares nothing by itself. Tensor-parallel layers
+declare their inputs in this way."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+from moediag.recorder.late_imports import when_imported
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.fingerprints import Fingerprints, capturing
+from moediag.recorder.laws.replica_sets import DATA_AXES, same_part
+
+WATCHER = "laws of declared tensors"
+_MODULE = "torch.distributed.tensor._api"
+_MOST = 32  # tensors of one step
+
+
+class DeclaredEqual:
+    """Collects the tensors of a step; they are copied to the host when an optimizer steps."""
+
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
+        self._step = 0
+        self._tensors: List[Dict[str, Any]] = []
+        self._prints = Fingerprints()
+        self._places: List[Tuple[Dict[str, Any], int]] = []  # of tensors of integers
+
+    def install(self) -> None:
+        self._context.on_check.append(self._write)
+        begin = functools.partial(self._context.guarded, WATCHER, self._watch)
+        self._context.recorder.on_uninstall.append(when_imported(_MODULE, begin))
+
+    def _watch(self) -> None:
+        patches = self._context.recorder.patches
+        patches.replace(sys.modules[_MODULE].DTensor, "from_local", self._wrapped)
+
+    def _wrapped(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def from_local(
+            local_tensor: Any, device_mesh: Any = None, placements: Any = None, **more: Any
+        ) -> Any:
+            if torch.is_grad_enabled() and type(local_tensor) is torch.Tensor and placements:
+                self._context.guarded(
+                    WATCHER, self._seen, local_tensor, device_mesh, placements, sys._getframe(1)
+                )
+            return original(local_tensor, device_mesh, placements, **more)
+
+        return staticmethod(from_local)
+
+    def _seen(self, tensor: Any, mesh: Any, placements: Any, frame: Any) -> None:
+        context = self._context
+        step = context.recorder.current_step
+        if not context.checking or mesh is None or torch._C._current_graph_task_id() != -1:
+            return
+        if step != self._step:
+            self._step, self._tensors, self._places = step, [], []
+            self._prints = Fingerprints()
+        axes = [
+            str(name)
+            for name, placement in zip(mesh.mesh_dim_names or (), placements)  # noqa: B905
+            if placement.is_replicate()
+        ]
+        if len(self._tensors) >= _MOST or not axes or capturing():
+            return
+        found = same_part(mesh, placements)
+        if found is None or len(found[1]) < 2:
+            return
+        one: Dict[str, Any] = {
+            "axes": axes, "ranks": list(found[1]), "part": found[0],
+            "data": not DATA_AXES.isdisjoint(axes), "shape": list(tensor.shape),
+            "line": context.recorder.user_lines.innermost(frame),
+        }  # fmt: skip
+        with torch.no_grad():
+            if tensor.is_floating_point():
+                self._prints.add_sketch(len(self._tensors), tensor)
+            elif not tensor.is_complex():
+                self._places.append((one, self._prints.add(tensor)))
+        self._tensors.append(one)
+
+    def _write(self, step: int) -> None:
+        if not self._tensors or self._step != step:
+            return
+        read, sketches = self._prints.read(), self._prints.sketches()
+        for one, place in self._places:
+            one["print"] = read[place]
+        for at, sketch in sketches.items():
+            self._tensors[at]["sketch"] = sketch
+        self._context.log.event("declared", step=step, tensors=self._tensors)
+        self._tensors, self._places, self._prints = [], [], Fingerprints()

@@ -1,0 +1,159 @@
+"""Records what was loaded: into modules and optimizers, from files, and whether a parameter that
+FSDP2 shards was loaded before."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Dict, List, Mapping, Set, Tuple
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from moediag.recorder.core import ByObject
+from moediag.recorder.late_imports import when_imported
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.fingerprints import Fingerprints
+from moediag.recorder.laws.replica_sets import local
+
+WATCHER = "laws of loading"
+_FSDP_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
+_MOST_LOADS = 64
+_MOST_NAMES = 20
+_MOST_DEPTH = 3  # of a checkpoint, where an optimizer's state is looked for
+_SAMPLE = 1 << 16  # elements of a parameter that are compared
+
+
+class Loading:
+    """Wraps the functions that load."""
+
+    def __init__(self, context: LawContext) -> None:
+        self._context = context
+        self._loads = 0  # of modules
+        self._told: Set[Tuple[str, str]] = set()  # events that were written, by kind and line
+        self._loaded = ByObject()  # parameter -> True
+        # Sharded parameter -> whether it was loaded before, numbers of the fingerprints of a sample
+        # of the whole parameter and of the shard.
+        self._sharded = ByObject()
+        self._prints = Fingerprints()
+        self._written = False
+
+    def install(self) -> None:
+        patches = self._context.recorder.patches
+        patches.replace(torch, "load", functools.partial(self._after, self._file))
+        patches.replace(
+            torch.nn.Module, "load_state_dict", functools.partial(self._after, self._module)
+        )
+        patches.replace(
+            torch_optimizer.Optimizer, "load_state_dict",
+            functools.partial(self._after, self._optimizer),
+        )  # fmt: skip
+        self._context.on_check.append(self._write)
+        begin = functools.partial(self._context.guarded, WATCHER, self._watch_shards)
+        self._context.recorder.on_uninstall.append(when_imported(_FSDP_PARAMETER, begin))
+
+    def _after(self, tell: Any, original: Any) -> Any:
+        """Wraps ``original``: calls ``tell`` with its result and arguments."""
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            self._context.guarded(WATCHER, tell, sys._getframe(1), result, *args)
+            return result
+
+        return function
+
+    def _once(self, kind: str, frame: Any) -> None:
+        line = self._context.recorder.user_lines.innermost(frame)
+        if (kind, line) not in self._told:
+            self._told.add((kind, line))
+            self._context.log.event(kind, keep=True, line=line)
+
+    def _file(self, frame: Any, content: Any, *_: Any) -> None:
+        if _has_optimizer(content, _MOST_DEPTH):
+            self._once("optimizer_file", frame)
+
+    def _optimizer(self, frame: Any, *_: Any) -> None:
+        self._once("optimizer_load", frame)
+
+    def _module(self, frame: Any, result: Any, module: Any, *_: Any) -> None:
+        self._loads += 1
+        if self._loads > _MOST_LOADS:
+            return
+        line = self._context.recorder.user_lines.innermost(frame)
+        missing: List[str] = list(getattr(result, "missing_keys", ()))
+        unexpected: List[str] = list(getattr(result, "unexpected_keys", ()))
+        left_out, loaded = set(missing), 0
+        for name, parameter in module.named_parameters():
+            if name not in left_out:
+                self._loaded.set(parameter, True)
+                loaded += 1
+        self._context.log.event(
+            "load", keep=True, line=line, step=self._context.recorder.current_step,
+            parameters=loaded, missing=missing[:_MOST_NAMES], unexpected=unexpected[:_MOST_NAMES],
+            counts=[len(missing), len(unexpected)],
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ shards of FSDP2
+
+    def _watch_shards(self) -> None:
+        owner = sys.modules[_FSDP_PARAMETER].FSDPParam
+        self._context.recorder.patches.replace(owner, "_init_sharded_param", self._sharding)
+
+    def _sharding(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _init_sharded_param(of: Any, param: Any, *args: Any, **kwargs: Any) -> Any:
+            whole: List[Tuple[int, bool]] = []
+            self._context.guarded(WATCHER, self._before_sharding, param, whole)
+            result = original(of, param, *args, **kwargs)
+            self._context.guarded(WATCHER, self._after_sharding, of.sharded_param, whole)
+            return result
+
+        return _init_sharded_param
+
+    def _before_sharding(self, parameter: Any, whole: List[Tuple[int, bool]]) -> None:
+        if hasattr(parameter, "placements") or parameter.is_meta or self._written:
+            return
+        with torch.no_grad():
+            place = self._prints.add(parameter.detach().reshape(-1)[:_SAMPLE])
+        whole.append((place, bool(self._loaded.get(parameter))))
+
+    def _after_sharding(self, sharded: Any, whole: List[Tuple[int, bool]]) -> None:
+        if whole:
+            with torch.no_grad():
+                shard = self._prints.add(_sample(sharded))
+            self._sharded.set(sharded, (whole[0][1], whole[0][0], shard))
+
+    def _write(self, step: int) -> None:
+        """At the first check: which shards hold what they were made of."""
+        if self._written:
+            return
+        self._written = True
+        parameters = self._sharded.owners()
+        if not parameters:
+            return
+        names = self._context.names.of(parameters)
+        now = Fingerprints()
+        with torch.no_grad():
+            places = [now.add(_sample(parameter)) for parameter in parameters]
+        before, present = self._prints.read(), now.read()
+        shards: Dict[str, List[Any]] = {}
+        for name, parameter, at in zip(names, parameters, places):  # noqa: B905 - Python 3.9
+            loaded, whole, shard = self._sharded.get(parameter)
+            if name is not None:
+                shards[name] = [before[whole], loaded, before[shard] == present[at]]
+        self._context.log.event("sharded", keep=True, step=step, shards=shards)
+        self._prints = Fingerprints()
+
+
+def _sample(sharded: Any) -> Any:
+    return local(sharded).detach().reshape(-1)[:_SAMPLE]
+
+
+def _has_optimizer(content: Any, depth: int) -> bool:
+    """Whether a checkpoint holds the state of an optimizer that has stepped."""
+    if not isinstance(content, Mapping):
+        return False
+    if "param_groups" in content and isinstance(content.get("state"), Mapping):
+        return bool(content["state"])
+    return depth > 0 and any(_has_optimizer(one, depth - 1) for one in content.values())

@@ -1,0 +1,125 @@
+"""Records, at checked steps, what no optimizer changes: buffers, parameters that no optimizer has,
+frozen routers, and how often averages of a model were updated."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Callable, Dict, List
+
+import torch
+
+from moediag.recorder.late_imports import when_imported
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.fingerprints import Fingerprints
+from moediag.recorder.laws.replica_sets import local
+from moediag.recorder.routing import expert_counts
+
+_AVERAGES = "torch.optim.swa_utils"
+_MOST_ELEMENTS = 1 << 22  # of a buffer
+_MOST_NAMES = 200  # of parameters that no optimizer has
+_ROUTER = ("gate", "router")
+
+
+class ModelValues:
+    """Reads them once for each checked step, before the first optimizer's update."""
+
+    def __init__(self, context: LawContext, optimizers: Callable[[], List[Any]]) -> None:
+        self._context = context
+        self._optimizers = optimizers  # those that stepped
+        self._step = 0  # of the last record
+        self._averages: List[Any] = []  # weak references to averaged models
+
+    def install(self) -> None:
+        self._context.on_check.append(self._write)
+        self._context.recorder.on_uninstall.append(when_imported(_AVERAGES, self._watch_averages))
+
+    def _watch_averages(self) -> None:
+        known = self._averages
+
+        def make(init: Any) -> Any:
+            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+                init(self, *args, **kwargs)
+                known.append(weakref.ref(self))
+
+            return __init__
+
+        kind = sys.modules[_AVERAGES].AveragedModel
+        self._context.recorder.patches.replace(kind, "__init__", make)
+
+    def _write(self, step: int) -> None:
+        if step == self._step:
+            return
+        self._step = step
+        prints = Fingerprints()
+        models = [self._model(model, prints) for model in self._context.models.owners()]
+        left_out = self._left_out(prints)
+        read = prints.read()
+        for model in models:
+            model["buffers"] = {name: read[at] for name, at in model["buffers"].items()}
+        alive = [average for average in (one() for one in self._averages) if average is not None]
+        self._context.log.event(
+            "model", step=step, models=models,
+            left_out={name: read[at] for name, at in left_out.items()},
+            averages=[int(average.n_averaged) for average in alive],
+        )  # fmt: skip
+
+    def _model(self, model: Any, prints: Fingerprints) -> Dict[str, Any]:
+        over = self._context.sets.data_parallel(model)
+        names = self._context.recorder.module_names
+        buffers: Dict[str, int] = {}
+        routers: List[str] = []
+        for module in model.modules():
+            prefix = names.get(module)
+            if prefix is None:
+                continue
+            for name, buffer in module.named_buffers(prefix, recurse=False) if over else ():
+                plain = type(buffer) is torch.Tensor and buffer.is_floating_point()
+                if plain and 0 < buffer.numel() <= _MOST_ELEMENTS:
+                    buffers[name] = prints.add(buffer)
+            routers += _frozen_routers(module, prefix)
+        return {"over": list(over), "buffers": buffers, "frozen_routers": routers}
+
+    def _left_out(self, prints: Fingerprints) -> Dict[str, int]:
+        """Parameters with a gradient that no optimizer has. Not where an optimizer has copies of
+        the parameters, with gradients of their own."""
+        owned = [
+            parameter
+            for optimizer in self._optimizers()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        known = self._context.names.of(owned)
+        if any(n is None and p.grad is not None for n, p in zip(known, owned)):  # noqa: B905
+            return {}
+        ids = set(map(id, owned))
+        left = [
+            parameter
+            for model in self._context.models.owners()
+            for parameter in model.parameters()
+            if parameter.requires_grad
+            and parameter.grad is not None
+            and id(parameter) not in ids
+            and local(parameter).numel()
+        ][:_MOST_NAMES]
+        return {
+            name: prints.add(local(parameter))
+            for name, parameter in zip(self._context.names.of(left), left)  # noqa: B905
+            if name is not None
+        }
+
+
+def _frozen_routers(module: Any, prefix: str) -> List[str]:
+    """Parameters of a block's router that do not require gradients although its experts do."""
+    counts = expert_counts(module)
+    if not counts:
+        return []
+    routers: Dict[str, bool] = {}
+    experts = False
+    for name, parameter in module.named_parameters(prefix):
+        short = name[len(prefix) :].lower()
+        if "expert" in short:
+            experts = experts or parameter.requires_grad
+        elif any(word in short for word in _ROUTER) and parameter.ndim == 2:
+            routers[name] = parameter.requires_grad or parameter.shape[0] not in counts
+    return [name for name, trains in routers.items() if experts and not trains]

@@ -1,0 +1,29 @@
+"""Starts everything that records for the laws in one rank."""
+
+from __future__ import annotations
+
+from moediag.recorder.core import Recorder
+from moediag.recorder.laws import clip_norms
+from moediag.recorder.laws.context import LawContext
+from moediag.recorder.laws.declared_equal import DeclaredEqual
+from moediag.recorder.laws.loading import Loading
+from moediag.recorder.laws.loss_scale import LossScale
+from moediag.recorder.laws.model_inputs import ModelInputs
+from moediag.recorder.laws.model_values import ModelValues
+from moediag.recorder.laws.optimizer_checks import OptimizerChecks
+
+
+def record(recorder: Recorder, folder: str) -> None:
+    """Records into the laws' log of the rank in ``folder`` from now on."""
+    context = LawContext(recorder, folder)
+    recorder.on_uninstall.append(context.log.close)
+    context.sets.install()
+    ModelInputs(context).install()
+    clip_norms.install(context)
+    scale = LossScale(context)
+    scale.install()
+    checks = OptimizerChecks(context, scale)
+    checks.install()
+    DeclaredEqual(context).install()
+    Loading(context).install()
+    ModelValues(context, checks.optimizers).install()

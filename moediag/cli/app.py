@@ -20,6 +20,7 @@ from moediag.cli import (
     bisect,
     explain_word,
     export,
+    hunt,
     matrix,
     nightly,
     report,
@@ -92,6 +93,11 @@ app.command(
 app.command(
     epilog="Example: moediag matrix expert-starvation --family all --fast --cpu 2",
 )(matrix.matrix)
+
+
+app.command(
+    epilog="Example: moediag hunt --release newest --cpu 2",
+)(hunt.hunt)
 
 
 app.command(

@@ -2,7 +2,8 @@
 
 What is where: ``files``, names of files and environment variables; ``events``, the recorder's log;
 ``trial``, ``specs`` and ``tasks``, what a rank is given; ``programs``, steps of another kind;
-``outcome``, what it measured; ``user_code``, which frames are the user's own.
+``outcome``, what it measured; ``relations``, what a hunt measured; ``user_code``, which frames are
+the user's own.
 Both sides import this package, so it needs only the standard library and Python >= 3.9.
 A trial is written once as ``trial.json``; each rank appends to ``rank-N.events.jsonl``
 (one JSON object a line, written with a single ``write`` so that a killed rank loses
@@ -30,6 +31,7 @@ from moediag.protocol.files import (
     ENV_SEGMENT,
     ENV_TRIAL,
     ENV_WATCH,
+    FAMILIES_FILE,
     GUARD_TIMEOUT,
     LAUNCH_FILE,
     LAUNCHER_LOG,
@@ -38,6 +40,7 @@ from moediag.protocol.files import (
     NODES_FOLDER,
     NOT_RECORDED_FILE,
     PULSE_FILE,
+    RELATION_FILE,
     RELEASE_FILE,
     SUSCEPTIBILITY_FILE,
     TRIAL_FILE,
@@ -92,6 +95,13 @@ from moediag.protocol.programs import (
     PROGRAMS,
     program_options,
 )
+from moediag.protocol.relations import (
+    CONDITIONS,
+    ListedFamily,
+    RelationOutcome,
+    ReleaseListing,
+    WayOutcome,
+)
 from moediag.protocol.specs import (
     ModelSpec,
     RecorderSpec,
@@ -110,8 +120,10 @@ from moediag.protocol.stored import (
 from moediag.protocol.tasks import (
     TRAINER_KINDS,
     CostTask,
+    FamiliesTask,
     ProgramTask,
     ReferenceTask,
+    RelationTask,
     ResumeTask,
     StepTask,
     SusceptibilityTask,
@@ -130,6 +142,7 @@ from moediag.protocol.user_code import (
 
 __all__ = [
     "AGENT_EVENTS",
+    "CONDITIONS",
     "ENV_ATTEMPT",
     "ENV_EVIDENCE",
     "ENV_GUARD",
@@ -145,6 +158,7 @@ __all__ = [
     "ENV_TRIAL",
     "ENV_WATCH",
     "EVENT_KINDS",
+    "FAMILIES_FILE",
     "GUARD_TIMEOUT",
     "LAUNCHER_LOG",
     "LAUNCH_FILE",
@@ -156,6 +170,7 @@ __all__ = [
     "OPS",
     "PROGRAMS",
     "PULSE_FILE",
+    "RELATION_FILE",
     "RELEASE_FILE",
     "SCHEMA_VERSION",
     "SUSCEPTIBILITY_FILE",
@@ -167,8 +182,10 @@ __all__ = [
     "Applied",
     "CostTask",
     "ExpertRows",
+    "FamiliesTask",
     "GradientError",
     "Heartbeat",
+    "ListedFamily",
     "MeasureRequest",
     "Measured",
     "MeasuredStep",
@@ -179,6 +196,9 @@ __all__ = [
     "ProgramTask",
     "RecorderSpec",
     "ReferenceTask",
+    "RelationOutcome",
+    "RelationTask",
+    "ReleaseListing",
     "Replica",
     "ResumeOutcome",
     "ResumeTask",
@@ -197,6 +217,7 @@ __all__ = [
     "Trial",
     "VerifyTask",
     "WatchTask",
+    "WayOutcome",
     "WrapperSpec",
     "alone_file",
     "attempt_folder",

@@ -151,6 +151,9 @@ def watchdog_dump(rank: int) -> str:
 
 # What a susceptibility trial found, see :class:`Susceptibility`.
 SUSCEPTIBILITY_FILE = "susceptibility.json"
+# What a trial of a hunt found, see :class:`ReleaseListing` and :class:`RelationOutcome`.
+FAMILIES_FILE = "families.json"
+RELATION_FILE = "relation.json"
 
 
 # A file that, once created by the control side, asks the rank's recorder thread to dump the

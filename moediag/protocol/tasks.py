@@ -76,6 +76,21 @@ class SusceptibilityTask:
 
 
 @dataclass(frozen=True)
+class FamiliesTask:
+    """Lists the families of the release and the relations that can be checked, in one process."""
+
+    kind: str = field(default="families", init=False)
+
+
+@dataclass(frozen=True)
+class RelationTask:
+    """Checks one relation on a tiny model of ``model.family``, in one process."""
+
+    kind: str = field(default="relation", init=False)
+    relation: str = ""  # name of one of moediag.worker.relations
+
+
+@dataclass(frozen=True)
 class WatchTask:
     """A job that moediag only watched: its own program decides what the ranks do."""
 
@@ -91,7 +106,7 @@ class VerifyTask:
 
 Task = Union[
     StepTask, TrainerTask, ResumeTask, ProgramTask, CostTask, ReferenceTask, SusceptibilityTask,
-    WatchTask, VerifyTask,
+    FamiliesTask, RelationTask, WatchTask, VerifyTask,
 ]  # fmt: skip
 
 

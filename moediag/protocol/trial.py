@@ -11,7 +11,15 @@ from typing import Dict, Optional, Union
 from moediag.protocol.files import TRIAL_FILE
 from moediag.protocol.specs import ModelSpec, RecorderSpec, SkewSpec, StepSpec, WrapperSpec
 from moediag.protocol.stored import SCHEMA_VERSION, build, parse_json, write_json
-from moediag.protocol.tasks import ReferenceTask, StepTask, SusceptibilityTask, Task, task_fields
+from moediag.protocol.tasks import (
+    FamiliesTask,
+    ReferenceTask,
+    RelationTask,
+    StepTask,
+    SusceptibilityTask,
+    Task,
+    task_fields,
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,8 @@ class Trial:
     @property
     def alone(self) -> bool:
         """Whether it runs in one process, whatever its world size."""
-        return isinstance(self.task, (ReferenceTask, SusceptibilityTask))
+        alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask)
+        return isinstance(self.task, alone)
 
     @property
     def on_gpu(self) -> bool:

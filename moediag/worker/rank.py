@@ -12,9 +12,11 @@ from moediag.protocol import (
     ENV_GUARD,
     ENV_GUARD_TIMEOUT,
     CostTask,
+    FamiliesTask,
     Outcome,
     ProgramTask,
     ReferenceTask,
+    RelationTask,
     ResumeTask,
     StepTask,
     SusceptibilityTask,
@@ -32,7 +34,12 @@ def main(trial_path: str) -> None:
     trial = Trial.read(trial_path)
     folder = Path(trial_path).parent
     torch.set_num_threads(1)
-    alone = {ReferenceTask: _reference, SusceptibilityTask: _susceptibility}
+    alone = {
+        ReferenceTask: _reference,
+        SusceptibilityTask: _susceptibility,
+        FamiliesTask: _families,
+        RelationTask: _relation,
+    }
     alone.get(type(trial.task), _distributed)(trial, folder)
 
 
@@ -56,6 +63,18 @@ def _susceptibility(trial: Trial, folder: Path) -> None:
     from moediag.worker.tasks import susceptibility
 
     susceptibility.run(trial).write(folder)
+
+
+def _families(_: Trial, folder: Path) -> None:
+    from moediag.worker import relations
+
+    relations.listing().write(folder)
+
+
+def _relation(trial: Trial, folder: Path) -> None:
+    from moediag.worker import relations
+
+    relations.run(trial).write(folder)
 
 
 def _distributed(trial: Trial, folder: Path) -> None:

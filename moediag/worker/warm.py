@@ -32,8 +32,8 @@ _TRAINERS = ("trl.trainer.sft_trainer", "datasets", "tokenizers")
 
 
 def warm(families: Sequence[str]) -> None:
-    """Imports ``families``, names of :data:`moediag.families.FAMILIES`. Skips those that the
-    installed release lacks: the trial reports them."""
+    """Imports ``families``: names of :data:`moediag.families.FAMILIES`, or model types of the
+    release. Skips those that the installed release lacks: the trial reports them."""
     import torch
 
     # TRL reads it on import. It counts its users, and a test is not one.
@@ -46,8 +46,9 @@ def warm(families: Sequence[str]) -> None:
             importlib.import_module(name)
         except ImportError:
             continue  # another torch; the step imports what it has
+    from moediag.families import FAMILIES
     from moediag.worker.measure import reference  # noqa: F401
-    from moediag.worker.models import tiny
+    from moediag.worker.models import release_families, tiny
     from moediag.worker.not_applicable import NotApplicable
 
     if importlib.util.find_spec("trl") is not None:  # only a stack that asks for it has it
@@ -62,7 +63,10 @@ def warm(families: Sequence[str]) -> None:
 
     for family in families:
         try:
-            tiny.import_family(family)
+            if family in FAMILIES:
+                tiny.import_family(family)
+            else:
+                release_families.load(family)
         except NotApplicable:
             continue
     weight = torch.nn.Parameter(torch.zeros(2))

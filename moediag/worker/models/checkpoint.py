@@ -176,7 +176,7 @@ def from_checkpoint(trial: Trial, device: torch.device) -> nn.Module:
     what the library raises."""
     _, model_class = tiny.import_family(trial.model.family)
     asked = spelling(trial)
-    arguments: Dict[str, Any] = {_dtype_argument(): getattr(torch, trial.model.dtype)}
+    arguments: Dict[str, Any] = {dtype_argument(): getattr(torch, trial.model.dtype)}
     arguments.update(plan(trial, asked))
     if known(trial.model.experts_implementation) is not None:
         arguments["experts_implementation"] = trial.model.experts_implementation
@@ -210,7 +210,7 @@ def _refusals(trial: Trial, asked: Optional[Dict[str, Any]]) -> Iterator[None]:
         raise NotApplicable(f"transformers {version()} refuses {words(asked)}: {error}") from error
 
 
-def _dtype_argument() -> str:
+def dtype_argument() -> str:
     """Returns the name of the argument of from_pretrained: ``dtype`` from 4.56 on."""
     major, minor = (int(part) for part in version().split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"

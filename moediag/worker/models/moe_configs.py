@@ -62,7 +62,7 @@ class Found:
 def experts_named(config: Any) -> List[str]:
     """Returns the fields of ``config``, aliases included, with the number of routed experts."""
     names = {*vars(config), *(getattr(config, "attribute_map", None) or {})}
-    return sorted(n for n in names if _counts_experts(n))
+    return sorted(n for n in names if counts_experts(n))
 
 
 def text_of(config: Any) -> Any:
@@ -146,7 +146,7 @@ def build(found: Found, seed: int = 0) -> nn.Module:
     return model.train()
 
 
-def _counts_experts(name: str) -> bool:
+def counts_experts(name: str) -> bool:
     return bool(_NAMES_EXPERTS.match(name)) and not _OTHER_EXPERTS.search(name)
 
 
@@ -158,7 +158,7 @@ def _shrink(config: Any) -> None:
             kind = next((w for w in _WANTED if w in value), value[0])
             setattr(config, name, [kind, kind] if len(value) > 2 else value)
         elif type(value) is int:
-            size = EXPERTS if _counts_experts(name) else _size(name)
+            size = EXPERTS if counts_experts(name) else _size(name)
             if size is not None:
                 setattr(config, name, size)
 

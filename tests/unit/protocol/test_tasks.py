@@ -12,9 +12,11 @@ import pytest
 from moediag.evidence.trial_folder import read_trial
 from moediag.protocol import (
     CostTask,
+    FamiliesTask,
     ModelSpec,
     ProgramTask,
     ReferenceTask,
+    RelationTask,
     ResumeTask,
     StepTask,
     SusceptibilityTask,
@@ -34,6 +36,8 @@ TASKS = [
     CostTask(["touch"], model=ModelSpec(layers=7)),
     ReferenceTask(),
     SusceptibilityTask(),
+    FamiliesTask(),
+    RelationTask("padding"),
     WatchTask(),
     VerifyTask(),
 ]
@@ -64,7 +68,8 @@ def test_a_task_round_trips_through_its_file(task: Task, tmp_path: Path) -> None
     path = trial.write(tmp_path)
     assert json.loads(path.read_text())["task"]["kind"] == task.kind
     assert Trial.read(path) == trial
-    assert trial.alone == isinstance(task, (ReferenceTask, SusceptibilityTask))
+    alone = (ReferenceTask, SusceptibilityTask, FamiliesTask, RelationTask)
+    assert trial.alone == isinstance(task, alone)
 
 
 @pytest.mark.parametrize(("fields", "task"), OLD)

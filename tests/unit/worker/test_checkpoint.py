@@ -206,7 +206,7 @@ def test_other_errors_are_not_converted(
 )
 def test_dtype_argument_depends_on_the_release(release: Any, number: str, word: str) -> None:
     release(number)
-    assert checkpoint._dtype_argument() == word
+    assert checkpoint.dtype_argument() == word
 
 
 def test_an_unsupported_experts_implementation_is_not_applicable(

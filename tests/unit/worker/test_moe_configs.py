@@ -11,8 +11,9 @@ from transformers import MixtralConfig, Qwen3MoeConfig  # noqa: E402
 from transformers.models.mixtral.modeling_mixtral import MixtralForCausalLM  # noqa: E402
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeForCausalLM  # noqa: E402
 
-from moediag.worker.models import moe_configs  # noqa: E402
+from moediag.worker.models import moe_configs, release_families, tiny_family  # noqa: E402
 from moediag.worker.models.moe_configs import Found  # noqa: E402
+from moediag.worker.models.release_families import ReleaseFamily  # noqa: E402
 from moediag.worker.programs import router_logits_guard as guards  # noqa: E402
 
 QWEN = Found(Qwen3MoeConfig, Qwen3MoeForCausalLM, has_loss=True)
@@ -107,3 +108,45 @@ def test_configuration_classes_of_the_release_are_found() -> None:
     assert all(found.has_loss for found in with_loss.values())
     assert "LlamaConfig" not in with_loss
     assert "DeepseekV3Config" not in with_loss, "it names experts, and has no such loss"
+
+
+# ------------------------------------------------------------------------ families of the release
+
+
+def family(name: str) -> ReleaseFamily:
+    found = release_families.find(name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_a_family_is_built_at_two_sizes_the_same_each_time(name: str) -> None:
+    states = []
+    for size in tiny_family.SIZES:
+        one, two = (tiny_family.build(family(name), size, seed=3).state_dict() for _ in range(2))
+        assert all(torch.equal(one[key], two[key]) for key in one)
+        assert sum(tensor.numel() for tensor in one.values()) < tiny_family.LARGEST
+        states.append(one)
+    gate = next(key for key in states[0] if key.endswith("gate.weight"))
+    assert [state[gate].shape for state in states] == [(4, 32), (6, 48)]
+
+
+def test_no_saved_tensor_keeps_its_initial_value() -> None:
+    state = tiny_family.build(family("mixtral"), tiny_family.SIZES[0]).state_dict()
+    assert not any((tensor == 1).any() or (tensor == 0).any() for tensor in state.values())
+
+
+def test_a_family_that_the_rules_do_not_build_says_why() -> None:
+    class Odd:
+        def __init__(self, size: int = 1) -> None:
+            raise TypeError("size is\nodd")
+
+    with pytest.raises(tiny_family.NotBuilt, match="TypeError: size is odd"):
+        tiny_family.build(ReleaseFamily("odd", Odd, "MixtralForCausalLM"), tiny_family.SIZES[0])
+
+
+def test_model_types_of_the_release_are_listed_with_their_kind() -> None:
+    listed = {one.name: one for one in release_families.listed()}
+    assert listed["mixtral"].kind == listed["qwen3_moe"].kind == "moe"
+    assert listed["llama"].kind == "dense"
+    assert not listed["mixtral"].same_as

@@ -1,0 +1,71 @@
+"""The register of findings that upstream knows, or documents as a choice: ``known.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moediag.errors import UsageError
+from moediag.protocol import WayOutcome
+
+REGISTER = Path(__file__).with_name("known.yaml")
+_STATES = ("known", "by-design")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One finding. Empty ``families``, ``ways`` and ``what`` match any."""
+
+    relation: str
+    status: str  # known | by-design
+    where: str  # link, or the place in the library's documentation
+    summary: str
+    families: tuple[str, ...] = ()
+    ways: tuple[str, ...] = ()
+    what: str = ""
+    since: str = ""
+    fixed: str = ""
+
+    @property
+    def by_design(self) -> bool:
+        return self.status == "by-design"
+
+    def matches(self, relation: str, family: str, way: WayOutcome) -> bool:
+        return (
+            self.relation == relation
+            and family in (self.families or (family,))
+            and way.way in (self.ways or (way.way,))
+            and self.what in ("", way.what)
+        )
+
+
+def read(path: Path = REGISTER) -> tuple[Entry, ...]:
+    """Raises UsageError for a file that cannot be used, with the number of the entry."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (OSError, YAMLError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    if not isinstance(raw, list):
+        raise UsageError(f"{path}: not a list of entries")
+    return tuple(_entry(path, number, one) for number, one in enumerate(raw, 1))
+
+
+def _entry(path: Path, number: int, raw: Any) -> Entry:
+    at = f"{path}: entry {number}"
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"{at} is not a mapping")
+    values = dict(raw)
+    for name in ("families", "ways"):
+        values[name] = tuple(values.get(name, ()))
+    try:
+        entry = Entry(**values)
+    except TypeError as error:
+        raise UsageError(f"{at}: {error}") from error
+    if entry.status not in _STATES:
+        raise UsageError(f"{at}: status {entry.status!r} is none of {', '.join(_STATES)}")
+    return entry

@@ -1,0 +1,99 @@
+"""`moediag hunt`: parse, call, exit code."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moediag.cli import options as o
+from moediag.errors import ExitCode
+from moediag.report import stdout
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from moediag.campaign.hunt.findings import Hunt
+
+
+def hunt(
+    context: typer.Context,
+    release: Annotated[
+        str, typer.Option(metavar="V", help="Check this release of transformers.")
+    ] = "newest",
+    family: Annotated[
+        list[str],
+        typer.Option(
+            "--family",
+            metavar="F",
+            help="Check this model type, or the kind moe, dense, multimodal or all; repeatable.  "
+            "[default: moe]",
+        ),
+    ] = [],  # noqa: B006
+    relation: Annotated[
+        list[str],
+        typer.Option("--relation", metavar="NAME", help="Check only this relation; repeatable."),
+    ] = [],  # noqa: B006
+    cpu: Annotated[
+        int, typer.Option("--cpu", min=1, metavar="N", help="Run N cells at once, on the CPU.")
+    ] = 1,
+    stack: o.StackPairs = [],  # noqa: B006
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", min=1.0, metavar="S", help="End a cell after this many seconds."),
+    ] = 120.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", min=0.0, help="Start no cell after this many minutes."),
+    ] = None,
+    out: o.Out = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Resume the hunt in --out DIR, also with more families or relations."
+        ),
+    ] = False,
+    as_json: o.Json = False,
+    no_color: o.NoColor = False,
+    debug: o.Debug = False,  # noqa: ARG001
+) -> None:
+    """Check what must hold for every model family of a transformers release.
+
+    A cell is one relation on a tiny model of one family, in one process. Exit code 1: a confirmed
+    finding that the register does not list; 3: something could not be decided or confirmed.
+    """
+    from moediag.campaign.engine import shown
+    from moediag.campaign.hunt import findings_page, session
+    from moediag.campaign.hunt.question import Wanted
+
+    wanted = Wanted(
+        release=release, families=tuple(family) or Wanted().families, relations=tuple(relation),
+        stack=o.pairs(stack, "--stack"), timeout=timeout, at_once=cpu, minutes=minutes,
+    )  # fmt: skip
+    with shown(no_color) as display:
+        found, folder = session.run(wanted, out, resume, o.command(context), display)
+    if as_json:
+        stdout.line(json.dumps(findings_page.to_json(found), indent=1, ensure_ascii=False))
+    else:
+        _show(found, folder, no_color)
+    raise typer.Exit(exit_code(found))
+
+
+def exit_code(found: Hunt) -> int:
+    from moediag.campaign.hunt.findings import State
+
+    if found.of(State.NEW):
+        return ExitCode.FAILURE_FOUND
+    doubtful = found.of(State.NOT_CONFIRMED) or found.undecided or found.not_built or found.missing
+    return ExitCode.INCONCLUSIVE if doubtful else ExitCode.OK
+
+
+def _show(found: Hunt, folder: Path, no_color: bool) -> None:
+    from moediag.campaign.hunt import findings_page
+    from moediag.report import terminal, views
+
+    console = views.output(no_color)
+    for line in findings_page.lines(found, min(console.width, terminal.WIDEST)):
+        terminal.show(line, console)
+    stdout.line(f" Report: {views.short(folder) / 'hunt.md'}")

@@ -1,0 +1,101 @@
+"""What a hunt measured: one relation on a tiny model of one family, and the list of both."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional, Union
+
+from moediag.protocol.files import FAMILIES_FILE, RELATION_FILE
+from moediag.protocol.stored import build, write_json
+
+# What must hold before a difference counts as a finding, in the order in which it is checked.
+CONDITIONS: Dict[str, str] = {
+    "control": "the plain way agrees with itself",
+    "twice": "it shows twice",
+    "other-seed": "it shows with another seed",
+    "other-size": "it shows at another size",
+    "float64": "float64 does not remove it",
+    "second-route": "a second route agrees",
+}
+
+
+@dataclass(frozen=True)
+class WayOutcome:
+    """One way to compute what the plain way computes, compared with it."""
+
+    way: str
+    # null: not decided, for the reason in `text`.
+    holds: Optional[bool] = None
+    # "wrong": another value; "crash": an exception where the plain way has none.
+    kind: str = ""
+    # What is the same wherever this cause shows: the quantity, or the exception and its place.
+    what: str = ""
+    text: str = ""  # the numbers, or the exception, in words
+    error: Optional[float] = None  # the largest difference as a share of the tensor's largest value
+    tolerance: Optional[float] = None  # of that share
+    # By name in CONDITIONS: whether it is met; null: it does not apply. Those after the first that
+    # is not met were not checked.
+    conditions: Dict[str, Optional[bool]] = field(default_factory=dict)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether every condition is met that applies."""
+        if self.holds is not False or set(self.conditions) != set(CONDITIONS):
+            return False
+        return all(met is not False for met in self.conditions.values())
+
+    @property
+    def failed(self) -> str:
+        """The condition that is not met; "" if none was found."""
+        return next((name for name, met in self.conditions.items() if met is False), "")
+
+
+@dataclass(frozen=True)
+class RelationOutcome:
+    """One cell of a hunt."""
+
+    family: str
+    relation: str
+    ways: List[WayOutcome] = field(default_factory=list)
+    # Why the relation does not apply to the family, else null.
+    applicable: Optional[str] = None
+    built: bool = True  # false: no tiny model was built, for the reason in `problem`
+    problem: str = ""  # why nothing was checked
+
+    def write(self, folder: Union[str, Path]) -> Path:
+        return write_json(Path(folder) / RELATION_FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, folder: Union[str, Path]) -> "RelationOutcome":
+        raw = json.loads((Path(folder) / RELATION_FILE).read_text(encoding="utf-8"))
+        return typing.cast("RelationOutcome", build(cls, raw))
+
+
+@dataclass(frozen=True)
+class ListedFamily:
+    """A model type of the release."""
+
+    name: str
+    kind: str  # moe | dense | multimodal; "": it could not be read
+    problem: str = ""  # why it could not be read
+    same_as: str = ""  # the family that has the same model class, which is checked instead
+
+
+@dataclass(frozen=True)
+class ReleaseListing:
+    """The families of a release, and the relations that this moediag knows."""
+
+    families: List[ListedFamily] = field(default_factory=list)
+    relations: Dict[str, str] = field(default_factory=dict)  # name -> what must hold
+
+    def write(self, folder: Union[str, Path]) -> Path:
+        return write_json(Path(folder) / FAMILIES_FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, folder: Union[str, Path]) -> "ReleaseListing":
+        raw = json.loads((Path(folder) / FAMILIES_FILE).read_text(encoding="utf-8"))
+        return typing.cast("ReleaseListing", build(cls, raw))

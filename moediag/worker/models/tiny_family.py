@@ -1,0 +1,362 @@
+"""A tiny model of any family, built from its own configuration class by rules on field names."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import torch
+from torch import nn
+
+from moediag.worker.models import moe_configs, release_families
+from moediag.worker.models.release_families import ReleaseFamily
+
+VOCAB = 64
+LENGTH = 12  # tokens of the forward that decides whether a model works
+SPREAD = 0.2  # standard deviation of the weights: errors show in the logits
+OFFSET = 0.1  # what is added to every weight, so that no bias is 0 and no scale is 1
+KINDS = 6  # kinds of layers that are built at most
+LARGE = 128  # a field above it that no rule knows may be a size
+LARGEST = 3_000_000  # parameters of a model that counts as tiny
+
+
+@dataclass(frozen=True)
+class Size:
+    """The two sizes differ in every dimension."""
+
+    hidden: int = 32
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    experts: int = 4
+    top_k: int = 2
+    width: int = 24  # of a feed-forward layer
+
+
+SIZES = (Size(), Size(hidden=48, heads=6, kv_heads=3, experts=6, top_k=3, width=40))
+
+
+class NotBuilt(Exception):
+    """The rules do not build this family; the text says what each attempt raised."""
+
+
+_TOP_K = r"experts_per_tok|(^|_)top_?k$|top_k_experts|^moe_k$|^num_selected_experts$"
+# Field -> size; the first matching pattern applies. Fields without one keep their default.
+_RULES: Tuple[Tuple[str, Callable[[Size], Any]], ...] = (
+    (r"vocab_size", lambda s: VOCAB),
+    (_TOP_K, lambda s: s.top_k),
+    (r"^(n_group|topk_group|num_expert_group|decoder_sparse_step|interleave_moe_layer_step)$",
+     lambda s: 1),
+    (r"^(hidden_size|d_model|n_embd|out_hidden_size|dim|model_dim|embedding_size)$",
+     lambda s: s.hidden),
+    (r"^(num_key_value_heads|kv_n_heads|num_kv_heads|num_query_groups|swa_num_key_value_heads)$",
+     lambda s: s.kv_heads),
+    (r"^mamba_(n|num)_heads$", lambda s: 2 * s.hidden // s.head_dim),
+    (r"^(attn|expert)_layer_period$", lambda s: 2),
+    (r"^attn_layer_offset$", lambda s: 0),
+    (r"^expert_layer_offset$", lambda s: 1),
+    (r"(^|_)(num_attention_heads|n_heads|num_heads|n_head)$", lambda s: s.heads),
+    (r"^mamba_expand$|^expand$|^mamba_expand_factor$", lambda s: 2),
+    (r"^linear_num_key_heads$", lambda s: s.kv_heads),
+    (r"^(linear_num_value_heads|num_linear_heads|linear_num_heads)$", lambda s: s.heads),
+    (r"^qk_head_dim$", lambda s: 2 * s.head_dim),
+    (r"^indexer_kv_heads$", lambda s: 1),
+    (r"_budget$", lambda s: 8),
+    (r"compress_ratio$", lambda s: 2),
+    (r"head_dim(ension)?$|^kv_channels$|^attention_head_size$|_d_head$|^head_size$",
+     lambda s: s.head_dim),
+    (r"(^|_)(ssm_state_size|d_state|state_size)$", lambda s: 8),
+    (r"(^|_)chunk_size$|^attention_chunk_size$", lambda s: 8),
+    (r"^(n_groups|mamba_n_groups|mamba_num_groups)$", lambda s: 1),
+    (r"intermediate_size|intermediate_dim|ffn_hidden|ffn_dim|_ffn_size|^shared_.*_size$",
+     lambda s: s.width),
+    (r"lora_rank$|_low_rank|^mamba_dt_rank$", lambda s: 16),
+    (r"^(index|indexer)_.*topk$|^index_topk", lambda s: 4),
+    (r"sliding_window(_size)?$|^window_size$|^local_attention_window$", lambda s: 8),
+    (r"^(max_position_embeddings|max_seq_len|n_positions|seq_length|model_max_length)$",
+     lambda s: 128),
+    (r"hidden_size_per_layer", lambda s: 8),
+    (r"hidden_size$|hidden_dim$|_(in|out|input|output)_dims?$", lambda s: s.hidden),
+    (r"^(n|num|moe_num)_shared_experts$", lambda s: 1),
+    (r"^(num_nextn_predict_layers|num_mtp_layers|num_kv_shared_layers)$", lambda s: 0),
+    (r"^(first_k_dense_replace|moe_layer_start_index|num_dense_layers|n_dense_layers)$",
+     lambda s: 1),
+)  # fmt: skip
+_LAYERS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|num_decoder_layers)$")
+_RANDOM = re.compile(r"drop(out)?|jitter|drop_path|layerdrop|pdrop")
+_TOKEN = re.compile(r"token_(id|index)$|_token_id$")
+
+
+# ------------------------------------------------------------------------ models
+
+_working: Dict[Tuple[str, Size], Any] = {}  # configurations that were tried
+
+
+def configuration(family: ReleaseFamily, size: Size) -> Any:
+    """Returns a copy of the first configuration whose model has a finite loss and gradient. Raises
+    NotBuilt."""
+    key = family.name, size
+    if key not in _working:
+        _working[key] = _tried(family, size)
+    return copy.deepcopy(_working[key])
+
+
+def build(family: ReleaseFamily, size: Size, seed: int = 0, **settings: Any) -> nn.Module:
+    """Returns the model in fp32, the same for the same arguments. ``settings``: for
+    ``_from_config``, such as ``attn_implementation``. Raises NotBuilt and what the class raises."""
+    model = _made(family, configuration(family, size), seed, settings)
+    spread(model, seed)
+    return model
+
+
+def spread(model: nn.Module, seed: int) -> None:
+    """Adds noise to every weight and every saved buffer, so that one that is lost, moved or never
+    read shows."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    tensors = {t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}
+    for tensor in tensors.values():  # tied weights once
+        tensor.add_(OFFSET * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+
+
+def _parameters_of(family: ReleaseFamily, config: Any) -> int:
+    """Returns the number of parameters, without allocating them."""
+    with torch.device("meta"):
+        model = release_families.model_class(family)._from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _made(family: ReleaseFamily, config: Any, seed: int, settings: Dict[str, Any]) -> nn.Module:
+    torch.manual_seed(seed)
+    made: nn.Module = release_families.model_class(family)._from_config(config, **settings)
+    return made.float()
+
+
+def _tried(family: ReleaseFamily, size: Size) -> Any:
+    reasons: List[str] = []
+    tokens = torch.randint(2, VOCAB - 8, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    for config in configurations(family, size):
+        if isinstance(config, NotBuilt):
+            reasons.append(str(config))
+            continue
+        try:
+            count = _parameters_of(family, copy.deepcopy(config))
+            if count > LARGEST:
+                reasons.append(f"a model of {count // 1_000_000} million parameters is not tiny")
+                continue
+            model = _made(family, copy.deepcopy(config), 0, {})
+            with torch.enable_grad():
+                loss = model(input_ids=tokens, labels=tokens).loss
+                loss.backward()
+        except Exception as error:
+            reasons.append(_short(error))
+            continue
+        if math.isfinite(float(loss.detach())):
+            return config
+        reasons.append("its loss is not finite")
+    raise NotBuilt("; ".join(dict.fromkeys(reasons)))
+
+
+# ------------------------------------------------------------------------ configurations
+
+
+def configurations(family: ReleaseFamily, size: Size) -> Iterator[Any]:
+    """Yields tiny configurations in the order in which they are tried, and a NotBuilt for each that
+    the class refuses."""
+    for draft in _DRAFTS:
+        for change in _CHANGES:
+            try:
+                fields = _fields(family, family.config, size, draft)
+                change(fields, size)
+                yield family.config(**fields)
+            except Exception as error:
+                yield NotBuilt(_short(error))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """How the first version of the fields is made."""
+
+    every_kind: bool = False  # layers of each kind that the source names, not only the default's
+    fill: bool = False  # sizes also for fields that are None by default
+
+
+_DRAFTS = (_Draft(every_kind=True), _Draft(), _Draft(every_kind=True, fill=True))
+
+
+def _fields(family: ReleaseFamily, config: Any, size: Size, draft: _Draft) -> Dict[str, Any]:
+    """Returns the keyword arguments of the tiny configuration."""
+    default = config()
+    known = _parameters(config)
+    rows, layers = _layers(family, default, draft)
+    fields: Dict[str, Any] = {}
+    for name, value in vars(default).items():
+        if name.startswith("_") or (known and name not in known):
+            continue
+        if hasattr(value, "model_type"):
+            fields[name] = _fields(family, type(value), size, draft)
+        elif _LAYERS.match(name) and layers:
+            fields[name] = layers
+        elif name in rows:
+            fields[name] = rows[name]
+        elif _TOKEN.search(name):
+            fields[name] = _token(name, value)
+        elif isinstance(value, dict):
+            if name.startswith("rope"):
+                fields[name] = _rotary(value, size)
+        elif name == "mrope_section" and isinstance(value, list):
+            fields[name] = _sections(size)
+        else:
+            fields.update(_number(name, value, size, draft))
+    return fields
+
+
+def _token(name: str, value: Any) -> Any:
+    """Returns a special token that no test uses."""
+    if name.startswith("pad"):
+        return 0
+    return None if name.startswith(("bos", "eos")) or value is None else VOCAB - 1
+
+
+def _parameters(config: Any) -> Dict[str, Any]:
+    """Returns the parameters of a configuration class; what it derives from them is not set."""
+    known = dict(inspect.signature(config.__init__).parameters)
+    known.update({f.name: f for f in getattr(config, "__dataclass_fields__", {}).values()})
+    return known if len(known) > 3 else {}
+
+
+def _number(name: str, value: Any, size: Size, draft: _Draft) -> Dict[str, Any]:
+    """Returns the field with its size, {} to keep the default."""
+    if type(value) is float:
+        if name == "initializer_range":
+            return {name: SPREAD}
+        return {name: 0.0} if _RANDOM.search(name) else {}
+    if type(value) is int or value is None:
+        if moe_configs.counts_experts(name):
+            return {name: size.experts}
+        wanted = _size(name, size)
+        if type(value) is int and wanted is None and value > LARGE:
+            return {name: value}  # for _all_small
+        if wanted is not None and (value is not None or draft.fill or re.search(_TOP_K, name)):
+            return {name: wanted}
+    return {}
+
+
+def _layers(family: ReleaseFamily, default: Any, draft: _Draft) -> Tuple[Dict[str, List[Any]], int]:
+    """Returns the fields with one entry per layer, shortened to one layer of each kind, and the
+    number of layers."""
+    count = next((v for n, v in vars(default).items() if _LAYERS.match(n) and type(v) is int), 0)
+    count = getattr(default, "num_hidden_layers", count) or count
+    lists = {
+        name: list(value)
+        for name, value in vars(default).items()
+        if isinstance(value, (list, tuple)) and len(value) == count and count > 1
+        and all(isinstance(v, (str, int, bool, float, type(None))) for v in value)
+    }  # fmt: skip
+    words = {n: v for n, v in lists.items() if all(isinstance(x, (str, bool)) for x in v)} or lists
+    rows = list(zip(*words.values()))  # noqa: B905 - Python 3.9
+    places = [rows.index(row) for row in dict.fromkeys(rows)][:KINDS]
+    shortened = {n: [v[i] for i in places] for n, v in lists.items()}
+    if draft.every_kind and hasattr(default, "layer_types"):
+        _add_kinds(family, shortened, draft)
+    size = max((len(v) for v in shortened.values()), default=0)
+    if size == 1:
+        return {n: v * 2 for n, v in shortened.items()}, 2
+    return shortened, size or (2 if count else 0)
+
+
+def _add_kinds(family: ReleaseFamily, lists: Dict[str, List[Any]], draft: _Draft) -> None:
+    """Adds a layer of each kind that the family's source names and the default lacks."""
+    mapped = "layer_types" in lists
+    if not mapped and (lists or not draft.fill):
+        return  # the kinds have another name, or none is needed
+    have = lists.setdefault("layer_types", [])
+    for kind in _kinds(family):
+        if kind not in have and len(have) < KINDS:
+            for name, values in lists.items():
+                values.append(kind if name == "layer_types" else values[0])
+
+
+def _kinds(family: ReleaseFamily) -> List[str]:
+    from transformers import configuration_utils
+
+    allowed = getattr(configuration_utils, "ALLOWED_LAYER_TYPES", ())
+    module = sys.modules[release_families.model_class(family).__module__]
+    source = inspect.getsource(module)
+    # Others are words for feed-forward layers, which have a field of their own.
+    mixers = [kind for kind in allowed if kind.endswith("attention") or kind == "conv"]
+    return [kind for kind in mixers if f'"{kind}"' in source]
+
+
+def _size(name: str, size: Size) -> Any:
+    return next((value(size) for pattern, value in _RULES if re.search(pattern, name)), None)
+
+
+def _sections(size: Size) -> List[int]:
+    """Returns sections (time, height, width) that fill half of the rotary dimension."""
+    half = size.head_dim // 2
+    return [half - 2 * (half // 3), half // 3, half // 3]
+
+
+def _rotary(value: Dict[str, Any], size: Size) -> Dict[str, Any]:
+    """Returns rotary settings whose sections fit the tiny head."""
+    return {
+        name: _rotary(part, size) if isinstance(part, dict)
+        else _sections(size) if name == "mrope_section" else part
+        for name, part in value.items()
+    }  # fmt: skip
+
+
+# Adjustments for families whose fields depend on each other; the first that works is used.
+
+
+def _as_is(fields: Dict[str, Any], size: Size) -> None:
+    pass
+
+
+def _equal_heads(fields: Dict[str, Any], size: Size) -> None:
+    _set(fields, r"(^|_)(num_key_value_heads|kv_n_heads|num_kv_heads)$", size.heads)
+
+
+def _no_dense_layers(fields: Dict[str, Any], size: Size) -> None:
+    _set(fields, r"^(first_k_dense_replace|moe_layer_start_index|num_dense_layers)$", 0)
+
+
+def _equal_heads_no_dense_layers(fields: Dict[str, Any], size: Size) -> None:
+    _equal_heads(fields, size)
+    _no_dense_layers(fields, size)
+
+
+def _one_expert(fields: Dict[str, Any], size: Size) -> None:
+    _set(fields, _TOP_K, 1)
+
+
+def _all_small(fields: Dict[str, Any], size: Size) -> None:
+    """Shrinks what no rule knows."""
+    for part in _parts(fields):
+        part.update({n: 16 for n, v in part.items() if type(v) is int and v > LARGE})
+
+
+_CHANGES = (
+    _as_is, _equal_heads, _no_dense_layers, _equal_heads_no_dense_layers, _one_expert, _all_small,
+)  # fmt: skip
+
+
+def _set(fields: Dict[str, Any], pattern: str, value: int) -> None:
+    for part in _parts(fields):
+        part.update({n: value for n in part if re.search(pattern, n)})
+
+
+def _parts(fields: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    yield fields
+    for value in fields.values():
+        if isinstance(value, dict):
+            yield from _parts(value)
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

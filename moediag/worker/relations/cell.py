@@ -1,0 +1,55 @@
+"""One cell of a hunt: a relation on a family, with bounds on memory and CPU time."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+from moediag.protocol import RelationOutcome, RelationTask, ReleaseListing, Trial
+from moediag.worker.models import release_families
+from moediag.worker.models.tiny_family import NotBuilt
+from moediag.worker.not_applicable import NotApplicable
+from moediag.worker.relations import conditions
+from moediag.worker.relations.known_relations import RELATIONS
+from moediag.worker.relations.relation import Case
+
+MEMORY = 6 << 30  # bytes that a cell may use beyond what its imports use
+
+
+def run(trial: Trial) -> RelationOutcome:
+    """Returns the outcome of the trial's relation. A failure of the family is part of it."""
+    assert isinstance(trial.task, RelationTask)
+    name = trial.task.relation
+    family = trial.model.family
+    relation = next((r for r in RELATIONS if r.name == name), None)
+    if relation is None:
+        return RelationOutcome(family, name, problem=f"there is no relation {name}")
+    _bound_memory()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        found = release_families.find(family)
+        if found is None:
+            return RelationOutcome(family, name, problem="the release has no such family")
+        return RelationOutcome(family, name, conditions.outcomes(relation, Case(found)))
+    except NotApplicable as reason:
+        return RelationOutcome(family, name, applicable=str(reason))
+    except NotBuilt as reason:
+        return RelationOutcome(family, name, built=False, problem=str(reason))
+    except Exception as error:
+        return RelationOutcome(family, name, problem=f"{type(error).__name__}: {error}")
+
+
+def listing() -> ReleaseListing:
+    """Returns the families of the installed release and the known relations."""
+    return ReleaseListing(list(release_families.listed()), {r.name: r.says for r in RELATIONS})
+
+
+def _bound_memory() -> None:
+    """Makes an allocation fail before the machine runs out of memory."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    used = int(pages) * os.sysconf("SC_PAGE_SIZE")
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))

@@ -1,0 +1,75 @@
+"""The gradient is the derivative of the loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Optional, Sequence
+
+import torch
+
+from moediag.worker.relations import numerical
+from moediag.worker.relations.relation import Case, Relation, Tensors
+
+
+class Directional(Relation):
+    name = "gradient"
+    says = "backward gives each parameter the derivative of the loss"
+    floor = 0.05  # of finite differences: families compute parts in fp32 also in float64
+    route = "a finite difference at one element"
+
+    def ways(self, case: Case) -> Sequence[str]:
+        return ("backward",)
+
+    def plain(self, case: Case, way: str) -> Tensors:
+        """Returns, by parameter, the change of the loss along the gradient, or along a random
+        direction if there is no gradient."""
+        model = _wide(case)
+        found = _gradients(case, model)
+        parameters = dict(model.named_parameters())
+        return {
+            name: torch.tensor(_slope(case, model, parameters[name], _direction(gradient)))
+            for name, gradient in found.items()
+        }
+
+    def other(self, case: Case, way: str) -> Tensors:
+        found = _gradients(case, _wide(case))
+        return {name: (gradient * _direction(gradient)).sum() for name, gradient in found.items()}
+
+    def second(self, case: Case, way: str, wrong: Sequence[str]) -> Optional[bool]:
+        gradient = _gradients(case, _wide(case))[wrong[0]]
+        place = int(gradient.abs().argmax())
+        slope = numerical.derivative(case, wrong[0], place)
+        return abs(slope - float(gradient.flatten()[place])) > self.floor * abs(slope)
+
+
+def _wide(case: Case) -> Any:
+    return dataclasses.replace(case, dtype=torch.float64).model(train=True)
+
+
+def _gradients(case: Case, model: Any) -> Dict[str, torch.Tensor]:
+    _loss(case, model).backward()
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad.detach() for n, p in trained}
+
+
+def _loss(case: Case, model: Any) -> Any:
+    tokens = case.tokens()
+    return model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+def _direction(gradient: torch.Tensor) -> torch.Tensor:
+    if not gradient.any():
+        generator = torch.Generator().manual_seed(0)
+        gradient = torch.randn(gradient.shape, generator=generator, dtype=gradient.dtype)
+    return gradient / gradient.norm()
+
+
+@torch.no_grad()
+def _slope(case: Case, model: Any, parameter: torch.Tensor, direction: torch.Tensor) -> float:
+    step = numerical.STEP * direction
+    values = []
+    for move in (step, -2 * step):
+        parameter.add_(move)
+        values.append(float(_loss(case, model)))
+    parameter.add_(step)
+    return (values[0] - values[1]) / (2 * numerical.STEP)

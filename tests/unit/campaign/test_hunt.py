@@ -1,0 +1,292 @@
+"""`moediag hunt`: what is checked, what counts, the page, exit codes, and resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moediag.campaign.engine import Display
+from moediag.campaign.hunt import findings_page, question, register, session
+from moediag.campaign.hunt.findings import Finding, Hunt, HuntCell, Key, State, group, remaining
+from moediag.campaign.hunt.question import Wanted
+from moediag.campaign.hunt.register import Entry
+from moediag.cli import app
+from moediag.errors import ExitCode, UsageError
+from moediag.protocol import (
+    CONDITIONS,
+    ListedFamily,
+    RelationOutcome,
+    ReleaseListing,
+    WayOutcome,
+)
+from moediag.report.text_layout import plain
+from moediag.stacks.environment import Stack
+
+RELATIONS = {"packing": "documents stay apart", "padding": "padding changes nothing"}
+LISTING = ReleaseListing(
+    [
+        ListedFamily("alpha", "moe"),
+        ListedFamily("beta", "moe"),
+        ListedFamily("beta_all", "moe", same_as="beta"),
+        ListedFamily("gamma", "dense"),
+        ListedFamily("odd", "", "ValueError: no"),
+    ],
+    RELATIONS,
+)
+MET: dict[str, bool | None] = dict.fromkeys(CONDITIONS, True)
+HOLDS = WayOutcome("left", True)
+WRONG = WayOutcome("left", False, "wrong", "logits", "1 of 2 tensors differ", 0.5, 1e-5, MET)
+DOUBTED = WayOutcome("left", False, "wrong", "logits", "", 0.5, 1e-5,
+                     {"control": True, "twice": False})  # fmt: skip
+
+
+def cell(family: str, relation: str, *ways: WayOutcome, **more: Any) -> HuntCell:
+    return HuntCell(RelationOutcome(family, relation, list(ways), **more), 0.1)
+
+
+def found(*cells: HuntCell, known: tuple[Entry, ...] = (), **more: Any) -> Hunt:
+    families = tuple(f for f in LISTING.families if f.name in {c.key[0] for c in cells})
+    by_key = {c.key: c for c in cells}
+    return Hunt({"transformers": "5.0.0"}, RELATIONS, families, by_key, known, **more)
+
+
+# ------------------------------------------------------------------------ the question
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("moe",), ["alpha", "beta"]),
+        (("dense",), ["gamma"]),
+        (("all",), ["alpha", "beta", "gamma", "odd"]),
+        (("beta_all",), ["beta"]),
+        (("gamma", "alpha"), ["alpha", "gamma"]),
+    ],
+)
+def test_families_are_chosen_by_name_or_kind(words: tuple[str, ...], names: list[str]) -> None:
+    chosen = question.chosen_families(Wanted(families=words), LISTING)
+    assert [family.name for family in chosen] == names
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(UsageError, match="--family delta: the release has no such model type"):
+        question.chosen_families(Wanted(families=("delta",)), LISTING)
+    with pytest.raises(UsageError, match="--relation sizes"):
+        question.chosen_relations(Wanted(relations=("sizes",)), LISTING)
+    with pytest.raises(UsageError, match="--release"):
+        Wanted(stack={"transformers": "5.0.0"}).request  # noqa: B018
+
+
+def test_a_family_that_is_not_built_costs_one_cell() -> None:
+    families = question.chosen_families(Wanted(families=("all",)), LISTING)
+    refused = cell("alpha", "packing", built=False, problem="KeyError: x")
+    left = remaining(families, RELATIONS, {refused.key: refused})
+    assert {family for family, _ in left} == {"beta", "gamma"}
+    assert len(left) == 4
+
+
+# ------------------------------------------------------------------------ findings
+
+
+def test_one_cause_in_several_families_is_one_finding() -> None:
+    (one,) = group([cell(f, "padding", WRONG) for f in ("alpha", "beta")], ())
+    assert one.signature == "padding:wrong:logits"
+    assert (one.state, one.families) == (State.NEW, ("alpha", "beta"))
+
+
+def test_a_difference_counts_only_if_every_condition_is_met() -> None:
+    (one,) = group([cell("alpha", "padding", DOUBTED)], ())
+    assert one.state == State.NOT_CONFIRMED
+    partly = WayOutcome("left", False, "wrong", "logits", conditions={"control": True})
+    (one,) = group([cell("alpha", "padding", partly)], ())
+    assert one.state == State.NOT_CONFIRMED, "conditions that were not checked are not met"
+
+
+def test_what_upstream_knows_comes_after_what_is_new() -> None:
+    known = (
+        Entry("padding", "known", "https://…/1", "leaks", families=("alpha",)),
+        Entry("packing", "by-design", "its docstring", "needs flash attention"),
+    )
+    cells = [
+        cell("alpha", "packing", WRONG),
+        cell("alpha", "padding", WRONG),
+        cell("beta", "padding", WRONG),
+        cell("gamma", "padding", DOUBTED),
+    ]
+    states = [(f.state, f.families) for f in group(cells, known)]
+    assert states == [
+        (State.NEW, ("beta",)),
+        (State.KNOWN, ("alpha",)),
+        (State.BY_DESIGN, ("alpha",)),
+        (State.NOT_CONFIRMED, ("gamma",)),
+    ]
+
+
+def test_the_register_that_moediag_has_is_readable() -> None:
+    for entry in register.read():
+        assert entry.where
+        assert entry.summary
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: b", "not a list"),
+        ("- 1", "entry 1 is not a mapping"),
+        ("- {relation: r}", "entry 1: .*missing"),
+        ("- {relation: r, status: old, where: w, summary: s}", "status 'old' is none of"),
+    ],
+)
+def test_a_register_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "known.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=message):
+        register.read(path)
+
+
+# ------------------------------------------------------------------------ the page
+
+
+def text(hunt: Hunt) -> str:
+    return "\n".join(plain(line) for line in findings_page.lines(hunt, 100))
+
+
+def test_the_page_names_what_is_new_what_is_unsure_and_what_is_missing() -> None:
+    page = text(
+        found(
+            cell("alpha", "padding", WRONG),
+            cell("beta", "padding", DOUBTED),
+            cell("gamma", "padding", built=False, problem="TypeError: no size"),
+            cell("alpha", "packing", problem="the time limit was reached"),
+        )
+    )
+    assert "4 cells, 2 of 3 families built; 1 new, 1 not confirmed" in page
+    assert "NEW      padding (left), 1 family" in page
+    assert "UNSURE" in page
+    assert "it shows twice" in page
+    assert "gamma: TypeError: no size" in page
+    assert "alpha packing: the time limit was reached" in page
+    assert "1 cell" in page, "beta packing was not run"
+
+
+def test_the_page_of_a_hunt_without_findings_says_so() -> None:
+    page = text(found(cell("alpha", "padding", HOLDS), cell("alpha", "packing", applicable="no")))
+    assert page.strip() == "HUNT     transformers 5.0.0: 2 cells, 1 of 1 family built; no finding"
+
+
+def test_markdown_and_json_have_every_condition() -> None:
+    hunt = found(cell("alpha", "padding", WRONG))
+    assert "control yes, twice yes" in findings_page.markdown(hunt)
+    raw = json.loads(json.dumps(findings_page.to_json(hunt)))
+    assert raw["findings"][0]["shown"][0]["conditions"] == MET
+    assert HuntCell.from_json(raw["cells"][0]) == hunt.cells["alpha", "padding"]
+
+
+# ------------------------------------------------------------------------ the command
+
+
+class World:
+    """Replaces the environment and the processes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Key] = []
+        self.outcomes: dict[Key, HuntCell] = {}
+        self.ends_at: int | None = None
+        stack = Stack(Path("python"), {"transformers": "5.0.0"}, "key", 0.0, [])
+        monkeypatch.setattr(session.environment, "ensure", lambda *_: stack)
+        monkeypatch.setattr(session, "Workers", lambda *_: self)
+        monkeypatch.setattr(register, "REGISTER", Path("nowhere"))
+        monkeypatch.setattr(session.register, "read", tuple)
+
+    def listing(self) -> ReleaseListing:
+        return LISTING
+
+    def make(self, key: Key) -> HuntCell:
+        if len(self.made) == self.ends_at:
+            self.ends_at = None
+            raise KeyboardInterrupt
+        self.made.append(key)
+        return self.outcomes.get(key, cell(*key, HOLDS))
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def hunt(out: Path, *words: str) -> int:
+    return app.main(["hunt", "--release", "5.0.0", "--out", str(out), *words])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (cell("alpha", "padding", HOLDS), ExitCode.OK),
+        (cell("alpha", "padding", applicable="it has none"), ExitCode.OK),
+        (cell("alpha", "padding", WRONG), ExitCode.FAILURE_FOUND),
+        (cell("alpha", "padding", DOUBTED), ExitCode.INCONCLUSIVE),
+        (cell("alpha", "padding", problem="killed"), ExitCode.INCONCLUSIVE),
+        (cell("alpha", "padding", built=False, problem="no"), ExitCode.INCONCLUSIVE),
+    ],
+)
+def test_the_exit_code_says_what_was_found(
+    world: World, tmp_path: Path, outcome: HuntCell, code: int
+) -> None:
+    world.outcomes[outcome.key] = outcome
+    assert hunt(tmp_path / "out", "--family", "alpha") == code
+    assert (tmp_path / "out" / session.PAGE_FILE).read_text(encoding="utf-8").startswith("# Hunt")
+
+
+def test_an_interrupted_hunt_is_resumed_and_repeats_nothing(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.ends_at = 1
+    assert hunt(tmp_path / "out") == ExitCode.INTERRUPTED
+    assert "interrupted after 1 finished cell" in capsys.readouterr().err
+    assert hunt(tmp_path / "out", "--resume") == ExitCode.OK
+    assert world.made == [
+        ("alpha", "packing"), ("alpha", "padding"), ("beta", "packing"), ("beta", "padding"),
+    ]  # fmt: skip
+    assert hunt(tmp_path / "out", "--resume", "--family", "all") == ExitCode.INCONCLUSIVE
+    assert world.made[4:] == [("gamma", "packing"), ("gamma", "padding")]
+
+
+def test_no_cell_begins_after_the_time_limit(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hunt(tmp_path / "out", "--minutes", "0", "--json") == ExitCode.INCONCLUSIVE
+    assert json.loads(capsys.readouterr().out)["missing"] == 4
+    assert world.made == []
+
+
+def test_another_timeout_is_another_question(world: World, tmp_path: Path) -> None:
+    assert hunt(tmp_path / "out", "--family", "alpha") == ExitCode.OK
+    again = hunt(tmp_path / "out", "--family", "alpha", "--timeout", "5", "--resume")
+    assert again == ExitCode.USAGE
+
+
+def test_a_cell_is_one_line_of_the_display(world: World, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Shown(Display):
+        def show(self, line: Any) -> None:
+            lines.append(line.text)
+
+    wanted = Wanted("5.0.0", ("alpha",))
+    world.outcomes["alpha", "padding"] = cell("alpha", "padding", WRONG)
+    session.run(wanted, tmp_path / "out", False, ("moediag", "hunt"), Shown())
+    assert lines == ["alpha  packing  0.10 s  holds", "alpha  padding  0.10 s  wrong (left)"]
+
+
+def test_a_finding_names_each_way_once() -> None:
+    other = WayOutcome("right", False, "wrong", "logits", conditions=MET)
+    (one,) = group([cell("alpha", "padding", WRONG, other)], ())
+    assert isinstance(one, Finding)
+    assert one.ways == ("left", "right")

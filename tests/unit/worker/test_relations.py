@@ -1,0 +1,190 @@
+"""When a difference between two ways counts as a finding. The relations here are planted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from moediag.protocol import CONDITIONS  # noqa: E402
+from moediag.worker.not_applicable import NotApplicable  # noqa: E402
+from moediag.worker.relations import conditions  # noqa: E402
+from moediag.worker.relations.known_relations import RELATIONS  # noqa: E402
+from moediag.worker.relations.plan_patterns import _matches, _mentioned  # noqa: E402
+from moediag.worker.relations.relation import Case, Relation, Tensors  # noqa: E402
+
+CASE = Case(family=None)  # type: ignore[arg-type] - planted relations build nothing
+RIGHT = torch.linspace(-1.0, 1.0, 16)
+
+
+class Planted(Relation):
+    """``error``: what the other way adds to the right result."""
+
+    name = "planted"
+    route = "declared"
+
+    def __init__(
+        self, error: Callable[[Case], float], route: bool | None = True, exact: bool = False
+    ) -> None:
+        self.error = error
+        self.answer = route
+        self.exact = exact
+        self.calls = 0
+        self.noise = 0.0
+        self.rounding = 0.0  # of the plain way, when every weight is nudged
+
+    def ways(self, case: Case) -> Sequence[str]:
+        return ("other",)
+
+    def plain(self, case: Case, way: str) -> Tensors:
+        self.calls += 1
+        extra = self.noise * self.calls + (self.rounding if case.nudged else 0.0)
+        return {"logits": RIGHT.to(case.dtype) + extra, "gradient of w": RIGHT.to(case.dtype)}
+
+    def other(self, case: Case, way: str) -> Tensors:
+        right = RIGHT.to(case.dtype)
+        return {"logits": right + self.error(case), "gradient of w": right}
+
+    def second(self, case: Case, way: str, wrong: Sequence[str]) -> bool | None:
+        assert wrong == ("logits",)
+        return self.answer
+
+
+def judged(relation: Relation) -> Any:
+    (found,) = conditions.outcomes(relation, CASE)
+    return found
+
+
+def test_a_wrong_way_is_confirmed_if_every_condition_is_met() -> None:
+    found = judged(Planted(lambda case: 0.1))
+    assert (found.holds, found.kind, found.what) == (False, "wrong", "logits")
+    assert found.confirmed
+    assert found.conditions == dict.fromkeys(CONDITIONS, True)
+    assert found.error == pytest.approx(0.1)
+
+
+def test_a_right_way_holds_and_costs_two_computations() -> None:
+    relation = Planted(lambda case: 0.0)
+    found = judged(relation)
+    assert found.holds is True
+    assert found.conditions == {}
+    assert relation.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [
+        (lambda case: 0.1 * (case.seed == 0), "other-seed"),
+        (lambda case: 0.1 * (case.size == 0), "other-size"),
+        (lambda case: 0.1 * (case.dtype is torch.float32), "float64"),
+    ],
+)
+def test_what_shows_in_one_setting_only_is_not_confirmed(
+    error: Callable[[Case], float], failed: str
+) -> None:
+    found = judged(Planted(error))
+    assert (found.holds, found.confirmed, found.failed) == (False, False, failed)
+
+
+def test_what_shows_once_is_not_confirmed() -> None:
+    shown = iter([0.1] + 9 * [0.0])
+    found = judged(Planted(lambda case: next(shown)))
+    assert (found.confirmed, found.failed) == (False, "twice")
+
+
+@pytest.mark.parametrize("answer", [False, None])
+def test_without_a_second_route_nothing_is_confirmed(answer: bool | None) -> None:
+    found = judged(Planted(lambda case: 0.1, route=answer))
+    assert (found.confirmed, found.failed) == (False, "second-route")
+
+
+def test_a_plain_way_that_disagrees_with_itself_is_a_failed_control() -> None:
+    relation = Planted(lambda case: 0.1)
+    relation.noise = 1e-3
+    found = judged(relation)
+    assert (found.confirmed, found.failed) == (False, "control")
+
+
+def test_a_difference_as_large_as_rounding_is_none() -> None:
+    relation = Planted(lambda case: 1e-3)
+    relation.rounding = 1e-4
+    assert judged(relation).holds is True
+
+
+def test_where_rounding_changes_an_output_nothing_is_decided() -> None:
+    relation = Planted(lambda case: 0.1)
+    relation.rounding = 0.1
+    found = judged(relation)
+    assert found.holds is None
+    assert "one rounding of the weights changes logits" in found.text
+
+
+def test_an_exact_relation_needs_the_same_bytes_and_no_float64() -> None:
+    assert judged(Planted(lambda case: 0.0, exact=True)).holds is True
+    found = judged(Planted(lambda case: 1e-6, exact=True))
+    assert found.confirmed
+    assert found.conditions["float64"] is None
+
+
+def test_an_exception_of_the_other_way_is_a_crash_with_its_place() -> None:
+    def fail(case: Case) -> float:
+        raise KeyError("no such expert")
+
+    found = judged(Planted(fail))
+    assert (found.kind, found.what) == ("crash", "KeyError in test_relations.py fail")
+    assert found.confirmed
+    assert found.conditions["second-route"] is None
+
+
+def test_an_exception_of_the_plain_way_decides_nothing() -> None:
+    class Broken(Planted):
+        def plain(self, case: Case, way: str) -> Tensors:
+            raise ValueError("cannot be computed")
+
+    found = judged(Broken(lambda case: 0.0))
+    assert found.holds is None
+    assert "ValueError: cannot be computed" in found.text
+
+
+def test_a_missing_tensor_differs() -> None:
+    class Lost(Planted):
+        def other(self, case: Case, way: str) -> Tensors:
+            return {"logits": RIGHT}
+
+    plain = Lost(lambda case: 0.0).plain(CASE, "")
+    found = conditions.compare(plain, {"logits": RIGHT}, dict.fromkeys(plain, 1.0))
+    assert found.names == ("gradient of w",)
+    assert found.what == "gradients"
+
+
+def test_a_tensor_that_is_zero_up_to_rounding_does_not_differ() -> None:
+    plain = {"gradient of a": RIGHT, "gradient of b": torch.full((4,), 1e-9)}
+    other = {"gradient of a": RIGHT, "gradient of b": torch.full((4,), -1e-9)}
+    assert not conditions.compare(plain, other, dict.fromkeys(plain, 1e-4)).shows
+
+
+def test_ways_that_do_not_apply_are_left_out() -> None:
+    class Some(Planted):
+        def other(self, case: Case, way: str) -> Tensors:
+            raise NotApplicable("the family has no such thing")
+
+    with pytest.raises(NotApplicable, match="no such thing"):
+        conditions.outcomes(Some(lambda case: 0.0), CASE)
+
+
+def test_each_relation_says_what_holds_and_how_it_is_confirmed() -> None:
+    names = [relation.name for relation in RELATIONS]
+    assert len(set(names)) == len(names)
+    assert all(relation.says and relation.route for relation in RELATIONS)
+
+
+def test_a_plan_pattern_is_relative_to_the_base_model() -> None:
+    assert _matches("layers.*.mlp.experts", "model.layers.0.mlp.experts")
+    assert not _matches("layers.*.mlp.experts", "model.layers.0.mlp.experts.down_proj")
+    assert not _matches("layers.*.expert", "model.layers.0.mlp.expert")
+    source = "self.layers = 1\nself.mlp = 2\n"
+    assert _mentioned("layers.*.mlp.weight", source)
+    assert not _mentioned("layers.*.mlp.experts", source)

@@ -86,7 +86,10 @@ def run(plan: Plan, journal: Journal, options: TrialOptions, display: Display) -
         strategy = _Run(plan, journal, trials, None if alone else ahead)
         earlier = [result.seconds.total for result in strategy.records.values()]
         size = len(plan.trials)
-        display.begin(f"{plan.scenario.name}: {wording.plural(size, 'trial')}", size, earlier)
+        timed = sum(isinstance(p.trial.task, CostTask) for p in plan.trials)
+        title = f"{plan.scenario.name}: {wording.plural(size, 'trial')}"
+        title += f", the last {timed} to time the fixes (--no-cost omits them)" if timed else ""
+        display.begin(title, size, earlier)
         try:
             drive(strategy, journal, display)
         except Interrupted as error:

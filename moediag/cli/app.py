@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,9 +30,9 @@ from moediag.cli import (
     watch,
 )
 from moediag.cli import options as o
-from moediag.errors import ExitCode, MachineError, MoediagError
+from moediag.errors import ExitCode, MachineError, MoediagError, UsageError
 from moediag.launch import signals
-from moediag.report import stdout
+from moediag.report import stderr, stdout
 
 HELP = """Reproduce, diagnose and judge failures of distributed MoE training.
 
@@ -49,6 +48,13 @@ GIT_ABORTS = 128  # added to an error's exit code under --git-bisect
 _MAKE_ROOM = (
     "Make room (`moediag stacks clean`, old folders in moediag-runs), or use --out on another disk."
 )
+
+_MAY_NOT_WRITE = (
+    "Give folders that moediag may write: MOEDIAG_CACHE for environments, --out for results. "
+    "`moediag doctor` checks them."
+)
+# The errors of the library that typer carries along under changing names.
+_WRONG_USAGE = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     help=HELP,
@@ -104,25 +110,39 @@ app.command(
 )(export.export)
 
 
-@app.command(name="list", epilog="Example: moediag list --json")
-def list_(as_json: o.Json = False) -> None:
+@app.command(name="list", epilog="Example: moediag list tensor parallel")
+def list_(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORD…",
+            help="Only those that contain all words.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: o.Json = False,
+) -> None:
     """List the scenarios of the catalogue, and the fixes that they try."""
     from moediag.scenario import catalogue
-    from moediag.scenario import load as loading
     from moediag.scenario.fixes import known_fixes
 
-    found = [loading.load(catalogue.find(name)) for name in catalogue.names()]
-    fixes = known_fixes().values()
+    def chosen(name: str, text: str) -> bool:
+        return all(word.lower() in f"{name} {text}".lower() for word in words or ())
+
+    titles = {name: text for name, text in catalogue.titles().items() if chosen(name, text)}
+    fixes = [fix for fix in known_fixes().values() if chosen(fix.name, fix.summary)]
     if as_json:
-        scenarios = [{"name": s.name, "title": s.title} for s in found]
-        _print_json({"scenarios": scenarios, "fixes": [dataclasses.asdict(f) for f in fixes]})
+        scenarios = [{"name": name, "title": title} for name, title in titles.items()]
+        stdout.data({"scenarios": scenarios, "fixes": [dataclasses.asdict(f) for f in fixes]})
         return
-    width = max(len(name) for name in (*(s.name for s in found), *known_fixes()))
-    for scenario in found:
-        stdout.line(f"{scenario.name:{width}}  {scenario.title}")
-    stdout.line("\nfixes:")
-    for fix in fixes:
-        stdout.line(f"{fix.name:{width}}  {fix.summary} ({fix.source})")
+    if not titles and not fixes:
+        raise UsageError(
+            f"no scenario and no fix matches {' '.join(words or ())}", "`moediag list` lists all."
+        )
+    o.print_definitions(titles)
+    if fixes:
+        stdout.line("\nfixes:")
+        o.print_definitions({fix.name: f"{fix.summary} ({fix.source})" for fix in fixes})
 
 
 @app.command(epilog="Example: moediag show expert-starvation")
@@ -134,7 +154,7 @@ def show(name: o.Name, set_: o.SetPairs = [], as_json: o.Json = False) -> None: 
 
     scenario = loading.load(catalogue.find(name), set_)
     if as_json:
-        _print_json(scenario.model_dump(mode="json"))
+        stdout.data(scenario.model_dump(mode="json"))
     else:
         stdout.line(scenario.to_yaml().rstrip("\n"))
         used = {variant.fix for variant in scenario.variants.values()}
@@ -148,7 +168,7 @@ def schema() -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from moediag.scenario.schema import json_schema
 
-    _print_json(json_schema())
+    stdout.data(json_schema())
 
 
 app.command(
@@ -187,7 +207,7 @@ def diagnose(
 
     found = examine(paths, o.moment(taken_at))
     for written in views.write([found.result], chosen, found.traced):
-        typer.echo(f"wrote {written}", err=True)
+        stderr.line(f"wrote {written}")
     if as_json:
         stdout.write(json_view.render(found.result))
     elif Path("-") not in chosen.values():
@@ -211,7 +231,7 @@ def doctor(as_json: o.Json = False, no_color: o.NoColor = False) -> None:
 
     checks = examiner.checks()
     if as_json:
-        _print_json({"checks": [dataclasses.asdict(check) for check in checks]})
+        stdout.data({"checks": [dataclasses.asdict(check) for check in checks]})
     else:
         doctor_view.render(checks, views.output(no_color))
     failed = any(check.status == "fail" for check in checks)
@@ -235,27 +255,39 @@ def _run(given: list[str], debug: bool, for_good: bool) -> int:
     """The only place that catches errors."""
     try:
         with signals.as_interrupts(for_good=for_good):
-            app(args=given, prog_name="moediag", obj=tuple(given))
+            code = app(args=given, prog_name="moediag", obj=tuple(given), standalone_mode=False)
+            if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+                raise KeyboardInterrupt
+            return code if isinstance(code, int) else ExitCode.OK
     except SystemExit as end:
-        code = _code(end)
-        if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
-            typer.echo("error: interrupted", err=True)
-        return code
-    except KeyboardInterrupt:
-        typer.echo("error: interrupted", err=True)
+        return _code(end)
+    except (KeyboardInterrupt, typer.Abort):
+        stderr.line("error: interrupted")
         return ExitCode.INTERRUPTED
-    except MoediagError as error:
-        _explain(error, debug)
-        return error.exit_code
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f": {error.filename}" if error.filename else ""
-            full = MachineError(f"the disk is full{where}", _MAKE_ROOM)
-            _explain(full, debug)
-            return full.exit_code
-        _apologise(error, debug)
-        return ExitCode.BUG
-    return ExitCode.OK
+        known = _known(error)
+        if known is None:
+            _apologise(error, debug)
+            return ExitCode.BUG
+        _explain(known, debug)
+        return known.exit_code
+
+
+def _known(error: Any) -> MoediagError | None:
+    """Returns the error that a user can fix; None for a bug."""
+    if isinstance(error, MoediagError):
+        return error
+    if issubclass(type(error), _WRONG_USAGE):
+        words = error.format_message().rstrip(".")
+        command = error.ctx.command_path if error.ctx is not None else "moediag"
+        return UsageError(words[:1].lower() + words[1:], f"Type: {command} --help")
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return MachineError(f"the disk is full{where}", _MAKE_ROOM)
+        if where and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            return MachineError(f"{error.strerror}{where}", _MAY_NOT_WRITE)
+    return None
 
 
 def _without_debug(given: list[str]) -> tuple[list[str], bool]:
@@ -268,17 +300,17 @@ def _without_debug(given: list[str]) -> tuple[list[str], bool]:
 def _explain(error: MoediagError, debug: bool) -> None:
     if debug:
         _traceback()
-    typer.echo(f"error: {error.message}", err=True)
+    stderr.line(f"error: {error.message}")
     if error.help_text:
-        typer.echo(error.help_text, err=True)
+        stderr.line(error.help_text)
 
 
 def _apologise(error: Exception, debug: bool) -> None:
     if debug:
         _traceback()
-    typer.echo(f"error: a bug in moediag: {type(error).__name__}: {error}", err=True)
+    stderr.line(f"error: a bug in moediag: {type(error).__name__}: {error}")
     more = "" if debug else " and what the same command prints with --debug"
-    typer.echo(f"Please report it, with the output of `moediag env`{more}.", err=True)
+    stderr.line(f"Please report it, with the output of `moediag env`{more}.")
 
 
 def _traceback() -> None:
@@ -291,7 +323,3 @@ def _code(end: SystemExit) -> int:
     if end.code is None:
         return ExitCode.OK
     return end.code if isinstance(end.code, int) else ExitCode.USAGE
-
-
-def _print_json(value: Any) -> None:
-    stdout.line(json.dumps(value, indent=1, ensure_ascii=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -137,7 +136,7 @@ def bisect(
     if dry_run:
         forecast = session.forecast(what)
         if as_json:
-            stdout.line(json.dumps(forecast.to_json(), indent=1))
+            stdout.data(forecast.to_json())
         else:
             for line in forecast.lines():
                 stdout.line(line)
@@ -157,7 +156,7 @@ def bisect(
             raise typer.Exit(adapter.code(verdict))
         report, folder = session.run(what, out, resume, command, make, display, jobs, clone)
     if as_json:
-        stdout.line(json.dumps(answer_page.to_json(report), indent=1, ensure_ascii=False))
+        stdout.data(answer_page.to_json(report))
     else:
         _show(report, folder)
     raise typer.Exit(ExitCode.OK if session.clean(report) else ExitCode.INCONCLUSIVE)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from moediag.cli import options as o
-from moediag.report import stdout
+from moediag.report import stderr, stdout
 
 
 def export(
@@ -58,4 +58,4 @@ def export(
         stdout.write(text)
     else:
         put(out, text, "--out")
-        typer.echo(f"wrote {out}", err=True)
+        stderr.line(f"wrote {out}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -124,7 +123,7 @@ def matrix(
     if markdown is not None:
         session.write_page(markdown, found, command)
     if as_json:
-        stdout.line(json.dumps(table_page.to_json(found), indent=1, ensure_ascii=False))
+        stdout.data(table_page.to_json(found))
     else:
         _show(found, folder, no_color)
     raise typer.Exit(ExitCode.INCONCLUSIVE if session.doubtful(found) else ExitCode.OK)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,7 +117,7 @@ def nightly(
     found = pages.Summary(ran.night, compared, blames, tuple(kept.unreadable))
     _write(found, ran.results, folder, junit, summary)
     if as_json:
-        stdout.line(json.dumps(_json(found), indent=1, ensure_ascii=False))
+        stdout.data(_json(found))
     else:
         console = views.output(no_color)
         where = str(views.short(folder))

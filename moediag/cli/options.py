@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
@@ -176,6 +179,17 @@ def views(as_json: bool = False, **targets: Path | None) -> dict[str, Path]:
     if as_json and Path("-") in chosen.values():
         raise UsageError("stdout can hold only one format", "Give files for the other formats.")
     return chosen
+
+
+def print_definitions(rows: Mapping[str, str]) -> None:
+    """Prints names and texts, wrapped in a terminal, one line each in a pipe."""
+    from moediag.report import stdout
+    from moediag.report.text_layout import definitions
+
+    in_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if in_terminal else sys.maxsize
+    for line in definitions(rows, width):
+        stdout.line(line)
 
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 import moediag
 from moediag.cli import options as o
 from moediag.errors import UsageError
-from moediag.report import stdout
+from moediag.report import stderr, stdout
 
 
 def report(
@@ -61,10 +60,10 @@ def report(
             beside = draft.attachment
             if beside is not None and markdown != Path("-"):
                 views.put(markdown.with_name(beside.name), beside.text, "--markdown")
-                typer.echo(f"wrote {markdown.with_name(beside.name)}, to attach", err=True)
-            typer.echo(f"a draft for {draft.repository}; nothing is filed", err=True)
+                stderr.line(f"wrote {markdown.with_name(beside.name)}, to attach")
+            stderr.line(f"a draft for {draft.repository}; nothing is filed")
     for written in views.write(results, chosen, lambda: views.evidence_of(loaded), made):
-        typer.echo(f"wrote {written}", err=True)
+        stderr.line(f"wrote {written}")
     if not chosen:
         for result, folder in loaded:
             terminal.render(result, views.output(no_color), views.short(folder))
@@ -82,6 +81,6 @@ def env(stack: o.StackPairs = [], as_json: o.Json = False) -> None:  # noqa: B00
     found = system_info.here(system_info.built(o.pairs(stack, "--stack")), tools=True)
     if as_json:
         facts = {"moediag": moediag.__version__, **examiner.machine(), **found.to_json()}
-        stdout.line(json.dumps(facts, indent=1, ensure_ascii=False))
+        stdout.data(facts)
     else:
         stdout.line("\n".join(["### moediag environment", "", *found.lines()]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,6 +33,9 @@ def run(
     silence: o.Silence = 20.0,
     repeat: o.Repeat = 1,
     timeout: o.Timeout = None,
+    no_cost: Annotated[
+        bool, typer.Option("--no-cost", help="Do not measure what each fix costs.")
+    ] = False,
     quiescence: o.Quiescence = 3.0,
     out: o.Out = None,
     resume: o.Resume = False,
@@ -62,7 +65,7 @@ def run(
 
         options = SweepOptions(
             world_size, device, o.launcher_for(launcher, nnodes), repeat, timeout,
-            stack_overrides, launch,
+            stack_overrides, launch, timed=not no_cost,
         )  # fmt: skip
         raise typer.Exit(_all(options, out, resume, o.command(context), as_json, no_color))
 
@@ -84,6 +87,7 @@ def run(
         repeat=repeat,
         timeout=timeout,
         stack_overrides=stack_overrides,
+        timed=not no_cost,
     )
     ranks = world_size or scenario.world.default
     o.require_gpus(device, ranks // nnodes, plan.scenario.stack.get("torch"))
@@ -102,7 +106,10 @@ def _one_or_all(name: str | None, every: bool, variant: list[str], set_: list[st
     if every and name is not None:
         raise UsageError(f"--all runs the whole catalogue, so {name} cannot be given too")
     if not every and name is None:
-        raise UsageError("no scenario was named", "`moediag list` lists them; --all runs them all.")
+        from moediag.scenario import catalogue
+
+        o.print_definitions(catalogue.titles())
+        raise UsageError("no scenario was named", "Type: moediag run NAME. --all runs them all.")
     for option, given in (("--variant", variant), ("--set", set_)):
         if every and given:
             raise UsageError(
@@ -116,7 +123,6 @@ def _all(
     as_json: bool, no_color: bool,
 ) -> int:  # fmt: skip
     """Returns the exit code."""
-    import json
 
     from moediag.campaign.engine import opened, shown
     from moediag.campaign.sweep import session
@@ -130,7 +136,7 @@ def _all(
     with opened(asked, out, resume, "all") as journal, shown(no_color) as display:
         found = session.sweep(planned, options, journal, display)
     if as_json:
-        stdout.line(json.dumps(found.to_json(), indent=1))
+        stdout.data(found.to_json())
     else:
         view.render(found, views.output(no_color), str(views.short(journal.folder)))
     return found.exit_code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 
 from moediag.cli import options as o
 from moediag.errors import UsageError
-from moediag.report import stdout
+from moediag.report import stderr, stdout
 
 if TYPE_CHECKING:
     from moediag.stacks.built import EnvironmentInfo
@@ -23,7 +22,6 @@ app = typer.Typer(
     help="List, build and remove environments of other library versions.",
     epilog="Example: moediag stacks build transformers=4.53.2",
     rich_markup_mode=None,
-    no_args_is_help=True,
 )
 
 
@@ -35,10 +33,10 @@ def list_(as_json: o.Json = False) -> None:
     found = list_environments()
     if as_json:
         rows = [dataclasses.asdict(info) for info in found]
-        stdout.line(json.dumps({"environments": rows}, indent=1, default=str))
+        stdout.data({"environments": rows})
         return
     if not found:
-        typer.echo("nothing is built yet; `moediag run` builds what a scenario needs", err=True)
+        stderr.line("nothing is built yet; `moediag run` builds what a scenario needs")
     now = datetime.now(timezone.utc)
     for info in found:
         stdout.line(_line(info, now))

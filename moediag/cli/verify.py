@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import Annotated
 
 import typer
 
 from moediag.cli import options as o
-from moediag.report import stdout
+from moediag.report import stderr, stdout
 
 
 def verify(
@@ -64,5 +63,5 @@ def verify(
         stdout.write(json_view.render(done.result))
     else:
         terminal.render(done.result, views.output(no_color), views.short(done.folder))
-        print(watch_display.closing(done.result, views.short(done.folder)), file=sys.stderr)  # noqa: T201
+        stderr.line(watch_display.closing(done.result, views.short(done.folder)))
     raise typer.Exit(done.exit_code)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moediag.cli import options as o
-from moediag.report import stdout
+from moediag.report import stderr, stdout
 
 if TYPE_CHECKING:
     from moediag.result import TrialResult
@@ -133,9 +132,9 @@ def watch(
 
         done = watcher.watch(command, options, tell, view.progress, law)
     for how in done.commands:
-        print(f"moediag: {how}", file=sys.stderr)  # noqa: T201
+        stderr.line(f"moediag: {how}")
     if as_json:
         stdout.write(json_view.render(done.result))
     else:
-        print(watch_display.closing(done.result, views.short(done.folder)), file=sys.stderr)  # noqa: T201
+        stderr.line(watch_display.closing(done.result, views.short(done.folder)))
     raise typer.Exit(done.exit_code)

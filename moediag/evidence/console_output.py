@@ -15,15 +15,15 @@ TAIL_BYTES = 1024 * 1024
 
 # The table that torchrun prints at its end, one block per rank, the root cause last.
 _ROW = re.compile(
-    r"^\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)\s*\n"
-    r"\s*exitcode\s*: (?P<code>-?\d{1,9}) \(pid: \d+\)",
+    r"^[ \t]*rank[ \t]*: (?P<rank>\d{1,6}) \(local_rank: \d+\)[ \t\r]*\n"
+    r"[ \t]*exitcode[ \t]*: (?P<code>-?\d{1,9}) \(pid: \d+\)",
     re.MULTILINE,
 )
 _ROOT = "Root Cause (first observed failure)"
 _SUMMARY = "ChildFailedError"
 _TIMEOUT = re.compile(
     r"watchdog caught collective operation timeout|timed? ?out (?:waiting|after)|"
-    r"(?:collective|recv|send|wait)\w*[^\n]{0,80} timed? ?out",
+    r"(?:collective|recv|send|wait)[^\n]{0,100} timed? ?out",
     re.IGNORECASE,
 )
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from moediag.protocol import parse_json
 
 _FILE = re.compile(r"^rank-\d+\.executed\.jsonl$")
 
@@ -50,7 +51,7 @@ def read_executed(folder: Path) -> Executed:
 def _lines(path: Path) -> Iterator[list[Any]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except ValueError:
             continue
         if isinstance(values, list) and len(values) >= 2 and isinstance(values[0], int):

@@ -6,7 +6,6 @@ A rank that dies by a signal leaves no exception, one that raises leaves it in u
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from moediag.evidence.model import ExitStatus, Frame, RankError, Stall
-from moediag.protocol import innermost_user
+from moediag.protocol import innermost_user, parse_json
 
 LAST_LINES = 20
 _TAIL_BYTES = 256 * 1024  # an endless log is read from its end
 
 _BEGINS = "Traceback (most recent call last):"
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$')
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)\s*$')
 _LAST = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _WHAT = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 
@@ -42,7 +41,7 @@ class LaunchFacts:
 def read_launch(path: Path) -> LaunchFacts:
     """The facts, with a line in ``not_seen`` if the file is missing or broken."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        raw = parse_json(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return LaunchFacts(not_seen=("exit codes and signals (no launch.json)",))
     except (OSError, ValueError):
@@ -103,8 +102,8 @@ def read_error_file(path: Path, libraries: Sequence[str] = ()) -> RankError | No
     that the rank recorded.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
+        raw = parse_json(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
         return None
     return elastic_error(raw, libraries)
 
@@ -171,6 +170,8 @@ def _cut_traceback(lines: list[str], libraries: Sequence[str]) -> RankError | No
 def _traceback(lines: list[str], libraries: Sequence[str]) -> RankError | None:
     for at, prefixed in enumerate(lines):
         line = _unprefixed(prefixed)
+        if line.startswith(_BEGINS):  # another one: this one was cut
+            return None
         if not line.startswith(" ") and (last := _LAST.match(line)):
             frames = "\n".join(_unprefixed(earlier) for earlier in lines[:at])
             where = user_frame(frames, libraries)

@@ -46,7 +46,9 @@ _FOREVER = 1 << 62  # nanoseconds
 _ONE_LOOK = 10**9  # nanoseconds that it takes at most to look at all calls
 
 _STATES = {"completed": COMPLETED, "started": STARTED}
-_NAME = re.compile(r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d+)(?:->|<-)(?P<b>\d+))?$")
+_NAME = re.compile(
+    r"^(?:(?P<backend>\w+):)?(?P<op>\S+)(?: (?P<a>\d{1,7})(?:->|<-)(?P<b>\d{1,7}))?$"
+)
 
 
 class NoDump(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from moediag.evidence.law_model import (
     SameOrder,
     Shard,
 )
-from moediag.protocol import laws_file, older_laws_file
+from moediag.protocol import laws_file, older_laws_file, parse_json
 
 
 def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]]:
@@ -37,7 +36,7 @@ def read_laws(folder: Path, rank: int) -> tuple[RankLaws | None, tuple[str, ...]
             continue
         for line in lines:
             try:
-                reader.read(json.loads(line))
+                reader.read(parse_json(line))
             except (ValueError, TypeError, KeyError, AttributeError, IndexError):
                 lost += 1
     not_seen = (f"rank {rank}: {lost} unreadable lines of its laws' log",) if lost > 1 else ()

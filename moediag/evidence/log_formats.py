@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # `[PG ID 2 PG GUID 9(tp) Rank 7]` (2.5), `[PG 0 (default_pg) Rank 3]` (2.5 before its release),
 # `[PG 3 Rank 5]` (2.3). The rank is the one in the group.
 _PG = (
-    r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<desc>[^)]*)\))? "
+    r"\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s(\]]+) ?(?:\((?P<desc>[^)\n]{0,200})\))? "
     r"Rank (?P<place>\d{1,7})\]"
 )
 _WORK = (
@@ -22,10 +22,10 @@ _STATUS = (
     r"\s*last\s*completed\s*(?:\w+ )?work:\s*(?P<completed>-?\d{1,20})"
 )
 _PRINT = (
-    r"CollectiveFingerPrint\((?:SequenceNumber=(?P<seq{n}>\d+?),?\s*)?OpType=(?P<op{n}>\w+)"
-    r"(?:,\s*TensorShape=\[(?P<shape{n}>[^\]]*)\])?(?:,\s*TensorDtypes=(?P<dtype{n}>\w+))?"
+    r"CollectiveFingerPrint\((?:SequenceNumber=(?P<seq{n}>\d{{1,15}}?),?\s*)?OpType=(?P<op{n}>\w+)"
+    r"(?:,\s*TensorShape=\[(?P<shape{n}>[^\]]{{0,500}})\])?(?:,\s*TensorDtypes=(?P<dtype{n}>\w+))?"
 )
-_RANKS = r"(?P<about>\d[\d, ]*)"
+_RANKS = r"(?P<about>\d[\d, ]{0,8000})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ FORMATS = (
     _format(
         "signal", "enqueued", "torch 2.4",
         rf"(?:{_PG})?\s*Received a dump signal due to a collective timeout from\s*",
-        rf"(?:this local\s*rank|rank (?P<about>\d+)).{{0,160}}?{_STATUS}",
+        rf"(?:this local\s*rank|rank (?P<about>\d{{1,15}})).{{0,160}}?{_STATUS}",
     ),
     # -- a process group's own threads
     _format(
         "stuck", "atchdog", "torch 2.2",
-        rf"{_PG}[^\n]{{0,120}}?(?:watchdog got stuck for (?P<seconds>\d+)|",
+        rf"{_PG}[^\n]{{0,120}}?(?:watchdog got stuck for (?P<seconds>\d{{1,15}})|",
         r"due to ProcessGroup\w+ watchdog hang)",
     ),
     _format(
@@ -91,20 +91,20 @@ FORMATS = (
     # -- TORCH_DISTRIBUTED_DEBUG=DETAIL; the ranks are those in the group
     _format(
         "mismatch", "Detected mismatch", "torch 1.9",
-        r"Detected mismatch between collectives on ranks\.\s*Rank (?P<one>\d+) is running ",
+        r"Detected mismatch between collectives on ranks\.\s*Rank (?P<one>\d{1,15}) is running ",
         rf"(?:inconsistent )?collective:\s*(?:{_PRINT.format(n=1)})",
-        r"(?:.{0,900}?but\s*Rank (?P<two>\d+) is running (?:inconsistent )?collective:\s*",
+        r"(?:.{0,900}?but\s*Rank (?P<two>\d{1,15}) is running (?:inconsistent )?collective:\s*",
         rf"(?:{_PRINT.format(n=2)}|(?P<bare>[A-Z_]+)))?",
     ),
     # -- monitored_barrier, gloo; rank 0 of the group asks the others in order
     _format(
         "absent", "monitoredBarrier", "torch 1.9",
-        rf"(?:\[Rank (?P<number>\d+)\]:? ?)?Ranks? {_RANKS}failed to pass monitoredBarrier in ",
-        r"(?P<ms>\d+)\s*ms",
+        rf"(?:\[Rank (?P<number>\d{{1,15}})\]:? ?)?Ranks? {_RANKS}failed to pass ",
+        r"monitoredBarrier in (?P<ms>\d{1,15})\s*ms",
     ),
     _format(
         "unanswered", "monitoredBarrier", "torch 1.9",
-        r"\[Rank (?P<number>\d+)\]:? ?Rank \d+ (?:successfully reached monitoredBarrier, but ",
+        r"\[Rank (?P<number>\d{1,15})\]:? ?Rank \d+ (?:successfully reached monitoredBarrier, but ",
         r"received errors|timed out in monitoredBarrier)",
     ),
     # -- TORCH_NCCL_DESYNC_DEBUG=1; the ranks are those in the group
@@ -114,21 +114,21 @@ FORMATS = (
     ),
     _format(
         "open", "joined but", "torch 1.11",
-        rf"\[{_RANKS}\] joined but didn't finish collective #(?P<seq>\d+)",
+        rf"\[{_RANKS}\] joined but didn't finish collective #(?P<seq>\d{{1,15}})",
     ),
     _format(
         "missing", "but didn't join", "torch 1.11",
-        rf"\[{_RANKS}\] finished collective #\d+, but didn't join collective #(?P<seq>\d+)",
+        rf"\[{_RANKS}\] finished collective #\d+, but didn't join collective #(?P<seq>\d{{1,15}})",
     ),
     _format(
         "snapshot", " ranks:", "torch 1.11",
-        r"#(?P<seq>\d+) (?:started|finished) ranks:",
+        r"#(?P<seq>\d{1,15}) (?:started|finished) ranks:",
     ),
     # -- the start of a job or a group
     _format(
         "no-id", "NCCL communicator", "torch 1.9",
-        r"\[(?P<place>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from ",
-        r"\[(?P<about>\d+)\].{0,60}? by key '[^']*', but store->get\('[^']*'\) got error:",
+        r"\[(?P<place>\d{1,15})\] is setting up NCCL communicator and retr\w+ ncclUniqueId from ",
+        r"\[(?P<about>\d{1,15})\].{0,60}? by key '[^']*', but store->get\('[^']*'\) got error:",
     ),
     _format(
         "clients", "waiting for clients", "torch 1.13",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 MAX_RANK = 1 << 20
 _MAX_JOINED = 4096  # characters of one joined line
 _LONGEST = 16_384  # characters of a line that are read
+_MOST_MARKS = 32  # in front of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,7 @@ def _stripped(line: str, tasks: bool) -> tuple[dict[str, str], str]:
     task = None
     if tasks and (found := _TASK.match(line)):
         task, line = found["rank"], line[found.end() :]
-    going = True
-    while going:
-        going = False
+    for _ in range(_MOST_MARKS):
         for prefix in PREFIXES:
             found = prefix.pattern.match(line)
             if found is None or not found.end():
@@ -157,7 +156,9 @@ def _stripped(line: str, tasks: bool) -> tuple[dict[str, str], str]:
                 marks.update(values)
             else:
                 marks = {**values, **marks}
-            line, going = line[found.end() :], True
+            line = line[found.end() :]
+            break
+        else:
             break
     if task is not None:
         marks.setdefault("rank", task)

@@ -13,7 +13,7 @@ from moediag.evidence import log_lines
 from moediag.evidence.flight_names import plain_dtype, plain_op
 from moediag.evidence.log_formats import FORMATS
 from moediag.evidence.log_lines import Line
-from moediag.evidence.model import Report
+from moediag.evidence.model import Frame, Report
 from moediag.protocol import innermost_user
 
 _TEXT = 240  # characters of a line that a report keeps
@@ -21,7 +21,7 @@ _FAR = 10_000  # works in flight: a larger difference is an uninitialised number
 
 # What torch 2.3 and newer print after a timeout, if the Flight Recorder keeps stacks.
 _TRACE = "Stack trace of the failed collective:"
-_FRAME = re.compile(r"\s*#\d+ (?P<function>.+?) from (?P<file>.+):(?P<line>\d{1,9})\s*$")
+_FRAME = re.compile(r"\s*#\d+ (\S.*)")
 _CLOCK = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)")  # month, day, time
 
 Writer = tuple[int | None, int | None, int | None]
@@ -54,13 +54,13 @@ def group_size(one: Report) -> int | None:
 def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     """All reports in a log, in order. ``own``: the rank that wrote every line without a mark."""
     found: list[Report] = []
-    frames: list[re.Match[str]] | None = None
+    frames: list[Frame] | None = None
     of: int | None = None
     for line in lines:
         rank = line.rank if line.rank is not None and not line.local else own
         rank = line.rank if rank is None else rank
         if frames is not None:
-            if frame := _FRAME.match(line.text):
+            if frame := _frame(line.text):
                 frames.append(frame)
                 continue
             found += _site(frames, of)
@@ -74,15 +74,24 @@ def read(lines: Iterable[Line], own: int | None = None) -> tuple[Report, ...]:
     return tuple(dict.fromkeys(_with_groups(found)))
 
 
-def _site(frames: list[re.Match[str]], rank: int | None) -> Iterator[Report]:
+def _frame(text: str) -> Frame | None:
+    """The frame in ``#4 train from /home/me/train.py:33``."""
+    found = _FRAME.match(text)
+    function, _, place = (found[1] if found else "").partition(" from ")
+    file, _, line = place.rstrip().rpartition(":")
+    known = file and line.isdecimal() and len(line) < 10
+    return Frame(file, int(line), function) if known else None
+
+
+def _site(frames: list[Frame], rank: int | None) -> Iterator[Report]:
     """The line of the program that made the call which timed out."""
-    files = [frame["file"] for frame in frames]
+    files = [frame.file for frame in frames]
     own = innermost_user(files)
     if own is None:
         own = next((at for at, file in enumerate(files) if "/torch/" not in file), None)
     if own is not None:
         frame = frames[own]
-        where = f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}"
+        where = f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
         yield Report("site", rank, detail=where, text=where)
 
 

@@ -7,7 +7,6 @@ times are needed, the clocks are first aligned by the calls that both nodes made
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -203,7 +202,7 @@ def _shifted(seen: RankEvidence, by: float) -> RankEvidence:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    with suppress(OSError, ValueError):
+        raw = protocol.parse_json(path.read_text(encoding="utf-8", errors="replace"))
         return raw if isinstance(raw, dict) else {}
     return {}

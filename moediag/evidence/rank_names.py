@@ -19,6 +19,7 @@ _NUMBER = re.compile(
     rf"|{_AXIS}|(?:{_AXIS})_(?:local|global|world|group))_)?rank|\w*parallel_(?:\w+_)?rank"
     r"|(?:local_)?process_index|(?:local|global|node)rank|rank_id"
 )
+_LONGEST = 100  # characters of such a name
 # Names that are true on some ranks only.
 _BOOLEAN = re.compile(
     r"(?:is|am|on|not)_?(?:the_)?(?:(?:global|local|world|node)_)?"
@@ -245,6 +246,8 @@ def last_name(node: ast.expr) -> str:
 
 def _named(name: str) -> bool:
     bare = name.lstrip("_").lower()
+    if len(bare) > _LONGEST:
+        return False
     return _NUMBER.fullmatch(bare) is not None or _BOOLEAN.fullmatch(bare) is not None
 
 

@@ -17,12 +17,12 @@ from moediag.protocol import innermost_user
 # `Traceback for thread 25 (python) [Has the GIL] (most recent call last):`
 _PYSTACK_THREAD = re.compile(r"^\s*Traceback for thread (?P<id>\d+)(?: \((?P<name>[^)]*)\))?")
 _PYSTACK_FRAME = re.compile(
-    r'^\s*\((?P<kind>Python|C)\) File "(?P<file>[^"]*)", line (?P<line>-?\d+|\?*), '
-    r"in (?P<function>.*?)(?P<library>(?: \(inlined\))? \((?:/[^)]*|[^)]*\.so[^)]*)\))?\s*$"
+    r'^\s*\((?P<kind>Python|C)\) File "(?P<file>[^"]*)", line (?P<line>-?\d{1,9}|\?*), '
+    r"in (?P<function>.*?)(?P<library>(?: \(inlined\))? \((?:/[^()]*|[^()]*\.so[^()]*)\))?$"
 )
 # `Thread 25 (idle): "MainThread"` and `    main (/tmp/s.py:4)` of py-spy's text.
 _SPY_THREAD = re.compile(r'^Thread (?P<id>\S+) \([^)]*\)(?:: "(?P<name>.*)")?$')
-_SPY_FRAME = re.compile(r"^ {4}(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)$")
+_SPY_FRAME = re.compile(r"^ {4}(?P<function>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d{1,9}))?\)$")
 # Packages and modules that py-spy names without their folder.
 _PACKAGES = frozenset(
     [
@@ -63,7 +63,7 @@ _FAULT_THREAD = re.compile(
     r"\(most recent call first\):"
 )
 _FAULT_FRAME = re.compile(
-    r'^  File "(?P<file>[^"]*)", line (?P<line>\d+|\?+) in (?P<function>.*?)$'
+    r'^  File "(?P<file>[^"]*)", line (?P<line>\d{1,9}|\?+) in (?P<function>.*?)$'
 )
 
 
@@ -108,17 +108,16 @@ def _pyspy_frame(raw: dict[str, Any]) -> Frame:
 
 def parse_pyspy_text(text: str) -> tuple[Stack, ...]:
     """``py-spy dump --native``: a frame in a shared library has no line number."""
-    stacks: list[Stack] = []
+    threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if header := _SPY_THREAD.match(line):
-            stacks.append(Stack(header["name"] or header["id"], "py-spy", ()))
-        elif stacks and (found := _SPY_FRAME.match(line)):
+            threads.append((header["name"] or header["id"], []))
+        elif threads and (found := _SPY_FRAME.match(line)):
             native = not found["file"].endswith((".py", ">"))
             file = _whole(found["file"])
             frame = Frame(file, _line(found["line"] or ""), found["function"], native)
-            last = stacks[-1]
-            stacks[-1] = Stack(last.thread, last.source, (*last.frames, frame))
-    return tuple(stacks)
+            threads[-1][1].append(frame)
+    return tuple(Stack(name, "py-spy", tuple(frames)) for name, frames in threads)
 
 
 def _whole(file: str) -> str:
@@ -142,7 +141,7 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
         if header := _PYSTACK_THREAD.match(line):
             close()
             thread, frames = header["name"] or header["id"], []
-        elif frame := _PYSTACK_FRAME.match(line):
+        elif frame := _PYSTACK_FRAME.match(line.rstrip()):
             native = frame["kind"] == "C"
             frames.append(Frame(frame["file"], _line(frame["line"]), frame["function"], native))
     close()

@@ -16,15 +16,18 @@ _TITLE = re.compile(
 # py-spy's header, or a separator of a script: `===== node-0 PID 42 =====`.
 _PROCESS = re.compile(r"^(?:Process |[=#*-]{2,}.{0,60}?\b[Pp][Ii][Dd][ :=]{1,3})(?P<pid>\d+)\b")
 _MAIN = re.compile(r'^Thread \S+ \([^)]*\): "MainThread"')  # one of each process
-_SPY = re.compile(r"^Thread \S+ \((?:idle|active|waiting)[^)]*\)(?:: |$)", re.MULTILINE)
+_SPY = re.compile(r"^Thread \S+ \((?:idle|active|waiting)[^)\n]*\)(?:: |$)", re.MULTILINE)
 # `#4  0x00007f11 in c10d::f (this=0x1) at /src/x.cpp:7`, `#5 … from /lib/libc.so.6`
 _GDB = re.compile(r"^#\d+ +(?:0x[0-9a-f]+ in )?(?P<function>\S[^(\n]*?) ?\(", re.MULTILINE)
-_GDB_PLACE = re.compile(r"\) (?:at (?P<file>\S+?):(?P<line>\d+)|from (?P<library>\S+))\s*$")
-_GDB_PYTHON = re.compile(r", for file (?P<file>\S+?), line (?P<line>\d+), in (?P<function>\S+) \(")
+_GDB_PLACE = re.compile(r"\) (?:at (?P<file>\S+?):(?P<line>\d{1,9})|from (?P<library>\S+))\s*$")
+_GDB_PYTHON = re.compile(
+    r", for file (?P<file>\S+?), line (?P<line>\d{1,9}), in (?P<function>\S+) \("
+)
 _GDB_THREAD = re.compile(r"^Thread (?P<id>\d+) \((?:Thread 0x|LWP )")
 # Threads that wait in NCCL or c10d in every process, whatever the program does.
 _HELPER = re.compile(r"[wW]atchdog|[hH]eartbeat|ncclProxy|HookLoop|TCPStore|listenLoop")
-_PY_BT = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_LONGEST = 4096  # characters of one frame
+_PY_BT = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>\S+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def read(text: str) -> tuple[Section, ...]:
 
 
 def _parser(text: str) -> Callable[[str], tuple[Stack, ...]] | None:
-    if re.search(r"^\s*Traceback for thread \d+", text, re.MULTILINE):
+    if re.search(r"^[ \t]*Traceback for thread \d+", text, re.MULTILINE):
         return rank_stacks.parse_pystack
     if _SPY.search(text) and rank_stacks.parse_pyspy_text(text):
         return rank_stacks.parse_pyspy_text
@@ -120,7 +123,8 @@ def _entries(text: str) -> list[str]:
     """Lines, with gdb's indented second halves joined to the first."""
     found: list[str] = []
     for line in text.splitlines():
-        if found and found[-1].startswith("#") and re.match(r" {3,}(?:from|at) \S", line):
+        open_ = found and found[-1].startswith("#") and len(found[-1]) < _LONGEST
+        if open_ and re.match(r" {3,}(?:from|at) \S", line):
             found[-1] = f"{found[-1]} {line.strip()}"
         else:
             found.append(line)

@@ -6,7 +6,6 @@ lost is listed in ``not_seen``; only a missing folder is an error.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -20,14 +19,15 @@ from moediag.evidence.events import Names, RankLog, read_log
 from moediag.evidence.law_records import read_laws
 from moediag.evidence.model import Collective, Evidence, RankEvidence, Stack
 from moediag.evidence.source_conditions import Sources
-from moediag.protocol import Outcome
+from moediag.protocol import Outcome, parse_json
 
 CAPTURE = "capture"
 SOURCE_FILE = "source.json"  # written by launch.capture.source_files
 # Title -> file, written by launch.machine.
 ATTACHED = {"nvidia-smi": "nvidia-smi.txt", "NCCL's RAS": "nccl-ras.txt"}
 MOST_ATTACHED = 20_000  # characters of each
-_RANK_FILE = re.compile(r"^rank-(\d+)\.")
+_RANK_FILE = re.compile(r"^rank-(\d{1,7})\.")
+_MOST_RANKS = 1 << 17
 
 
 def read_trial(folder: Path, *beside: Path) -> Evidence:
@@ -53,8 +53,10 @@ def _read(folder: Path) -> Evidence:
     task = protocol.task_fields(trial)
     launch = exits.read_launch(folder / protocol.LAUNCH_FILE)
     present = _ranks_present(folder) | set(launch.exits)
-    declared = trial.get("world_size")
+    declared = trial.get("world_size") or None  # 0: of a watched job, before its ranks started
     world_size = declared if isinstance(declared, int) else max(present, default=-1) + 1
+    if max(world_size, *present, 0) > _MOST_RANKS:
+        raise EvidenceError(f"{folder}: it names rank {max(world_size - 1, *present, 0)}")
     intern: Names = {}
     logs = {
         rank: read_log(folder, rank, intern) for rank in sorted(present | set(range(world_size)))
@@ -271,7 +273,7 @@ def _text(path: Path) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(_text(path))
+        raw = parse_json(_text(path))
     except ValueError:
         return {}
     return raw if isinstance(raw, dict) else {}

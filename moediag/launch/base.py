@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from moediag.errors import Interrupted, LaunchError, UsageError
 from moediag.launch.processes import ENV_LAUNCH, Family
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, OnProgress
-from moediag.protocol import TRIAL_FILE, Trial
+from moediag.protocol import TRIAL_FILE, Trial, parse_json
 
 _PYTHONPATH = "PYTHONPATH"
 
@@ -163,7 +162,7 @@ def json_lines(text: str) -> list[dict[str, object]]:
     found = []
     for line in text.splitlines():
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             continue
         if isinstance(value, dict):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.errors import LaunchError
+from moediag.launch import signals
 from moediag.launch.base import (
     Follow,
     Launcher,
@@ -21,7 +22,7 @@ from moediag.launch.base import (
     json_lines,
     last_lines,
 )
-from moediag.launch.processes import Family
+from moediag.launch.processes import Family, oom_kills
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import TRIAL_FILE, Trial
 
@@ -51,6 +52,7 @@ class Host:
                 raise LaunchError(f"{command[0]}: {error.strerror}") from error
         self._pending = b""
         self._ready = False
+        self._killed_before = oom_kills() or 0
         self._exits: dict[int, int] = {}  # trial pid -> code
 
     @property
@@ -75,7 +77,7 @@ class Host:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise LaunchError(f"the host is gone ({error.strerror}); see {self.log}") from error
+            raise self._death() from error
         return int(self._expect("started", seconds)["pid"])
 
     def exit_code(self, pid: int) -> int | None:
@@ -102,6 +104,22 @@ class Host:
             self._process.wait()
         self._process.stdout.close()
 
+    def _death(self) -> BaseException:
+        """Returns what the end of the host means. A signal that also ends moediag (Ctrl-C, a
+        scheduler) is an interruption, whichever of the two it reached first."""
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(2.0)
+            if -code in signals.ENDING:
+                return KeyboardInterrupt()
+            if code < 0:
+                sig = signal.Signals(-code)
+                killed = sig == signal.SIGKILL and (oom_kills() or 0) > self._killed_before
+                memory = " for memory (the kernel's OOM killer ran meanwhile)" * killed
+                return LaunchError(
+                    f"the launcher's host was ended by {sig.name}{memory}: {self.log}"
+                )
+        return LaunchError(f"the launcher's host died:\n{last_lines(self.log)}")
+
     def _expect(self, kind: str, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
         while True:
@@ -127,7 +145,7 @@ class Host:
             return []
         chunk = os.read(fd, 65536)
         if not chunk:
-            raise LaunchError(f"the launcher's host died:\n{last_lines(self.log)}")
+            raise self._death()
         whole, newline, rest = (self._pending + chunk).rpartition(b"\n")
         self._pending = rest
         return json_lines((whole + newline).decode(errors="replace"))

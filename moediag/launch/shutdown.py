@@ -22,8 +22,7 @@ def end(family: Family, graces: Sequence[float]) -> tuple[dict[Process, str], li
         if not before:
             break
         family.signal(step)
-        if step == signal.SIGTERM:
-            family.resume()
+        family.resume()
         family.wait(grace)
         after = _alive(family)
         gone.update(dict.fromkeys(before - after, step.name))

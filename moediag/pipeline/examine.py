@@ -181,4 +181,9 @@ def result_of(trial: Trial, evidence: Evidence, where: str) -> TrialResult:
     versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
     if not evidence.nccl:
         versions.pop("nccl", None)  # torch includes it, but the job did not use it
-    return rows.row(trial, diagnose(evidence), versions, where)
+    known = replace(
+        trial,
+        world_size=trial.world_size or evidence.world_size,
+        backend=trial.backend or evidence.backend,
+    )
+    return rows.row(known, diagnose(evidence), versions, where)

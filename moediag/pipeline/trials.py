@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,12 +18,13 @@ from typing import Protocol
 
 import moediag
 from moediag.diagnosis import diagnose
-from moediag.errors import LaunchError, NodeLost, NoSuchRelease, StackError, UsageError
+from moediag.errors import DiskFull, LaunchError, NodeLost, NoSuchRelease, StackError, UsageError
 from moediag.evidence.trial_folder import read_trial
 from moediag.launch.base import Launcher
 from moediag.launch.follow.several_nodes import BROKEN_OFF
 from moediag.launch.launcher import launcher
 from moediag.launch.nodes.rendezvous import Meeting
+from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions, Progress
 from moediag.pipeline import rows
 from moediag.pipeline.observer import Observer, glance
@@ -38,6 +40,8 @@ GiveLauncher = Callable[
 ]
 GiveStack = Callable[[Mapping[str, str], Callable[[str, float | None], None]], Stack]
 INTERRUPTED = "interrupted"  # folder of the files of interrupted trials
+SPACE_FILE = ".space"
+_SPACE = 1 << 18  # bytes; the evidence of one trial needs about as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,8 @@ class Trials:
         except LaunchError as error:
             self.launch_errors.append(error)
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, error.message)
+        if not record.succeeded:
+            _require_space(self.folder)
         if record.launch_error == BROKEN_OFF:  # what its ranks raised after that proves nothing
             return rows.without_launch(planned, versions, Verdict.INCONCLUSIVE, BROKEN_OFF)
         evidence = read_trial(folder)
@@ -272,20 +278,22 @@ class Trials:
         )
         folder = self._fresh(name)
         began = time.monotonic()
+        record = LaunchRecord(began, began)
         try:
-            start.run(trial, folder, None)
+            record = start.run(trial, folder, None)
             reason = Outcome.read(folder / outcome_file(0)).applicable
             found = Reference(path, Verdict.NOT_APPLICABLE if reason else None, reason or "")
         except LaunchError as error:
             self.launch_errors.append(error)
             found = Reference(path, Verdict.INCONCLUSIVE, error.message)
         except (OSError, ValueError):
+            _require_space(self.folder)
             log = folder / output_file(0)
             found = Reference(
                 path,
                 Verdict.INCONCLUSIVE,
                 f"the single-process reference failed, so nothing can be judged: "
-                f"{last_line(log) or 'it left no output'} (all of it in {name}/{log.name})",
+                f"{_why(record, log)} (all of it in {name}/{log.name})",
             )
         self.references.add(name, found)
         return found, round(time.monotonic() - began, 3)
@@ -323,6 +331,31 @@ def _request(planned: PlannedTrial) -> tuple[tuple[str, str], ...]:
 
 def _since(start: float, end: float | None) -> float | None:
     return None if end is None else round(end - start, 3)
+
+
+def _why(record: LaunchRecord, log: Path) -> str:
+    """Returns why a process failed: how its launch ended, else the last line of its output."""
+    status = record.exits.get(0)
+    if record.launch_error:
+        return record.launch_error
+    if status is not None and status.signal == "SIGKILL" and record.oom_kills:
+        return "it was killed for memory (the kernel's OOM killer ran meanwhile)"
+    if status is not None and status.signal is not None:
+        return f"it was ended by {status.signal}"
+    return last_line(log) or "it left no output"
+
+
+def _require_space(folder: Path) -> None:
+    """Raises DiskFull if the disk is full: what a launch that failed left then proves nothing."""
+    probe = folder / SPACE_FILE
+    try:
+        probe.write_bytes(bytes(_SPACE))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"no space left on device: {folder}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
 
 
 def last_line(log: Path) -> str:

@@ -7,7 +7,6 @@ user's: moediag leaves it unchanged unless asked, and it ends as it would withou
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 import signal
@@ -33,7 +32,7 @@ from moediag.pipeline.examine import result_of
 from moediag.pipeline.hang_command import HangCommand
 from moediag.pipeline.live_laws import LiveLaws
 from moediag.pipeline.run_folder import run_folder
-from moediag.protocol import Trial, WatchTask
+from moediag.protocol import Trial, WatchTask, parse_json
 from moediag.result import FAILURES, Conclusion, RunResult, Seconds, TrialResult
 
 REPORT, ABORT, CONTINUE = "report", "abort", "continue"
@@ -169,6 +168,7 @@ class _Watch:
             folder = self.folder / protocol.attempt_folder(attempt)
             folder.mkdir(parents=True, exist_ok=True)
             self.told = None
+            self._trial(folder).write(folder)  # readable even if moediag is killed
             supervisor = JobSupervisor(
                 running,
                 self.folder,
@@ -241,8 +241,6 @@ class _Watch:
         found = result_of(trial, evidence, folder.name)
         return dataclasses.replace(
             found.diagnosed(notes=(*record.notes, *found.notes)),
-            backend=evidence.backend,
-            world_size=evidence.world_size,
             seconds=Seconds(
                 launch=_since(record.started, record.first_progress),
                 stall_to_verdict=record.since_stall(),
@@ -255,7 +253,7 @@ class _Watch:
         size = 0
         for path in folder.glob("rank-*.pid"):
             with suppress(OSError, ValueError):
-                size = max(size, json.loads(path.read_text("utf-8")).get("world_size") or 0)
+                size = max(size, parse_json(path.read_text("utf-8")).get("world_size") or 0)
         size = size or len(list(folder.glob("rank-*.pid")))
         variant = "watched" if folder.name == protocol.attempt_folder(0) else folder.name
         return Trial(

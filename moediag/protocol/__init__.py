@@ -113,6 +113,7 @@ from moediag.protocol.specs import (
 from moediag.protocol.stored import (
     SCHEMA_VERSION,
     build,
+    parse_json,
     write_json,
     write_text,
 )
@@ -236,6 +237,7 @@ __all__ = [
     "older_laws_file",
     "outcome_file",
     "output_file",
+    "parse_json",
     "pid_file",
     "program_options",
     "read_measured",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Union
 
-from moediag.protocol.stored import build, write_json
+from moediag.protocol.stored import build, parse_json, write_json
 
 ENV_MEASURE = "MOEDIAG_MEASURE"  # a MeasureRequest as JSON
 # In the folder of the measurements. The control side creates it when all ranks have answered; ranks
@@ -55,7 +55,7 @@ class MeasureRequest:
 
     @classmethod
     def of_text(cls, text: str) -> "MeasureRequest":
-        return typing.cast("MeasureRequest", build(cls, json.loads(text)))
+        return typing.cast("MeasureRequest", build(cls, parse_json(text)))
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Measured:
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Measured":
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = parse_json(Path(path).read_text(encoding="utf-8"))
         return typing.cast("Measured", build(cls, raw))
 
 

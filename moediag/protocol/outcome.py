@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Union
 
 from moediag.protocol.files import SUSCEPTIBILITY_FILE, outcome_file
-from moediag.protocol.stored import build, write_json
+from moediag.protocol.stored import build, parse_json, write_json
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class Outcome:
 
     @classmethod
     def read(cls, path: Union[str, Path]) -> "Outcome":
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = parse_json(Path(path).read_text(encoding="utf-8"))
         return typing.cast("Outcome", build(cls, raw))
 
 
@@ -223,5 +222,5 @@ class Susceptibility:
 
     @classmethod
     def read(cls, folder: Union[str, Path]) -> "Susceptibility":
-        raw = json.loads((Path(folder) / SUSCEPTIBILITY_FILE).read_text(encoding="utf-8"))
+        raw = parse_json((Path(folder) / SUSCEPTIBILITY_FILE).read_text(encoding="utf-8"))
         return typing.cast("Susceptibility", build(cls, raw))

@@ -18,6 +18,14 @@ _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no numbers for them, so they ar
 _SHOWN = 60  # characters of a wrong value in an error
 
 
+def parse_json(text: Union[str, bytes]) -> Any:
+    """Plain JSON. Raises ValueError, also for what is nested too deeply for Python."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def write_json(path: Path, value: Any) -> Path:
     """Writes atomically: a reader sees the old file or the whole new one, never half of it."""
     return write_text(path, json.dumps(value, indent=1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Dict, Optional, Union
 
 from moediag.protocol.files import TRIAL_FILE
 from moediag.protocol.specs import ModelSpec, RecorderSpec, SkewSpec, StepSpec, WrapperSpec
-from moediag.protocol.stored import SCHEMA_VERSION, build, write_json
+from moediag.protocol.stored import SCHEMA_VERSION, build, parse_json, write_json
 from moediag.protocol.tasks import (
     FamiliesTask,
     ReferenceTask,
@@ -82,7 +81,7 @@ class Trial:
     def read(cls, path: Union[str, Path]) -> "Trial":
         """Raises ValueError when the file is of another schema version, or of a task that this
         moediag does not know."""
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        raw = parse_json(Path(path).read_text(encoding="utf-8"))
         version = raw.get("schema_version") if isinstance(raw, dict) else None
         if version != SCHEMA_VERSION:
             raise ValueError(

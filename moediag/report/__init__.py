@@ -7,6 +7,8 @@ __all__ = [
     "junit",
     "markdown",
     "page",
+    "printable",
+    "stderr",
     "stdout",
     "terminal",
     "text_layout",

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 from moediag.report import bars, tables
 from moediag.report.finding import broken
 from moediag.report.page import page_of
+from moediag.report.printable import printable
 from moediag.report.terminal import judgement_style, verdict_style
 from moediag.result import RankState, RunResult, wording
 
@@ -40,7 +41,7 @@ def render(results: Sequence[RunResult]) -> str:
     )
     source = files("moediag.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     runs = [(page_of(result), result) for result in results]
-    return environment.from_string(source).render(runs=runs)
+    return printable(environment.from_string(source).render(runs=runs))
 
 
 def rank_grid(

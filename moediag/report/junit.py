@@ -6,19 +6,17 @@ claim about the tested code); not-applicable is skipped.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from moediag.report.finding import finding_of
+from moediag.report.printable import printable
 from moediag.report.tables import lines
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
 from moediag.result import RunResult, TrialResult, Verdict, wording
 
 WIDTH = 100  # of the texts, in characters
-# Characters that XML 1.0 cannot represent, even escaped; ranks' output contains many.
-FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(results: Sequence[RunResult]) -> str:
@@ -29,8 +27,8 @@ def render(results: Sequence[RunResult]) -> str:
         suite = ElementTree.SubElement(
             root,
             "testsuite",
-            name=clean(result.scenario),
-            timestamp=clean(result.started),
+            name=printable(result.scenario),
+            timestamp=printable(result.started),
             tests=str(len(cases)),
             failures=str(kinds.count("failure")),
             errors=str(kinds.count("error")),
@@ -40,7 +38,7 @@ def render(results: Sequence[RunResult]) -> str:
         suite.extend(case for _, case in cases)
         if result.tables:
             page = (plain(line) for table in result.tables for line in lines(table, WIDTH))
-            ElementTree.SubElement(suite, "system-out").text = clean("\n".join(page))
+            ElementTree.SubElement(suite, "system-out").text = printable("\n".join(page))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
@@ -50,20 +48,20 @@ def _case(t: TrialResult, result: RunResult) -> ElementTree.Element:
     backend = wording.backend(t.backend, t.shared_gpu)
     where = " ".join([result.scenario, *wording.stack(t.stack), backend, f"{t.world_size} ranks"])
     case = ElementTree.Element(
-        "testcase", name=clean(name), classname=clean(where), time=f"{t.seconds.total or 0:.3f}"
+        "testcase",
+        name=printable(name),
+        classname=printable(where),
+        time=f"{t.seconds.total or 0:.3f}",
     )
     page = "\n".join(plain(line) for line in finding_lines(finding_of([t], result), WIDTH, None))
     message = f"{t.verdict}, expected {t.expected}" + (f": {t.cause}" if t.cause else "")
     if t.verdict == Verdict.NOT_APPLICABLE:
-        ElementTree.SubElement(case, "skipped", message=clean(t.cause or "not applicable"))
+        ElementTree.SubElement(case, "skipped", message=printable(t.cause or "not applicable"))
     elif not t.met:
         tag = "error" if t.verdict == Verdict.INCONCLUSIVE else "failure"
-        child = ElementTree.SubElement(case, tag, message=clean(message), type=clean(t.verdict))
-        child.text = clean(page)
-    ElementTree.SubElement(case, "system-out").text = clean(page)
+        child = ElementTree.SubElement(
+            case, tag, message=printable(message), type=printable(t.verdict)
+        )
+        child.text = printable(page)
+    ElementTree.SubElement(case, "system-out").text = printable(page)
     return case
-
-
-def clean(text: str) -> str:
-    """Returns ``text`` without characters that XML 1.0 cannot represent."""
-    return FORBIDDEN.sub("?", text)

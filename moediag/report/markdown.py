@@ -7,7 +7,6 @@ So blocks are omitted from the end to stay below ``LIMIT``, and the text says so
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -50,7 +49,7 @@ def _summary(page: Page, result: RunResult) -> str:
     lines = [f"## {MARKS[page.status]} {wording.inline(page.scenario)}", ""]
     lines += [wording.inline(" · ".join(page.conclusion)), ""]
     if page.overrides:
-        lines += [f"With `{' '.join(page.overrides)}`.", ""]
+        lines += [f"With {wording.code(' '.join(page.overrides))}.", ""]
     lines += ["| trial | stack | verdict | expected | culprits | gradient error |"]
     lines += ["|---|---|---|---|---|---|"]
     for t in result.trials:
@@ -113,8 +112,7 @@ def _attached(finding: Finding) -> str:
 
 def fenced(text: str, language: str = "text") -> str:
     """Returns ``text`` in a fence longer than its backticks."""
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = wording.backticks(text, 3)
     return f"{fence}{language}\n{text}\n{fence}\n"
 
 
@@ -123,4 +121,5 @@ def _markdown_tables(finding: Finding) -> str:
 
 
 def _folded(title: str, text: str) -> str:
-    return f"<details><summary>{wording.html(title)}</summary>\n\n{text}</details>\n\n"
+    head = wording.html(" ".join(title.split()))
+    return f"<details><summary>{head}</summary>\n\n{text}</details>\n\n"

@@ -3,21 +3,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from typing import Any
+
+from moediag.report.printable import printable
 
 
 def write(text: str) -> None:
-    """Writes and flushes, so that a closed pipe is detected here and not at exit."""
+    """Writes and flushes, so that a closed pipe is detected here and not at exit. Characters that
+    stdout cannot encode are escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         nowhere()
 
 
 def line(text: str = "") -> None:
-    write(text + "\n")
+    """Writes lines for a person."""
+    write(printable(text) + "\n")
+
+
+def data(value: Any) -> None:
+    """Writes one JSON object."""
+    write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 def nowhere() -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 from moediag.report import tables
 from moediag.report.finding import Finding, Side, StackGroup
 from moediag.report.page import ClaimRow, ControlRow, FixRow, Page, page_of
+from moediag.report.printable import printable
 from moediag.report.text_layout import (
     Line,
     at_right,
@@ -48,7 +49,7 @@ def render(result: RunResult, console: Console, run_folder: Path | None = None) 
 
 def show(line: Line, console: Console) -> None:
     """Prints one line in its styles, without wrapping, truncating or interpreting markup."""
-    text = Text.assemble(*((piece, STYLES[style]) for piece, style in line))
+    text = Text.assemble(*((printable(piece), STYLES[style]) for piece, style in line))
     text.rstrip()
     console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
 

@@ -6,7 +6,9 @@ Pure: a line is a sequence of (text, style) pieces. Each view maps the styles (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from moediag.report.printable import printable
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]
@@ -101,6 +103,17 @@ def at_right(lines: Sequence[Line], text: str, style: str, width: int) -> Iterat
         yield (" " * max(width - len(text), 1), "plain"), (text, style)
 
 
+def definitions(rows: Mapping[str, str], width: int) -> Iterator[str]:
+    """Yields each name with its wrapped text beside it, or below a name that takes too much of
+    ``width``."""
+    indent = min(max(map(len, rows), default=0), max(width // 2, 8)) + 2
+    for name, text in rows.items():
+        lines = wrap(text, width - indent)
+        beside = lines.pop(0) if len(name) + 2 <= indent else ""
+        yield (name.ljust(indent) + beside).rstrip()
+        yield from (" " * indent + line for line in lines)
+
+
 def columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Returns cells padded to the width of their column, except the last column."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
@@ -112,4 +125,4 @@ def columns(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 def plain(line: Line) -> str:
     """Returns the line without its styles."""
-    return "".join(text for text, _ in line).rstrip()
+    return printable("".join(text for text, _ in line)).rstrip()

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from moediag.errors import EvidenceError, UsageError
 from moediag.report import stdout
+from moediag.report.printable import printable
 from moediag.result import RESULT_FILE, RunResult, read_result
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def write(
     for kind, target in wanted.items():
         given = (made or {}).get(kind)
         text = given if given is not None else _render(kind, results, traced)
+        text = printable(text) if kind == "markdown" else text
         if str(target) == "-":
             stdout.write(text)
             continue

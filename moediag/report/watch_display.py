@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moediag.report import stderr
+from moediag.report.printable import printable
 from moediag.result import FAILURES, wording
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ class View:
         self._doing = ""
 
     def line(self, text: str) -> None:
-        print(f"moediag: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        stderr.line(f"moediag: {text}")
 
     def progress(self, progress: Progress) -> None:
         views = self.pulse.ranks(progress, memory_of(progress.pids))
@@ -212,7 +214,8 @@ class LiveView(View):
                     os.write(to, line)
 
     def line(self, text: str) -> None:
-        self.console.print(f"moediag: {text}", highlight=False, markup=False, soft_wrap=True)
+        text = printable(f"moediag: {text}")
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, progress: Progress) -> None:
         self._read()
@@ -223,8 +226,11 @@ class LiveView(View):
 
     def table(self) -> Table:
         from rich.table import Table
+        from rich.text import Text
 
-        grid = Table(title=self._head, title_justify="left", box=None, padding=(0, 2))
+        grid = Table(
+            title=Text(printable(self._head)), title_justify="left", box=None, padding=(0, 2)
+        )
         for name in ("rank", "step", "steps/s", "behind", "memory", "state"):
             grid.add_column(name, justify="right" if name != "state" else "left")
         for v in self._views[:16]:

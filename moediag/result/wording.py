@@ -124,6 +124,19 @@ def backend(name: str, shared_gpu: bool, version: str | None = None) -> str:
     return f"{told} on a shared GPU" if shared_gpu else told
 
 
+def backticks(text: str, least: int = 1) -> str:
+    """A delimiter for ``text`` as code: more backticks than it has in a row."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    return "`" * max(least, longest + 1)
+
+
+def code(text: str) -> str:
+    """Text as code inside a markdown paragraph."""
+    flat, ticks = " ".join(text.split()), backticks(text)
+    gap = " " if "`" in flat else ""
+    return f"{ticks}{gap}{flat}{gap}{ticks}"
+
+
 def html(text: str) -> str:
     """Text escaped for HTML or markdown."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

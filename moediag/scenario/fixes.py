@@ -7,8 +7,10 @@ import ast
 import importlib.resources
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
-from moediag.scenario.schema import Variant
+if TYPE_CHECKING:
+    from moediag.scenario.schema import Variant
 
 
 @dataclass(frozen=True, slots=True)

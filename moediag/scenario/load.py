@@ -1,5 +1,5 @@
-"""Loads a scenario: reads the file, applies overrides, validates. A mistake gives one message with
-its position."""
+"""Loads a scenario: reads the file, applies overrides, validates. Each mistake is one line of the
+error, with its position."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from moediag.scenario.explain import Problem
 from moediag.scenario.overrides import apply, location
 from moediag.scenario.schema import Scenario
 from moediag.scenario.source import KeyPath, Source, read
+
+_MOST = 20  # mistakes that an error lists
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -37,16 +39,17 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
 
 
 def _error(found: Sequence[Problem], source: Source, given: Mapping[KeyPath, str]) -> ScenarioError:
-    """Returns the first problem: one that an override caused, otherwise the first in the file.
-    Missing fields come last: a misspelt field makes two problems, and the spelling is the one to
-    fix."""
-    for problem in sorted(found, key=lambda p: p.missing):
-        override = _culprit(problem, source, given)
-        if override is not None:
-            return ScenarioError(f"{location(override)}: {problem}")
-    marks = [(source.mark(p.path, p.of_key), p) for p in found]
-    mark, problem = min(marks, key=lambda pair: (pair[1].missing, pair[0].line, pair[0].column))
-    return ScenarioError(f"{source.path}:{mark.line}:{mark.column}: {problem}")
+    """Returns all problems: those that an override caused, otherwise those of the file in the order
+    of its lines. Missing fields come last: a misspelt field makes two problems, and the spelling is
+    the one to fix."""
+    ordered = sorted(found, key=lambda p: (p.missing, source.mark(p.path, p.of_key)))
+    caused = ((_culprit(problem, source, given), problem) for problem in ordered)
+    texts = [f"{location(by)}: {problem}" for by, problem in caused if by is not None]
+    if not texts:
+        marked = ((source.mark(p.path, p.of_key), p) for p in ordered)
+        texts = [f"{source.path}:{mark.line}:{mark.column}: {p}" for mark, p in marked]
+    more = len(texts) - _MOST
+    return ScenarioError("\n".join([*texts[:_MOST], *([f"and {more} more"] if more > 0 else [])]))
 
 
 def _culprit(problem: Problem, source: Source, given: Mapping[KeyPath, str]) -> str | None:

@@ -82,9 +82,10 @@ def plan(
     repeat: int = 1,
     timeout: float | None = None,
     stack_overrides: Mapping[str, str] | None = None,
+    timed: bool = True,
 ) -> Plan:
     """Returns all trials of a run, in order: the variants as the scenario lists them, each
-    ``repeat`` times or as often as the variant says, then the timing of the fixes.
+    ``repeat`` times or as often as the variant says, then, if ``timed``, the timing of the fixes.
 
     ``world_size`` None means the scenario's default, empty ``variants`` all of them.
     ``stack_overrides`` replace the scenario's versions; a variant with its own version
@@ -111,9 +112,9 @@ def plan(
         for name in selected
         for number in range(max(repeat, scenario.variants[name].repeats))
     ]
-    trials += build.cost(selected)
+    trials += build.cost(selected) if timed else []
     texts = [f"--stack {package}={version}" for package, version in given.items()]
-    texts += ["--share-gpu"] * devices.DEVICES[device].shared
+    texts += ["--share-gpu"] * devices.DEVICES[device].shared + ["--no-cost"] * (not timed)
     return Plan(planned, tuple(trials), (*scenario.overrides, *texts))
 
 

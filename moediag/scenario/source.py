@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ KeyPath = tuple[str | int, ...]
 # A scenario is a page or two. A larger one is a wrong file, or has aliases that multiply.
 LARGEST_FILE = 1_000_000  # bytes
 MOST_NODES = 20_000
+DEEPEST = 100  # brackets open at once
 
 
 def dotted(path: KeyPath) -> str:
@@ -39,7 +41,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Mark:
     """Line and column, both from 1."""
 
@@ -105,6 +107,10 @@ def _text(path: Path) -> str:
 
 
 def _parse(path: Path, text: str) -> Any:
+    # The parser would find this out in quadratic time.
+    steps = accumulate((char in "[{") - (char in "]}") for char in text)
+    if max(steps, default=0) > DEEPEST:
+        raise _error(path, Mark(1, 1), "nested too deeply for a scenario")
     try:
         return YAML(typ="rt", pure=True).load(text)
     except MarkedYAMLError as error:

@@ -126,7 +126,7 @@ def _title(trial: TrialResult, material: Material) -> str:
 
 def _what(trial: TrialResult, result: RunResult, material: Material, page: Sequence[str]) -> str:
     on = f"{wording.plural(trial.world_size, 'rank')} on {_backend(trial)}"
-    parts = [f"{trial.cause}\n\nObserved with {on}; verdict `{trial.verdict}`."]
+    parts = [f"{wording.html(trial.cause)}\n\nObserved with {on}; verdict `{trial.verdict}`."]
     parts.append(fenced("\n".join(page)).rstrip())
     other = {t.variant for t in result.trials if t.other_batch}  # trains on less data: not a fix
     right = [f.variant for f in result.conclusion.fixes if f.correct and f.variant not in other]

@@ -23,6 +23,7 @@ from moediag.campaign.run import outcome
 from moediag.cli import app, options
 from moediag.errors import ExitCode, Interrupted, MachineError, ScenarioError, UsageError
 from moediag.result import RunResult, read_result
+from moediag.scenario import catalogue
 
 RESULTS = Path(__file__).parent.parent / "golden" / "results"
 Module = Callable[..., types.SimpleNamespace]
@@ -120,7 +121,7 @@ def test_run_passes_its_options_on(pipeline: Pipeline, tmp_path: Path) -> None:
     assert pipeline.loaded == [Path("s.yaml"), ["model.experts=16", "step.steps=3"]]
     assert pipeline.planned == {
         "world_size": 8, "device": "gpu", "variants": ["a", "b"], "launcher": "torchrun",
-        "repeat": 3, "timeout": 60.0, "stack_overrides": {"transformers": "4.53.2"},
+        "repeat": 3, "timeout": 60.0, "stack_overrides": {"transformers": "4.53.2"}, "timed": True,
     }  # fmt: skip
     assert (tmp_path / "journal.jsonl").is_file()
     launch = pipeline.options.launch
@@ -253,16 +254,61 @@ def test_a_bug_is_reported_as_a_bug_and_debug_shows_the_traceback(
         assert "Traceback" in capsys.readouterr().err
 
 
-def test_list_names_every_scenario_and_every_fix(pipeline: Pipeline) -> None:
-    pipeline_load = sys.modules["moediag.scenario.load"]
-    pipeline_load.load = lambda path: pipeline.load(path, [])  # type: ignore[attr-defined]
+def test_list_names_every_scenario_and_every_fix() -> None:
     lines = invoke("list").stdout.splitlines()
-    assert lines[0].split() == ["s", "t"] and lines[1:3] == ["", "fixes:"]
-    (touch,) = [line for line in lines[3:] if line.startswith("touch ")]
+    assert "fixes:" in lines and any(line.startswith("expert-starvation ") for line in lines)
+    (touch,) = [line for line in lines if line.startswith("touch ")]
     assert "add 0 * p[0] of every expert parameter" in touch and touch.endswith("parallelism)")
     listed = json.loads(invoke("list", "--json").stdout)
-    assert listed["scenarios"] == [{"name": "s", "title": "t"}]
+    assert [one["name"] for one in listed["scenarios"]] == catalogue.names()
     assert {"name", "summary", "source"} == set(listed["fixes"][0])
+
+
+def test_list_shows_what_has_all_words(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = invoke("list", "Tensor", "PARALLEL", "head").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["tp-head-norm"]
+    assert app.main(["list", "nothing", "such"]) == ExitCode.USAGE
+    assert "no scenario and no fix matches nothing such" in capsys.readouterr().err
+
+
+def test_run_without_a_name_lists_the_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["run"]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines()] == catalogue.names()
+    assert "error: no scenario was named\nType: moediag run NAME." in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "command"),
+    [
+        (["run", "s", "--cpus", "2"], "no such option: --cpus", "moediag run"),
+        (["diagnose"], "missing argument", "moediag diagnose"),
+        (["bisect", "s", "--jobs", "0"], "invalid value for '--jobs'", "moediag bisect"),
+        (["rum"], "no such command 'rum'", "moediag"),
+        (["stacks"], "missing command", "moediag stacks"),
+    ],
+)
+def test_wrong_options_are_errors_like_any_other(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str, command: str
+) -> None:
+    assert app.main(arguments) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"error: {message}")
+    assert said.err.endswith(f"\nType: {command} --help\n")
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(code, "Read-only file system", "/cache/locks/a.lock")
+
+    monkeypatch.setattr("moediag.stacks.environment.ensure", refuse)
+    assert app.main(["stacks", "build", "transformers=4.53.2"]) == ExitCode.CANNOT_RUN_HERE
+    said = capsys.readouterr().err
+    assert "error: Read-only file system: /cache/locks/a.lock\n" in said
+    assert "MOEDIAG_CACHE" in said and "bug" not in said
 
 
 def test_show_describes_the_fixes_of_a_scenario_in_comments(tmp_path: Path) -> None:

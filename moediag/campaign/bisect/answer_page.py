@@ -10,6 +10,7 @@ from moediag.campaign.bisect.beyond import Beyond
 from moediag.campaign.bisect.probe_verdict import ProbeVerdict, describe
 from moediag.campaign.bisect.search.answer import Answer, Boundary, Status
 from moediag.campaign.bisect.timeline import ProbeRecord, timeline
+from moediag.result import wording
 from moediag.result.wording import plural
 
 SCHEMA_VERSION = 1
@@ -204,7 +205,7 @@ def markdown(report: Report) -> str:
     for one in report.beyond.values():
         lines += one.markdown()
     if report.signatures:
-        listed = ", ".join(f"`{_cell(s)}`" for s in report.signatures)
+        listed = ", ".join(map(wording.code, report.signatures))
         lines += [f"The failure looked for ({report.match}): {listed}", ""]
     if report.probes:
         lines += _table(report, report.package, report.probes)
@@ -237,4 +238,4 @@ def _table(report: Report, head: str, probes: Sequence[ProbeRecord]) -> list[str
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    return wording.html(" ".join(text.split())).replace("|", "\\|")

@@ -69,7 +69,12 @@ class _Learning(Strategy[Probe, ProbeRecord]):
                 self.display.say(text)
         return found.record
 
+    def keeps(self, value: ProbeRecord) -> bool:
+        return value.lasting
+
     def taken(self, item: Probe, value: ProbeRecord) -> None:
+        if not value.lasting:
+            self.state.passing.append(value)
         self.search.told(item, value.verdict)
         self.display.summary(timeline(self.state.releases, self.search.verdicts))
 

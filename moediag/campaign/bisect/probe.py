@@ -32,7 +32,7 @@ from moediag.hardware import cores
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline.trials import TrialOptions
-from moediag.result import RunResult, TrialResult
+from moediag.result import RunResult, TrialResult, Verdict
 from moediag.scenario.plan import LAUNCHERS
 from moediag.stacks import environment
 from moediag.stacks.environment import Stack
@@ -187,6 +187,7 @@ class Releases:
             raise
         except (StackError, LaunchError) as error:
             ran.reason = _flat(error.message)
+            ran.launched = not isinstance(error, LaunchError)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted during the probe of {ran.name}") from None
         finally:
@@ -219,6 +220,7 @@ class _Ran:
         self.began = began
         self.evidence = ""
         self.reason = ""
+        self.launched = True
         self.result: RunResult | None = None
 
     @property
@@ -227,6 +229,7 @@ class _Ran:
 
     def record(self, verdict: ProbeVerdict) -> ProbeRecord:
         shown = [t.signature for t in self.trials if t.variant == self.variant]
+        judged = all(t.verdict != Verdict.INCONCLUSIVE for t in self.trials)
         return ProbeRecord(
             version=self.name,
             verdict=dataclasses.replace(verdict, text=_flat(verdict.text)),
@@ -235,6 +238,7 @@ class _Ran:
             signature="; ".join(dict.fromkeys(shown)),
             seconds=time.monotonic() - self.began,
             evidence=self.evidence,
+            lasting=verdict.kind != Kind.SKIP or (self.launched and judged),
         )
 
 

@@ -29,6 +29,7 @@ from moediag.campaign.engine import Display, resumable
 from moediag.campaign.engine.journal import JOURNAL_FILE
 from moediag.errors import MoediagError
 from moediag.protocol import write_json
+from moediag.report.printable import printable
 from moediag.result import RESULT_FILE
 from moediag.scenario import devices
 from moediag.stacks import environment
@@ -71,7 +72,7 @@ def run(
                 beyond = dict(afterwards(asked, search, follow, clone, folder))
         report = _report(asked, state, search, beyond)
         write_json(folder / RESULT_FILE, answer_page.to_json(report))
-        (folder / REPORT_FILE).write_text(answer_page.markdown(report), encoding="utf-8")
+        (folder / REPORT_FILE).write_text(printable(answer_page.markdown(report)), encoding="utf-8")
     return report, folder
 
 

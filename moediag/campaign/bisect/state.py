@@ -33,6 +33,8 @@ class State:
         self.releases = tuple(map(str, journal.header.kept["releases"]))
         self._target = Records(journal, "learned", _target, _target_line)
         self.records = Records(journal, "probe", self._release, ProbeRecord.to_json)
+        self.passing: list[ProbeRecord] = []
+        """Probes of this command that a resumed one repeats; not in the journal."""
         self._extras = Records(journal, "extra", ProbeRecord.from_json, ProbeRecord.to_json)
 
     def __enter__(self) -> State:
@@ -48,7 +50,7 @@ class State:
 
     @property
     def probes(self) -> tuple[ProbeRecord, ...]:
-        return tuple(self.records.values())
+        return (*self.records.values(), *self.passing)
 
     @property
     def extras(self) -> tuple[ProbeRecord, ...]:
@@ -62,14 +64,15 @@ class State:
 
     def finished_extra(self, record: ProbeRecord) -> None:
         """Records a probe of something else than a searched release."""
-        self._extras.add(record.name, record)
+        if record.lasting:
+            self._extras.add(record.name, record)
 
     def known(self, name: str) -> ProbeRecord | None:
         """Returns such a probe if it is finished."""
         return self._extras.get(name)
 
     def done(self) -> str:
-        count = len(self.records) + len(self._extras)
+        count = len(self.probes) + len(self._extras)
         return f"{count} finished probe{'' if count == 1 else 's'}"
 
     def tell(self, search: Search) -> None:

@@ -35,6 +35,8 @@ class ProbeRecord:
     signature: str = ""  # what its unfixed trial showed
     seconds: float | None = None  # wall clock, environment included
     evidence: str = ""  # its run directory, relative to the bisect's
+    # False: its launch failed, which says nothing about the release. A resumed bisect repeats it.
+    lasting: bool = True
 
     @property
     def name(self) -> str:

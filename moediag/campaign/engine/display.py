@@ -7,13 +7,14 @@ It makes no decisions, and stdout remains data. An observer of trials
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moediag.pipeline.observer import Silent
+from moediag.report import stderr
+from moediag.report.printable import printable
 from moediag.result import wording
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ class Live(Display):
         """Prints a line; ``style`` applies to the mark, or to the text without one."""
         from rich.text import Text
 
+        text = printable(text)
         shown = Text(mark, style).append(text, "") if mark else Text(text, style)
         self.console.print(shown, no_wrap=True, overflow="ellipsis")
 
@@ -268,7 +270,7 @@ class Live(Display):
         from rich.text import Text
 
         def line(text: str, style: str = "") -> Text:
-            return Text(text, style, no_wrap=True, overflow="ellipsis")
+            return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
 
         rows = Table.grid(padding=(0, 1))
         for key, (text, fraction) in dict(self.stacks).items():
@@ -295,4 +297,4 @@ def shown(no_color: bool = False) -> Iterator[Display]:
         with Live(console) as live:
             yield live
     else:
-        yield Lines(lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201
+        yield Lines(stderr.line)

@@ -92,6 +92,7 @@ def drive(strategy: Strategy[Q, T], journal: Journal, display: Display, jobs: in
                     strategy.taken(item, value)
                     if strategy.counted:
                         display.finished(strategy.name(item), strategy.line(value))
+                    strategy.write(f"{strategy.done()} finished")  # for a reader, or after a kill
         strategy.write("")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moediag.errors import DiskFull, EvidenceError, UsageError
+from moediag.protocol import parse_json
 
 
 def locked(path: Path, flags: int = 0) -> int:
@@ -57,7 +58,7 @@ def read(path: Path) -> tuple[list[dict[str, Any]], int]:
     while start < len(data):
         end = data.find(b"\n", start)
         try:
-            raw = json.loads(data[start:] if end < 0 else data[start:end])
+            raw = parse_json(data[start:] if end < 0 else data[start:end])
         except ValueError:
             raw = None
         if not isinstance(raw, dict):

@@ -26,6 +26,7 @@ from moediag.errors import UsageError
 from moediag.launch.hosts import Hosts
 from moediag.launch.settings import LaunchOptions
 from moediag.protocol import write_json
+from moediag.report.printable import printable
 from moediag.result import wording
 from moediag.stacks.base import cache_root, current_base
 
@@ -113,7 +114,9 @@ class _Fill(Strategy[Key, Cell]):
     def write(self, incomplete: str) -> None:  # noqa: ARG002 - its empty places show it
         matrix = self.table()
         write_json(self.folder / MATRIX_FILE, table_page.to_json(matrix))
-        (self.folder / PAGE_FILE).write_text(table_page.markdown(matrix), encoding="utf-8")
+        (self.folder / PAGE_FILE).write_text(
+            printable(table_page.markdown(matrix)), encoding="utf-8"
+        )
 
     def plan(self) -> Plan:
         q = self.question

@@ -11,8 +11,9 @@ from moediag.campaign.nightly.changes import Change, Compared
 from moediag.campaign.nightly.night import State
 from moediag.campaign.nightly.summary import Summary, title, versions, what
 from moediag.report.finding import finding_of
-from moediag.report.junit import WIDTH, clean
+from moediag.report.junit import WIDTH
 from moediag.report.markdown import LIMIT
+from moediag.report.printable import printable
 from moediag.report.terminal import finding_lines
 from moediag.report.text_layout import plain
 from moediag.result import RunResult
@@ -36,7 +37,7 @@ def junit(summary: Summary) -> str:
         cases = [_case(one) for one in own]
         kinds = [child.tag for case in cases for child in case]
         suite = ElementTree.SubElement(
-            root, "testsuite", name=clean(track), timestamp=summary.night.started,
+            root, "testsuite", name=printable(track), timestamp=summary.night.started,
             tests=str(len(cases)), failures=str(kinds.count("failure")),
             errors=str(kinds.count("error")), skipped=str(kinds.count("skipped")),
         )  # fmt: skip
@@ -48,12 +49,14 @@ def junit(summary: Summary) -> str:
 def _case(one: Compared) -> ElementTree.Element:
     entry = one.entry
     case = ElementTree.Element(
-        "testcase", name=clean(entry.variant), classname=clean(f"{entry.scenario}.{entry.track}")
+        "testcase",
+        name=printable(entry.variant),
+        classname=printable(f"{entry.scenario}.{entry.track}"),
     )
-    message = clean(f"{one.change}: {what(one)}")
+    message = printable(f"{one.change}: {what(one)}")
     if entry.state == State.BAD:
         child = ElementTree.SubElement(case, "failure", message=message, type=str(one.change))
-        child.text = clean(f"{entry.why}\n\n{entry.command}\n{entry.evidence}")
+        child.text = printable(f"{entry.why}\n\n{entry.command}\n{entry.evidence}")
     elif entry.state == State.UNKNOWN:
         tag = "skipped" if entry.verdict == "not-applicable" else "error"
         ElementTree.SubElement(case, tag, message=message)

@@ -51,6 +51,8 @@ class SweepOptions:
     timeout: float | None = None
     stack: Mapping[str, str] = field(default_factory=dict)
     launch: LaunchOptions = field(default_factory=LaunchOptions)
+    timed: bool = True
+    """Whether the fixes are timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,7 @@ def _planned(name: str, options: SweepOptions) -> Planned:
             repeat=options.repeat,
             timeout=options.timeout,
             stack_overrides=options.stack,
+            timed=options.timed,
         )
     except MoediagError as error:
         return Planned(name, None, error.message)

@@ -11,7 +11,7 @@ from moediag.result.wording import ranks
 
 GROUP = "optimizer-group"
 # From torch/distributed/tensor/_dispatch.py and _ops; the operator shows the caller.
-_MIXED = re.compile(r"(\S+) got mixed torch\.Tensor and DTensor")
+_MIXED = re.compile(r"(?<!\S)(\S+) got mixed torch\.Tensor and DTensor")
 _MESHES = re.compile(r"operands in (\S+) must have the same mesh", re.IGNORECASE)
 # Operators that only clipping calls. An optimizer (decoupled weight decay) calls foreach_mul_ too.
 _OF_CLIPPING = re.compile(r"foreach_norm|linalg_vector_norm|aten\.stack|clip_grad")

@@ -3,7 +3,6 @@ collected before the ranks are ended."""
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -209,7 +208,9 @@ class Supervisor:
         """Returns the process of ``rank`` from its pid file. Ignores ranks of other machines: nodes
         may share the folder."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            raw = json.loads((self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8"))
+            raw = protocol.parse_json(
+                (self.folder / protocol.pid_file(rank)).read_text(encoding="utf-8")
+            )
             if raw["host"] == socket.gethostname() and raw["time"] >= self.seen.started - 60:
                 started = raw.get("started")
                 self.seen.processes[rank] = Process(

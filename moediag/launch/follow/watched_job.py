@@ -3,7 +3,6 @@ a death immediately, while the job still runs."""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +145,7 @@ class JobSupervisor(Supervisor):
                 found.add(int(number))
                 self._last_found = time.monotonic()
                 with suppress(OSError, ValueError):
-                    raw = json.loads(path.read_text(encoding="utf-8"))
+                    raw = protocol.parse_json(path.read_text(encoding="utf-8"))
                     self._local = raw.get("local_ranks")
                     self._expected = self._local or raw.get("world_size")
                     self.nodes.world = max(self.nodes.world, raw.get("world_size") or 0)

@@ -7,7 +7,6 @@ node does not lose the result. Every wait is bounded by the time after which a n
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 import uuid
@@ -298,7 +297,7 @@ class OtherNodes:
 def read_job(folder: Path, rank: int) -> dict[str, Any]:
     """Returns the rank's job file; empty if the rank has not joined the others."""
     with suppress(OSError, ValueError):
-        raw = json.loads((folder / protocol.job_file(rank)).read_text(encoding="utf-8"))
+        raw = protocol.parse_json((folder / protocol.job_file(rank)).read_text(encoding="utf-8"))
         return raw if isinstance(raw, dict) else {}
     return {}
 

@@ -7,7 +7,6 @@ node is lost when the count in its file has not changed for too long by our own 
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from moediag.errors import NodeLost, UsageError
-from moediag.protocol import write_json
+from moediag.protocol import parse_json, write_json
 
 FIRST = 180.0  # seconds that the others get to start: a person types a command on each
 PERIOD = 0.5  # seconds between two writes
@@ -170,7 +169,7 @@ class Meeting:
     def _hear(self, now: float) -> None:
         for node in self._others:
             with suppress(OSError, ValueError, TypeError):
-                word = Word(**json.loads(self._place(node).read_text(encoding="utf-8")))
+                word = Word(**parse_json(self._place(node).read_text(encoding="utf-8")))
                 known = self._heard.get(node)
                 if known is None or word.count > known[0].count:
                     self._heard[node] = word, now

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -49,10 +48,10 @@ class SharedFolder:
         if nothing could be read."""
         found = []
         for place in self._others():
-            with suppress(OSError, ValueError, RecursionError):
+            with suppress(OSError, ValueError):
                 path = place / protocol.PULSE_FILE
                 if path.stat().st_size <= _PULSE_BYTES:
-                    pulse = of_json(json.loads(path.read_text(encoding="utf-8")))
+                    pulse = of_json(protocol.parse_json(path.read_text(encoding="utf-8")))
                     if pulse.key == place.name:
                         found.append(pulse)
         return found

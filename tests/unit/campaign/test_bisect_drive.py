@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from moediag.campaign.bisect import state as states
-from moediag.campaign.bisect.probe_verdict import Kind
+from moediag.campaign.bisect.probe_verdict import Kind, skip
 from moediag.campaign.bisect.search.answer import Status
 from moediag.campaign.bisect.signature_match import Target
 from moediag.campaign.bisect.timeline import ProbeRecord
@@ -78,6 +78,29 @@ def test_the_answer_does_not_depend_on_jobs(tmp_path: Path) -> None:
     letters = HISTORY.replace("GGGG", "GSGO").replace("BBBB", "BOBS")
     found = [bisect(tmp_path / str(jobs), letters, 17, jobs).answer for jobs in (1, 2, 5)]
     assert found[0] == found[1] == found[2]
+
+
+class Interrupts(Fake):
+    """The launch of the first release of ``versions`` fails once."""
+
+    def __init__(self, letters: str, *versions: str) -> None:
+        super().__init__(letters)
+        self.left = list(versions)
+
+    def probe(self, version: str, attempt: int, target: Target) -> ProbeRecord:
+        if version not in self.left:
+            return super().probe(version, attempt, target)
+        self.left.remove(version)
+        return ProbeRecord(version, skip("the launcher's host died"), attempt, lasting=False)
+
+
+@pytest.mark.parametrize("version", ["1.15", "1.12", "1.13", "1.24"])
+def test_a_probe_whose_launch_failed_is_made_again_on_resume(tmp_path: Path, version: str) -> None:
+    prober = Interrupts(HISTORY, version)
+    bisect(tmp_path, HISTORY, 15, prober=prober)
+    assert prober.left == []
+    assert version not in [p.name for p in states.read(tmp_path).probes]
+    assert bounds(bisect(tmp_path, HISTORY, 15)) == [(13, 12), (23, 24)]
 
 
 def test_an_intermittent_result_at_the_boundary_is_retried(tmp_path: Path) -> None:

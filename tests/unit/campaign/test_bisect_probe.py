@@ -163,7 +163,24 @@ def test_a_release_that_cannot_be_tried_is_skipped_with_its_reason(
     ):
         assert record.verdict.kind == Kind.SKIP
         assert text in record.verdict.text
+        assert record.lasting == isinstance(error, StackError)
         assert "\n" not in record.verdict.text
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "lasting"),
+    [
+        (STARVED, Kind.BAD, True),
+        ("not-applicable", Kind.SKIP, True),
+        ("inconclusive", Kind.SKIP, False),
+    ],
+)
+def test_a_probe_that_could_not_be_judged_does_not_last(
+    world: World, tmp_path: Path, seen: str, kind: Kind, lasting: bool
+) -> None:
+    world.signatures = [seen]
+    record = prober(tmp_path).probe("4.53.0", 1, TARGET)
+    assert (record.verdict.kind, record.lasting) == (kind, lasting)
 
 
 def test_the_next_environment_is_tried_only_if_the_first_is_undecided(

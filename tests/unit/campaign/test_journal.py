@@ -285,6 +285,7 @@ def line_of(name: str, kind: str = "good") -> str:
         (1, '{"e":"header","schema_version":2}', "the header is incomplete: 'campaign'"),
         (3, "not json", "not a JSON object"),
         (3, "[1]", "not a JSON object"),
+        (3, '{"a":' * 100_000, "not a JSON object"),
         (3, '{"e":"probe","name":"x","value":{}}', "field 'version' is missing"),
         (3, line_of("9.9"), "9.9 is none of the releases"),
         (3, line_of("4.40.0", "worse"), "worse"),

@@ -25,11 +25,19 @@ from moediag.errors import (
     StackError,
     UsageError,
 )
+from moediag.evidence.model import ExitStatus
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
 from moediag.pipeline import trials
 from moediag.protocol import Outcome, Trial
-from moediag.result import Confidence, Diagnosis, RunResult, Verdict, read_result
+from moediag.result import (
+    RESULT_FILE,
+    Confidence,
+    Diagnosis,
+    RunResult,
+    Verdict,
+    read_result,
+)
 from moediag.scenario import catalogue, load
 from moediag.scenario.plan import Plan, plan
 from moediag.stacks.environment import Stack
@@ -209,6 +217,21 @@ def test_an_interrupted_run_saves_a_result_and_prints_how_to_resume(tmp_path: Pa
     assert shlex.split(line) == [*COMMAND, "--out", str(tmp_path), "--resume"]
 
 
+def test_the_result_is_on_disk_after_each_trial(tmp_path: Path) -> None:
+    """A run that is killed has a result, which says that it is unfinished."""
+    seen: list[tuple[int, str]] = []
+
+    def look(name: str) -> None:
+        if (tmp_path / RESULT_FILE).exists():
+            found = read_result(tmp_path)
+            seen.append((len(found.trials), found.incomplete))
+
+    whole = run(tmp_path, Ranks(look))
+    assert (1, "1 of 4 trials finished") in seen
+    assert max(seen) == (3, "3 of 4 trials finished")
+    assert whole.incomplete == read_result(tmp_path).incomplete == ""
+
+
 @pytest.mark.parametrize("at", range(launches()))
 def test_a_run_resumed_after_any_trial_has_the_same_result(tmp_path: Path, at: int) -> None:
     """Trials and references that were finished do not run again."""
@@ -248,6 +271,45 @@ def test_a_full_disk_keeps_finished_trials(tmp_path: Path) -> None:
     assert caught.value.help_text.endswith("--resume")
     assert [t.variant for t in read_result(tmp_path / "parts").trials] == ["unfixed"]
     assert comparable(run(tmp_path / "parts", Ranks())) == comparable(run(tmp_path / "w", Ranks()))
+
+
+class Killed(Ranks):
+    """References end like ``record`` and leave no outcome."""
+
+    def __init__(self, **record: Any) -> None:
+        super().__init__()
+        self.record = record
+
+    def run(self, trial: Trial, folder: Path, _: Any = None) -> LaunchRecord:
+        if trial.name.startswith("reference"):
+            folder.mkdir(parents=True)
+            return LaunchRecord(0.0, 1.0, **self.record)
+        return super().run(trial, folder)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"exits": {0: ExitStatus(signal="SIGKILL")}, "oom_kills": 1}, "it was killed for memory"),
+        ({"exits": {0: ExitStatus(signal="SIGKILL")}, "oom_kills": 0}, "it was ended by SIGKILL"),
+        ({"launch_error": "the host was ended by SIGKILL"}, "the host was ended by SIGKILL"),
+        ({"exits": {0: ExitStatus(code=1)}}, "it left no output"),
+    ],
+)
+def test_a_failed_reference_says_why(tmp_path: Path, record: dict[str, Any], why: str) -> None:
+    result = run(tmp_path, Killed(**record), planned(["unfixed"]))
+    assert why in result.trials[0].cause
+
+
+def test_a_launch_that_failed_on_a_full_disk_proves_nothing(tmp_path: Path) -> None:
+    def fill(name: str) -> None:
+        if name == "touch":
+            (tmp_path / trials.SPACE_FILE).symlink_to("/dev/full")
+
+    with pytest.raises(DiskFull, match="no space left on device"):
+        run(tmp_path, Ranks(fill))
+    assert "touch" not in [t.variant for t in read_result(tmp_path).trials]
+    assert comparable(run(tmp_path, Ranks())) == comparable(run(tmp_path / "w", Ranks()))
 
 
 def test_a_failed_launch_is_repeated_on_resume(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from bench import jobs
 from moediag.cli import app
 from moediag.errors import EvidenceError, ExitCode
 from moediag.evidence.model import Evidence, RankEvidence
-from moediag.pipeline import examine
+from moediag.pipeline import examine, watch
 from moediag.protocol import CostTask, ReferenceTask, StepTask, Task, Trial
 from moediag.report.page import exit_code, page_of
 from moediag.report.terminal import as_text
 from moediag.result import Confidence, Diagnosis, Verdict, read_result
+from tests.unit.evidence_builder import fsdp2_job, write
 
 
 def make(folder: Path, task: Task | None = None) -> Path:
@@ -101,7 +102,29 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema_version": 99}', '{"schema_version": 1}'])
+def test_steps_of_a_job_whose_watcher_was_killed_are_read(tmp_path: Path) -> None:
+    """Its folder has what the ranks recorded and what the watcher wrote at the start."""
+    attempt = tmp_path / "watch" / "attempt-0"
+    write(fsdp2_job(set(), set(), steps=3).run(), attempt)
+    (attempt / "launch.json").unlink()
+    for log in attempt.glob("*.events.jsonl"):  # the ranks were ended with their launcher
+        lines = log.read_text().splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if '"e": "end"' not in line))
+    job = watch._Watch(
+        ["train.py"], "train.py", tmp_path, watch.WatchOptions(), lambda *_: None, None
+    )
+    job._trial(tmp_path).write(attempt)
+    assert Trial.read(attempt / "trial.json").world_size == 0
+    found = examine.examine([tmp_path / "watch"])
+    (trial,) = found.result.trials
+    assert (trial.world_size, trial.verdict, trial.culprits) == (2, "inconclusive", ())
+    assert "exit codes and signals (no launch.json)" in trial.diagnosis.not_seen
+    assert max(call.step for call in found.evidence[0].ranks[1].collectives) == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"schema_version": 99}', '{"schema_version": 1}', "[" * 100_000]
+)
 def test_a_broken_trial_file_is_an_error_with_its_path(tmp_path: Path, text: str) -> None:
     folder = tmp_path / "run" / "t"
     folder.mkdir(parents=True)

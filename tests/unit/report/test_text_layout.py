@@ -43,3 +43,17 @@ def test_right_text_moves_to_the_next_line_if_it_does_not_fit() -> None:
 def test_flowing_pieces_stay_within_the_width(pieces: list[str], width: int) -> None:
     for line in text_layout.flow([(piece, "plain") for piece in pieces], width):
         assert len(text_layout.plain(line)) <= width
+
+
+def test_definitions_fit_the_width() -> None:
+    rows = {"a": "some words about it", "a-name-that-is-very-long-for-this": "words", "b": ""}
+    lines = list(text_layout.definitions(rows, 40))
+    assert max(map(len, lines)) <= 40
+    assert lines == [
+        "a                     some words about",
+        "                      it",
+        "a-name-that-is-very-long-for-this",
+        "                      words",
+        "b",
+    ]
+    assert len(list(text_layout.definitions(rows, 1000))) == 3

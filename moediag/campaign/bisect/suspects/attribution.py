@@ -4,7 +4,6 @@ functions that the probes' trials ran. Offline: no index, no process."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -167,7 +166,7 @@ def _stacks(seen: RankEvidence | None) -> tuple[Stack, ...]:
 def _raised(path: Path) -> list[tuple[str, int]]:
     """Returns the traceback in torch elastic's error file, outermost first."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = protocol.parse_json(path.read_text(encoding="utf-8"))
         text = str(raw["message"]["extraInfo"]["py_callstack"])
     except (OSError, ValueError, KeyError, TypeError):
         return []

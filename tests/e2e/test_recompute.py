@@ -66,6 +66,7 @@ def accepted(ran: Ran, variants: Sequence[str]) -> bool:
     return all(detector(ran, variant) for variant in variants for detector in weak)
 
 
+@pytest.mark.wide
 class TestRecompute:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

@@ -83,6 +83,7 @@ class TestFsdp1:
         assert "expert parallelism by hand" in notes
 
 
+@pytest.mark.wide
 class TestFsdp2:
     @pytest.fixture
     def ran(self, command: Command) -> Ran:

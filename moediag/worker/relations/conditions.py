@@ -12,6 +12,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from moediag.protocol import CONDITIONS, WayOutcome
+from moediag.worker.models.tiny_family import NotBuilt
 from moediag.worker.not_applicable import NotApplicable
 from moediag.worker.relations.relation import Case, Relation, Tensors
 
@@ -243,7 +244,7 @@ def _crash_text(error: BaseException) -> str:
 
 
 def outcomes(relation: Relation, case: Case) -> List[WayOutcome]:
-    """Returns the outcome of each way. Raises NotApplicable if none applies."""
+    """Returns the outcome of each way. Raises NotApplicable if none applies, and NotBuilt."""
     found: List[WayOutcome] = []
     reasons: List[str] = []
     for way in relation.ways(case):
@@ -251,6 +252,8 @@ def outcomes(relation: Relation, case: Case) -> List[WayOutcome]:
             found.append(judge(relation, case, way))
         except NotApplicable as reason:
             reasons.append(str(reason))
+        except NotBuilt:
+            raise
         except Exception as error:
             found.append(undecided(way, error))
     if not found and reasons:

@@ -23,7 +23,7 @@ REPEATED = " one-token"  # one repeated token: all but top-k experts get nothing
 class ExpertImplementations(Relation):
     name = "expert-implementations"
     says = "each experts_implementation gives the logits and gradients of the eager one"
-    route = "the remaining implementation agrees with the eager one"
+    route = "the remaining implementation agrees with one of the two"
 
     def ways(self, case: Case) -> Sequence[str]:
         if not many_experts(case.family):
@@ -39,8 +39,12 @@ class ExpertImplementations(Relation):
     def second(self, case: Case, way: str, wrong: Sequence[str]) -> bool:
         third = next(name for name in OTHERS if name != way.replace(REPEATED, ""))
         one = way.endswith(REPEATED)
-        plain, other = _computed(case, EAGER, one), _computed(case, third, one)
-        return all(torch.allclose(plain[n], other[n], rtol=1e-3, atol=1e-5) for n in wrong)
+        sides = [_computed(case, name, one) for name in (EAGER, way.replace(REPEATED, ""))]
+        found = _computed(case, third, one)
+        return any(
+            all(torch.allclose(side[n], found[n], rtol=1e-3, atol=1e-5) for n in wrong)
+            for side in sides
+        )
 
 
 def _computed(case: Case, implementation: str, one_token: bool) -> Tensors:

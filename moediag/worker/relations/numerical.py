@@ -10,6 +10,8 @@ import torch
 from moediag.worker.relations.relation import Case, Tensors
 
 STEP = 1e-3
+STEPS = (STEP, STEP / 3, STEP / 10)
+NOISE = 1e-4  # of a difference, where a family computes parts in fp32
 AGREES = 0.2  # of the difference
 PREFIX = "gradient of "
 

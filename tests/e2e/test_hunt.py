@@ -1,0 +1,158 @@
+"""`moediag hunt` on a real release, and on copies of it with one planted fault each."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moediag.campaign.hunt import session
+from moediag.campaign.hunt.findings import HuntCell
+from moediag.campaign.hunt.question import Wanted
+from moediag.cli import app
+from moediag.errors import ExitCode
+from moediag.stacks import environment
+from tests.e2e.pipeline import need
+
+pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.wide]
+
+STACK = {"transformers": "5.23.0", "accelerate": "1.15.0"}
+MODELING = "models/qwen3_moe/modeling_qwen3_moe.py"
+CONFIGURATION = "models/qwen3_moe/configuration_qwen3_moe.py"
+EXPERTS = "integrations/moe.py"
+
+# File, text, its replacement, and the relation that must not hold then.
+FAULTS = {
+    "the mask is ignored": (
+        MODELING, "attention_mask=causal_mask,", "attention_mask=None,", "padding",
+    ),
+    "the router gets no gradient": (
+        MODELING, "router_scores = router_top_value\n",
+        "router_scores = router_top_value.detach()\n", "gradient",
+    ),
+    "the router is not reached": (
+        MODELING, "router_scores = router_top_value\n",
+        "router_scores = router_top_value.detach()\n", "reached-parameters",
+    ),
+    "num_items_in_batch is not passed on": (
+        MODELING, "self.loss_function(logits, labels, self.vocab_size, **kwargs)",
+        "self.loss_function(logits, labels, self.vocab_size)", "accumulation",
+    ),
+    "grouped_mm takes the rows of other tokens": (
+        EXPERTS, "selected_hidden_states_g = hidden_states[perm // num_top_k]",
+        "selected_hidden_states_g = hidden_states[perm % num_tokens]", "expert-implementations",
+    ),
+    "the eager loop leaves out an expert": (
+        MODELING, "if expert_idx == self.num_experts:", "if expert_idx == self.num_experts - 1:",
+        "expert-implementations",
+    ),
+    "a plan names nothing": (
+        CONFIGURATION, '"layers.*.mlp.experts.down_proj": "grouped_gemm"',
+        '"layers.*.mlp.expertz.down_proj": "grouped_gemm"', "plans",
+    ),
+    "the cache keeps other keys": (
+        MODELING, "past_key_values.update(key_states, value_states, self.layer_idx)",
+        "past_key_values.update(key_states.flip(2), value_states, self.layer_idx)", "use-cache",
+    ),
+    "a row sees the others": (
+        MODELING, "return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)",
+        "return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim) + "
+        "hidden_states.mean()", "batch",
+    ),
+    "a token sees later ones": (
+        MODELING, "return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim)",
+        "return final_hidden_states.reshape(batch_size, sequence_length, hidden_dim) + "
+        "hidden_states.mean(1, keepdim=True)", "causality",
+    ),
+    "a weight is not saved": (
+        MODELING, "    _supports_sdpa = True\n",
+        "    _supports_sdpa = True\n"
+        '    _keys_to_ignore_on_save = ["model.layers.1.mlp.gate.weight"]\n', "save-and-load",
+    ),
+    "recomputing a layer computes something else": (
+        MODELING, "        _, routing_weights, selected_experts = self.gate(",
+        "        if torch._C._current_graph_task_id() >= 0:\n"
+        "            hidden_states_reshaped = hidden_states_reshaped * 2\n"
+        "        _, routing_weights, selected_experts = self.gate(",
+        "checkpointing",
+    ),
+    "eager attention has another scale": (
+        MODELING, "* scaling", "* (1.1 * scaling)", "attention-implementations",
+    ),
+}  # fmt: skip
+# Edits that change nothing.
+HARMLESS = {
+    "a local name": (EXPERTS, "sample_weights_g", "weights_in_order"),
+    "another spelling": (MODELING, "hidden_states.view(-1, hidden_dim)",
+                         "hidden_states.reshape(-1, hidden_dim)"),
+    "a comment": (MODELING, "self.top_k = config.num_experts_per_tok",
+                  "self.top_k = config.num_experts_per_tok  # experts of a token"),
+    "another order of parameters": (
+        MODELING, "        self.experts = Qwen3MoeExperts(config)\n"
+        "        self.gate = Qwen3MoeTopKRouter(config)\n",
+        "        self.gate = Qwen3MoeTopKRouter(config)\n"
+        "        self.experts = Qwen3MoeExperts(config)\n",
+    ),
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def overlay(folder: Path, file: str, old: str, new: str) -> Iterator[environment.Stack]:
+    """Yields the stack with one edited file of transformers."""
+    stack = environment.ensure(STACK)
+    (packages,) = stack.python.parent.parent.glob("lib/python*/site-packages")
+    copy = folder / "transformers"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(packages / "transformers", copy, copy_function=linked, ignore=ignored)
+    text = (packages / "transformers" / file).read_text(encoding="utf-8")
+    assert old in text, f"{file} of this release has no such text"
+    (copy / file).unlink()
+    (copy / file).write_text(text.replace(old, new), encoding="utf-8")
+    yield dataclasses.replace(stack, pythonpath=[folder, *stack.pythonpath])
+
+
+def linked(source: str, target: str) -> None:
+    Path(target).symlink_to(source)
+
+
+def cells(stack: environment.Stack, folder: Path, *relations: str) -> list[HuntCell]:
+    wanted = Wanted("5.23.0", ("qwen3_moe",), relations, timeout=300.0)
+    with contextlib.closing(session.Workers(wanted, stack, folder)) as workers:
+        return [workers.make(("qwen3_moe", relation)) for relation in relations]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_confirmed(fault: str, tmp_path: Path) -> None:
+    need(STACK)
+    file, old, new, relation = FAULTS[fault]
+    with overlay(tmp_path / "overlay", file, old, new) as stack:
+        (found,) = cells(stack, tmp_path / "hunt", relation)
+    assert any(way.confirmed for way in found.outcome.ways), found
+
+
+@pytest.mark.parametrize("edit", HARMLESS)
+def test_a_harmless_edit_confirms_nothing(edit: str, tmp_path: Path) -> None:
+    need(STACK)
+    relations = ("save-and-load", "expert-implementations", "padding", "gradient", "use-cache")
+    with overlay(tmp_path / "overlay", *HARMLESS[edit]) as stack:
+        found = cells(stack, tmp_path / "hunt", *relations)
+    assert not any(way.confirmed for cell in found for way in cell.outcome.ways), found
+    assert all(cell.outcome.built and not cell.outcome.problem for cell in found), found
+
+
+def test_a_release_is_listed_and_a_family_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need(STACK)
+    words = ["hunt", "--release", "5.23.0", "--stack", "accelerate=1.15.0", "--json"]
+    words += ["--family", "qwen3_moe", "--relation", "causality", "--relation", "batch"]
+    assert app.main([*words, "--out", str(tmp_path / "out")]) == ExitCode.OK
+    raw = json.loads(capsys.readouterr().out)
+    assert raw["families"] == {"qwen3_moe": "moe"}
+    assert len(raw["cells"]) == 2
+    assert not list((tmp_path / "out" / "cells").iterdir()), "cells that hold leave no files"

@@ -29,7 +29,7 @@ def of_part(p: PartLoaded) -> str:
     return (
         f"In step {p.step} the shards of {plural(len(p.names), 'parameter')} ({listed(p.names)}) "
         f"do not belong together: {ranks(p.loaded)} loaded the whole parameter{at} before FSDP2 "
-        f"took this rank's shard of it, {ranks(p.others)} did not, had other values, and nothing "
+        f"sharded it, {ranks(p.others)} did not and had other values, and nothing "
         "changed the shards afterwards."
     )
 

@@ -28,7 +28,7 @@ _CALLS = re.compile(
 )
 _EXITS = frozenset(("exit", "_exit", "quit", "abort"))
 _WIDEST = 100  # characters of a condition's text
-MOST = 8  # conditions of one line
+MOST = 8  # conditions of one line, and as many loops that are the same on all ranks
 
 Found = dict[str, tuple[Condition, ...]]  # by the frame's place
 
@@ -122,7 +122,9 @@ class Source:
             found = [*self._decorated(path[scope]), *self._around(path[scope:], world_size)]
         except RecursionError:
             return None
-        return tuple(found[-MOST:])
+        loops = [one for one in found if one.side == "loop" and not one.names_rank]
+        kept = [one for one in found if one not in loops][-MOST:]
+        return tuple(one for one in found if one in kept or one in loops[:MOST])
 
     # ------------------------------------------------------------------------ along the path
 

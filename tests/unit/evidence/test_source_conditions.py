@@ -110,6 +110,13 @@ class TestSides:
             ("loop", "for i in range(3)", 3, False),
         ]
 
+    def test_loops_leave_room_for_the_condition_outside_them(self) -> None:
+        body = "def f(rank, x):\n  if rank == 0:\n"
+        for depth in range(2, 12):
+            body += f"{'  ' * depth}for _ in x:\n"
+        found = around(f"{body}{'  ' * 12}a()  # HERE\n")
+        assert found[0].text == "if rank == 0" and found[0].keeps_out == {1, 2, 3}
+
     @pytest.mark.parametrize("test", ["local_rank == 0", "acc.is_local_main_process"])
     def test_local_ranks_are_global_ranks_on_one_node(self, test: str) -> None:
         body = f"def f(local_rank, acc):\n  if {test}:\n    a()  # HERE\n"

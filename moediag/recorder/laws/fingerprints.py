@@ -53,12 +53,16 @@ class Fingerprints:
         pseudo-random signs. The difference of two such sums is about the norm of the difference.
         Floats: only for values that each rank computes itself, so that rounding may differ."""
         if _readable(tensor) and tensor.is_floating_point() and tensor.numel() <= _MOST_SKETCHED:
-            flat = tensor.detach().reshape(-1).to(torch.float64)
+            flat = tensor.detach().reshape(-1)
             signs = (_weights_on(flat.device) >> 33 & 1) * 2 - 1
-            whole = flat.numel() // _CHUNK * _CHUNK
-            total = (flat[whole:] * signs[: flat.numel() - whole]).sum()
-            total = total + (flat[:whole].view(-1, _CHUNK) * signs).sum()
-            self._sketches[at] = torch.stack((total, flat.norm()))
+            found = torch.zeros(2, dtype=torch.float64, device=flat.device)
+            for part in flat.split(_ROWS * _CHUNK):
+                values = part.to(torch.float64)
+                whole = values.numel() // _CHUNK * _CHUNK
+                total = (values[whole:] * signs[: values.numel() - whole]).sum()
+                total = total + (values[:whole].view(-1, _CHUNK) * signs).sum()
+                found = found + torch.stack((total, values.square_().sum()))
+            self._sketches[at] = torch.stack((found[0], found[1].sqrt()))
 
     def sketches(self) -> Dict[int, List[float]]:
         """Copies the sketches to the host."""

@@ -12,7 +12,7 @@ _CASES = (
     Case("build-nanogpt", "healthy", CLEAN),
     Case(
         "build-nanogpt", "a barrier after the master's log line",
-        Truth(PARTED, (0,), lines("train_gpt2.py", "dist.barrier()", ("if master_process:", 7))),
+        Truth(PARTED, (0,), lines("train_gpt2.py", "dist.barrier()", ("if master_process:", 6))),
         (edit("train_gpt2.py", 'f.write(f"{step} train {loss_accum',
               "{line}\nif step == 6:\n    dist.barrier()"),),
     ),

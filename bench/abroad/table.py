@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bench.abroad.cases import CLEAN, FINDING, LEFT, PARTED, Case, Truth, edit, lines
 from bench.abroad.held_out import HELD_OUT
+from bench.abroad.once_held_out import ONCE_HELD_OUT
 
 NANOGPT = (
     Case("nanogpt", "healthy", CLEAN),
@@ -316,4 +317,4 @@ LAUNCHED = (
     ),
 )  # fmt: skip
 
-CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS, *LAUNCHED, *HELD_OUT)
+CASES = (*NANOGPT, *LLM_C, *EXAMPLES, *ACCELERATE, *TRAINERS, *LAUNCHED, *ONCE_HELD_OUT, *HELD_OUT)

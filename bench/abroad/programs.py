@@ -19,6 +19,16 @@ SCRIPTS = Path(__file__).with_name("scripts")
 EXAMPLES = "examples/distributed"
 
 
+# The last option is the number of ranks.
+LAUNCHERS: dict[str, tuple[str, ...]] = {
+    "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node"),
+    "accelerate": ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1",
+                   "--mixed_precision", "no", "--dynamo_backend", "no", "--num_processes"),
+    "deepspeed": ("-m", "deepspeed.launcher.runner", "--num_gpus"),
+    "python": (),  # it starts its ranks itself
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Program:
     name: str
@@ -26,7 +36,7 @@ class Program:
     script: str  # the file to run, in that folder
     arguments: tuple[str, ...] = ()
     ranks: int = 2
-    launcher: str = "torchrun"  # or "python" (it starts its ranks itself)
+    launcher: str = "torchrun"  # or another of LAUNCHERS
     needs: tuple[str, ...] = ()  # modules it imports, torch apart
     adapt: tuple[Edit, ...] = ()
     prepare: Callable[[Path], None] | None = None  # writes its data into the folder
@@ -35,11 +45,9 @@ class Program:
     bound: float = 240.0  # seconds for one run, its start included
 
     def command(self, python: str, extra: tuple[str, ...]) -> list[str]:
-        start = [python]
-        if self.launcher == "torchrun":
-            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                      str(self.ranks)]  # fmt: skip
-        return [*start, self.script, *self.arguments, *extra]
+        launcher = LAUNCHERS[self.launcher]
+        ranks = [str(self.ranks)] if launcher else []
+        return [python, *launcher, *ranks, self.script, *self.arguments, *extra]
 
     def place(self, folder: Path, checkouts: Path | None) -> None:
         """Copies the program into ``folder``, adapts it and writes its data."""
@@ -304,6 +312,11 @@ PROGRAMS = (
     Program("deepspeed-2", "", "deepspeed_zero.py", ("2",), needs=("deepspeed",),
             prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
     Program("deepspeed-3", "", "deepspeed_zero.py", ("3",), needs=("deepspeed",),
+            prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
+    Program("plain-torchrun", "", "ddp_plain.py", prints=r"done, loss .*"),
+    Program("plain-accelerate", "", "ddp_plain.py", launcher="accelerate", needs=("accelerate",),
+            prints=r"done, loss .*"),
+    Program("plain-deepspeed", "", "ddp_plain.py", launcher="deepspeed", needs=("deepspeed",),
             prints=r"done, loss .*", env=(("DS_ACCELERATOR", "cpu"),)),
     Program("megatron", "", "megatron_tp.py", ranks=4, needs=("megatron.core",),
             prints=r"step \d+: loss .*"),

@@ -50,6 +50,7 @@ from moediag.diagnosis.rules.measured import (
     nonfinite_numbers,
     nothing_compared,
     only_timed,
+    repeated_samples,
     resume_drift,
     resume_exact,
     resume_undecided,
@@ -131,6 +132,7 @@ RULES: tuple[Detector, ...] = (
     healthy_job,
     # Requested measurements are missing, or cannot be compared.
     not_comparable,
+    repeated_samples,
     no_measurements,
     # Wrong weights make all other numbers wrong.
     wrong_ownership,

@@ -248,12 +248,12 @@ class Entries:
             peer,
         )
         of_group = self.groups.setdefault(group, _Group())
-        found = _Known(self.intern(kind), kind, of_group, p2p or op == "coalesced")
-        self.known[key] = found
+        known = _Known(self.intern(kind), kind, of_group, p2p or op == "coalesced")
+        self.known[key] = known
         self.ids[group] = e.get("pg_id")
         if type(limit := e.get("timeout_ms")) is int:
             self.dump.timeout = max(self.dump.timeout, limit / 1000)
-        return found
+        return known
 
     def numel(self, shapes: Any) -> int:
         """Elements of several tensors, of none, or of one with several dimensions."""

@@ -17,7 +17,15 @@ from moediag.evidence.model import Evidence
 from moediag.pipeline import rows
 from moediag.protocol import TRIAL_FILE
 from moediag.report.trace import Traced, traced
-from moediag.result import Conclusion, RunResult, TrialResult, Verdict, read_result, wording
+from moediag.result import (
+    Conclusion,
+    Role,
+    RunResult,
+    TrialResult,
+    Verdict,
+    read_result,
+    wording,
+)
 
 HELP = (
     "Give the directory of a `moediag run` or of one of its trials, or files and folders with "
@@ -154,11 +162,12 @@ def _foreign(paths: Sequence[Path], taken_at: float | None) -> tuple[str, TrialR
         raise EvidenceError(f"{where}: nothing here could be read as evidence: {why}", HELP)
     evidence = foreign.evidence(found)
     place = ", ".join(path.resolve().name for path in paths)
-    trial = protocol.Trial(
-        name="as-found", scenario=place, variant="as found", launcher="",
-        world_size=evidence.world_size, backend=evidence.backend,
+    result = TrialResult(
+        variant="as found", role=Role.UNFIXED, stack=_versions(evidence), launcher="",
+        backend=evidence.backend, world_size=evidence.world_size, diagnosis=diagnose(evidence),
+        expected="", met=True, evidence=", ".join(map(str, paths)),
     )  # fmt: skip
-    return place, result_of(trial, evidence, ", ".join(map(str, paths))), evidence
+    return place, result, evidence
 
 
 def _by_job(folders: Sequence[Path]) -> list[list[Path]]:
@@ -182,12 +191,16 @@ def _examined(*folders: Path) -> tuple[str, TrialResult, Evidence]:
 def result_of(trial: protocol.Trial, evidence: Evidence, where: str) -> TrialResult:
     """Returns the diagnosis of ``evidence`` without expectations. ``where``: the evidence, as a
     reader of the result finds it."""
-    versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
-    if not evidence.nccl:
-        versions.pop("nccl", None)  # torch includes it, but the job did not use it
     known = replace(
         trial,
         world_size=trial.world_size or evidence.world_size,
         backend=trial.backend or evidence.backend,
     )
-    return rows.row(known, diagnose(evidence), versions, where)
+    return rows.row(known, diagnose(evidence), _versions(evidence), where)
+
+
+def _versions(evidence: Evidence) -> dict[str, str | None]:
+    versions = next((dict(r.versions) for r in evidence.ranks.values() if r.versions), {})
+    if not evidence.nccl:
+        versions.pop("nccl", None)  # torch includes it, but the job did not use it
+    return versions

@@ -25,7 +25,7 @@ from moediag.launch.base import Launcher
 from moediag.launch.launcher import launcher
 from moediag.launch.record import LaunchRecord
 from moediag.launch.settings import LaunchOptions
-from moediag.pipeline.trials import last_line
+from moediag.pipeline.single_process import OFFLINE, why_no_answer
 from moediag.protocol import (
     FamiliesTask,
     ModelSpec,
@@ -47,8 +47,6 @@ PAGE_FILE = "hunt.md"
 CELLS_FOLDER = "cells"
 LISTING_TIMEOUT = 600.0  # seconds; it imports every configuration that may have experts
 SCENARIO = "hunt"
-# Nothing is downloaded: families that load code or kernels from the hub fail at once.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class Maker(Protocol):
@@ -172,7 +170,7 @@ class Workers:
         self.timeout = wanted.timeout
         self.folder = folder
         self.stopping = threading.Event()
-        options = LaunchOptions(environment=_ENVIRONMENT, stop=self.stopping)
+        options = LaunchOptions(environment=OFFLINE, stop=self.stopping)
         self._all = [
             launcher("fork", stack, folder / "hosts" / str(number), options)
             for number in range(wanted.at_once)
@@ -189,7 +187,7 @@ class Workers:
             return ReleaseListing.read(folder)
         except (OSError, ValueError) as error:
             raise StackError(
-                f"the families of this release cannot be listed: {_why(record, folder)}",
+                f"the families of this release cannot be listed: {why_no_answer(record, folder)}",
                 f"What the process printed is in {folder / output_file(0)}.",
             ) from error
 
@@ -202,7 +200,7 @@ class Workers:
         try:
             outcome = RelationOutcome.read(folder)
         except (OSError, ValueError):
-            outcome = RelationOutcome(family, relation, problem=_why(record, folder))
+            outcome = RelationOutcome(family, relation, problem=why_no_answer(record, folder))
         if all(way.holds for way in outcome.ways) and not outcome.problem:
             shutil.rmtree(folder, ignore_errors=True)
             return HuntCell(outcome, spent)
@@ -234,14 +232,3 @@ def _trial(name: str, task: Task, family: str, timeout: float) -> Trial:
         name=name, scenario=SCENARIO, variant=name, task=task, world_size=1, model=model,
         record=False, timeout=timeout,
     )  # fmt: skip
-
-
-def _why(record: LaunchRecord, folder: Path) -> str:
-    """Returns why a process left no answer."""
-    if record.timed_out:
-        return "the time limit was reached"
-    if record.launch_error:
-        return record.launch_error
-    ended = record.exits.get(0)
-    said = last_line(folder / output_file(0))
-    return said or (f"the process ended: {ended}" if ended else "the process left no answer")
